@@ -1,0 +1,85 @@
+"""What a job reports while it runs, in the form that travels from a rank to the API.
+
+A rank writes one JSON object a line to its supervisor's socket; the supervisor relays batches into the job's
+stream, fenced by the attempt number. Every event has ``type``, ``time`` (Unix seconds, float) and ``rank``
+(``None`` for the service itself); the other fields depend on the type.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+EventType = Literal["state", "metric", "bound", "span", "log", "artifact", "progress", "error"]
+EVENT_TYPES: tuple[EventType, ...] = ("state", "metric", "bound", "span", "log", "artifact", "progress", "error")
+
+
+class Event(TypedDict):
+    """Fields common to all events."""
+
+    type: EventType
+    time: float
+    rank: int | None
+
+
+class StateEvent(Event):
+    state: str
+    attempt: int
+    reason: NotRequired[str]
+
+
+class MetricEvent(Event):
+    """Values of one step; names as in the interface (``loss``, ``tokens_per_s``, …)."""
+
+    step: int
+    values: dict[str, float]
+
+
+class BoundEvent(Event):
+    """One instance of a verification job."""
+
+    instance: int
+    verdict: Literal["verified", "falsified", "unknown", "timeout"]
+    lower: list[float]
+    upper: list[float]
+    margin: float | None
+    method: str
+    seconds: float
+    domains: int
+    counterexample: list[float] | None
+
+
+class SpanEvent(Event):
+    """A timed piece of work, for timelines; ``start`` and ``end`` in Unix seconds."""
+
+    name: str
+    start: float
+    end: float
+    detail: NotRequired[dict[str, Any]]
+
+
+class LogEvent(Event):
+    stream: Literal["stdout", "stderr", "service"]
+    line: str
+
+
+class ArtifactEvent(Event):
+    """A file in the job's artifact folder; the supervisor adds ``bytes`` and ``sha256``."""
+
+    name: str
+    media_type: str
+    bytes: NotRequired[int]
+    sha256: NotRequired[str]
+
+
+class ProgressEvent(Event):
+    done: int
+    total: int
+    unit: str
+
+
+class ErrorEvent(Event):
+    """The exception that ended a rank; ``error`` is its class name."""
+
+    error: str
+    message: str
+    traceback: str

@@ -1,0 +1,44 @@
+"""Where the files of a job live under the data directory; one home for every path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class JobPaths:
+    """Folders of one job. Attempts share artifacts and checkpoints; each has a work folder of its own."""
+
+    root: Path
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def attempt(self, number: int) -> Path:
+        return self.root / "attempts" / str(number)
+
+
+@dataclass(frozen=True)
+class DataLayout:
+    """The data directory that API and workers share."""
+
+    root: Path
+
+    @property
+    def broker(self) -> Path:
+        """State of the embedded broker: append-only file, socket, log."""
+        return self.root / "broker"
+
+    @property
+    def files(self) -> Path:
+        """Uploaded files by content hash."""
+        return self.root / "files"
+
+    def job(self, job_id: str) -> JobPaths:
+        return JobPaths(self.root / "jobs" / job_id)

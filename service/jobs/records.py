@@ -1,0 +1,182 @@
+"""Plain data that the store gives out: jobs, placements, hosts, claims. No behaviour, no Redis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec
+from service.jobs.states import JobState
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Progress(Record):
+    done: int
+    total: int
+    unit: str
+
+
+class HostShare(Record):
+    """The devices of one host that an attempt holds; ``pool`` says which kind the indices count."""
+
+    host: str
+    devices: tuple[int, ...]
+    pool: Literal["cuda", "cpu"] = "cpu"
+
+
+class JobError(Record):
+    type: str
+    message: str
+    rank: int | None = None
+    traceback_artifact: str | None = None
+
+
+class Job(Record):
+    """A job as the API shows it."""
+
+    id: str
+    kind: Literal["train", "verify", "compile"]
+    name: str
+    labels: dict[str, str]
+    owner: str
+    state: JobState
+    attempt: int
+    priority: int
+    created_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    progress: Progress | None = None
+    placement: tuple[HostShare, ...] = ()
+    reason: str | None = None
+    """Why the job is where it is, for people: what it waits for, why it was requeued."""
+    spec: dict[str, Any]
+    result: dict[str, Any] | None = None
+    error: JobError | None = None
+
+
+class JobPage(Record):
+    items: tuple[Job, ...]
+    next_cursor: str | None = None
+
+
+class Host(Record):
+    """A worker host as it last reported itself."""
+
+    name: str
+    alive: bool
+    draining: bool
+    address: str
+    cuda: tuple[str, ...]
+    """Device names by CUDA index; empty on a host without GPUs."""
+    cpu_slots: int
+    free: dict[str, tuple[int, ...]]
+    """Free device indices by pool (``cuda``, ``cpu``)."""
+    running: tuple[str, ...]
+    """Ids of the jobs that hold devices here."""
+    seen_at: datetime
+    versions: dict[str, str]
+
+
+class Artifact(Record):
+    name: str
+    bytes: int
+    sha256: str
+    media_type: str
+    created_at: datetime
+
+
+class StoredFile(Record):
+    id: str
+    sha256: str
+    bytes: int
+    media_type: str
+
+
+Scope = Literal["read", "submit", "admin"]
+
+
+class ApiKey(Record):
+    """A key without its secret. ``admin`` includes ``submit``, which includes ``read``."""
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    created_at: datetime
+    last_used_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class AttemptRef:
+    """One host's part of one attempt. ``attempt`` is the fencing token of every write."""
+
+    job_id: str
+    attempt: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"{self.job_id}:{self.attempt}:{self.host}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a supervisor gets when its claim is granted."""
+
+    ref: AttemptRef
+    spec: TrainSpec | VerifySpec | CompileSpec
+    shares: tuple[HostShare, ...]
+    """All hosts of the gang; the first one leads the rendezvous."""
+    leader_address: str
+    lease_s: float
+
+    @property
+    def share(self) -> HostShare:
+        return next(share for share in self.shares if share.host == self.ref.host)
+
+
+Directive = Literal["run", "stop", "lost"]
+"""Answer to a renewal: go on; end the group and report (cancelled, or a peer failed); the attempt is not yours."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one host's part of an attempt ended."""
+
+    status: Literal["succeeded", "failed", "stopped"]
+    result: dict[str, Any] | None = None
+    error: JobError | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One reason to refuse an input: where, what, what was given and what would be accepted."""
+
+    path: str
+    message: str
+    got: Any
+    expected: str
+
+
+class Rejected(Exception):  # noqa: N818 - reads as the verdict it is
+    """The input was refused; ``problems`` says why, field by field."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("; ".join(f"{problem.path}: {problem.message}" for problem in problems))
+        self.problems = problems
+
+
+class NotFound(Exception):  # noqa: N818
+    """No such job, file, host, key or artifact."""
+
+
+class Conflict(Exception):  # noqa: N818
+    """The request contradicts the present state (an idempotency key reused, a running job deleted)."""
+
+
+class Superseded(Exception):  # noqa: N818
+    """A write carried the number of an attempt that is no longer current."""

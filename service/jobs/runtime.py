@@ -1,0 +1,93 @@
+"""What a job kind is given when it runs on a rank; all that it may know of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from service.jobs.layout import DataLayout, JobPaths
+
+
+class Reporter(Protocol):
+    """Writes events; never blocks on the network, never raises because nobody listens."""
+
+    def metric(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def bound(self, row: Mapping[str, Any]) -> None: ...
+
+    def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None: ...
+
+    def progress(self, done: int, total: int, unit: str) -> None: ...
+
+    def log(self, line: str) -> None: ...
+
+    def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
+        """Announce a finished file (or folder) below the job's artifact folder; its name is its relative path."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """One rank of one attempt.
+
+    ``devices`` are the indices that placement granted on this host (CUDA indices, or CPU slots);
+    ``should_stop`` turns true when the attempt was asked to end (checkpoint, then return).
+    """
+
+    job_id: str
+    attempt: int
+    rank: int
+    local_rank: int
+    world_size: int
+    device_type: Literal["cuda", "cpu"]
+    data: DataLayout
+    report: Reporter
+    should_stop: Callable[[], bool]
+
+    @property
+    def paths(self) -> JobPaths:
+        return self.data.job(self.job_id)
+
+
+class NullReporter:
+    """Discards everything: for tests and for ranks that have nothing to tell."""
+
+    def metric(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def bound(self, row: Mapping[str, Any]) -> None:
+        pass
+
+    def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None:
+        pass
+
+    def progress(self, done: int, total: int, unit: str) -> None:
+        pass
+
+    def log(self, line: str) -> None:
+        pass
+
+    def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
+        pass
+
+
+class RecordingReporter(NullReporter):
+    """Keeps metrics, bounds and artifacts in memory: for tests and for running a kind without the service."""
+
+    def __init__(self) -> None:
+        self.metrics: list[tuple[int, dict[str, float]]] = []
+        self.bounds: list[dict[str, Any]] = []
+        self.artifacts: list[Path] = []
+
+    def metric(self, step: int, values: Mapping[str, float]) -> None:
+        self.metrics.append((step, dict(values)))
+
+    def bound(self, row: Mapping[str, Any]) -> None:
+        self.bounds.append(dict(row))
+
+    def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
+        self.artifacts.append(path)
+
+    def series(self, name: str) -> Sequence[float]:
+        return [values[name] for _, values in self.metrics if name in values]

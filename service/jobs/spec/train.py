@@ -1,0 +1,99 @@
+"""The spec of a training job."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from service.jobs.spec.base import CommonSpec, JobId, Strict
+from service.jobs.spec.data import DataSpec
+from service.jobs.spec.model import ModelRef
+
+
+class OptimizerSpec(Strict):
+    """AdamW (Loshchilov & Hutter, 2019)."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float | None = Field(1.0, gt=0, description="limit on the global gradient norm; null switches it off")
+
+
+class ScheduleSpec(Strict):
+    """Learning rate: linear warmup, then constant or cosine decay to ``floor · lr`` at the last step."""
+
+    warmup: int = Field(0, ge=0, description="steps")
+    decay: Literal["constant", "cosine"] = "cosine"
+    floor: float = Field(0.1, ge=0, le=1)
+
+
+class BatchSpec(Strict):
+    """Samples per optimizer step (``global``) and per forward of one data-parallel rank (``micro``)."""
+
+    global_: int = Field(64, ge=1, alias="global")
+    micro: int | None = Field(None, ge=1, description="all of a rank's share, or a pipeline's part of it, when absent")
+
+
+class PrecisionSpec(Strict):
+    param: Literal["fp32", "bf16"] = "fp32"
+    reduce: Literal["fp32", "bf16"] = "fp32"
+
+
+class PipelineSpec(Strict):
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    micro_batches: int | None = Field(None, ge=1, description="2·pp when absent")
+
+
+class CompileChoice(Strict):
+    """What to compile; only what the named compile job's gate allows for this very configuration is switched on."""
+
+    train: bool = False
+    inference: bool = False
+    gate: JobId | None = None
+
+    @model_validator(mode="after")
+    def _needs_gate(self) -> CompileChoice:
+        if (self.train or self.inference) and self.gate is None:
+            raise ValueError("compile needs 'gate': the id of a compile job whose report allows it")
+        return self
+
+
+class CheckpointSpec(Strict):
+    every: int | None = Field(None, ge=1, description="steps; only at the end when absent")
+    keep: int = Field(2, ge=1)
+
+
+class EvaluateSpec(Strict):
+    every: int | None = Field(None, ge=1, description="steps; only at the end when absent")
+
+
+class TrainSpec(CommonSpec):
+    """Train ``model`` on ``data`` for ``steps`` optimizer steps over the ranks of ``parallel``."""
+
+    kind: Literal["train"] = "train"
+    model: ModelRef
+    data: DataSpec
+    objective: Literal["cross_entropy"] = "cross_entropy"
+    optimizer: OptimizerSpec = OptimizerSpec()
+    schedule: ScheduleSpec = ScheduleSpec()
+    steps: int = Field(ge=1, le=10**9)
+    batch: BatchSpec = BatchSpec.model_validate({})
+    precision: PrecisionSpec = PrecisionSpec()
+    activation_checkpoint: Literal["none", "full"] = "none"
+    pipeline: PipelineSpec = PipelineSpec()
+    compile: CompileChoice = CompileChoice()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    evaluate: EvaluateSpec = EvaluateSpec()
+
+    @property
+    def micro_batches(self) -> int:
+        """Forwards per optimizer step on each data-parallel rank."""
+        share = self.batch.global_ // self.parallel.dp
+        if self.batch.micro is not None:
+            return max(share // self.batch.micro, 1)
+        if self.parallel.pp == 1:
+            return 1
+        return self.pipeline.micro_batches or 2 * self.parallel.pp

@@ -1,0 +1,81 @@
+"""The spec of a verification job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from service.jobs.spec.base import CommonSpec, Strict
+from service.jobs.spec.data import ClassData
+from service.jobs.spec.model import ModelRef
+
+
+class Robustness(Strict):
+    """No input within ``eps`` (L∞, in the data's units) of a test sample changes its correct class."""
+
+    data: ClassData
+    count: int = Field(16, ge=1, le=10**6, description="how many samples of the test split, from the first")
+    eps: float = Field(gt=0)
+    norm: Literal["inf"] = "inf"
+
+
+class OutputHalfspace(Strict):
+    """``coefficients · output ≥ threshold`` must hold on the whole box."""
+
+    coefficients: tuple[float, ...] = Field(min_length=1)
+    threshold: float = 0.0
+
+
+class Box(Strict):
+    """Bounds of the outputs on one input box; with ``output`` halfspaces, also a verdict."""
+
+    lower: tuple[float, ...] = Field(min_length=1)
+    upper: tuple[float, ...] = Field(min_length=1)
+    output: tuple[OutputHalfspace, ...] = ()
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Box:
+        if len(self.lower) != len(self.upper):
+            raise ValueError(f"lower has {len(self.lower)} entries and upper {len(self.upper)}; they must match")
+        for index, (low, high) in enumerate(zip(self.lower, self.upper, strict=True)):
+            if low > high:
+                raise ValueError(f"lower[{index}]={low} is above upper[{index}]={high}")
+        return self
+
+
+class RobustnessProperty(Strict):
+    robustness: Robustness
+
+
+class BoxProperty(Strict):
+    box: Box
+
+
+def _property_form(value: Any) -> str | None:
+    keys = value if isinstance(value, dict) else getattr(value, "model_fields_set", ())
+    return next((name for name in ("robustness", "box") if name in keys), None)
+
+
+Property = Annotated[
+    Annotated[RobustnessProperty, Tag("robustness")] | Annotated[BoxProperty, Tag("box")],
+    Discriminator(
+        _property_form,
+        custom_error_type="property_form",
+        custom_error_message="a property is {robustness: {…}} or {box: {…}}",
+    ),
+]
+
+
+class VerifyBudget(Strict):
+    batch: int = Field(64, ge=1, description="instances bounded together")
+
+
+class VerifySpec(CommonSpec):
+    """Certify ``property`` of ``model`` with bound propagation."""
+
+    kind: Literal["verify"] = "verify"
+    model: ModelRef
+    property: Property
+    method: Literal["ibp", "crown-ibp", "crown"] = "crown"
+    budget: VerifyBudget = VerifyBudget()
