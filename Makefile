@@ -1,0 +1,47 @@
+# Two commands from a bare checkout: `make demo` and `make test`. All that they need goes into .venv.
+#
+# PYTHON       the interpreter to build the environment with (3.11 or newer)
+# TORCH_INDEX  an extra package index for torch, such as PyTorch's CPU wheels, where the default one would bring
+#              CUDA packages to a machine that has no GPU
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test up check format browser constraints clean
+
+demo: $(STAMP)
+	$(BIN)/trivet demo
+
+up: $(STAMP)
+	$(BIN)/trivet up
+
+test: check browser
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The browser tests use a Chromium that is already there; else the one that Playwright or the system's packages bring.
+browser: $(STAMP)
+	@$(BIN)/python tests/browser/ensure_chromium.py
+
+constraints: $(STAMP)
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+
+clean:
+	rm -rf $(VENV) .trivet build *.egg-info
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Trivet needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Set PYTHON=python3.12, for one."; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch --editable '.[dev]'
+	touch $@
