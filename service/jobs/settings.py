@@ -1,0 +1,99 @@
+"""Settings of the service: each one an environment variable ``TRIVET_…`` or a line of a TOML file.
+
+The environment wins over the file. The file is ``TRIVET_CONFIG``, else ``trivet.toml`` in the working directory
+when it exists. ``trivet settings`` lists every setting with its value and where it came from.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from service.jobs.layout import DataLayout
+
+ENV_PREFIX = "TRIVET_"
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def config_file() -> Path | None:
+    """The TOML file in use. A file that ``TRIVET_CONFIG`` names must exist; the default one need not."""
+    named = os.environ.get(f"{ENV_PREFIX}CONFIG")
+    if named is not None:
+        path = Path(named)
+        if not path.is_file():
+            raise FileNotFoundError(f"TRIVET_CONFIG={named}: there is no such file")
+        return path
+    default = Path("trivet.toml")
+    return default if default.is_file() else None
+
+
+class Settings(BaseSettings):
+    """What an operator may choose."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
+
+    data: Path = Field(Path(".trivet"), description="folder of jobs, files and the embedded broker")
+    redis_url: SecretStr | None = Field(None, description="Redis or Valkey to use; the embedded one when absent")
+
+    host: str = Field("127.0.0.1", description="address that the API binds")
+    port: int = Field(8437, ge=0, le=65535, description="port that the API binds; 0 takes a free one")
+    behind_proxy: bool = Field(False, description="a proxy in front of the API ends TLS")
+    tls_cert: Path | None = Field(None, description="certificate chain, PEM")
+    tls_key: Path | None = Field(None, description="private key, PEM")
+    max_body_bytes: int = Field(1 << 20, ge=1024, description="largest JSON body")
+    max_file_bytes: int = Field(1 << 30, ge=1024, description="largest uploaded file")
+    max_streams: int = Field(1000, ge=1, description="event streams open at once, per API process")
+    max_streams_per_key: int = Field(100, ge=1, description="event streams open at once, per API key")
+
+    worker_name: str = Field(
+        default_factory=socket.gethostname, min_length=1, description="name under which a worker reports itself"
+    )
+    worker_address: str = Field("127.0.0.1", description="address at which other hosts of a gang reach this one")
+    cpu_slots: int | None = Field(None, ge=0, le=4096, description="CPU ranks that may run here; by cores when absent")
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _tls_needs_both(self) -> Settings:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key come together: give both, or neither")
+        return self
+
+    @property
+    def layout(self) -> DataLayout:
+        return DataLayout(self.data.resolve())
+
+    @property
+    def admin_key_file(self) -> Path:
+        """Where the first admin key is kept, readable by its owner only."""
+        return self.data.resolve() / "admin.key"
+
+    @property
+    def broker_url(self) -> str:
+        """The broker to connect to: ``redis_url``, else the embedded one's socket in the data folder."""
+        if self.redis_url is not None:
+            return self.redis_url.get_secret_value()
+        return f"unix://{self.layout.broker / 'broker.sock'}"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        path = config_file()
+        file_source = () if path is None else (TomlConfigSettingsSource(settings_cls, toml_file=path),)
+        return (init_settings, env_settings, *file_source)
