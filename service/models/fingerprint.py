@@ -1,0 +1,48 @@
+"""What a compile report holds for: shared by the job that writes a gate and the job that obeys it."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+
+import torch
+
+from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
+from service.jobs.spec.model import MlpConfig, TransformerConfig
+
+Fingerprint = dict[str, str | int | float]
+ABSENT = "absent"
+
+
+def fingerprint(config: MlpConfig | TransformerConfig, parallel: ParallelSpec, device: torch.device) -> Fingerprint:
+    """Model, torch version, device architecture and mesh as flat fields, ready for JSON."""
+    fields: Fingerprint = {f"model.{name}": _plain(value) for name, value in config.model_dump().items()}
+    fields |= {f"parallel.{name}": getattr(parallel, name) for name in PARALLEL_DIMENSIONS}
+    fields["torch"] = torch.__version__
+    fields["device"] = device.type
+    fields["architecture"] = architecture(device)
+    return fields
+
+
+def architecture(device: torch.device) -> str:
+    """What generated code depends on: ``sm_90 NVIDIA H200`` for a GPU, ``x86_64`` for a CPU."""
+    if device.type != "cuda":
+        return platform.machine()
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor} {torch.cuda.get_device_name(device)}"
+
+
+def difference(
+    recorded: Mapping[str, str | int | float], own: Mapping[str, str | int | float]
+) -> list[tuple[str, str | int | float, str | int | float]]:
+    """Fields in which the two differ, as ``(field, recorded, own)``, by name; a missing one counts as ``absent``."""
+    names = sorted(recorded.keys() | own.keys())
+    pairs = ((name, recorded.get(name, ABSENT), own.get(name, ABSENT)) for name in names)
+    return [pair for pair in pairs if pair[1] != pair[2]]
+
+
+def _plain(value: object) -> str | int | float:
+    if isinstance(value, str | int | float):
+        return value
+    return "default" if value is None else json.dumps(value)
