@@ -1,0 +1,71 @@
+"""From a family's configuration to a model on this rank."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from service.jobs.spec.model import BUILDERS, MlpConfig, TransformerConfig
+from service.models.initialize import Distribution, materialize
+from service.parallel.mesh import SINGLE, Axis, Mesh
+from service.parallel.pipeline.stage import Part, cut
+from service.parallel.tensor.placement import distribute
+
+FamilyConfig = MlpConfig | TransformerConfig
+
+
+class Model(Protocol):
+    """What every family's module offers beside ``nn.Module``.
+
+    ``output_axis`` is the axis over which the last dimension of the output is divided (size 1: not divided).
+    """
+
+    config: FamilyConfig
+    blocks: nn.ModuleDict
+    before_blocks: tuple[str, ...]
+    after_blocks: tuple[str, ...]
+    output_axis: Axis
+
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    def distribution(self, name: str) -> Distribution: ...
+
+
+def family_builder(family: str) -> object:
+    """The function of a family that plans its module; raises ``ValueError`` for an unknown family."""
+    if family not in BUILDERS:
+        raise ValueError(f"no model family {family!r}; expected one of {', '.join(sorted(BUILDERS))}")
+    module, _, function = BUILDERS[family].partition(":")
+    return getattr(import_module(module), function)
+
+
+def build(
+    config: FamilyConfig,
+    mesh: Mesh | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    part: Part | None = None,
+) -> nn.Module:
+    """This rank's part of the model: its pipeline stage (or ``part``), tensor-parallel shards, not yet FSDP's.
+
+    The global weights are the same for every layout from one ``seed``. On the meta device nothing is drawn.
+    Parameters are DTensors where the mesh has launched ``tp`` ranks, else plain tensors.
+    """
+    axis = SINGLE if mesh is None else mesh.tp
+    if part is None:
+        part = Part() if mesh is None else Part(mesh.pp.rank, mesh.pp.size)
+    with torch.device("meta"):
+        model = family_builder(config.family)(config, axis)  # type: ignore[operator]
+    cut(cast(Model, model), part)
+    if torch.device(device).type == "meta":
+        for parameter in cast(nn.Module, model).parameters():
+            parameter.data = parameter.data.to(dtype)
+    else:
+        materialize(model, model.distribution, axis=axis, dtype=dtype, device=torch.device(device), seed=seed)
+    distribute(model, mesh.tp_mesh if mesh is not None else None)
+    return cast(nn.Module, model)

@@ -1,0 +1,170 @@
+"""A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+RMSNorm: Zhang & Sennrich, 2019. Rotary positions: Su et al., 2021. Grouped queries: Ainslie et al., 2023.
+SwiGLU: Shazeer, 2020. Heads, feed-forward width and vocabulary are divided over tensor-parallel ranks; the residual
+stream is replicated.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from service.jobs.spec.model import TransformerConfig
+from service.models.initialize import Constant, Distribution, Normal
+from service.parallel.collectives import copy_to_group
+from service.parallel.mesh import SINGLE, Axis
+from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, local
+
+WEIGHT_STD = 0.02
+
+
+class RMSNorm(nn.Module):
+    """``x / rms(x) · weight`` over the last dimension, in float32 at least."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return wide.to(x.dtype) * local(self.weight)
+
+
+class Rotary(nn.Module):
+    """Rotates the two halves of each head by angles that grow with the position: ``(batch, heads, seq, head_dim)``.
+
+    The tables are float32 buffers that no precision policy casts and no state dict holds; blocks share one instance.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, head_dim: int, positions: int, theta: float) -> None:
+        super().__init__()
+        # Real on the CPU even where parameters are only planned on the meta device: nobody fills buffers later.
+        with torch.device("cpu"):
+            frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+            angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
+            self.register_buffer("cos", angles.cos().float(), persistent=False)
+            self.register_buffer("sin", angles.sin().float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
+        first, second = x.chunk(2, dim=-1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return rotated.to(x.dtype)
+
+
+def explicit_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention in plain operators; heads of ``key`` and ``value`` are shared by groups of query heads."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = query @ key.transpose(-2, -1) / sqrt(query.shape[-1])
+    future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(future, float("-inf")).softmax(-1) @ value
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention ``(batch, heads, seq, head_dim)``: fused where it runs, explicit where a graph is exported.
+
+    Whoever exports wants to read matrix products and a softmax, not a backend's kernel; the values are the same.
+    """
+    if torch.compiler.is_exporting():
+        return explicit_attention(query, key, value)
+    grouped = query.shape[1] != key.shape[1]
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention with whole heads on a rank."""
+
+    def __init__(self, config: TransformerConfig, rotary: Rotary, axis: Axis) -> None:
+        super().__init__()
+        self.head_dim, self.axis, self.rotary = config.dim // config.heads, axis, rotary
+        narrow = config.key_value_heads * self.head_dim
+        self.query = ColumnParallelLinear(config.dim, config.dim, axis, bias=False, copied_input=True)
+        self.key = ColumnParallelLinear(config.dim, narrow, axis, bias=False, copied_input=True)
+        self.value = ColumnParallelLinear(config.dim, narrow, axis, bias=False, copied_input=True)
+        self.output = RowParallelLinear(config.dim, config.dim, axis, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = copy_to_group(x, self.axis.group)
+        query, key, value = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
+        attended = attend(self.rotary(query), self.rotary(key), value)
+        return self.output(attended.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: ``down(silu(gate(x)) · up(x))``."""
+
+    def __init__(self, config: TransformerConfig, axis: Axis) -> None:
+        super().__init__()
+        width = config.feed_forward_dim
+        self.axis = axis
+        self.gate = ColumnParallelLinear(config.dim, width, axis, bias=False, copied_input=True)
+        self.up = ColumnParallelLinear(config.dim, width, axis, bias=False, copied_input=True)
+        self.down = RowParallelLinear(width, config.dim, axis, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = copy_to_group(x, self.axis.group)
+        return self.down(functional.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to the residual stream ``(batch, seq, dim)``."""
+
+    def __init__(self, config: TransformerConfig, rotary: Rotary, axis: Axis) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.attention = Attention(config, rotary, axis)
+        self.feed_forward_norm = RMSNorm(config.dim, config.norm_eps)
+        self.feed_forward = FeedForward(config, axis)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
+
+
+class Transformer(nn.Module):
+    """``(batch, seq)`` int64 tokens → ``(batch, seq, vocab_size / tp)`` logits, divided along ``output_axis``."""
+
+    before_blocks: tuple[str, ...] = ("embedding",)
+    after_blocks: tuple[str, ...] = ("norm", "head")
+
+    def __init__(self, config: TransformerConfig, axis: Axis = SINGLE) -> None:
+        super().__init__()
+        self.config, self.output_axis = config, axis
+        rotary = Rotary(config.dim // config.heads, config.max_sequence, config.rope_theta)
+        self.embedding: nn.Module | None = VocabularyParallelEmbedding(config.vocab_size, config.dim, axis)
+        self.blocks = nn.ModuleDict({str(index): Block(config, rotary, axis) for index in range(config.layers)})
+        self.norm: nn.Module | None = RMSNorm(config.dim, config.norm_eps)
+        self.head: nn.Module | None = ColumnParallelLinear(config.dim, config.vocab_size, axis, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > self.config.max_sequence:
+            raise ValueError(f"a sequence of {x.shape[1]} exceeds max_sequence={self.config.max_sequence}")
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for block in self.blocks.values():
+            x = block(x)
+        return x if self.norm is None or self.head is None else self.head(self.norm(x))
+
+    def distribution(self, name: str) -> Distribution:
+        """Normal weights; those that write to the residual stream are scaled by 1/√(2·layers) (GPT-2)."""
+        if "norm" in name:
+            return Constant(1.0)
+        into_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
+        return Normal(WEIGHT_STD / sqrt(2 * self.config.layers) if into_residual else WEIGHT_STD)
+
+
+def build(config: TransformerConfig, axis: Axis) -> Transformer:
+    return Transformer(config, axis)

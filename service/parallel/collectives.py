@@ -1,0 +1,194 @@
+"""Collectives as operators: ordinary nodes ``torch.ops.trivet.*`` in a traced graph, with gradients.
+
+A group is named by a string and resolved only inside the kernel that runs; where a result's shape depends on the
+number of ranks, that number is an argument. So tracing, export and ``torch.compile`` need no process group. An empty
+group name is a group of one: every function is then the identity and leaves no node.
+
+The pairs are those of Megatron-LM (Shoeybi et al., 2019; sequence parallelism: Korthikanti et al., 2022). Gradients
+assume that ranks of a group hold the same loss, each computed once.
+
+=============================== =================== ====================
+function                        forward             gradient
+=============================== =================== ====================
+copy_to_group ("f")             identity            all-reduce
+reduce_from_group ("g")         all-reduce          identity
+gather_from_group               all-gather          own slice
+scatter_to_group                own slice           all-gather
+reduce_scatter_to_group         reduce-scatter      all-gather
+gather_with_reduce_from_group   all-gather          reduce-scatter
+max_over_group                  elementwise maximum none
+=============================== =================== ====================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+
+class GroupError(RuntimeError):
+    """A collective was run over a group that this process does not have, or a size that does not divide."""
+
+
+def resolve(group: str) -> dist.ProcessGroup:
+    """The process group of that name; only kernels may call it."""
+    try:
+        return distributed_c10d._resolve_process_group(group)  # type: ignore
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise GroupError(f"no process group {group!r} in this process: was the mesh only planned?") from error
+
+
+def _sum(x: Tensor, group: str, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+    out = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(out, op=operation, group=resolve(group))
+    return out
+
+
+def _part(length: int, size: int) -> int:
+    if length % size:
+        raise GroupError(f"a dimension of {length} does not divide among {size} ranks")
+    return length // size
+
+
+def _gather(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    rows = x.movedim(dim, 0).contiguous()
+    out = rows.new_empty((rows.shape[0] * size, *rows.shape[1:]))
+    dist.all_gather_into_tensor(out, rows, group=resolve(group))
+    return out.movedim(0, dim).contiguous()
+
+
+def _slice(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    part = _part(x.shape[dim], size)
+    start = dist.get_rank(resolve(group)) * part
+    return x.narrow(dim, start, part).clone(memory_format=torch.contiguous_format)
+
+
+def _reduce_scatter(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    rows = x.movedim(dim, 0).contiguous()
+    out = rows.new_empty((_part(rows.shape[0], size), *rows.shape[1:]))
+    dist.reduce_scatter_tensor(out, rows, group=resolve(group))
+    return out.movedim(0, dim).contiguous()
+
+
+def _resized(x: Tensor, dim: int, length: Any) -> Tensor:
+    shape = list(x.shape)
+    shape[dim] = length
+    return x.new_empty(shape)
+
+
+@torch.library.custom_op("trivet::copy_to_group", mutates_args=())
+def _copy_to_group(x: Tensor, group: str) -> Tensor:
+    # An operator may not return its input; the copy takes the place of x, which its producer then drops.
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("trivet::reduce_from_group", mutates_args=())
+def _reduce_from_group(x: Tensor, group: str) -> Tensor:
+    return _sum(x, group)
+
+
+@torch.library.custom_op("trivet::max_over_group", mutates_args=())
+def _max_over_group(x: Tensor, group: str) -> Tensor:
+    return _sum(x, group, dist.ReduceOp.MAX)
+
+
+@torch.library.custom_op("trivet::gather_from_group", mutates_args=())
+def _gather_from_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    return _gather(x, dim, group, size)
+
+
+@torch.library.custom_op("trivet::scatter_to_group", mutates_args=())
+def _scatter_to_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    return _slice(x, dim, group, size)
+
+
+@torch.library.custom_op("trivet::reduce_scatter_to_group", mutates_args=())
+def _reduce_scatter_to_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    return _reduce_scatter(x, dim, group, size)
+
+
+@torch.library.custom_op("trivet::gather_with_reduce_from_group", mutates_args=())
+def _gather_with_reduce_from_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    return _gather(x, dim, group, size)
+
+
+def _same_shape(x: Tensor, group: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _longer(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    return _resized(x, dim, x.shape[dim] * size)
+
+
+def _shorter(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    return _resized(x, dim, x.shape[dim] // size)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.arguments = inputs[1:]
+
+
+def _adjoint(operator: Any) -> Any:
+    """Backward formula that applies ``operator`` with the forward call's own arguments."""
+
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return operator(gradient, *ctx.arguments), *(None for _ in ctx.arguments)
+
+    return backward
+
+
+def _identity_or_copy(gradient: Tensor, group: str) -> Tensor:
+    """The adjoint of the all-reduce; a node of the graph only where a second derivative may go through it."""
+    return _copy_to_group(gradient, group) if torch.is_grad_enabled() else gradient
+
+
+for _operator, _fake, _backward in (
+    (_copy_to_group, _same_shape, _reduce_from_group),
+    (_reduce_from_group, _same_shape, _identity_or_copy),
+    (_gather_from_group, _longer, _scatter_to_group),
+    (_scatter_to_group, _shorter, _gather_from_group),
+    (_reduce_scatter_to_group, _shorter, _gather_with_reduce_from_group),
+    (_gather_with_reduce_from_group, _longer, _reduce_scatter_to_group),
+):
+    _operator.register_fake(_fake)
+    _operator.register_autograd(_adjoint(_backward), setup_context=_remember)
+_max_over_group.register_fake(_same_shape)
+
+
+def copy_to_group(x: Tensor, group: str) -> Tensor:
+    """A replicated ``x`` enters computations that differ by rank: identity; the gradient is summed over the group."""
+    return x if not group else _copy_to_group(x, group)
+
+
+def reduce_from_group(x: Tensor, group: str) -> Tensor:
+    """Sum of the ranks' partial values, replicated; each rank's gradient is that of the sum."""
+    return x if not group else _reduce_from_group(x, group)
+
+
+def max_over_group(x: Tensor, group: str) -> Tensor:
+    """Elementwise maximum over the ranks; not differentiable."""
+    return x if not group else _max_over_group(x, group)
+
+
+def gather_from_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    """The ranks' shards joined along ``dim`` in rank order, replicated; the gradient is the own slice."""
+    return x if not group else _gather_from_group(x, dim, group, size)
+
+
+def scatter_to_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    """Own slice of a replicated ``x`` along ``dim``, which must divide by ``size``; the gradient is gathered."""
+    return x if not group else _scatter_to_group(x, dim, group, size)
+
+
+def reduce_scatter_to_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    """Own slice along ``dim`` of the sum over the ranks; the gradient is gathered."""
+    return x if not group else _reduce_scatter_to_group(x, dim, group, size)
+
+
+def gather_with_reduce_from_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
+    """Shards joined along ``dim`` for computations that differ by rank; the gradient is reduce-scattered."""
+    return x if not group else _gather_with_reduce_from_group(x, dim, group, size)

@@ -1,0 +1,81 @@
+"""Joining and leaving the process group that a launcher prepared.
+
+The launcher (torchrun) owns ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``; they are
+read here and never written. A process that no launcher started works alone, without a group.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+# CUDA ranks get a CPU backend too: metadata and checkpoint planning run on CPU tensors.
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class LaunchError(RuntimeError):
+    """What the launcher gave cannot start this rank."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process among its peers; ``grouped`` is false without a launcher."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    grouped: bool = False
+
+
+def read_launch(environment: Mapping[str, str]) -> Launch:
+    """The launcher's variables, all or none; :class:`LaunchError` names what is missing or not a number."""
+    missing = [name for name in LAUNCHER_VARIABLES if name not in environment]
+    if "RANK" in missing and "WORLD_SIZE" in missing:
+        return Launch()
+    if missing:
+        raise LaunchError(f"the launcher set RANK or WORLD_SIZE but not {', '.join(missing)}")
+    numbers = {}
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        if not environment[name].isdecimal():
+            raise LaunchError(f"{name}={environment[name]!r} is not a whole number")
+        numbers[name] = int(environment[name])
+    if numbers["RANK"] >= numbers["WORLD_SIZE"]:
+        raise LaunchError(f"RANK={numbers['RANK']} is not below WORLD_SIZE={numbers['WORLD_SIZE']}")
+    return Launch(numbers["RANK"], numbers["LOCAL_RANK"], numbers["WORLD_SIZE"], grouped=True)
+
+
+def local_device(device_type: str, launch: Launch) -> torch.device:
+    """The device of this rank: ``cpu``, or the CUDA device of its local rank."""
+    if device_type not in BACKENDS:
+        raise LaunchError(f"device type {device_type!r}; expected {' or '.join(BACKENDS)}")
+    if device_type == "cpu":
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    if launch.local_rank >= visible:
+        raise LaunchError(f"LOCAL_RANK={launch.local_rank} needs a CUDA device of that index; {visible} are visible")
+    return torch.device("cuda", launch.local_rank)
+
+
+def start(device_type: str) -> torch.device:
+    """Join the launcher's group (gloo for CPU; NCCL, with gloo beside it, for CUDA) and return this rank's device.
+
+    Without a launcher no group is made. Calling it again changes nothing.
+    """
+    launch = read_launch(os.environ)
+    device = local_device(device_type, launch)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if launch.grouped and not dist.is_initialized():
+        dist.init_process_group(BACKENDS[device_type], device_id=device if device.type == "cuda" else None)
+    return device
+
+
+def stop() -> None:
+    """Leave the group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,142 @@
+"""The mesh: which rank does what, as one frozen value.
+
+Ranks are laid out with ``tp`` fastest, then ``dp_shard``, ``dp_replicate`` and ``pp`` slowest: the collectives that
+run most often stay among neighbouring devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
+
+
+class MeshError(ValueError):
+    """The ranks that were started cannot form the mesh that was asked for."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One parallel dimension seen from this rank.
+
+    ``group`` names the process group that spans the dimension; it is empty when ``size`` is 1.
+    """
+
+    size: int = 1
+    rank: int = 0
+    group: str = ""
+
+
+SINGLE = Axis()
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This rank's place among the ranks of a job.
+
+    ``device_mesh`` has the dimensions ``pp, dp_replicate, dp_shard, tp`` (size 1 included). It is ``None`` in a
+    process without a group, and in a *planned* mesh, which describes a rank for tracing without any peer.
+    ``dp`` joins both data-parallel dimensions.
+    """
+
+    spec: ParallelSpec
+    rank: int
+    device_type: str
+    device_mesh: DeviceMesh | None
+    pp: Axis
+    dp_replicate: Axis
+    dp_shard: Axis
+    dp: Axis
+    tp: Axis
+
+    @property
+    def tp_group(self) -> str:
+        return self.tp.group
+
+    @property
+    def tp_mesh(self) -> DeviceMesh | None:
+        """The 1-D mesh that tensor-parallel parameters live on; ``None`` when they are plain tensors."""
+        return self.device_mesh["tp"] if self.device_mesh is not None and self.tp.size > 1 else None
+
+    @property
+    def shard_mesh(self) -> DeviceMesh | None:
+        """The mesh for ``fully_shard``: ``(dp_shard,)``, or ``(dp_replicate, dp_shard)`` for HSDP."""
+        if self.device_mesh is None:
+            return None
+        return (
+            self.device_mesh["dp_replicate", "dp_shard"] if self.dp_replicate.size > 1 else self.device_mesh["dp_shard"]
+        )
+
+    @property
+    def pp_ranks(self) -> tuple[int, ...]:
+        """Global ranks of this rank's pipeline, first stage first."""
+        return tuple(self.rank + (index - self.pp.rank) * self.spec.dp * self.spec.tp for index in range(self.pp.size))
+
+
+def coordinates(spec: ParallelSpec, rank: int) -> dict[str, int]:
+    """Position of a global rank along each dimension."""
+    position = {}
+    for name in reversed(PARALLEL_DIMENSIONS):
+        rank, position[name] = divmod(rank, getattr(spec, name))
+    return position
+
+
+def plan(spec: ParallelSpec, rank: int = 0, device_type: str = "cpu") -> Mesh:
+    """The mesh as ``rank`` would see it, without processes: for building and tracing one rank's part of a model.
+
+    Its groups have names that no process group bears, so a collective cannot run by mistake.
+    """
+    if not 0 <= rank < spec.world_size:
+        raise MeshError(f"rank {rank} is outside {spec.arithmetic} ranks")
+    axes = {
+        name: _axis(spec, rank, name, f"planned/{name}" if getattr(spec, name) > 1 else "")
+        for name in PARALLEL_DIMENSIONS
+    }
+    dp = _data_axis(spec, axes, "planned/dp" if spec.dp > 1 else "")
+    return Mesh(spec, rank, device_type, None, dp=dp, **axes)
+
+
+def build(spec: ParallelSpec, device_type: str) -> Mesh:
+    """The mesh over the started ranks; every rank must call it.
+
+    Raises :class:`MeshError` with the arithmetic when the number of ranks is not the product of the degrees.
+    """
+    started = dist.get_world_size() if dist.is_initialized() else 1
+    if started != spec.world_size:
+        raise MeshError(f"{spec.arithmetic} ranks were asked for, but {started} were started")
+    if not dist.is_initialized():
+        return plan(spec, 0, device_type)
+    sizes = tuple(getattr(spec, name) for name in PARALLEL_DIMENSIONS)
+    device_mesh = init_device_mesh(device_type, sizes, mesh_dim_names=PARALLEL_DIMENSIONS)
+    rank = dist.get_rank()
+    axes = {name: _axis(spec, rank, name, _group_name(device_mesh, name)) for name in PARALLEL_DIMENSIONS}
+    dp = _data_axis(spec, axes, _data_group(spec, axes))
+    return Mesh(spec, rank, device_type, device_mesh, dp=dp, **axes)
+
+
+def _axis(spec: ParallelSpec, rank: int, name: str, group: str) -> Axis:
+    return Axis(getattr(spec, name), coordinates(spec, rank)[name], group)
+
+
+def _data_axis(spec: ParallelSpec, axes: dict[str, Axis], group: str) -> Axis:
+    return Axis(spec.dp, axes["dp_replicate"].rank * spec.dp_shard + axes["dp_shard"].rank, group)
+
+
+def _group_name(device_mesh: DeviceMesh, name: str) -> str:
+    return str(device_mesh.get_group(name).group_name) if device_mesh[name].size() > 1 else ""
+
+
+def _data_group(spec: ParallelSpec, axes: dict[str, Axis]) -> str:
+    """Name of the group over both data-parallel dimensions; a new group only where neither dimension's own will do."""
+    if spec.dp_replicate == 1 or spec.dp_shard == 1:
+        return axes["dp_replicate"].group or axes["dp_shard"].group
+    members = [
+        [(pp * spec.dp + dp) * spec.tp + tp for dp in range(spec.dp)]
+        for pp, tp in product(range(spec.pp), range(spec.tp))
+    ]
+    group, _ = dist.new_subgroups_by_enumeration(members)  # type: ignore[no-untyped-call,unused-ignore]
+    return str(group.group_name)
