@@ -12,7 +12,8 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ def save(folder: Path, step: int, state: Mapping[str, Tensor], meta: Mapping[str
         working.mkdir(parents=True)
     _wait_for_all()
     writer = HuggingFaceStorageWriter(str(working), save_distributed=True)
-    dcp.save(dict(state), storage_writer=writer, no_dist=not _distributed())
+    with _no_group_meant(not _distributed()):
+        dcp.save(dict(state), storage_writer=writer, no_dist=not _distributed())
     if _is_first_rank():
         _publish(working, folder / f"step_{step}", {"step": step, **meta})
         _prune(folder, keep)
@@ -66,7 +68,8 @@ def load(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
     checkpoint = _require(path)
     reader = HuggingFaceStorageReader(str(path))
     _check_fits(path, reader, state)
-    dcp.load(dict(state), storage_reader=reader, no_dist=not _distributed())
+    with _no_group_meant(not _distributed()):
+        dcp.load(dict(state), storage_reader=reader, no_dist=not _distributed())
     return checkpoint
 
 
@@ -80,8 +83,7 @@ def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
         for name, entry in shapes.items()
         if name.startswith(prefix)
     }
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is what we want here
+    with _no_group_meant(True):
         dcp.load(whole, storage_reader=reader, no_dist=True)
     return {name.removeprefix(prefix): tensor for name, tensor in whole.items()}
 
@@ -160,6 +162,15 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _no_group_meant(alone: bool) -> Iterator[None]:
+    """Silence DCP's warning about working in one process where that is meant."""
+    with warnings.catch_warnings():
+        if alone:
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _distributed() -> bool:

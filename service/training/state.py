@@ -1,0 +1,48 @@
+"""What a checkpoint holds of a training run: model and optimizer tensors under names that no layout changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+MODEL_PREFIX = "model."
+OPTIMIZER_PREFIX = "optimizer."
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters of all stages of this rank under their global names."""
+    for module in modules:
+        yield from module.named_parameters()
+
+
+def model_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor]:
+    return {f"{MODEL_PREFIX}{name}": parameter.detach() for name, parameter in named_parameters(modules)}
+
+
+def training_tensors(modules: Iterable[nn.Module], optimizer: AdamW) -> dict[str, Tensor]:
+    """Model and AdamW moments, as views: loading into them restores the run.
+
+    AdamW's step count isn't among them. It is the same for every parameter, so the checkpoint's step says it
+    (see :func:`prime`).
+    """
+    modules = list(modules)
+    moments = {
+        f"{OPTIMIZER_PREFIX}{moment}.{name}": optimizer.state[parameter][moment]
+        for name, parameter in named_parameters(modules)
+        for moment in MOMENTS
+    }
+    return model_tensors(modules) | moments
+
+
+def prime(optimizer: AdamW, step: int) -> None:
+    """Give AdamW the state that it would have created by itself, at ``step``, so that it can be loaded into."""
+    on_device = bool(optimizer.defaults["fused"] or optimizer.defaults["capturable"])
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            count = torch.tensor(float(step), device=parameter.device if on_device else "cpu")
+            zeros = {moment: torch.zeros_like(parameter) for moment in MOMENTS}
+            optimizer.state[parameter] = {"step": count, **zeros}

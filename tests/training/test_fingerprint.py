@@ -1,0 +1,45 @@
+"""Fingerprints: equal for the same configuration, and telling for another one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.model import MlpConfig, TransformerConfig
+from service.models.fingerprint import difference, fingerprint
+
+CPU = torch.device("cpu")
+MODEL = MlpConfig(in_features=64, hidden=(32, 32), out_features=10)
+
+
+@pytest.mark.parametrize("config", [MODEL, TransformerConfig()])
+def test_survives_json_and_equals_itself(config: MlpConfig | TransformerConfig) -> None:
+    own = fingerprint(config, ParallelSpec(tp=2), CPU)
+    recorded = json.loads(json.dumps(own))
+    assert recorded == own
+    assert difference(recorded, own) == []
+    assert all(isinstance(value, str | int | float) for value in own.values())
+
+
+@pytest.mark.parametrize(
+    ("config", "parallel", "field"),
+    [
+        (MODEL.model_copy(update={"hidden": (32, 16)}), ParallelSpec(), "model.hidden"),
+        (MODEL.model_copy(update={"activation": "gelu"}), ParallelSpec(), "model.activation"),
+        (MODEL, ParallelSpec(tp=2), "parallel.tp"),
+        (MODEL, ParallelSpec(dp_shard=4), "parallel.dp_shard"),
+    ],
+)
+def test_names_the_field_that_differs(config: MlpConfig, parallel: ParallelSpec, field: str) -> None:
+    recorded, own = fingerprint(MODEL, ParallelSpec(), CPU), fingerprint(config, parallel, CPU)
+    assert difference(recorded, own) == [(field, recorded[field], own[field])]
+
+
+def test_a_missing_field_is_a_difference() -> None:
+    own = fingerprint(MODEL, ParallelSpec(), CPU)
+    recorded = {name: value for name, value in own.items() if name != "torch"}
+    assert difference(recorded, own) == [("torch", "absent", torch.__version__)]
+    assert difference(own, recorded) == [("torch", torch.__version__, "absent")]
