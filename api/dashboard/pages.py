@@ -1,0 +1,109 @@
+"""The pages of the dashboard and how they hang on an application.
+
+A page is a template in ``templates/``, a module in ``static/pages/`` and a line in ``PAGES``. Shells hold no data:
+everything that needs a permission is fetched from the API by the page's module, under the session's cookie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.staticfiles import StaticFiles
+
+HERE = Path(__file__).parent
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data:",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+    ]
+)
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+SignedIn = Callable[[Request], bool]
+"""Whether a request carries a session; without one, pages send the browser to the sign-in page."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """``nav`` is the page's word in the main navigation; a page without one belongs to the page at ``parent``."""
+
+    path: str
+    title: str
+    template: str
+    module: str
+    nav: str | None = None
+    parent: str | None = None
+    public: bool = False
+
+
+PAGES = (
+    Page("/", "Jobs", "jobs.html", "jobs.js", nav="Jobs"),
+    Page("/jobs/{job_id}", "Job", "job.html", "job.js", parent="/"),
+    Page("/hosts", "Hosts", "hosts.html", "hosts.js", nav="Hosts"),
+    Page("/login", "Sign in", "login.html", "login.js", public=True),
+)
+
+
+class RevalidatedFiles(StaticFiles):
+    """Files that browsers keep but ask about, so that an upgraded service never meets yesterday's modules."""
+
+    def file_response(self, *args: object, **kwargs: object) -> Response:
+        response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]
+        response.headers.update({"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"})
+        return response
+
+
+def mount(app: FastAPI, signed_in: SignedIn | None = None) -> None:
+    """Add the pages and their static files to ``app``.
+
+    The API's own routes (``/v1/…``, ``POST /login``, ``POST /logout``) stay as they are. Without ``signed_in`` every
+    shell is served to anybody, and its module goes to the sign-in page when the API answers 401.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"), autoescape=True, undefined=StrictUndefined, auto_reload=False
+    )
+    for page in PAGES:
+        app.add_api_route(
+            page.path,
+            _endpoint(page, environment, signed_in),
+            methods=["GET"],
+            response_class=HTMLResponse,
+            include_in_schema=False,
+            name=f"dashboard:{page.module}",
+        )
+    app.mount("/static", RevalidatedFiles(directory=HERE / "static"), name="dashboard:static")
+
+
+def _endpoint(page: Page, environment: Environment, signed_in: SignedIn | None) -> Callable[[Request], Response]:
+    template = environment.get_template(page.template)
+    navigation = () if page.public else tuple(entry for entry in PAGES if entry.nav)
+
+    def show(request: Request) -> Response:
+        if signed_in is not None and not page.public and not signed_in(request):
+            return RedirectResponse(f"/login?next={quote(_here(request), safe='')}", status_code=303, headers=HEADERS)
+        text = template.render(page=page, navigation=navigation, query=request.query_params, **request.path_params)
+        return HTMLResponse(text, headers=HEADERS)
+
+    return show
+
+
+def _here(request: Request) -> str:
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")

@@ -1,0 +1,74 @@
+/** What the job is, where it runs and what it needs. */
+
+import { dateTime, mesh, ranges, unix } from "../lib/format.js";
+import { dependencies, title } from "../lib/state.js";
+import { call, jobPath } from "../ui/api.js";
+import { fill, h, setAttribute, setText } from "../ui/dom.js";
+import { labelChips, stateMark, updateStateMark } from "../ui/parts.js";
+import { Section } from "./section.js";
+
+/** @typedef {import("../lib/types.js").Job} Job */
+
+export class Details extends Section {
+  constructor() {
+    super("Details", "details");
+    this.list = h("dl", { class: "facts" });
+    this.body.append(this.list);
+    this.shown = "";
+    /** @type {Map<string, HTMLElement>} */
+    this.links = new Map();
+  }
+
+  /** @param {Job} job */
+  show(job) {
+    const signature = JSON.stringify([job.attempt, job.started_at, job.ended_at, job.placement, job.labels]);
+    if (signature === this.shown) return;
+    this.shown = signature;
+    fill(this.list, ...facts(job, this.needs(job)).flatMap(([term, value]) =>
+      value === null ? [] : [h("dt", {}, term), h("dd", {}, ...(Array.isArray(value) ? value : [value]))]));
+  }
+
+  /** Links to the jobs that this one needs; name and state are filled in when known. @param {Job} job */
+  needs(job) {
+    const all = dependencies(job).map(({ id, why }) => {
+      const link = this.links.get(id) ?? this.need(id, why);
+      this.links.set(id, link);
+      return link;
+    });
+    return all.length ? all : null;
+  }
+
+  /** @param {string} id @param {string} why */
+  need(id, why) {
+    const mark = stateMark("queued");
+    mark.hidden = true;
+    const link = h("a", { href: `/jobs/${encodeURIComponent(id)}`, title: id }, id);
+    void call(jobPath(id)).then((/** @type {Job} */ job) => {
+      setText(link, title(job));
+      updateStateMark(mark, job.state);
+      mark.hidden = false;
+    }, () => setAttribute(link, "class", "muted"));
+    return h("div", { class: "need" }, link, h("span", { class: "muted" }, why), mark);
+  }
+}
+
+/** @param {Job} job @param {HTMLElement[] | null} needs @returns {[string, import("../ui/dom.js").Child | import("../ui/dom.js").Child[] | null][]} */
+function facts(job, needs) {
+  const labels = labelChips(job.labels);
+  return [
+    ["Runs on", job.placement.length ? job.placement.map(share) : null],
+    ["Parallel", mesh(job.spec.parallel)],
+    ["Needs", needs],
+    ["Labels", labels.length ? [h("span", { class: "chips" }, ...labels)] : null],
+    ["Attempt", String(job.attempt)],
+    ["Priority", String(job.priority)],
+    ["Owner", job.owner],
+    ["Created", dateTime(unix(job.created_at))],
+    ["Started", job.started_at ? dateTime(unix(job.started_at)) : null],
+    ["Ended", job.ended_at ? dateTime(unix(job.ended_at)) : null],
+  ];
+}
+
+/** @param {import("../lib/types.js").HostShare} part */
+const share = (part) =>
+  h("div", {}, h("a", { href: "/hosts" }, part.host), h("span", { class: "muted" }, ` ${part.pool ?? ""} ${ranges(part.devices)}`));

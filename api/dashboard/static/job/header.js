@@ -1,0 +1,106 @@
+/** The head of the job page: what it is, how it goes, what went wrong, and what can be done about it. */
+
+import { percent, placement } from "../lib/format.js";
+import { canCancel, canRetry, fraction, isTerminal, title } from "../lib/state.js";
+import { Problem, artifactPath, jobPath, post } from "../ui/api.js";
+import { confirmed } from "../ui/confirm.js";
+import { fill, h, setAttribute, setText } from "../ui/dom.js";
+import { consequence } from "../ui/jobrow.js";
+import { ProgressBar, showDuration, stateMark, updateStateMark } from "../ui/parts.js";
+import { notify } from "../ui/status.js";
+
+/** @typedef {import("../lib/types.js").Job} Job */
+
+export class Header {
+  /** @param {(job: Job) => void} changed told when an action changed the job */
+  constructor(changed) {
+    this.changed = changed;
+    /** @type {Job | null} */
+    this.job = null;
+    this.name = h("h1", {});
+    this.state = stateMark("queued");
+    this.state.classList.add("pill");
+    this.kind = h("span", { class: "muted kindword" });
+    this.where = h("span", { class: "muted" });
+    this.duration = h("span", { class: "muted" });
+    this.reason = h("p", { class: "reason muted" });
+    this.progress = new ProgressBar();
+    this.counts = h("span", { class: "muted" });
+    this.error = h("div", { class: "failure", role: "alert" });
+    this.cancel = this.button("Cancel", "button", () => this.askCancel());
+    this.retry = this.button("Retry", "button primary", () => this.askRetry());
+    this.element = h("div", { class: "jobhead" },
+      h("div", { class: "row" }, this.name, h("div", { class: "actions" }, this.cancel, this.retry)),
+      h("div", { class: "facts-line" }, this.state, this.kind, this.where, this.duration),
+      this.reason, h("div", { class: "advance" }, this.progress.element, this.counts), this.error);
+  }
+
+  /** @param {string} label @param {string} look @param {() => Promise<void>} act */
+  button(label, look, act) {
+    const button = h("button", { class: look, type: "button", id: label.toLowerCase() }, label);
+    button.addEventListener("click", () => void act());
+    return button;
+  }
+
+  /** @param {Job} job */
+  show(job) {
+    this.job = job;
+    setText(this.name, title(job));
+    updateStateMark(this.state, job.state);
+    setText(this.kind, job.kind);
+    setText(this.where, job.placement.length ? placement(job.placement) : "");
+    showDuration(this.duration, job);
+    this.duration.hidden = !job.started_at;
+    setText(this.reason, isTerminal(job.state) ? "" : (job.reason ?? ""));
+    this.progress.update(job);
+    setText(this.counts, job.progress ? `${job.progress.done} of ${job.progress.total} ${job.progress.unit}` : "");
+    this.cancel.hidden = !canCancel(job.state);
+    this.retry.hidden = !canRetry(job.state);
+    this.showError(job);
+    document.title = `${mark(job)}${title(job)} · Trivet`;
+  }
+
+  /** @param {Job} job */
+  showError(job) {
+    const error = job.state === "failed" ? job.error : null;
+    this.error.hidden = !error;
+    if (!error) return;
+    const rank = error.rank === null || error.rank === undefined ? "" : ` on rank ${error.rank}`;
+    const trace = error.traceback_artifact;
+    fill(this.error, h("strong", {}, `${error.type}${rank}`), h("p", { class: "code" }, error.message),
+      trace && h("a", { href: artifactPath(job.id, trace) }, "Traceback"));
+  }
+
+  async askCancel() {
+    const job = this.job;
+    if (job && (await confirmed(`Cancel “${title(job)}”?`, consequence(job), "Cancel the job", true))) {
+      await this.act(job, "/cancel");
+    }
+  }
+
+  async askRetry() {
+    const job = this.job;
+    const detail = "It is queued again as a new attempt and goes on from its last checkpoint, where it has one.";
+    if (job && (await confirmed(`Retry “${title(job)}”?`, detail, "Retry the job"))) await this.act(job, "/retry");
+  }
+
+  /** @param {Job} job @param {string} action */
+  async act(job, action) {
+    setAttribute(this.element, "aria-busy", "true");
+    try {
+      this.changed(await post(jobPath(job.id, action)));
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      notify(error.message, "error");
+    } finally {
+      setAttribute(this.element, "aria-busy", null);
+    }
+  }
+}
+
+/** How far the job is, in front of the tab's title. @param {Job} job */
+function mark(job) {
+  const part = fraction(job);
+  if (job.state === "running" && part !== null) return `${percent(part)} `;
+  return { succeeded: "✓ ", failed: "✗ " }[/** @type {string} */ (job.state)] ?? "";
+}

@@ -1,0 +1,123 @@
+/** The log as it is written: follow or pause, one rank or all. */
+
+import { clock, dateTime } from "../lib/format.js";
+import { KEEP, LogStore, fromEvent, passes } from "../lib/log.js";
+import { isTerminal } from "../lib/state.js";
+import { callLines, jobPath } from "../ui/api.js";
+import { fill, h, oncePerFrame, setAttribute, setText } from "../ui/dom.js";
+import { blank } from "../ui/status.js";
+import { Section } from "./section.js";
+
+/** @typedef {import("../lib/log.js").LogLine} LogLine */
+
+const TAIL = 1000;
+/** Within this many pixels of the foot, the reader is at the foot. */
+const NEAR = 24;
+
+export class Log extends Section {
+  constructor() {
+    super("Log", "log");
+    this.store = new LogStore();
+    /** @type {LogLine[]} lines that are not on the page yet */
+    this.fresh = [];
+    this.filter = "all";
+    this.following = true;
+    this.ended = false;
+    this.view = h("div", { class: "lines", tabindex: 0, role: "log", "aria-live": "off", "aria-label": "Log lines" });
+    this.empty = h("div", {});
+    this.select = h("select", { "aria-label": "Rank" }, h("option", { value: "all" }, "All ranks"));
+    this.follow = h("button", { class: "tiny", type: "button", "aria-pressed": "true", id: "follow" }, "Following");
+    this.body.append(this.view, this.empty);
+    this.aside.append(this.select, this.follow);
+    this.flush = oncePerFrame(() => this.append());
+    this.listen();
+  }
+
+  listen() {
+    this.select.addEventListener("change", () => {
+      this.filter = this.select.value;
+      this.redraw();
+    });
+    this.follow.addEventListener("click", () => this.setFollowing(!this.following));
+    this.view.addEventListener("scroll", () => {
+      const distance = this.view.scrollHeight - this.view.scrollTop - this.view.clientHeight;
+      if (this.following !== distance <= NEAR) this.setFollowing(distance <= NEAR, false);
+    });
+  }
+
+  /** @param {boolean} following @param {boolean} [jump] */
+  setFollowing(following, jump = true) {
+    this.following = following;
+    setAttribute(this.follow, "aria-pressed", String(following));
+    setText(this.follow, following ? "Following" : "Paused");
+    if (following && jump) this.toFoot();
+  }
+
+  toFoot() {
+    this.view.scrollTop = this.view.scrollHeight;
+  }
+
+  /** @param {import("../lib/types.js").Job} job */
+  async fetch(job) {
+    const events = await callLines(jobPath(job.id, `/logs?format=jsonl&tail=${TAIL}`));
+    this.store = new LogStore(events.map(fromEvent));
+    this.redraw();
+  }
+
+  /** @param {import("../lib/types.js").StreamedEvent} streamed */
+  take({ event }) {
+    if (event.type !== "log") return;
+    const line = fromEvent(event);
+    if (!this.store.add(line)) return;
+    this.fresh.push(line);
+    this.flush();
+  }
+
+  /** @param {import("../lib/types.js").Job} job */
+  show(job) {
+    this.ended = isTerminal(job.state);
+    this.follow.hidden = this.ended;
+    this.describe();
+  }
+
+  redraw() {
+    this.fresh = [...this.store.lines];
+    this.view.replaceChildren();
+    this.append();
+  }
+
+  append() {
+    const lines = this.fresh.filter((line) => passes(line, this.filter));
+    this.fresh = [];
+    this.view.append(...lines.slice(-KEEP).map(lineElement));
+    while (this.view.childElementCount > KEEP) this.view.firstElementChild?.remove();
+    if (this.following) this.toFoot();
+    this.describe();
+  }
+
+  describe() {
+    const ranks = this.store.ranks();
+    if (this.select.options.length !== ranks.length + 1) this.listRanks(ranks);
+    this.select.hidden = ranks.length < 2;
+    const count = this.store.lines.length;
+    this.view.hidden = count === 0;
+    this.remark(count ? `${this.store.dropped || count >= TAIL ? "last " : ""}${count} lines` : "");
+    fill(this.empty, count === 0 && blank(this.ended ? "This job wrote no log" : "Nothing written yet"));
+  }
+
+  /** @param {(number | null)[]} ranks */
+  listRanks(ranks) {
+    const options = ranks.map((rank) =>
+      rank === null ? h("option", { value: "service" }, "Service") : h("option", { value: rank }, `Rank ${rank}`));
+    fill(this.select, h("option", { value: "all" }, "All ranks"), ...options);
+    this.select.value = this.filter;
+  }
+}
+
+/** @param {LogLine} line */
+function lineElement(line) {
+  return h("div", { class: "line", "data-stream": line.stream },
+    h("time", { title: dateTime(line.time) }, clock(line.time)),
+    h("span", { class: "rank" }, line.rank === null ? "·" : line.rank),
+    h("span", { class: "text" }, line.text));
+}

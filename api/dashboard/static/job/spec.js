@@ -1,0 +1,44 @@
+/** The spec as it was accepted, in the form that people write. */
+
+import { lines, text } from "../lib/spec.js";
+import { h } from "../ui/dom.js";
+import { notify } from "../ui/status.js";
+import { Section } from "./section.js";
+
+export class Spec extends Section {
+  constructor() {
+    super("Spec", "spec");
+    this.code = h("pre", { class: "yaml", tabindex: 0 });
+    this.copy = h("button", { class: "tiny", type: "button" }, "Copy");
+    this.copy.addEventListener("click", () => void this.toClipboard());
+    this.aside.append(this.copy);
+    this.body.append(this.code);
+    this.text = "";
+  }
+
+  /** @param {import("../lib/types.js").Job} job */
+  show(job) {
+    const all = lines(job.spec);
+    const written = text(all);
+    if (written === this.text) return;
+    this.text = written;
+    this.code.replaceChildren(...all.flatMap((line) => [...pieces(line), "\n"]));
+  }
+
+  async toClipboard() {
+    try {
+      await navigator.clipboard.writeText(this.text);
+      notify("The spec is on the clipboard.");
+    } catch {
+      window.getSelection()?.selectAllChildren(this.code);
+      notify("The spec is selected; copy it with the keyboard.");
+    }
+  }
+}
+
+/** @param {import("../lib/spec.js").Line} line */
+function pieces(line) {
+  const key = line.key === null ? "" : h("span", { class: "key" }, `${line.key}:`);
+  const value = line.value === null ? "" : h("span", { class: line.kind }, line.value);
+  return ["  ".repeat(line.indent) + (line.item ? "- " : ""), key, line.key !== null && line.value !== null ? " " : "", value];
+}

@@ -1,0 +1,158 @@
+/** Verdicts, margins and bounds of a verification job, row by row as they are found. */
+
+import { VERDICTS, counts, span, width } from "../lib/bounds.js";
+import { duration, number } from "../lib/format.js";
+import { isTerminal } from "../lib/state.js";
+import { call, items, jobPath } from "../ui/api.js";
+import { fill, h, keyed, oncePerFrame, setAttribute, setText } from "../ui/dom.js";
+import { Margins } from "../ui/margins.js";
+import { stateMark, updateStateMark } from "../ui/parts.js";
+import { blank } from "../ui/status.js";
+import { OutputBounds } from "./outputs.js";
+import { Section } from "./section.js";
+
+/** @typedef {import("../lib/types.js").BoundRow} BoundRow */
+
+const PAGE = 500;
+const ROWS_SHOWN = 100;
+
+export class Verify extends Section {
+  constructor() {
+    super("Verification", "verify");
+    /** @type {Map<number, BoundRow>} */
+    this.rows = new Map();
+    /** @type {Map<string, {element: Element, update: (row: BoundRow) => void}>} */
+    this.lines = new Map();
+    this.filter = "all";
+    this.limit = ROWS_SHOWN;
+    this.ended = false;
+    this.tally = h("div", { class: "tally", role: "group", "aria-label": "Verdicts; choose one to filter the table" });
+    this.strip = h("div", { class: "strip", "aria-hidden": "true" });
+    this.margins = new Margins((row) => this.choose(row));
+    this.outputs = new OutputBounds();
+    this.tbody = h("tbody", {});
+    this.more = h("button", { class: "button small", type: "button" }, "Show more rows");
+    this.empty = h("div", {});
+    this.content = h("div", {}, this.tally, this.strip, this.plot(), this.outputs.element, this.table(), this.more);
+    this.body.append(this.content, this.empty);
+    this.more.addEventListener("click", () => {
+      this.limit += PAGE;
+      this.update();
+    });
+    this.draw = oncePerFrame(() => this.update());
+  }
+
+  plot() {
+    const order = h("button", { class: "tiny", type: "button", "aria-pressed": "false" }, "sort by margin");
+    order.addEventListener("click", () => {
+      this.margins.order = this.margins.order === "instance" ? "margin" : "instance";
+      setAttribute(order, "aria-pressed", String(this.margins.order === "margin"));
+      this.margins.set(this.rows.values());
+    });
+    return h("figure", { class: "chart wide" }, h("figcaption", {}, h("span", { class: "title" }, "Margin per instance"),
+      h("span", { class: "unit" }, "above zero is certified"), order), this.margins.canvas);
+  }
+
+  table() {
+    const names = ["Instance", "Verdict", "Margin", "Lower", "Upper", "Mean width", "Domains", "Time"];
+    const head = h("tr", {}, ...names.map((name, index) => h("th", { scope: "col", class: index > 1 ? "right" : null }, name)));
+    return h("div", { class: "scroll" }, h("table", { class: "table rows" }, h("thead", {}, head), this.tbody));
+  }
+
+  /** @param {import("../lib/types.js").Job} job */
+  async fetch(job) {
+    /** @type {Map<number, BoundRow>} */
+    const rows = new Map();
+    let cursor = "";
+    do {
+      const page = await call(jobPath(job.id, `/bounds?limit=${PAGE}${cursor && `&cursor=${encodeURIComponent(cursor)}`}`));
+      for (const row of items(page)) rows.set(row.instance, row);
+      cursor = page.next_cursor ?? "";
+    } while (cursor);
+    this.rows = rows;
+    this.update();
+  }
+
+  /** @param {import("../lib/types.js").StreamedEvent} streamed */
+  take({ event }) {
+    if (event.type !== "bound") return;
+    this.rows.set(event.instance, /** @type {any} */ (event));
+    this.draw();
+  }
+
+  /** @param {import("../lib/types.js").Job} job */
+  show(job) {
+    this.ended = isTerminal(job.state);
+    const method = job.spec.method;
+    const robustness = job.spec.property?.robustness;
+    const what = robustness ? `L∞ ball of radius ${number(robustness.eps)}` : "input box";
+    this.remark([method, what].filter(Boolean).join(" · "));
+    this.draw();
+  }
+
+  update() {
+    const all = [...this.rows.values()].sort((a, b) => a.instance - b.instance);
+    this.content.hidden = all.length === 0;
+    fill(this.empty, all.length === 0 && blank(this.ended ? "No instance was bounded" : "No bounds yet",
+      this.ended ? "" : "Rows appear as instances are bounded."));
+    this.count(all);
+    this.margins.set(all);
+    const passing = all.filter((row) => this.filter === "all" || row.verdict === this.filter);
+    keyed(this.tbody, passing.slice(0, this.limit), (row) => String(row.instance), () => this.line(), this.lines);
+    this.more.hidden = passing.length <= this.limit;
+  }
+
+  /** @param {BoundRow[]} all */
+  count(all) {
+    const found = counts(all);
+    if (this.tally.childElementCount === 0) {
+      fill(this.tally, ...VERDICTS.map((verdict) => this.counter(verdict)));
+      fill(this.strip, ...VERDICTS.map((verdict) => h("i", { "data-state": verdict })));
+    }
+    VERDICTS.forEach((verdict, index) => {
+      const button = this.tally.children[index];
+      const number = button?.querySelector("strong");
+      if (!button || !number) return;
+      setText(number, String(found[verdict] ?? 0));
+      setAttribute(button, "aria-pressed", String(this.filter === verdict));
+      /** @type {HTMLElement} */ (this.strip.children[index]).style.setProperty("flex-grow", String(found[verdict] ?? 0));
+    });
+  }
+
+  /** @param {string} verdict */
+  counter(verdict) {
+    const button = h("button", { type: "button", "data-verdict": verdict }, h("strong", {}, "0"), stateMark(verdict));
+    button.addEventListener("click", () => {
+      this.filter = this.filter === verdict ? "all" : verdict;
+      this.update();
+    });
+    return button;
+  }
+
+  line() {
+    const mark = stateMark("unknown");
+    const open = h("button", { class: "link", type: "button" });
+    const cells = Array.from({ length: 6 }, () => h("td", { class: "right" }));
+    const element = h("tr", {}, h("td", {}, open), h("td", {}, mark), ...cells);
+    /** @param {BoundRow} row */
+    const update = (row) => {
+      open.onclick = () => this.choose(row);
+      setAttribute(element, "data-instance", row.instance);
+      setText(open, String(row.instance));
+      updateStateMark(mark, row.verdict);
+      const values = [number(row.margin), ...span(row).map((bound) => number(bound)), number(width(row)),
+        number(row.domains), duration(row.seconds)];
+      values.forEach((value, index) => cells[index] && setText(cells[index], value));
+    };
+    return { element, update };
+  }
+
+  /** @param {BoundRow} row */
+  choose(row) {
+    this.outputs.show(row);
+    this.margins.mark(row.instance);
+    for (const line of this.tbody.children) {
+      setAttribute(line, "aria-selected", line.getAttribute("data-instance") === String(row.instance) ? "true" : null);
+    }
+  }
+}

@@ -1,0 +1,63 @@
+/** Log lines: kept once, in order, and only so many. Pure. */
+
+import { plain } from "./format.js";
+
+/** @typedef {{key: string, time: number, rank: number | null, stream: string, text: string}} LogLine */
+
+export const KEEP = 4000;
+
+/**
+ * A log event as a line that can be shown.
+ * @param {import("./types.js").JobEvent} event
+ * @returns {LogLine}
+ */
+export function fromEvent(event) {
+  const text = plain(String(event.line ?? ""));
+  const rank = event.rank ?? null;
+  return { key: `${event.time}|${rank}|${text}`, time: event.time, rank, stream: String(event.stream ?? "stdout"), text };
+}
+
+/** What is kept of a log. A line of the snapshot that the stream repeats is kept once. */
+export class LogStore {
+  /** @param {readonly LogLine[]} [snapshot] */
+  constructor(snapshot = []) {
+    this.lines = [...snapshot];
+    this.dropped = 0;
+    /** @type {Map<string, number>} how often the stream may still repeat each line of the snapshot */
+    this.repeats = new Map();
+    for (const { key } of snapshot) this.repeats.set(key, (this.repeats.get(key) ?? 0) + 1);
+  }
+
+  /**
+   * @param {LogLine} line from the stream
+   * @returns {boolean} whether it is new
+   */
+  add(line) {
+    const repeats = this.repeats.get(line.key) ?? 0;
+    if (repeats > 0) {
+      this.repeats.set(line.key, repeats - 1);
+      return false;
+    }
+    this.lines.push(line);
+    if (this.lines.length > KEEP) this.trim();
+    return true;
+  }
+
+  trim() {
+    this.dropped += this.lines.splice(0, this.lines.length - KEEP + KEEP / 4).length;
+  }
+
+  /** The ranks that wrote something, ascending; the service's own lines are rank null. */
+  ranks() {
+    const found = [...new Set(this.lines.map((line) => line.rank))];
+    return found.sort((a, b) => (a ?? -1) - (b ?? -1));
+  }
+}
+
+/**
+ * Whether a line passes the filter: `all`, `service`, or a rank as text.
+ * @param {LogLine} line
+ * @param {string} filter
+ */
+export const passes = (line, filter) =>
+  filter === "all" || (filter === "service" ? line.rank === null : String(line.rank) === filter);

@@ -1,0 +1,137 @@
+/** Axes: linear and logarithmic scales and their ticks. Pure. */
+
+/**
+ * @typedef {object} Scale
+ * @property {(value: number) => number} at position in pixels; NaN where the scale has no place for the value
+ * @property {(pixel: number) => number} invert
+ * @property {[number, number]} domain
+ * @property {boolean} log
+ */
+
+/**
+ * @param {[number, number]} domain
+ * @param {[number, number]} range pixels
+ * @returns {Scale}
+ */
+export function linear([low, high], [from, to]) {
+  const span = high - low || 1;
+  return {
+    at: (value) => from + ((value - low) / span) * (to - from),
+    invert: (pixel) => low + ((pixel - from) / (to - from || 1)) * span,
+    domain: [low, high],
+    log: false,
+  };
+}
+
+/**
+ * @param {[number, number]} domain positive
+ * @param {[number, number]} range pixels
+ * @returns {Scale}
+ */
+export function logarithmic([low, high], [from, to]) {
+  const base = Math.log10(low);
+  const span = Math.log10(high) - base || 1;
+  return {
+    at: (value) => (value > 0 ? from + ((Math.log10(value) - base) / span) * (to - from) : Number.NaN),
+    invert: (pixel) => 10 ** (base + ((pixel - from) / (to - from || 1)) * span),
+    domain: [low, high],
+    log: true,
+  };
+}
+
+/**
+ * About `count` round ticks (1, 2 or 5 times a power of ten) inside [low, high].
+ * @param {number} low
+ * @param {number} high
+ * @param {number} count
+ * @returns {number[]}
+ */
+export function linearTicks(low, high, count) {
+  const step = roundStep((high - low) / Math.max(count, 1));
+  if (!(step > 0) || !Number.isFinite(step)) return [low];
+  const ticks = [];
+  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) {
+    ticks.push(Number((index * step).toPrecision(12)));
+  }
+  return ticks;
+}
+
+/** @param {number} rough */
+function roundStep(rough) {
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const lead = rough / power;
+  return power * (lead <= 1 ? 1 : lead <= 2 ? 2 : lead <= 5 ? 5 : 10);
+}
+
+/**
+ * Ticks of a logarithmic axis: powers of ten, with 2 and 5 between them where there is room.
+ * @param {number} low positive
+ * @param {number} high
+ * @param {number} count
+ * @returns {number[]}
+ */
+export function logTicks(low, high, count) {
+  const first = Math.floor(Math.log10(low));
+  const last = Math.ceil(Math.log10(high));
+  const decades = last - first;
+  const leads = decades * 3 <= count * 2 ? [1, 2, 5] : [1];
+  const stride = Math.max(Math.ceil(decades / Math.max(count, 1)), 1);
+  const ticks = [];
+  for (let power = first; power <= last; power += stride) {
+    for (const lead of leads) {
+      const tick = Number((lead * 10 ** power).toPrecision(12));
+      if (tick >= low * (1 - 1e-9) && tick <= high * (1 + 1e-9)) ticks.push(tick);
+    }
+  }
+  return ticks.length >= 2 ? ticks : linearTicks(low, high, count).filter((tick) => tick > 0);
+}
+
+/**
+ * The smallest interval holding all finite values of all arrays (positive ones only when `positive`), or null.
+ * @param {readonly (readonly number[])[]} arrays
+ * @param {boolean} [positive]
+ * @returns {[number, number] | null}
+ */
+export function extent(arrays, positive = false) {
+  let low = Number.POSITIVE_INFINITY;
+  let high = Number.NEGATIVE_INFINITY;
+  for (const values of arrays) {
+    for (const value of values) {
+      if (!Number.isFinite(value) || (positive && value <= 0)) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  return low <= high ? [low, high] : null;
+}
+
+/**
+ * An interval with some air around it, so that curves do not touch the frame; a single value gets room too.
+ * @param {[number, number]} interval
+ * @param {boolean} log
+ * @returns {[number, number]}
+ */
+export function padded([low, high], log) {
+  if (log) {
+    const factor = low === high ? 2 : (high / low) ** 0.06;
+    return [low / factor, high * factor];
+  }
+  const air = low === high ? Math.abs(low) * 0.1 || 1 : (high - low) * 0.07;
+  return [low >= 0 && low - air < 0 ? 0 : low - air, high + air];
+}
+
+/**
+ * Short labels that tell neighbouring ticks apart: `20k`, `0.02`, `1e−4`.
+ * @param {number} value
+ */
+export function tickLabel(value) {
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  if (size >= 1e9 || size < 1e-3) return trim(value.toExponential(1)).replace("-", "−").replace("e+", "e").replace("e-", "e−");
+  if (size >= 1e6) return `${trim((value / 1e6).toFixed(2))}M`.replace("-", "−");
+  if (size >= 1e4) return `${trim((value / 1e3).toFixed(1))}k`.replace("-", "−");
+  return String(Number(value.toPrecision(6))).replace("-", "−");
+}
+
+/** @param {string} text */
+const trim = (text) => text.replace(/\.0+(?=$|e)/, "").replace(/(\.\d*?)0+(?=$|e)/, "$1");

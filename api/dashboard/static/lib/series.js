@@ -1,0 +1,130 @@
+/** Metric series that grow while a job runs. Pure. */
+
+import { decimate, lowerBound } from "./decimate.js";
+
+/** @typedef {{step: number[], time: number[], value: number[]}} Series */
+
+export const CAP = 24_000;
+/** A series longer than the cap is thinned to about a third of it, keeping extremes. */
+const THINNED_COLUMNS = CAP / 12;
+
+/**
+ * Adds a point. A step at or before the last one means that an attempt was resumed there: what came after it is
+ * replaced, as the model's history is. So replaying events that a snapshot already holds changes nothing.
+ * @param {Series} series
+ * @param {number} step
+ * @param {number} time
+ * @param {number} value
+ */
+export function append(series, step, time, value) {
+  const last = series.step.at(-1);
+  if (last !== undefined && step <= last) {
+    const keep = lowerBound(series.step, step);
+    series.step.length = keep;
+    series.time.length = keep;
+    series.value.length = keep;
+  }
+  series.step.push(step);
+  series.time.push(time);
+  series.value.push(value);
+  if (series.step.length > CAP) thin(series);
+}
+
+/** @param {Series} series */
+function thin(series) {
+  const first = /** @type {number} */ (series.step[0]);
+  const last = /** @type {number} */ (series.step.at(-1));
+  const times = new Map(series.step.map((step, index) => [step, series.time[index] ?? Number.NaN]));
+  const kept = decimate(series.step, series.value, first, last, THINNED_COLUMNS);
+  series.step = kept.x;
+  series.value = kept.y;
+  series.time = kept.x.map((step) => times.get(step) ?? Number.NaN);
+}
+
+/**
+ * Takes one `metric` event into a table of series; returns the names that it touched.
+ * @param {Map<string, Series>} table
+ * @param {import("./types.js").JobEvent} event
+ */
+export function take(table, event) {
+  const names = Object.keys(event.values ?? {});
+  for (const name of names) {
+    let series = table.get(name);
+    if (!series) {
+      series = { step: [], time: [], value: [] };
+      table.set(name, series);
+    }
+    append(series, event.step, event.time, numeric(event.values[name]));
+  }
+  return names;
+}
+
+/**
+ * The API's answer to a metrics call as a table of series.
+ * @param {{series?: Record<string, {step: number[], time: number[], value: (number | string | null)[]}>}} answer
+ * @returns {Map<string, Series>}
+ */
+export function table(answer) {
+  return new Map(
+    Object.entries(answer.series ?? {}).map(([name, series]) => [
+      name,
+      { step: [...series.step], time: [...(series.time ?? [])], value: series.value.map(numeric) },
+    ]),
+  );
+}
+
+/** @param {unknown} value JSON has no NaN: such a value arrives as null or as a word */
+const numeric = (value) => (typeof value === "number" ? value : Number.NaN);
+
+/**
+ * @typedef {object} Panel one chart: series that share a meaning and a unit
+ * @property {string} key
+ * @property {string} title
+ * @property {string} unit
+ * @property {boolean} log whether a logarithmic axis is the better start
+ * @property {string[]} names
+ */
+
+/** @type {Record<string, [title: string, unit: string]>} */
+const KNOWN = {
+  loss: ["Loss", ""],
+  accuracy: ["Accuracy", ""],
+  grad_norm: ["Gradient norm", ""],
+  lr: ["Learning rate", ""],
+  tokens_per_s: ["Throughput", "tokens/s"],
+  samples_per_s: ["Throughput", "samples/s"],
+  tflops: ["Compute", "TFLOP/s"],
+  mfu: ["Model FLOPs utilisation", ""],
+  step_ms: ["Step time", "ms"],
+  memory_gib: ["Peak memory", "GiB"],
+  bubble_fraction: ["Pipeline bubble", "fraction"],
+};
+const ORDER = Object.keys(KNOWN);
+
+/**
+ * Sorts metric names into panels: `loss` with `eval_loss`, the well-known first, the rest by name.
+ * @param {Iterable<string>} names
+ * @returns {Panel[]}
+ */
+export function panels(names) {
+  /** @type {Map<string, Panel>} */
+  const found = new Map();
+  for (const name of [...names].sort()) {
+    const key = name.replace(/^(eval|train)_/, "");
+    const [title, unit] = Object.hasOwn(KNOWN, key) ? (KNOWN[key] ?? [key, ""]) : [words(key), ""];
+    const panel = found.get(key) ?? { key, title, unit, log: false, names: [] };
+    panel.names.push(name);
+    panel.names.sort((a, b) => a.length - b.length || a.localeCompare(b));
+    found.set(key, panel);
+  }
+  return [...found.values()].sort((a, b) => rank(a.key) - rank(b.key) || a.key.localeCompare(b.key));
+}
+
+/** @param {string} key */
+const rank = (key) => (ORDER.includes(key) ? ORDER.indexOf(key) : ORDER.length);
+
+/** @param {string} key */
+function words(key) {
+  const text = key.replaceAll("_", " ");
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}

@@ -1,0 +1,75 @@
+/** The states of a job as the dashboard treats them, and how events change what it shows. Pure. */
+
+/** @typedef {import("./types.js").Job} Job */
+/** @typedef {import("./types.js").JobEvent} JobEvent */
+
+export const STATES = ["queued", "starting", "running", "cancelling", "succeeded", "failed", "cancelled"];
+export const KINDS = ["train", "verify", "compile"];
+const TERMINAL = new Set(["succeeded", "failed", "cancelled"]);
+
+/** @param {string} state */
+export const isTerminal = (state) => TERMINAL.has(state);
+
+/** @param {string} state */
+export const canCancel = (state) => !isTerminal(state) && state !== "cancelling";
+
+/** @param {string} state */
+export const canRetry = (state) => state === "failed" || state === "cancelled";
+
+/**
+ * The job after an event; the same object when the event says nothing about it.
+ * @param {Job} job
+ * @param {JobEvent} event
+ * @returns {Job}
+ */
+export function reduce(job, event) {
+  if (event.type === "progress") {
+    return { ...job, progress: { done: event.done, total: event.total, unit: event.unit } };
+  }
+  if (event.type === "state") {
+    if (typeof event.attempt === "number" && event.attempt < job.attempt) return job;
+    return { ...job, state: event.state, attempt: event.attempt ?? job.attempt, reason: event.reason ?? null };
+  }
+  return job;
+}
+
+/**
+ * Done by total, between 0 and 1; null when there is nothing to divide.
+ * @param {Job} job
+ */
+export function fraction(job) {
+  if (!job.progress || !(job.progress.total > 0)) return null;
+  return Math.min(Math.max(job.progress.done / job.progress.total, 0), 1);
+}
+
+/**
+ * Seconds that the job has run, or ran; null before it started.
+ * @param {Job} job
+ * @param {number} now Unix seconds
+ */
+export function ran(job, now) {
+  if (!job.started_at) return null;
+  const end = job.ended_at ? Date.parse(job.ended_at) / 1000 : isTerminal(job.state) ? null : now;
+  return end === null ? null : Math.max(end - Date.parse(job.started_at) / 1000, 0);
+}
+
+/**
+ * Ids of other jobs that this one needs, with the reason.
+ * @param {Job} job
+ * @returns {{id: string, why: string}[]}
+ */
+export function dependencies(job) {
+  /** @type {Map<string, string>} */
+  const found = new Map();
+  const spec = job.spec ?? {};
+  if (spec.model?.job) found.set(spec.model.job, "model");
+  if (spec.compile?.gate) found.set(spec.compile.gate, "compile gate");
+  for (const id of spec.after ?? []) if (!found.has(id)) found.set(id, "runs after");
+  return [...found].map(([id, why]) => ({ id, why }));
+}
+
+/**
+ * What the job is called: its name, or its kind where it has none.
+ * @param {Job} job
+ */
+export const title = (job) => job.name || job.kind;

@@ -1,0 +1,57 @@
+/**
+ * What the API answers, as JSDoc types; names as in its OpenAPI document.
+ *
+ * @typedef {"queued" | "starting" | "running" | "cancelling" | "succeeded" | "failed" | "cancelled"} JobState
+ * @typedef {{done: number, total: number, unit: string}} Progress
+ * @typedef {{host: string, devices: number[], pool?: string}} HostShare
+ * @typedef {{type: string, message: string, rank?: number | null, traceback_artifact?: string | null}} JobError
+ *
+ * @typedef {object} Job
+ * @property {string} id
+ * @property {"train" | "verify" | "compile"} kind
+ * @property {string} name
+ * @property {Record<string, string>} labels
+ * @property {string} owner
+ * @property {JobState} state
+ * @property {number} attempt
+ * @property {number} priority
+ * @property {string} created_at
+ * @property {string | null} started_at
+ * @property {string | null} ended_at
+ * @property {Progress | null} progress
+ * @property {HostShare[]} placement
+ * @property {string | null} reason
+ * @property {Record<string, any>} spec
+ * @property {Record<string, any> | null} result
+ * @property {JobError | null} error
+ *
+ * @typedef {object} Host
+ * @property {string} name
+ * @property {boolean} alive
+ * @property {boolean} draining
+ * @property {string} address
+ * @property {string[]} cuda
+ * @property {number} cpu_slots
+ * @property {Record<string, number[]>} free
+ * @property {string[]} running
+ * @property {string} seen_at
+ * @property {Record<string, string>} versions
+ *
+ * @typedef {{name: string, bytes: number, sha256: string, media_type: string, created_at: string}} Artifact
+ *
+ * @typedef {object} BoundRow
+ * @property {number} instance
+ * @property {"verified" | "falsified" | "unknown" | "timeout"} verdict
+ * @property {(number | null)[]} lower null where a bound is not finite
+ * @property {(number | null)[]} upper
+ * @property {number | null} margin
+ * @property {string} method
+ * @property {number} seconds
+ * @property {number} domains
+ * @property {number[] | null} counterexample
+ *
+ * @typedef {{type: string, time: number, rank: number | null} & Record<string, any>} JobEvent
+ * @typedef {{id: string, job: string | null, event: JobEvent}} StreamedEvent
+ */
+
+export {};

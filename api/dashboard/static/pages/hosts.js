@@ -1,0 +1,156 @@
+/** Worker hosts: what devices they have, what runs on them, and taking them out of service. */
+
+import { ago, unix } from "../lib/format.js";
+import { title } from "../lib/state.js";
+import { Problem, call, items, jobPath, post } from "../ui/api.js";
+import { confirmed } from "../ui/confirm.js";
+import { byId, fill, h, keyed, setAttribute, setText } from "../ui/dom.js";
+import { keepCounting, now, stateMark, updateStateMark } from "../ui/parts.js";
+import { blank, notify, showConnection } from "../ui/status.js";
+
+/** @typedef {import("../lib/types.js").Host} Host */
+/** @typedef {import("../lib/types.js").Job} Job */
+/** @typedef {{pool: string, index: number, model: string, free: boolean, job: Job | null}} Device */
+
+const POLL_MS = 2500;
+/** @type {Map<string, {element: Element, update: (host: Host) => void}>} */
+const cards = new Map();
+/** @type {Map<string, Job>} */
+let jobs = new Map();
+
+/** Every device of a host with the job that holds it. @param {Host} host @returns {Device[]} */
+function devices(host) {
+  const pools = { cuda: host.cuda, cpu: Array.from({ length: host.cpu_slots }, () => "CPU slot") };
+  return Object.entries(pools).flatMap(([pool, models]) =>
+    models.map((model, index) => ({
+      pool,
+      index,
+      model,
+      free: host.free[pool]?.includes(index) ?? false,
+      job: holder(host.name, pool, index),
+    })),
+  );
+}
+
+/** @param {string} host @param {string} pool @param {number} index */
+function holder(host, pool, index) {
+  for (const job of jobs.values()) {
+    const holds = job.placement.some(
+      (share) => share.host === host && (share.pool ?? "cpu") === pool && share.devices.includes(index),
+    );
+    if (holds) return job;
+  }
+  return null;
+}
+
+class HostCard {
+  constructor() {
+    this.name = h("h2", {});
+    this.address = h("span", { class: "code muted" });
+    this.state = stateMark("alive");
+    this.seen = h("span", { class: "note" });
+    this.action = h("button", { class: "button small", type: "button" });
+    this.grid = h("div", {});
+    this.versions = h("p", { class: "versions muted" });
+    /** @type {Host | null} */
+    this.host = null;
+    this.shown = "";
+    this.action.addEventListener("click", () => void this.toggle());
+    this.element = h("section", { class: "panel host" },
+      h("header", {}, this.name, this.address, h("span", { class: "aside" }, this.state, this.seen, this.action)),
+      this.grid, this.versions);
+  }
+
+  /** @param {Host} host */
+  update(host) {
+    this.host = host;
+    setAttribute(this.element, "data-host", host.name);
+    setText(this.name, host.name);
+    setText(this.address, host.address);
+    updateStateMark(this.state, host.alive ? (host.draining ? "draining" : "alive") : "gone");
+    keepCounting(this.seen, () => `seen ${ago(unix(host.seen_at) ?? 0, now())}`);
+    setText(this.action, host.draining ? "Resume" : "Drain");
+    this.showDevices(devices(host));
+    setText(this.versions, Object.entries(host.versions).map(([name, version]) => `${name} ${version}`).join("  ·  "));
+  }
+
+  /** Drawn again only when something changed, so that the keyboard's focus stays. @param {Device[]} all */
+  showDevices(all) {
+    const signature = JSON.stringify(all.map((device) => [device.pool, device.free, device.job?.id, device.job?.name]));
+    if (signature === this.shown) return;
+    this.shown = signature;
+    fill(this.grid, ...["cuda", "cpu"].map((pool) => this.pool(pool, all.filter((device) => device.pool === pool))));
+  }
+
+  /** @param {string} pool @param {Device[]} all */
+  pool(pool, all) {
+    if (all.length === 0) return null;
+    const busy = all.filter((device) => !device.free).length;
+    return h("div", { class: "pool" },
+      h("h3", {}, pool === "cuda" ? (all[0]?.model ?? "CUDA") : "CPU slots", h("span", { class: "muted" }, ` ${busy} of ${all.length} busy`)),
+      h("ul", { class: "devices" }, ...all.map(deviceCell)));
+  }
+
+  async toggle() {
+    const host = this.host;
+    if (!host) return;
+    const sure = host.draining || (await confirmed(`Drain ${host.name}?`,
+      "Jobs that run there go on to their end; no new ones are placed there until it is resumed.", "Drain the host"));
+    if (!sure) return;
+    try {
+      await post(`/v1/hosts/${encodeURIComponent(host.name)}/${host.draining ? "resume" : "drain"}`);
+      await refresh();
+    } catch (error) {
+      if (!(error instanceof Problem)) throw error;
+      notify(error.message, "error");
+    }
+  }
+}
+
+/** @param {Device} device */
+function deviceCell(device) {
+  const words = device.free ? "free" : device.job ? title(device.job) : "held";
+  const label = `${device.model} ${device.index}: ${words}`;
+  const inside = [h("span", { class: "index" }, device.index), h("span", { class: "holder" }, words)];
+  const cell = device.job
+    ? h("a", { class: "device", href: `/jobs/${encodeURIComponent(device.job.id)}`, title: label }, ...inside)
+    : h("span", { class: "device", title: label }, ...inside);
+  setAttribute(cell, "data-free", String(device.free));
+  return h("li", {}, cell);
+}
+
+/** The jobs that hold devices, each fetched once a round. @param {Host[]} hosts */
+async function holders(hosts) {
+  const ids = [...new Set(hosts.flatMap((host) => host.running))];
+  const found = await Promise.all(ids.map((id) => call(jobPath(id)).catch(() => jobs.get(id) ?? null)));
+  return new Map(found.filter(Boolean).map((job) => [job.id, job]));
+}
+
+async function refresh() {
+  try {
+    const hosts = /** @type {Host[]} */ (items(await call("/v1/hosts")));
+    jobs = await holders(hosts);
+    keyed(byId("hosts"), hosts, (host) => host.name, () => new HostCard(), cards);
+    fill(byId("blank"), hosts.length === 0 &&
+      blank("No hosts", "A worker shows up here when it starts: run trivet worker on a machine with devices."));
+    setText(byId("summary"), summary(hosts));
+    showConnection("live");
+  } catch (error) {
+    showConnection("reconnecting");
+    if (!(error instanceof Problem)) throw error;
+    if (cards.size === 0) fill(byId("blank"), blank("The hosts cannot be shown", error.message));
+  }
+}
+
+/** @param {Host[]} hosts */
+function summary(hosts) {
+  if (hosts.length === 0) return "";
+  const all = hosts.filter((host) => host.alive).flatMap(devices);
+  const free = all.filter((device) => device.free).length;
+  return `${all.length - free} of ${all.length} devices busy`;
+}
+
+window.setInterval(() => {
+  if (!document.hidden) void refresh();
+}, POLL_MS);
+void refresh();

@@ -1,0 +1,129 @@
+/** One job: sections chosen by its kind, one live connection that feeds them all. */
+
+import { Artifacts } from "../job/artifacts.js";
+import { Compile } from "../job/compile.js";
+import { Details } from "../job/details.js";
+import { Header } from "../job/header.js";
+import { Log } from "../job/log.js";
+import { Metrics } from "../job/metrics.js";
+import { Spec } from "../job/spec.js";
+import { Timeline } from "../job/timeline.js";
+import { Figures } from "../job/train.js";
+import { Verify } from "../job/verify.js";
+import { isTerminal, reduce } from "../lib/state.js";
+import { Problem, call, jobPath } from "../ui/api.js";
+import { byId, fill, h, oncePerFrame } from "../ui/dom.js";
+import { blank, showConnection } from "../ui/status.js";
+import { Stream } from "../ui/stream.js";
+
+/** @typedef {import("../lib/types.js").Job} Job */
+/** @typedef {import("../job/section.js").Section} Section */
+
+/** What the middle of the page shows, by kind. @type {Record<Job["kind"], () => Section[]>} */
+const KIND_SECTIONS = {
+  train: () => [new Figures(), new Metrics(true)],
+  verify: () => [new Verify(), new Figures(["verdicts"]), new Metrics(false)],
+  compile: () => [new Compile(), new Metrics(false)],
+};
+const RETRY_MS = 2000;
+
+const place = byId("job");
+const id = place.dataset.job ?? "";
+
+class JobPage {
+  /** @param {Job} job */
+  constructor(job) {
+    this.job = job;
+    this.header = new Header((changed) => this.set(changed));
+    this.main = [...KIND_SECTIONS[job.kind](), new Log(), new Artifacts()];
+    this.side = [new Details(), new Timeline(), new Spec()];
+    this.sections = [...this.main, ...this.side];
+    /** @type {Stream | null} */
+    this.stream = null;
+    this.fresh = 0;
+    this.draw = oncePerFrame(() => this.show());
+    fill(place, this.header.element, h("div", { class: "columns" },
+      h("div", { class: "stack" }, ...this.main.map((section) => section.element)),
+      h("aside", { class: "stack", "aria-label": "About this job" }, ...this.side.map((section) => section.element))));
+    this.show();
+    void this.begin();
+  }
+
+  /** Snapshots first know where the stream goes on; what falls in between arrives twice and is taken once. */
+  async begin() {
+    const { after } = await call(jobPath(id, "/metrics?names=-")).catch(() => ({ after: null }));
+    if (isTerminal(this.job.state)) showConnection("ended");
+    else this.connect(after);
+    await this.reload();
+  }
+
+  async reload() {
+    await Promise.all(this.sections.map((section) => section.load(this.job)));
+  }
+
+  /** @param {string | null} after */
+  connect(after) {
+    this.stream?.close();
+    const types = "state,metric,bound,log,artifact,progress";
+    const url = (/** @type {string | null} */ last) =>
+      jobPath(id, `/events?types=${types}&after=${encodeURIComponent(last ?? after ?? "0-0")}`);
+    this.stream = new Stream(url, {
+      event: (streamed) => this.take(streamed),
+      state: (state) => {
+        showConnection(state);
+        if (state === "ended") void this.ended();
+      },
+      gap: () => void this.reload(),
+    });
+  }
+
+  async ended() {
+    this.stream = null;
+    await this.refresh();
+  }
+
+  /** @param {import("../lib/types.js").StreamedEvent} streamed */
+  take(streamed) {
+    for (const section of this.sections) section.receive(streamed);
+    const reduced = reduce(this.job, streamed.event);
+    if (reduced === this.job) return;
+    this.job = reduced;
+    this.draw();
+    if (streamed.event.type === "state") void this.refresh();
+  }
+
+  /** State events tell little: times, placement, result and error come with the job itself. */
+  async refresh() {
+    const mine = ++this.fresh;
+    const job = await call(jobPath(id)).catch(() => null);
+    if (job && mine === this.fresh) this.set(job);
+  }
+
+  /** @param {Job} job */
+  set(job) {
+    this.job = job;
+    this.draw();
+    if (!this.stream && !isTerminal(job.state)) void this.begin();
+  }
+
+  show() {
+    this.header.show(this.job);
+    for (const section of this.sections) section.show(this.job);
+  }
+}
+
+async function start() {
+  try {
+    new JobPage(await call(jobPath(id)));
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    if (error.passing) {
+      showConnection("reconnecting");
+      window.setTimeout(() => void start(), RETRY_MS);
+    }
+    const words = error.status === 404 ? "No such job" : "The job cannot be shown";
+    fill(place, blank(words, error.message, h("a", { class: "button", href: "/" }, "All jobs")));
+  }
+}
+
+void start();

@@ -1,0 +1,36 @@
+/** Sign-in: the form works without this module too; with it, a refusal is shown in place. */
+
+import { byId, setText } from "../ui/dom.js";
+
+const form = /** @type {HTMLFormElement} */ (byId("login"));
+const field = /** @type {HTMLInputElement} */ (byId("key"));
+const problem = byId("problem");
+
+/** Where to go after: only a path of this site. */
+function next() {
+  const path = new URLSearchParams(location.search).get("next") ?? "/";
+  return /^\/(?![/\\])/.test(path) ? path : "/";
+}
+
+/** @param {Response | null} response */
+function explain(response) {
+  const words =
+    response === null
+      ? "The service cannot be reached. Is it running?"
+      : response.status < 500
+        ? "This key is not known here, or was revoked."
+        : "The service has a problem. Try again in a moment.";
+  setText(problem, words);
+  problem.hidden = false;
+  field.select();
+}
+
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  problem.hidden = true;
+  const body = new URLSearchParams({ key: field.value.trim() });
+  const headers = { Accept: "application/json", "X-Trivet": "1" };
+  const response = await fetch("/login", { method: "POST", body, headers }).catch(() => null);
+  if (response?.ok) location.assign(next());
+  else explain(response);
+});

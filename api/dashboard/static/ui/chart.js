@@ -1,0 +1,200 @@
+/** A live line chart: several series, linear or logarithmic, with a crosshair that reads the values. */
+
+import { decimate, nearest } from "../lib/decimate.js";
+import { number } from "../lib/format.js";
+import { extent, linear, linearTicks, logarithmic, logTicks, padded } from "../lib/scales.js";
+import { Surface, crisp, follow, frame, line } from "./canvas.js";
+import { h, setAttribute, setText } from "./dom.js";
+
+/** @typedef {import("./canvas.js").Box} Box */
+/** @typedef {import("../lib/scales.js").Scale} Scale */
+/** @typedef {{name: string, x: readonly number[], y: readonly number[]}} Curve */
+
+export class Chart {
+  /**
+   * @param {{title: string, unit: string, log: boolean}} panel
+   * @param {import("./canvas.js").Crosshair} crosshair
+   * @param {{label: (x: number) => string, word: string}} axis how the horizontal axis speaks
+   */
+  constructor(panel, crosshair, axis) {
+    this.panel = panel;
+    this.log = panel.log;
+    this.crosshair = crosshair;
+    this.axis = axis;
+    /** @type {Curve[]} */
+    this.curves = [];
+    /** @type {Set<string>} */
+    this.hidden = new Set();
+    /** @type {Scale} */
+    this.across = linear([0, 1], [0, 1]);
+    this.canvas = h("canvas", { class: "plot", tabindex: 0, role: "img" });
+    this.legend = h("div", { class: "legend" });
+    this.toggle = h("button", { class: "tiny", type: "button", "aria-pressed": String(this.log), title: "Logarithmic axis" },
+      "log");
+    this.element = h("figure", { class: "chart", "data-chart": panel.title },
+      h("figcaption", {}, h("span", { class: "title" }, panel.title), h("span", { class: "unit" }, panel.unit), this.toggle),
+      this.legend, this.canvas);
+    this.surface = new Surface(this.canvas, (context, area) => this.paint(context, area));
+    this.toggle.addEventListener("click", () => this.setLog(!this.log));
+    crosshair.addEventListener("move", () => this.pointed());
+    follow(this.canvas, crosshair, (pixel) => this.across.invert(pixel), (from, steps) => this.neighbour(from, steps));
+  }
+
+  /** @param {Curve[]} curves */
+  set(curves) {
+    if (curves.map((curve) => curve.name).join() !== this.curves.map((curve) => curve.name).join()) this.relist(curves);
+    this.curves = curves;
+    const last = curves.map((curve) => `${curve.name} ${number(curve.y.at(-1))}`).join(", ");
+    const points = Math.max(0, ...curves.map((curve) => curve.x.length));
+    setAttribute(this.canvas, "aria-label", `${this.panel.title}: ${points} points, last ${last}`);
+    setAttribute(this.canvas, "data-points", points);
+    this.pointed();
+  }
+
+  /** @param {boolean} log */
+  setLog(log) {
+    this.log = log;
+    setAttribute(this.toggle, "aria-pressed", String(log));
+    this.surface.changed();
+  }
+
+  /** @param {Curve[]} curves */
+  relist(curves) {
+    this.legend.replaceChildren(...curves.map((curve, index) => this.legendEntry(curve, index, curves.length > 1)));
+  }
+
+  /** @param {Curve} curve @param {number} index @param {boolean} several */
+  legendEntry(curve, index, several) {
+    const value = h("span", { class: "value" });
+    const swatch = h("span", { class: "swatch", "data-series": index % 6 });
+    if (!several) return h("span", { class: "entry", "data-name": curve.name }, swatch, value);
+    const entry = h("button", { class: "entry", type: "button", "aria-pressed": "true", "data-name": curve.name,
+      title: "Show or hide" }, swatch, h("span", {}, curve.name), value);
+    entry.addEventListener("click", () => {
+      if (!this.hidden.delete(curve.name)) this.hidden.add(curve.name);
+      setAttribute(entry, "aria-pressed", String(!this.hidden.has(curve.name)));
+      this.surface.changed();
+    });
+    return entry;
+  }
+
+  /** The crosshair or the data moved: the numbers in the legend and the picture follow. */
+  pointed() {
+    this.curves.forEach((curve, index) => {
+      const at = this.crosshair.at === null ? curve.x.length - 1 : nearest(curve.x, this.crosshair.at);
+      const value = this.legend.children[index]?.querySelector(".value");
+      if (value) setText(value, number(curve.y[at]));
+    });
+    this.surface.changed();
+  }
+
+  /** @param {number | null} from @param {number} steps */
+  neighbour(from, steps) {
+    const x = this.curves[0]?.x ?? [];
+    const start = from === null ? x.length : nearest(x, from);
+    return x[Math.min(Math.max(start + steps, 0), x.length - 1)] ?? null;
+  }
+
+  shown() {
+    return this.curves.map((curve, index) => ({ ...curve, index })).filter((curve) => !this.hidden.has(curve.name));
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {Box} area */
+  paint(context, area) {
+    const curves = this.shown();
+    const wide = extent(this.curves.map((curve) => curve.x));
+    const high = extent(curves.map((curve) => curve.y), this.log);
+    if (!wide || !high) return void this.paintNothing(context, area);
+    this.across = linear(wide[0] === wide[1] ? [wide[0] - 1, wide[1] + 1] : wide, [area.left, area.right]);
+    const up = (this.log ? logarithmic : linear)(padded(high, this.log), [area.bottom, area.top]);
+    this.paintFrame(context, area, up);
+    for (const curve of curves) this.paintCurve(context, area, up, curve);
+    if (this.crosshair.at !== null) this.paintCrosshair(context, area, up, curves, this.crosshair.at);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {Box} area */
+  paintNothing(context, area) {
+    context.fillStyle = getComputedStyle(this.canvas).getPropertyValue("--muted");
+    context.font = `12px ${getComputedStyle(this.canvas).fontFamily}`;
+    context.textAlign = "center";
+    const words = this.log ? "nothing positive to show on a logarithmic axis" : "no finite values yet";
+    context.fillText(words, area.width / 2, area.height / 2);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {Box} area @param {Scale} up */
+  paintFrame(context, area, up) {
+    const rows = Math.max(Math.floor((area.bottom - area.top) / 42), 2);
+    const columns = Math.max(Math.floor((area.right - area.left) / 96), 2);
+    const vertical = (up.log ? logTicks : linearTicks)(up.domain[0], up.domain[1], rows);
+    const horizontal = linearTicks(this.across.domain[0], this.across.domain[1], columns);
+    frame(context, area, { scale: this.across, ticks: horizontal, label: this.axis.label }, { scale: up, ticks: vertical });
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {Box} area @param {Scale} up @param {Curve & {index: number}} curve */
+  paintCurve(context, area, up, curve) {
+    const [low, high] = this.across.domain;
+    const kept = decimate(curve.x, curve.y, low, high, Math.max(Math.floor(area.right - area.left), 1));
+    context.strokeStyle = this.seriesColour(curve.index);
+    context.lineWidth = 1.5;
+    context.lineJoin = "round";
+    context.beginPath();
+    let pen = false;
+    let alone = kept.x.length === 1;
+    kept.x.forEach((x, index) => {
+      const y = up.at(kept.y[index] ?? Number.NaN);
+      if (!Number.isFinite(y)) {
+        pen = false;
+        return;
+      }
+      if (pen) context.lineTo(this.across.at(x), y);
+      else context.moveTo(this.across.at(x), y);
+      if (alone) context.arc(this.across.at(x), y, 2, 0, 7);
+      pen = true;
+    });
+    context.stroke();
+  }
+
+  /**
+   * @param {CanvasRenderingContext2D} context @param {Box} area @param {Scale} up
+   * @param {(Curve & {index: number})[]} curves @param {number} at
+   */
+  paintCrosshair(context, area, up, curves, at) {
+    const anchor = curves[0]?.x[nearest(curves[0].x, at)] ?? at;
+    const x = crisp(this.across.at(anchor));
+    if (x < area.left || x > area.right + 1) return;
+    const style = getComputedStyle(this.canvas);
+    context.strokeStyle = style.getPropertyValue("--muted");
+    context.lineWidth = 1;
+    line(context, x, area.top, x, area.bottom);
+    for (const curve of curves) {
+      const index = nearest(curve.x, at);
+      const y = up.at(curve.y[index] ?? Number.NaN);
+      if (!Number.isFinite(y)) continue;
+      context.fillStyle = this.seriesColour(curve.index);
+      context.beginPath();
+      context.arc(this.across.at(curve.x[index] ?? at), y, 3, 0, 7);
+      context.fill();
+    }
+    this.paintReading(context, area, x, `${this.axis.word} ${this.axis.label(anchor)}`);
+  }
+
+  /** The crosshair's place on the axis. @param {CanvasRenderingContext2D} context @param {Box} area @param {number} x @param {string} text */
+  paintReading(context, area, x, text) {
+    const style = getComputedStyle(this.canvas);
+    const width = context.measureText(text).width + 12;
+    const left = Math.min(Math.max(x - width / 2, area.left - 8), area.width - width);
+    context.fillStyle = style.getPropertyValue("--text");
+    context.beginPath();
+    context.roundRect(left, area.bottom + 3, width, 18, 4);
+    context.fill();
+    context.fillStyle = style.getPropertyValue("--surface");
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.fillText(text, left + width / 2, area.bottom + 12.5);
+  }
+
+  /** @param {number} index */
+  seriesColour(index) {
+    return getComputedStyle(this.canvas).getPropertyValue(`--series-${index % 6}`);
+  }
+}

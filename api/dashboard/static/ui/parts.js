@@ -1,0 +1,83 @@
+/** Small pieces that several pages show: state marks, progress bars, labels, times that keep counting. */
+
+import { ago, dateTime, duration, percent } from "../lib/format.js";
+import { fraction, ran } from "../lib/state.js";
+import { h, setAttribute, setText } from "./dom.js";
+
+/** @typedef {import("../lib/types.js").Job} Job */
+
+/** The present, in Unix seconds. */
+export const now = () => Date.now() / 1000;
+
+/** @param {string} state */
+export function stateMark(state) {
+  const mark = h("span", { class: "state" });
+  updateStateMark(mark, state);
+  return mark;
+}
+
+/** @param {Element} mark @param {string} state */
+export function updateStateMark(mark, state) {
+  setAttribute(mark, "data-state", state);
+  setText(mark, state);
+}
+
+/** A progress bar with its numbers; hidden while there is nothing to tell. */
+export class ProgressBar {
+  constructor() {
+    this.bar = h("span", { class: "bar" });
+    this.words = h("span", { class: "numbers" });
+    this.element = h("div", { class: "progress", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100 },
+      h("span", { class: "track" }, this.bar), this.words);
+  }
+
+  /** @param {Job} job */
+  update(job) {
+    const part = fraction(job);
+    this.element.hidden = part === null;
+    if (part === null || !job.progress) return;
+    const { done, total, unit } = job.progress;
+    this.bar.style.setProperty("width", `${(part * 100).toFixed(2)}%`);
+    setAttribute(this.element, "data-state", job.state);
+    setAttribute(this.element, "aria-valuenow", Math.round(part * 100));
+    setAttribute(this.element, "aria-valuetext", `${done} of ${total} ${unit}`);
+    setAttribute(this.element, "title", `${done} of ${total} ${unit}`);
+    setText(this.words, percent(part));
+  }
+}
+
+/** @param {Record<string, string>} labels */
+export const labelChips = (labels) =>
+  Object.entries(labels).map(([key, value]) =>
+    h("a", { class: "chip", href: `/?label=${encodeURIComponent(`${key}=${value}`)}`, title: "jobs with this label" },
+      h("span", { class: "muted" }, key), value && ` ${value}`),
+  );
+
+/** @type {Map<Element, () => string>} */
+const counting = new Map();
+
+/**
+ * Keeps the text of an element up to date once a second, for as long as it is on the page.
+ * @param {Element} element
+ * @param {() => string} text
+ */
+export function keepCounting(element, text) {
+  counting.set(element, text);
+  setText(element, text());
+}
+
+window.setInterval(() => {
+  for (const [element, text] of counting) {
+    if (element.isConnected) setText(element, text());
+    else counting.delete(element);
+  }
+}, 1000);
+
+/** @param {Element} element @param {number | null} then Unix seconds */
+export function showAge(element, then) {
+  setAttribute(element, "title", dateTime(then));
+  keepCounting(element, () => (then === null ? "–" : ago(then, now())));
+}
+
+/** @param {Element} element @param {Job} job */
+export const showDuration = (element, job) => keepCounting(element, () => duration(ran(job, now())));

@@ -1,0 +1,39 @@
+/** The connection's state in the page's header, and short notices to the user. */
+
+import { byId, h, setAttribute, setText } from "./dom.js";
+
+const WORDS = {
+  connecting: "Connecting",
+  live: "Live",
+  reconnecting: "Reconnecting",
+  ended: "Up to date",
+};
+
+/** @param {keyof typeof WORDS} state */
+export function showConnection(state) {
+  const element = byId("connection");
+  setAttribute(element, "data-state", state);
+  setAttribute(element, "hidden", null);
+  const label = element.querySelector("span");
+  if (label) setText(label, WORDS[state]);
+}
+
+/**
+ * A notice at the foot of the page that leaves by itself; read out by screen readers.
+ * @param {string} text
+ * @param {"info" | "error"} [tone]
+ */
+export function notify(text, tone = "info") {
+  const notice = h("div", { class: "notice", "data-tone": tone }, text);
+  byId("notices").append(notice);
+  window.setTimeout(() => notice.remove(), tone === "error" ? 8000 : 4000);
+}
+
+/**
+ * A block that stands where content would be: nothing yet, nothing found, or an error with a way on.
+ * @param {string} heading
+ * @param {string} [detail]
+ * @param {HTMLElement} [action]
+ */
+export const blank = (heading, detail = "", action = undefined) =>
+  h("div", { class: "blank" }, h("strong", {}, heading), detail && h("p", {}, detail), action);
