@@ -29,6 +29,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+# torch 2.13 renamed both; 2.11 has the older names only.
+_ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class GroupError(RuntimeError):
     """A collective was run over a group that this process does not have, or a size that does not divide."""
@@ -57,7 +61,7 @@ def _part(length: int, size: int) -> int:
 def _gather(x: Tensor, dim: int, group: str, size: int) -> Tensor:
     rows = x.movedim(dim, 0).contiguous()
     out = rows.new_empty((rows.shape[0] * size, *rows.shape[1:]))
-    dist.all_gather_into_tensor(out, rows, group=resolve(group))
+    _ALL_GATHER(out, rows, group=resolve(group))
     return out.movedim(0, dim).contiguous()
 
 
@@ -70,7 +74,7 @@ def _slice(x: Tensor, dim: int, group: str, size: int) -> Tensor:
 def _reduce_scatter(x: Tensor, dim: int, group: str, size: int) -> Tensor:
     rows = x.movedim(dim, 0).contiguous()
     out = rows.new_empty((_part(rows.shape[0], size), *rows.shape[1:]))
-    dist.reduce_scatter_tensor(out, rows, group=resolve(group))
+    _REDUCE_SCATTER(out, rows, group=resolve(group))
     return out.movedim(0, dim).contiguous()
 
 

@@ -19,7 +19,7 @@ RANK_MAIN = Path(__file__).parent / "rank_main.py"
 ROOT = Path(__file__).parents[2]
 
 
-class GroupFailed(AssertionError):
+class GroupFailureError(AssertionError):
     """A rank ended with an error, or the group outlived its time; ``output`` holds what all ranks wrote."""
 
     def __init__(self, message: str, output: str) -> None:
@@ -37,9 +37,7 @@ class Torchrun:
 
     folder: Path
 
-    def __call__(
-        self, function: Callable[..., Any], ranks: int, timeout_s: float = 120, **arguments: Any
-    ) -> list[Any]:
+    def __call__(self, function: Callable[..., Any], ranks: int, timeout_s: float = 120, **arguments: Any) -> list[Any]:
         results = self.folder / f"{function.__name__}-{len(list(self.folder.iterdir()))}"
         results.mkdir()
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
@@ -49,7 +47,7 @@ class Torchrun:
         output = _run([*command, json.dumps(arguments), str(results)], timeout_s)
         files = [results / f"{rank}.json" for rank in range(ranks)]
         if not all(file.exists() for file in files):
-            raise GroupFailed("not every rank left a result", output)
+            raise GroupFailureError("not every rank left a result", output)
         return [json.loads(file.read_text()) for file in files]
 
 
@@ -71,9 +69,9 @@ def _run(command: list[str], timeout_s: float) -> str:
     except subprocess.TimeoutExpired:
         _kill_with_descendants(process.pid)
         output, _ = process.communicate()
-        raise GroupFailed(f"the group was still running after {timeout_s} s", output) from None
+        raise GroupFailureError(f"the group was still running after {timeout_s} s", output) from None
     if process.returncode:
-        raise GroupFailed(f"the group ended with exit status {process.returncode}", output)
+        raise GroupFailureError(f"the group ended with exit status {process.returncode}", output)
     return output
 
 

@@ -125,7 +125,7 @@ def check_cross_entropy(grid: mesh.Mesh) -> dict[str, float]:
 
 
 def check_collectives(grid: mesh.Mesh) -> dict[str, Any]:
-    """Each operator's value and gradient, weighted by rank-dependent factors, and the second derivatives of the pair."""
+    """Each operator's value and gradient, weighted by rank-dependent factors; then a second derivative."""
     group, size, rank = grid.tp.group, grid.tp.size, grid.tp.rank
     x = torch.arange(8, dtype=torch.float64).reshape(2, 4) + 10 * rank
     x.requires_grad_()

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from functorch.compile import default_partition
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
@@ -17,6 +19,11 @@ from service.parallel import collectives, mesh
 
 TRANSFORMER = TransformerConfig(vocab_size=32, dim=16, layers=1, heads=4, kv_heads=2, max_sequence=12)
 MLP = MlpConfig(in_features=6, hidden=(8, 8), out_features=3)
+
+
+def exported_collectives(model: nn.Module, x: Tensor) -> list[str]:
+    program = torch.export.export(model, (x,))
+    return [str(node.target) for node in program.graph.nodes if "trivet" in str(node.target)]
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +89,13 @@ def test_without_a_group_nothing_happens() -> None:
 
 
 def test_a_planned_group_cannot_run() -> None:
-    with pytest.raises(collectives.GroupError, match="no process group 'planned/tp'.*only planned"):
+    with pytest.raises(collectives.GroupError, match=r"no process group 'planned/tp'.*only planned"):
         collectives.reduce_from_group(torch.randn(2), "planned/tp")
 
 
-@pytest.mark.parametrize(("config", "x"), [(TRANSFORMER, torch.zeros(3, 8, dtype=torch.int64)), (MLP, torch.zeros(3, 6))])
+@pytest.mark.parametrize(
+    ("config", "x"), [(TRANSFORMER, torch.zeros(3, 8, dtype=torch.int64)), (MLP, torch.zeros(3, 6))]
+)
 def test_a_divided_model_is_exported_without_a_group(config: FamilyConfig, x: Tensor) -> None:
     planned = build(config, mesh.plan(ParallelSpec(tp=2), rank=1))
     program = torch.export.export(planned, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
@@ -96,24 +105,25 @@ def test_a_divided_model_is_exported_without_a_group(config: FamilyConfig, x: Te
     assert not [target for target in targets if "attention" in target or "process_group" in target.lower()]
 
 
-@pytest.mark.parametrize(("config", "x"), [(TRANSFORMER, torch.zeros(3, 8, dtype=torch.int64)), (MLP, torch.zeros(3, 6))])
+@pytest.mark.parametrize(
+    ("config", "x"), [(TRANSFORMER, torch.zeros(3, 8, dtype=torch.int64)), (MLP, torch.zeros(3, 6))]
+)
 def test_a_divided_model_is_traced_forward_and_backward_as_one_graph_without_a_group(
     config: FamilyConfig, x: Tensor
 ) -> None:
-    graphs: list[set[str]] = []
+    joints: list[list[str]] = []
 
-    def record(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
-        graphs.append({str(node.target) for node in graph.graph.nodes if "trivet" in str(node.target)})
-        return graph
-
-    from torch._dynamo.backends.common import aot_autograd  # noqa: PLC0415 - only this test looks inside
+    def partition(joint: torch.fx.GraphModule, *arguments: Any, **options: Any) -> Any:
+        joints.append([str(node.target) for node in joint.graph.nodes if "trivet" in str(node.target)])
+        return default_partition(joint, *arguments, **options)
 
     planned = build(config, mesh.plan(ParallelSpec(tp=2)))
-    backend = aot_autograd(fw_compiler=record, bw_compiler=record)
+    backend = aot_autograd(fw_compiler=lambda graph, _: graph, partition_fn=partition)
     with pytest.raises(collectives.GroupError):  # traced whole; only then does the first collective run
-        torch.compile(planned, fullgraph=True, backend=backend)(x).sum().backward()
-    assert len(graphs) == 2
-    assert all(graphs)
+        torch.compile(planned, fullgraph=True, backend=backend)(x.requires_grad_(x.is_floating_point()))
+    assert len(joints) == 1
+    reductions = joints[0].count("trivet.reduce_from_group.default")
+    assert reductions > sum("reduce_from_group" in name for name in exported_collectives(planned, x))
 
 
 def test_the_explicit_and_the_fused_attention_agree() -> None:

@@ -17,7 +17,9 @@ TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "1
 
 @given(SPECS)
 def test_every_rank_has_a_position_of_its_own(spec: ParallelSpec) -> None:
-    positions = [tuple(mesh.coordinates(spec, rank)[name] for name in PARALLEL_DIMENSIONS) for rank in range(spec.world_size)]
+    positions = [
+        tuple(mesh.coordinates(spec, rank)[name] for name in PARALLEL_DIMENSIONS) for rank in range(spec.world_size)
+    ]
     assert positions == sorted(set(positions))
 
 
