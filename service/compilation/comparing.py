@@ -1,0 +1,49 @@
+"""All tensors of a compiled run beside the reference."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor
+
+from service.compilation.execution import Key
+from service.compilation.parity import Comparison, Oracle, compare
+from service.compilation.reference import Reference, Run
+from service.jobs.spec.compile import Tolerance
+
+KEPT_FAILURES = 5
+
+
+def compare_runs(run: Run, reference: Reference, tolerance: Tolerance) -> Iterator[Comparison]:
+    """Every tensor of every iteration; the updated parameters and buffers are iteration ``len(records)``."""
+    for iteration in range(len(run.records) + 1):
+        results, oracles = run.tensors(iteration), reference.oracles(iteration)
+        for key in sorted(results.keys() | oracles.keys()):
+            yield from _compare_one(key, iteration, results.get(key), oracles.get(key), tolerance)
+
+
+def worth_keeping(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
+    """Of each kind the worst, and besides it the first failures."""
+    by_kind: dict[str, list[Comparison]] = defaultdict(list)
+    for comparison in comparisons:
+        by_kind[comparison.kind].append(comparison)
+    return tuple(kept for of_kind in by_kind.values() for kept in _of_kind(of_kind))
+
+
+def _of_kind(comparisons: list[Comparison]) -> Iterator[Comparison]:
+    worst = max(comparisons, key=lambda comparison: comparison.excess)
+    yield worst
+    yield from [each for each in comparisons if not each.passed and each is not worst][:KEPT_FAILURES]
+
+
+def _compare_one(
+    key: Key, iteration: int, result: Tensor | None, oracle: Oracle | None, tolerance: Tolerance
+) -> Iterator[Comparison]:
+    if result is not None and oracle is not None:
+        yield compare(key, iteration, result, oracle, tolerance)
+    elif result is not None:
+        yield Comparison(*key, iteration, math.inf, math.inf, None, "eager has no such tensor")
+    elif key[0] != "gradient":  # a lost gradient is another defect than a wrong one
+        yield Comparison(*key, iteration, math.inf, math.inf, None, "missing, where eager has one")

@@ -1,0 +1,13 @@
+"""The rung raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.compilation.observation import Observation
+from service.compilation.verdicts import Finding
+
+
+def detect(observation: Observation) -> Iterator[Finding]:
+    if observation.error:
+        yield Finding("fail_error", observation.error)

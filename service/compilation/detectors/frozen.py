@@ -1,0 +1,39 @@
+"""The model ran and its loss may be right, but training does not reach its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from service.compilation.observation import Observation
+from service.compilation.verdicts import Finding
+
+NAMED = 5
+
+
+def detect(observation: Observation) -> Iterator[Finding]:
+    training = observation.training
+    if training is None:
+        return
+    if not training.trainable:
+        yield Finding("frozen", "the model has no trainable parameter")
+        return
+    lost = training.unreached - training.unreached_eager
+    if lost:
+        yield Finding("frozen", f"no gradient where eager has one: {_names(lost)}")
+    dead = training.unreached & training.unreached_eager
+    if dead:
+        yield Finding(
+            "frozen",
+            f"no gradient, in eager neither: {_names(dead)}; set requires_grad=False if they are not meant to train",
+        )
+    stuck = training.moved_eager - training.moved - lost
+    if stuck:
+        yield Finding("frozen", f"updates do not move what they move in eager: {_names(stuck)}")
+    if not training.moved and not (lost or dead or stuck):
+        yield Finding("frozen", "no parameter was moved by any update, in eager neither")
+
+
+def _names(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - NAMED} more" if len(ordered) > NAMED else ""
+    return ", ".join(ordered[:NAMED]) + more

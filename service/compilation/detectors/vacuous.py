@@ -1,0 +1,37 @@
+"""Nothing, or not what counts, was compiled: such a run agrees with eager because it is eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.compilation.observation import Observation
+from service.compilation.verdicts import Finding
+
+
+def detect(observation: Observation) -> Iterator[Finding]:
+    if observation.error:
+        return
+    evidence = observation.evidence
+    for reason in _reasons(observation):
+        yield Finding("vacuous", reason)
+    for switch in evidence.switches:
+        yield Finding("vacuous", switch)
+    for failure in evidence.failures:
+        yield Finding("vacuous", f"a compile failure was swallowed: {failure}")
+    for hit in evidence.limit_hits:
+        yield Finding("vacuous", f"the recompile limit was hit, later calls run uncompiled: {hit}")
+
+
+def _reasons(observation: Observation) -> Iterator[str]:
+    evidence, training = observation.evidence, observation.training
+    if not evidence.graphs:
+        yield "no graph was captured: the model ran uncompiled"
+    elif not evidence.operations:
+        yield f"{evidence.graphs} graphs hold no operator: the model ran uncompiled"
+    elif training and observation.case.rung.compiles_backward and not _backward_ran(observation):
+        yield "no compiled backward ran: gradients came from eager, or from nowhere"
+
+
+def _backward_ran(observation: Observation) -> bool:
+    training = observation.training
+    return training is not None and bool(training.compiled_backwards) and min(training.compiled_backwards) > 0

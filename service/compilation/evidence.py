@@ -1,0 +1,54 @@
+"""What the compiler did while a rung ran, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """Where a graph ended early. ``line`` is 0 and the rest empty where the compiler told no place."""
+
+    reason: str
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Recompile:
+    """A frame compiled again: its compile id, the guard that failed, where it was needed, in which iteration."""
+
+    frame: str
+    guard: str
+    function: str
+    file: str
+    line: int
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Counts over one rung and phase.
+
+    ``graphs``: forward graphs captured with ``operations`` operators in all; ``backward_graphs``: backward graphs
+    compiled; ``late``: iterations after warm-up that still compiled something; ``limit_hits``: functions that
+    exceeded the recompile limit and run uncompiled since; ``failures``: compile failures that raised nothing;
+    ``switches``: settings that let code run uncompiled in silence.
+    """
+
+    graphs: int = 0
+    backward_graphs: int = 0
+    operations: int = 0
+    graph_breaks: tuple[GraphBreak, ...] = ()
+    recompiles: tuple[Recompile, ...] = ()
+    late: tuple[int, ...] = ()
+    limit_hits: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+
+    @property
+    def fullgraph(self) -> bool:
+        """Whether all that was called ran inside graphs without a break."""
+        return self.graphs > 0 and not (self.graph_breaks or self.limit_hits or self.failures)

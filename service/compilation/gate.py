@@ -1,0 +1,65 @@
+"""The gate: what a training job may switch on, and whether it should."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.compilation.ladder import Result
+from service.compilation.observation import Cost
+from service.compilation.program import Phase
+
+
+def gate(
+    results: Sequence[Result], phases: Sequence[Phase], fingerprint: Mapping[str, Any], toolchain_s: float | None
+) -> dict[str, Any]:
+    """``{train, inference, fingerprint, worth}``.
+
+    ``train`` and ``inference`` name the highest rung that passed with all below it (the backend to compile with),
+    or are ``None``: not allowed, or not checked. ``worth`` says for each phase that was checked what the rung
+    brings: ``{worth_it, ratio, noisy, break_even_steps}``. The gate holds for ``fingerprint`` and nothing else.
+    """
+    best = {phase: highest_safe(results, phase) for phase in phases}
+    allowed = {phase: found.case.rung.name if found else None for phase, found in best.items()}
+    return {
+        "train": allowed.get("train"),
+        "inference": allowed.get("inference"),
+        "fingerprint": dict(fingerprint),
+        "worth": {
+            phase: worth(found.observation.cost if found and found.observation else None, toolchain_s)
+            for phase, found in best.items()
+        },
+    }
+
+
+def highest_safe(results: Sequence[Result], phase: Phase) -> Result | None:
+    """The last rung of the unbroken row of passes from the foot of the ladder."""
+    best = None
+    for result in results:
+        if result.case.phase == phase:
+            if result.verdict != "pass":
+                break
+            best = result
+    return best
+
+
+def worth(cost: Cost | None, toolchain_s: float | None) -> dict[str, Any]:
+    """``worth_it``: compiled steps were faster in three quarters of the timed rounds.
+
+    ``break_even_steps``: after so many steps a process with empty caches has won back its compile time, including
+    the one-off start of the toolchain; ``None`` where steps are not faster.
+    """
+    if cost is None:
+        return {"worth_it": False, "ratio": None, "noisy": None, "break_even_steps": None}
+    race = cost.race
+    return {
+        "worth_it": race.faster,
+        "ratio": race.ratio,
+        "noisy": race.noisy,
+        "break_even_steps": break_even_steps(cost.cold_s + (toolchain_s or 0.0), race.eager_step_s - race.step_s),
+    }
+
+
+def break_even_steps(compile_s: float, saved_s: float) -> int | None:
+    """Steps until ``saved_s`` a step has paid for ``compile_s``; ``None`` if nothing is saved."""
+    return int(-(-compile_s // saved_s)) if saved_s > 0 else None

@@ -1,0 +1,17 @@
+"""Peak device memory; CUDA only."""
+
+from __future__ import annotations
+
+import torch
+
+GIB = 2**30
+
+
+def reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_gib(device: torch.device) -> float | None:
+    """Largest memory in tensors since ``reset_peak``, in GiB; ``None`` where nothing counts it."""
+    return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None

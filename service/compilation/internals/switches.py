@@ -1,0 +1,38 @@
+"""Settings under which code runs uncompiled and nobody hears of it, and the one that makes random draws comparable."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch._dynamo.config
+import torch._inductor.config
+from torch import nn
+
+
+def silent_switches(module: nn.Module) -> tuple[str, ...]:
+    """Settings of this process and marks on ``module`` that let it run uncompiled without an error."""
+    config: Any = torch._dynamo.config
+    found = []
+    if getattr(config, "suppress_errors", False):
+        found.append("torch._dynamo.config.suppress_errors is on: compile errors fall back to eager")
+    if getattr(config, "disable", False):
+        found.append("torch._dynamo.config.disable is on (TORCH_COMPILE_DISABLE)")
+    if _stance() not in {"default", "fail_on_recompile"}:
+        found.append(f"the compiler stance is {_stance()!r}")
+    if getattr(type(module).forward, "_torchdynamo_disable", False):
+        found.append(f"{type(module).__name__}.forward is marked torch.compiler.disable")
+    return tuple(found)
+
+
+def eager_random_numbers() -> AbstractContextManager[Any]:
+    """Make generated kernels draw what eager draws, so that dropout can be compared number by number."""
+    patch: AbstractContextManager[Any] = torch._inductor.config.patch(fallback_random=True)
+    return patch
+
+
+def _stance() -> str:
+    """The global stance; private, and taken as the default where it cannot be read."""
+    from torch._dynamo import eval_frame  # noqa: PLC0415 - a private module, read only here
+
+    return str(getattr(getattr(eval_frame, "_stance", None), "stance", "default"))

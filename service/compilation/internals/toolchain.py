@@ -1,0 +1,24 @@
+"""The price that a process pays once before its first generated kernel: finding compilers, precompiling headers."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from service.compilation.internals.caches import empty_caches
+
+
+def start_toolchain(device: torch.device) -> float:
+    """Compile a trivial kernel and return the seconds it took, so that the first rung does not pay for it.
+
+    Raises what the compiler raises when the machine lacks one.
+    """
+    with empty_caches():
+        start = time.perf_counter()
+        torch.compile(_trivial, backend="inductor", fullgraph=True)(torch.ones(4, device=device))
+        return time.perf_counter() - start
+
+
+def _trivial(value: torch.Tensor) -> torch.Tensor:
+    return torch.relu(value) + 1

@@ -1,0 +1,107 @@
+"""Climbing: each rung only after the one before it passed, in every phase and on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from service.compilation.detectors import judge
+from service.compilation.internals.toolchain import start_toolchain
+from service.compilation.observation import Case, Observation
+from service.compilation.observe import Plan, describe, observe
+from service.compilation.program import Phase, Program
+from service.compilation.ranks import gather
+from service.compilation.reference import Reference, refer
+from service.compilation.rungs import Rung
+from service.compilation.verdicts import Finding, Verdict, worst
+
+
+@dataclass(frozen=True)
+class Result:
+    """One rung in one phase, judged. ``observation`` is this rank's own; verdict and findings are all ranks'.
+
+    ``observation`` is ``None`` for a rung that was not reached; then ``findings`` says why.
+    """
+
+    case: Case
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    observation: Observation | None = None
+
+
+def climb(
+    program: Program,
+    rungs: Sequence[Rung],
+    phases: Sequence[Phase],
+    plan: Plan,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Result]:
+    """The results, one for each rung and phase, as they come; phase by phase, from the foot of the ladder.
+
+    ``should_stop`` is asked between rungs, for all ranks alike; what is left is then ``not_reached``.
+    """
+    for phase in phases:
+        yield from _climb_phase(program, [Case(rung, phase) for rung in rungs], plan, should_stop)
+
+
+def _climb_phase(
+    program: Program, cases: Sequence[Case], plan: Plan, should_stop: Callable[[], bool]
+) -> Iterator[Result]:
+    look: Callable[[Case], Observation] | None = None
+    blocked = ""
+    for case in cases:
+        if not blocked and any(gather(should_stop())):
+            blocked = "the job was asked to stop"
+        if blocked:
+            yield Result(case, "not_reached", (Finding("not_reached", blocked),))
+            continue
+        look = look or _observer(program, case.phase, plan)
+        result = _judged(look(case))
+        if result.verdict != "pass":
+            blocked = f"{case.rung.name} did not pass ({result.verdict})"
+        yield result
+
+
+def _observer(program: Program, phase: Phase, plan: Plan) -> Callable[[Case], Observation]:
+    """How to look at a rung of this phase; a model that does not even run uncompiled fails every one of them.
+
+    If the reference failed on any rank, none may enter the collectives of a run.
+    """
+    reference, problem = _reference(program, phase, plan)
+    problem = next((each for each in gather(problem) if each), "")
+    if reference is None or problem:
+        return lambda case: Observation(case, error=problem)
+    return lambda case: observe(program, case, reference, plan)
+
+
+def _reference(program: Program, phase: Phase, plan: Plan) -> tuple[Reference | None, str]:
+    """The uncompiled runs, or what they raised."""
+    try:
+        return refer(program, phase, plan.iterations), ""
+    except Exception as error:
+        return None, f"the uncompiled model does not run: {describe(error)}"
+
+
+def _judged(observation: Observation) -> Result:
+    findings = _merge(gather(judge(observation)))
+    return Result(observation.case, worst(finding.verdict for finding in findings), findings, observation)
+
+
+def _merge(per_rank: list[tuple[Finding, ...]]) -> tuple[Finding, ...]:
+    """Every finding once, those of a part of the ranks with the ranks that made them."""
+    merged: dict[Finding, list[int]] = {}
+    for rank, findings in enumerate(per_rank):
+        for finding in findings:
+            merged.setdefault(finding, []).append(rank)
+    return tuple(_attributed(finding, ranks, len(per_rank)) for finding, ranks in merged.items())
+
+
+def _attributed(finding: Finding, ranks: list[int], world: int) -> Finding:
+    if len(ranks) == world:
+        return finding
+    return Finding(finding.verdict, f"rank {', '.join(map(str, ranks))}: {finding.message}")
+
+
+def warm_toolchain(program: Program, rungs: Sequence[Rung]) -> float | None:
+    """Seconds of the one-off start-up of code generation; ``None`` if no rung generates code."""
+    return start_toolchain(program.device) if any(rung.generates_code for rung in rungs) else None

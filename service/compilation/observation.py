@@ -1,0 +1,67 @@
+"""What was seen of one rung in one phase; the only thing that detectors look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from service.compilation.evidence import Evidence
+from service.compilation.parity import Comparison
+from service.compilation.program import Phase
+from service.compilation.rungs import Rung
+from service.compilation.timing import Race
+
+
+@dataclass(frozen=True)
+class Training:
+    """What became of the trainable parameters.
+
+    ``unreached``: without a gradient in every iteration; ``unreached_eager``: in eager too. ``moved`` and
+    ``moved_eager``: changed by the updates. ``compiled_backwards``: compiled backward nodes, per iteration.
+    """
+
+    trainable: int
+    unreached: frozenset[str]
+    unreached_eager: frozenset[str]
+    moved: frozenset[str]
+    moved_eager: frozenset[str]
+    compiled_backwards: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds to compile from nothing and from a filled cache, the race with eager, peak memory on CUDA in GiB."""
+
+    cold_s: float
+    warm_s: float
+    race: Race
+    peak_gib: float | None
+    eager_peak_gib: float | None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One rung in one phase."""
+
+    rung: Rung
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One rung in one phase. ``error`` is set when it raised; ``training`` is ``None`` for inference.
+
+    ``comparisons``: the worst of each kind, and every one that failed. ``compared``: how many were made.
+    ``calls``: forward calls of the judged iterations by input shape.
+    """
+
+    case: Case
+    evidence: Evidence = field(default_factory=Evidence)
+    error: str = ""
+    comparisons: tuple[Comparison, ...] = ()
+    compared: int = 0
+    training: Training | None = None
+    cost: Cost | None = None
+    truth_note: str = ""
+    notes: tuple[str, ...] = ()
+    calls: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,161 @@
+"""Running one rung in one phase, and writing down all that is needed to judge it."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from service.compilation.comparing import compare_runs, worth_keeping
+from service.compilation.cost import cold_seconds, pace, warm_seconds
+from service.compilation.execution import RECORDS, Record, Subject, prepare, state_of
+from service.compilation.internals.caches import empty_caches
+from service.compilation.internals.capture import Recording, clear_records, first_line
+from service.compilation.internals.memory import peak_gib, reset_peak
+from service.compilation.internals.switches import eager_random_numbers, silent_switches
+from service.compilation.observation import Case, Cost, Observation, Training
+from service.compilation.program import Phase, Program, shapes_of
+from service.compilation.reference import Reference, Run, seed
+from service.compilation.rungs import Rung
+from service.jobs.spec.compile import Tolerance
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to look: ``iterations`` are judged; from ``warm_up`` on nothing may be compiled any more.
+
+    ``agree`` makes of each rank's duration one for all.
+    """
+
+    iterations: int
+    warm_up: int
+    tolerance: Tolerance
+    agree: Callable[[float], float]
+
+
+def plan_for(program: Program, steps: int, tolerance: Tolerance, agree: Callable[[float], float]) -> Plan:
+    """At least ``steps`` iterations, and enough to see every input shape again after warm-up.
+
+    Warm-up is one pass over the shapes and one iteration more, which may make a dimension or a number dynamic.
+    """
+    warm_up = program.first_pass + 1
+    return Plan(max(steps, 2 * program.first_pass + 1), warm_up, tolerance, agree)
+
+
+def observe(program: Program, case: Case, reference: Reference, plan: Plan) -> Observation:
+    """Run the rung from empty caches; an exception becomes the observation's ``error``.
+
+    All rungs share this process: Dynamo is reset and the caches are emptied before each, which costs nothing,
+    where a process of its own costs an import of PyTorch. What that cannot undo: global state set by the program
+    itself, and a crash of the compiler, which ends the job.
+    """
+    with empty_caches(), _random_numbers(case.rung, reference):
+        clear_records()
+        look = _Look(program, case, reference, plan, Recording())
+        try:
+            return look.observation()
+        except Exception as error:
+            return Observation(case, look.recording.evidence(plan.warm_up, ()), describe(error))
+
+
+@dataclass(frozen=True)
+class _Look:
+    program: Program
+    case: Case
+    reference: Reference
+    plan: Plan
+    recording: Recording
+
+    def observation(self) -> Observation:
+        module = self.program.build()
+        switches = silent_switches(module)
+        self.program.attach(module, self.case.rung.backend)
+        subject = prepare(self.program, self.case.phase, module)
+        run, cold_s = self._judged_run(subject)
+        peak = peak_gib(self.program.device)
+        race = pace(subject, self.case.phase, self.plan.agree)
+        self.recording.end_iteration()
+        evidence = self.recording.evidence(self.plan.warm_up, switches)
+        comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
+        return Observation(
+            self.case,
+            evidence,
+            comparisons=worth_keeping(comparisons),
+            compared=len(comparisons),
+            training=_training(run, self.reference.eager) if self.case.phase == "train" else None,
+            cost=Cost(cold_s, warm_seconds(self.program, self.case, race.step_s), race, peak, self.reference.peak_gib),
+            truth_note=self.reference.truth_note,
+            notes=tuple(_notes(self.reference, self.case.rung)),
+            calls=_calls(self.program, self.plan.iterations),
+        )
+
+    def _judged_run(self, subject: Subject) -> tuple[Run, float]:
+        """The iterations that count, and what compiling added to them in seconds.
+
+        Peak memory counts from the end of warm-up, without what the compiler itself needs.
+        """
+        before = state_of(subject)
+        records, seconds, compiled = [], [], []
+        for iteration in range(self.plan.iterations):
+            if iteration == self.plan.warm_up:
+                reset_peak(self.program.device)
+            record, duration = _timed(subject, self.case.phase, iteration)
+            records.append(record)
+            seconds.append(duration)
+            compiled.append(self.recording.end_iteration())
+        return Run(tuple(records), before, state_of(subject), random=False), cold_seconds(seconds, compiled)
+
+
+def describe(error: Exception) -> str:
+    """Class, first line of the message, and the last place outside of installed packages."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {first_line(str(error))}{place}"
+
+
+def _timed(subject: Subject, phase: Phase, iteration: int) -> tuple[Record, float]:
+    seed(subject.program, iteration)
+    batch = subject.batch(iteration)
+    start = time.perf_counter()
+    record = RECORDS[phase](subject, batch)
+    return record, time.perf_counter() - start
+
+
+def _training(run: Run, eager: Run) -> Training:
+    return Training(
+        trainable=len(run.parameters),
+        unreached=run.missing,
+        unreached_eager=eager.missing,
+        moved=run.moved,
+        moved_eager=eager.moved,
+        compiled_backwards=tuple(record.compiled_backward for record in run.records),
+    )
+
+
+def _random_numbers(rung: Rung, reference: Reference) -> AbstractContextManager[Any]:
+    return eager_random_numbers() if _draws_like_eager(rung, reference) else nullcontext()
+
+
+def _draws_like_eager(rung: Rung, reference: Reference) -> bool:
+    return rung.generates_code and reference.eager.random
+
+
+def _notes(reference: Reference, rung: Rung) -> Iterator[str]:
+    if reference.eager.random:
+        yield "draws random numbers"
+    if _draws_like_eager(rung, reference):
+        yield "ran with fallback_random: a job's own draws will differ from eager's"
+    if reference.overwritten:
+        yield f"updates in place what it is given: {', '.join(reference.overwritten)}"
+    if not reference.repeatable:
+        yield "two eager runs differ; their distance was added to the tolerance"
+
+
+def _calls(program: Program, iterations: int) -> dict[str, int]:
+    """Forward calls by input shape."""
+    batches = (program.batch(iteration) for iteration in range(iterations))
+    return dict(Counter(" ".join(str(list(shape)) for shape in shapes_of(batch)) for batch in batches))

@@ -1,0 +1,138 @@
+"""The parity rule: a compiled run is at fault only where it is further from the truth than eager is.
+
+The rule is that of PyTorch's own benchmark suite (``torch._dynamo.utils.same``): a tensor passes if it is close to
+eager's, **or** if its root-mean-square distance from the float64 result is at most ``ratio`` times eager's own
+distance plus a tenth of the tolerance. Few elements make a noisy distance, so small tensors get a larger ratio.
+The tolerance is taken relative to the scale of what is compared, so that wrong but tiny gradients do not hide in it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.jobs.spec.compile import Tolerance
+
+SMALL_TENSORS = ((10, 5.0), (500, 4.0), (1000, 1.5))
+"""Up to so many elements, the permitted ratio is this much larger."""
+
+SCALE_FLOOR = 0.01
+"""Tensors this much smaller than their siblings are judged at this part of the siblings' scale."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor of one iteration, compared.
+
+    ``excess`` is the distance over what is permitted: at most 1 passes. ``ratio`` is the distance from float64
+    over eager's (``None`` without a float64 reference).
+    """
+
+    kind: str
+    name: str
+    iteration: int
+    excess: float
+    max_abs: float
+    ratio: float | None = None
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.excess <= 1
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What one compiled tensor is judged by; ``noise`` is how far two eager runs are apart."""
+
+    eager: Tensor
+    truth: Tensor | None
+    scale: float
+    noise: float = 0.0
+
+
+def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance) -> Comparison:
+    """Judge ``result``, the ``(kind, name)`` of an iteration, by the rule above.
+
+    A difference in shape, dtype or finiteness is never within tolerance.
+    """
+    problem = _mismatch(result, oracle.eager)
+    if problem:
+        return Comparison(*key, iteration, math.inf, math.inf, None, problem)
+    finite = torch.isfinite(oracle.eager)
+    got, eager = result[finite].double(), oracle.eager[finite].double()
+    if not got.numel():
+        return Comparison(*key, iteration, 0.0, 0.0)
+    distance = (got - eager).abs()
+    close = _beyond_close(distance, eager, oracle, tolerance)
+    ratio, beyond = _beyond_truth(got, eager, finite, oracle, tolerance)
+    return Comparison(*key, iteration, min(close, beyond), float(distance.max()), ratio)
+
+
+def scale_of(tensor: Tensor) -> float:
+    """Root mean square of the finite elements; 0 for an empty tensor."""
+    values = tensor[torch.isfinite(tensor)].double()
+    return float(values.square().mean().sqrt()) if values.numel() else 0.0
+
+
+def judged_scale(own: float, largest: float) -> float:
+    """The scale that multiplies the tolerance: the tensor's own, at least a part of its siblings', at most 1."""
+    return min(1.0, max(own, SCALE_FLOOR * largest))
+
+
+def comparable(eager: Tensor, truth: Tensor) -> bool:
+    """Whether a float64 output is the same computation as eager's; different random draws are not."""
+    if eager.shape != truth.shape:
+        return False
+    distance = scale_of(eager.double() - truth.double())
+    return distance <= 0.05 * scale_of(truth) + 1e-12
+
+
+def _mismatch(result: Tensor, eager: Tensor) -> str:
+    if result.shape != eager.shape:
+        return f"shape {tuple(result.shape)} instead of {tuple(eager.shape)}"
+    if result.dtype != eager.dtype:
+        return f"dtype {result.dtype} instead of {eager.dtype}"
+    odd = ~torch.isfinite(eager)
+    if not torch.equal(torch.isfinite(result), ~odd):
+        return "NaN or infinity where eager has none, or the other way round"
+    if not torch.equal(result[odd].nan_to_num(), eager[odd].nan_to_num()):
+        return "another infinity, or NaN instead of one"
+    return ""
+
+
+def _beyond_close(distance: Tensor, eager: Tensor, oracle: Oracle, tolerance: Tolerance) -> float:
+    permitted = tolerance.absolute * oracle.scale + oracle.noise + tolerance.absolute * eager.abs()
+    return float((distance / permitted.clamp_min(torch.finfo(torch.float64).tiny)).max())
+
+
+def _beyond_truth(
+    got: Tensor, eager: Tensor, finite: Tensor, oracle: Oracle, tolerance: Tolerance
+) -> tuple[float | None, float]:
+    """The ratio of distances from float64, and its excess; infinite excess without a usable reference."""
+    if oracle.truth is None or oracle.truth.shape != finite.shape:
+        return None, math.inf
+    truth = oracle.truth[finite].double()
+    if not bool(torch.isfinite(truth).all()):
+        return None, math.inf
+    ours, eagers = _rms(got - truth), _rms(eager - truth)
+    permitted = multiplier(got.numel(), tolerance.ratio) * eagers + tolerance.absolute * oracle.scale / 10
+    return _ratio(ours, eagers), _ratio(ours, permitted)
+
+
+def multiplier(elements: int, ratio: float) -> float:
+    """The permitted ratio for a tensor of so many elements."""
+    return ratio * next((factor for limit, factor in SMALL_TENSORS if elements <= limit), 1.0)
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+def _ratio(part: float, whole: float) -> float:
+    if whole:
+        return part / whole
+    return 1.0 if not part else math.inf

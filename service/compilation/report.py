@@ -1,0 +1,132 @@
+"""The report: all results as plain data, in the form that the interface promises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from service.compilation.ladder import Result
+from service.compilation.observation import Cost, Observation
+from service.compilation.parity import Comparison
+
+
+def rung_row(result: Result) -> dict[str, Any]:
+    """One entry of ``rungs``. A field is ``None`` where it was not measured, never where it was found empty.
+
+    Times are in seconds (``compile_s``) and milliseconds (``step_ms``), memory in GiB.
+    """
+    seen = result.observation
+    return {
+        "rung": result.case.rung.name,
+        "phase": result.case.phase,
+        "verdict": result.verdict,
+        "findings": [asdict(finding) for finding in result.findings],
+        **(_measured(seen) if seen else _unmeasured()),
+    }
+
+
+def parity_row(seen: Observation) -> dict[str, Any] | None:
+    """The worst comparison of each kind, the failed ones, and what they were judged by."""
+    if not seen.compared:
+        return None
+    failed = [comparison for comparison in seen.comparisons if not comparison.passed]
+    by_kind: dict[str, Comparison] = {}
+    for comparison in seen.comparisons:
+        if comparison.kind not in by_kind or comparison.excess > by_kind[comparison.kind].excess:
+            by_kind[comparison.kind] = comparison
+    return {
+        "compared": seen.compared,
+        "judged_by": "float64" if not seen.truth_note else "eager",
+        "note": seen.truth_note,
+        "worst": {kind: _comparison(comparison) for kind, comparison in by_kind.items()},
+        "failed": [_comparison(comparison) for comparison in failed],
+    }
+
+
+def _measured(seen: Observation) -> dict[str, Any]:
+    evidence = seen.evidence
+    return {
+        "parity": parity_row(seen),
+        "graphs": evidence.graphs,
+        "backward_graphs": evidence.backward_graphs,
+        "operations": evidence.operations,
+        "fullgraph": evidence.fullgraph,
+        "graph_breaks": [asdict(each) for each in evidence.graph_breaks],
+        "recompiles": [asdict(each) for each in evidence.recompiles],
+        "limit_hits": list(evidence.limit_hits),
+        "parameters": _training(seen),
+        "notes": list(seen.notes),
+        "invocations": [
+            {"phase": seen.case.phase, "shape": shape, "calls": calls} for shape, calls in sorted(seen.calls.items())
+        ],
+        **_cost(seen.cost),
+    }
+
+
+def _unmeasured() -> dict[str, Any]:
+    fields = ("parity", "graphs", "backward_graphs", "operations", "fullgraph", "graph_breaks", "recompiles")
+    more = ("limit_hits", "parameters", "notes", "invocations")
+    return dict.fromkeys((*fields, *more)) | _cost(None)
+
+
+def _training(seen: Observation) -> dict[str, Any] | None:
+    training = seen.training
+    if training is None:
+        return None
+    return {
+        "trainable": training.trainable,
+        "moved": len(training.moved),
+        "moved_eager": len(training.moved_eager),
+        "without_gradient": sorted(training.unreached),
+        "compiled_backwards": list(training.compiled_backwards),
+    }
+
+
+def _cost(cost: Cost | None) -> dict[str, Any]:
+    race = cost.race if cost else None
+    return {
+        "compile_s": {"cold": cost.cold_s, "warm": cost.warm_s} if cost else None,
+        "step_ms": race.step_s * 1e3 if race else None,
+        "eager_step_ms": race.eager_step_s * 1e3 if race else None,
+        "ratio": race.ratio if race else None,
+        "noisy": race.noisy if race else None,
+        "memory_gib": cost.peak_gib if cost else None,
+        "eager_memory_gib": cost.eager_peak_gib if cost else None,
+    }
+
+
+def _comparison(comparison: Comparison) -> dict[str, Any]:
+    return {name: _finite(value) for name, value in asdict(comparison).items()}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: ``None`` stands for what is beyond any measure."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def metrics(result: Result) -> Mapping[str, float]:
+    """The numbers of a rung for the metrics stream, under ``phase/rung/``; nothing for a rung not reached."""
+    seen = result.observation
+    if seen is None:
+        return {}
+    values: dict[str, float] = {
+        "passed": float(result.verdict == "pass"),
+        "graphs": float(seen.evidence.graphs),
+        "graph_breaks": float(sum(each.count for each in seen.evidence.graph_breaks)),
+        "recompiles": float(len(seen.evidence.recompiles)),
+    }
+    if seen.cost:
+        values |= {"compile_cold_s": seen.cost.cold_s, "compile_warm_s": seen.cost.warm_s}
+        values |= {"step_ms": seen.cost.race.step_s * 1e3, "eager_step_ms": seen.cost.race.eager_step_s * 1e3}
+        values["ratio"] = seen.cost.race.ratio
+    return {f"{result.case.phase}/{result.case.rung.name}/{name}": value for name, value in values.items()}
+
+
+def counts(results: Sequence[Result]) -> dict[str, int]:
+    """How often each verdict was given."""
+    found: dict[str, int] = {}
+    for result in results:
+        found[result.verdict] = found.get(result.verdict, 0) + 1
+    return found

@@ -1,0 +1,57 @@
+"""The report in a few sentences, to be read in ten seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.compilation.ladder import Result
+from service.compilation.program import Phase
+
+TITLES: dict[Phase, str] = {"train": "Training", "inference": "Inference"}
+
+
+def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
+    """Per phase what is allowed, what stopped the climb and what it is worth; then what was seen on the way."""
+    sentences = []
+    for phase in gate["worth"]:
+        of_phase = [result for result in results if result.case.phase == phase]
+        sentences.append(_permission(phase, gate[phase], of_phase))
+        if gate[phase]:
+            sentences.append(_worth(phase, gate["worth"][phase]))
+    return sentences + list(_breaks(results))
+
+
+def _permission(phase: Phase, allowed: str | None, results: Sequence[Result]) -> str:
+    stopped = next((result for result in results if result.verdict != "pass"), None)
+    verb = f"may be compiled with {allowed}" if allowed else "must not be compiled"
+    if stopped is None:
+        return f"{TITLES[phase]} {verb}: all {len(results)} rungs passed."
+    reason = stopped.findings[0].message if stopped.findings else "no reason was recorded"
+    return f"{TITLES[phase]} {verb}: {stopped.case.rung.name} gave {stopped.verdict} ({reason})."
+
+
+def _worth(phase: Phase, worth: Mapping[str, Any]) -> str:
+    if worth["ratio"] is None:
+        return f"What compiling {phase} is worth was not measured."
+    pace = f"a compiled step takes {worth['ratio']:.2f}× an eager one"
+    doubt = " (the timing was noisy)" if worth["noisy"] else ""
+    if not worth["worth_it"]:
+        return f"It is not worth it: {pace}{doubt}."
+    steps = worth["break_even_steps"]
+    paid = f", compiling is paid back after {steps:,} steps" if steps is not None else ""
+    return f"It is worth it: {pace}{doubt}{paid}."
+
+
+def _breaks(results: Sequence[Result]) -> list[str]:
+    """The graph breaks of all rungs, each place once."""
+    places: dict[tuple[str, int], str] = {}
+    for result in results:
+        for each in result.observation.evidence.graph_breaks if result.observation else ():
+            places.setdefault((each.file, each.line), each.reason)
+    if not places:
+        return []
+    (file, line), reason = next(iter(places.items()))
+    where = f" at {file}:{line}" if file else ""
+    more = f", and {len(places) - 1} more" if len(places) > 1 else ""
+    return [f"The graph breaks{where} ({reason}){more}."]
