@@ -1,0 +1,85 @@
+"""The state of record: everything that the service knows, in Redis, behind one facade with a class per noun."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from service.jobs.layout import DataLayout
+from service.jobs.store.artifacts import Artifacts
+from service.jobs.store.attempts import Attempts, parse_ref
+from service.jobs.store.client import Client, StoreUnavailable
+from service.jobs.store.events import EventPage, Events, StoredEvent
+from service.jobs.store.files import Files, FileWriter, TooLarge
+from service.jobs.store.gauges import Gauges
+from service.jobs.store.hosts import HostOrders, HostReport, Hosts
+from service.jobs.store.jobs import JobFilter, Jobs
+from service.jobs.store.keys import ApiKeys
+from service.jobs.store.limits import StoreLimits
+
+
+@dataclass(frozen=True)
+class Store:
+    """Synchronous and safe to share between threads. Any call may raise :class:`StoreUnavailable`."""
+
+    url: str
+    client: Client
+    jobs: Jobs
+    attempts: Attempts
+    hosts: Hosts
+    events: Events
+    artifacts: Artifacts
+    files: Files
+    keys: ApiKeys
+    gauges: Gauges
+
+    @classmethod
+    def connect(cls, url: str, data: DataLayout, limits: StoreLimits | None = None) -> Store:
+        """A store at ``url`` (``redis://…``, ``rediss://…``, ``unix://…``); it connects with its first call."""
+        limits = limits or StoreLimits()
+        client = Client(url)
+        hosts = Hosts(client, limits)
+        return cls(
+            url=url,
+            client=client,
+            jobs=Jobs(client, limits, data, hosts),
+            attempts=Attempts(client, limits),
+            hosts=hosts,
+            events=Events(client),
+            artifacts=Artifacts(client, data),
+            files=Files(client, data, limits.max_upload_bytes),
+            keys=ApiKeys(client),
+            gauges=Gauges(client),
+        )
+
+    def ping(self) -> float:
+        """Round trip to the broker, in seconds."""
+        start = time.perf_counter()
+        self.client.call("PING")
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        self.client.close()
+
+
+__all__ = [
+    "ApiKeys",
+    "Artifacts",
+    "Attempts",
+    "EventPage",
+    "Events",
+    "FileWriter",
+    "Files",
+    "Gauges",
+    "HostOrders",
+    "HostReport",
+    "Hosts",
+    "JobFilter",
+    "Jobs",
+    "Store",
+    "StoreLimits",
+    "StoreUnavailable",
+    "StoredEvent",
+    "TooLarge",
+    "parse_ref",
+]

@@ -1,0 +1,60 @@
+"""What a job published: a manifest in Redis, the bytes in the job's artifact folder.
+
+A file is reached through the manifest only, and never through a symbolic link or outside the folder.
+"""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from service.jobs.layout import DataLayout
+from service.jobs.records import Artifact, NotFound
+from service.jobs.store.client import Client
+from service.jobs.store.keyspace import JOB_ARTIFACTS
+
+_LONGEST_NAME = 512
+
+
+def checked_name(name: str) -> str:
+    """The name, if it is a plain relative path such as ``plots/loss.png``; raises :class:`ValueError` otherwise."""
+    parts = name.split("/")
+    plain = all(part not in ("", ".", "..") for part in parts) and name.isprintable() and "\\" not in name
+    if not plain or len(name) > _LONGEST_NAME:
+        raise ValueError(f"artifact name {name!r}: a relative path without '..', backslashes or control characters")
+    return name
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """Artifacts by job id and name."""
+
+    client: Client
+    data: DataLayout
+
+    def list(self, job_id: str) -> list[Artifact]:
+        """All of a job's artifacts, by name."""
+        entries = self.client.call("HGETALL", JOB_ARTIFACTS(job_id))
+        return [Artifact.model_validate_json(entries[name]) for name in sorted(entries)]
+
+    def get(self, job_id: str, name: str) -> tuple[Artifact, Path]:
+        """An artifact and where its bytes are. Raises :class:`NotFound`, also for names that lead elsewhere."""
+        text = self.client.call("HGET", JOB_ARTIFACTS(job_id), name)
+        path = None if text is None else _regular_file(self.data.job(job_id).artifacts, name)
+        if path is None:
+            raise NotFound(f"job {job_id} has no artifact {name!r}")
+        return Artifact.model_validate_json(text), path
+
+
+def _regular_file(folder: Path, name: str) -> Path | None:
+    """The file, when every step from the folder to it is a real directory and it is a regular file itself."""
+    try:
+        path = folder
+        for part in PurePosixPath(checked_name(name)).parts:
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                return None
+            path = path / part
+        return path if stat.S_ISREG(path.lstat().st_mode) else None
+    except (ValueError, OSError):
+        return None

@@ -1,0 +1,148 @@
+"""Attempts as workers handle them: placed, dispatched, claimed, renewed, ended, reaped.
+
+Every write carries an :class:`AttemptRef`. It is refused with :class:`Superseded` unless the job is active at that
+very attempt and the host's part of it was claimed and not given up since.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import orjson
+
+from service.jobs.events import EVENT_TYPES, ArtifactEvent, Event, ProgressEvent
+from service.jobs.records import Artifact, AttemptRef, Claim, Directive, Job, JobError, Outcome
+from service.jobs.spec import spec_adapter
+from service.jobs.store import decode, stubs
+from service.jobs.store.artifacts import checked_name
+from service.jobs.store.client import Client
+from service.jobs.store.limits import StoreLimits
+
+_BATCH = 256
+"""Outbox entries, and ended leases, handled in one script call."""
+
+
+def parse_ref(text: str) -> AttemptRef:
+    """The inverse of ``str(ref)``."""
+    job_id, attempt, host = text.split(":", 2)
+    return AttemptRef(job_id, int(attempt), host)
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Placement, fencing and leases. Every change is one atomic script on the broker's clock."""
+
+    client: Client
+    limits: StoreLimits
+
+    def place(self) -> list[str]:
+        """Start everything that fits now; any process may call this at any time. Returns the ids placed.
+
+        Order is priority, then age (a job that lost an attempt keeps its place). One host by best fit, else a gang
+        over the fewest hosts that ``max_hosts`` allows, all or nothing. Later jobs may overtake one that does not fit
+        until it has waited ``max_queue_bypass_s``; then nothing behind it in its pool is placed, unless no set of
+        hosts could ever hold it.
+        """
+        return stubs.place(self.client, self.limits.script_argument)
+
+    def due(self) -> list[AttemptRef]:
+        """Parts to dispatch now. An entry comes back every ``redispatch_s`` until its part is claimed."""
+        return [parse_ref(name) for name in stubs.due(self.client, self.limits.script_argument, _BATCH)]
+
+    def claim(self, ref: AttemptRef, supervisor: str) -> Claim:
+        """Own a part. ``supervisor`` names one process: asking again under the same name gives the same claim,
+        any other is refused with :class:`Superseded`. The job is ``running`` when all its parts are claimed."""
+        spec, placement, address = stubs.claim(
+            self.client, self.limits.script_argument, ref.job_id, ref.attempt, ref.host, supervisor
+        )
+        return Claim(
+            ref=ref,
+            spec=spec_adapter.validate_json(spec),
+            shares=decode.shares(placement),
+            leader_address=address,
+            lease_s=self.limits.lease_s,
+        )
+
+    def renew(self, ref: AttemptRef) -> Directive:
+        """Extend the lease. ``stop``: end the group and finish as ``stopped``; ``lost``: the part is not yours."""
+        answer = stubs.renew(self.client, self.limits.script_argument, ref.job_id, ref.attempt, ref.host)
+        return cast(Directive, answer)
+
+    def emit(self, ref: AttemptRef, events: Sequence[Event], progress: ProgressEvent | None = None) -> None:
+        """Append events to the job's stream in order, and set its progress, all or nothing.
+
+        ``state`` events belong to the service: they are refused with :class:`ValueError`, like unknown types.
+        """
+        pairs: list[str] = []
+        for event in events:
+            if event["type"] not in EVENT_TYPES or event["type"] == "state":
+                raise ValueError(f"an attempt cannot emit events of type {event['type']!r}")
+            pairs += (event["type"], orjson.dumps(event).decode())
+        kept = "" if progress is None else _progress(progress)
+        stubs.emit(self.client, self.limits.script_argument, ref.job_id, ref.attempt, ref.host, kept, *pairs)
+
+    def record_artifact(self, ref: AttemptRef, artifact: Artifact) -> None:
+        """Enter a published file in the manifest and append its ``artifact`` event; the same name is replaced.
+
+        Raises :class:`ValueError` for a name that is no plain relative path.
+        """
+        event: ArtifactEvent = {
+            "type": "artifact",
+            "time": time.time(),
+            "rank": None,
+            "name": checked_name(artifact.name),
+            "media_type": artifact.media_type,
+            "bytes": artifact.bytes,
+            "sha256": artifact.sha256,
+        }
+        stubs.record_artifact(
+            self.client,
+            limits=self.limits.script_argument,
+            job_id=ref.job_id,
+            attempt=ref.attempt,
+            host=ref.host,
+            name=artifact.name,
+            entry=artifact.model_dump_json(),
+            event=orjson.dumps(event).decode(),
+        )
+
+    def finish(self, ref: AttemptRef, outcome: Outcome) -> Job:
+        """End a part and free its devices. The last part ends the attempt: the first fault among the parts decides.
+
+        Faults requeue the job while retries are left; a cancelled job never comes back.
+        """
+        view = stubs.finish(
+            self.client,
+            limits=self.limits.script_argument,
+            job_id=ref.job_id,
+            attempt=ref.attempt,
+            host=ref.host,
+            status=outcome.status,
+            result="" if outcome.result is None else orjson.dumps(outcome.result).decode(),
+            error="" if outcome.status == "succeeded" else _error(ref, outcome).model_dump_json(),
+        )
+        return decode.job(view)
+
+    def reap(self) -> list[str]:
+        """Give up what nobody answers for; returns the ids of the jobs touched.
+
+        A claimed part whose lease ended is lost: its attempt fails with ``LeaseLost`` (a retry is used), and its
+        devices stay held until a beat of its host no longer lists the attempt. A part that nobody claimed, or whose
+        host fell silent before, runs nothing: its devices are free at once, and the job is queued again without using
+        a retry, ``max_unclaimed`` times at most; then it counts as a failed attempt with ``NotClaimed``.
+        """
+        return stubs.reap(self.client, self.limits.script_argument, _BATCH)
+
+
+def _progress(event: ProgressEvent) -> str:
+    return orjson.dumps({"done": event["done"], "total": event["total"], "unit": event["unit"]}).decode()
+
+
+def _error(ref: AttemptRef, outcome: Outcome) -> JobError:
+    if outcome.error is not None:
+        return outcome.error
+    said = {"failed": "failed without saying why", "stopped": "was stopped from outside"}[outcome.status]
+    return JobError(type=outcome.status.capitalize(), message=f"the part on host {ref.host} {said}")

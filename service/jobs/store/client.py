@@ -1,0 +1,79 @@
+"""The one place that speaks to Redis: a thread-safe client with explicit timeouts and the domain's exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from service.jobs.records import Conflict, NotFound, Superseded
+
+CONNECT_TIMEOUT_S = 2.0
+REPLY_TIMEOUT_S = 5.0
+_REFUSALS: dict[str, type[Exception]] = {"NOTFOUND": NotFound, "CONFLICT": Conflict, "SUPERSEDED": Superseded}
+_UNABLE = ("MISCONF", "OOM", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN")
+
+
+class StoreUnavailable(Exception):  # noqa: N818
+    """The broker cannot be reached, or cannot write. Whether the last command took effect is unknown."""
+
+
+class Client:
+    """Commands and scripts over a connection pool; safe to share between threads.
+
+    A command is never repeated behind the caller's back: one that timed out may have taken effect.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._redis = redis.Redis.from_url(
+            url,
+            decode_responses=True,
+            protocol=2,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_timeout=REPLY_TIMEOUT_S,
+            health_check_interval=30,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    def call(self, *words: str | int | float | bytes) -> Any:
+        """Run one command; strings come back as ``str``. Raises :class:`StoreUnavailable`."""
+        with translated():
+            return self._run(*words)
+
+    def script(self, sha: str, text: str, arguments: Sequence[object]) -> Any:
+        """Run a script by its hash, sending its text only when the server does not know it yet.
+
+        A script refuses with an error whose first word is a code; it raises the exception of that code.
+        """
+        words = [str(argument) for argument in arguments]
+        with translated():
+            try:
+                return self._run("EVALSHA", sha, 0, *words)
+            except redis.exceptions.NoScriptError:
+                return self._run("EVAL", text, 0, *words)
+
+    def _run(self, *words: str | int | float | bytes) -> Any:
+        return self._redis.execute_command(*words)  # type: ignore[no-untyped-call]  # the library leaves it untyped
+
+    def close(self) -> None:
+        self._redis.close()
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn the client library's exceptions into the domain's."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        raise StoreUnavailable(f"the broker does not answer: {error}") from error
+    except redis.ResponseError as error:
+        code, _, message = str(error).partition(" ")
+        if code in _REFUSALS:
+            raise _REFUSALS[code](message) from None
+        if code in _UNABLE or isinstance(error, redis.exceptions.ReadOnlyError | redis.exceptions.OutOfMemoryError):
+            raise StoreUnavailable(f"the broker cannot take this now: {error}") from error
+        raise

@@ -1,0 +1,37 @@
+"""From what Redis holds to records: hashes of strings become typed, frozen data."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from service.jobs.records import HostShare, Job
+
+_JSON_FIELDS = ("labels", "spec", "placement", "progress", "result", "error")
+_TIME_FIELDS = ("created_at", "started_at", "ended_at")
+
+
+def fields_of(flat: list[str]) -> dict[str, str]:
+    """The dict behind a flat list of fields and values."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def moment(milliseconds: str | float) -> datetime:
+    return datetime.fromtimestamp(float(milliseconds) / 1000, UTC)
+
+
+def job(flat: list[str]) -> Job:
+    """A job from its script view."""
+    fields = fields_of(flat)
+    values: dict[str, Any] = {name: fields[name] for name in ("id", "kind", "name", "owner", "state")}
+    values |= {name: orjson.loads(fields[name]) for name in _JSON_FIELDS if name in fields}
+    values |= {name: moment(fields[name]) for name in _TIME_FIELDS if name in fields}
+    values |= {name: int(fields[name]) for name in ("attempt", "priority")}
+    reasons = [fields[name] for name in ("reason", "waiting") if fields.get(name)]
+    return Job.model_validate({**values, "reason": "; ".join(reasons) or None})
+
+
+def shares(text: str) -> tuple[HostShare, ...]:
+    return tuple(HostShare.model_validate(share) for share in orjson.loads(text))

@@ -1,0 +1,116 @@
+"""Worker hosts: what they have, what they hold, whether they are heard of."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+import orjson
+
+from service.jobs.records import AttemptRef, Host, NotFound
+from service.jobs.store import decode, stubs
+from service.jobs.store.client import Client
+from service.jobs.store.limits import StoreLimits
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """What a host says of itself with each heartbeat; ``live`` names the attempts supervised there, ``job:attempt``."""
+
+    name: str
+    address: str
+    cuda: tuple[str, ...] = ()
+    cpu_slots: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
+    live: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if _NAME.fullmatch(self.name) is None:
+            raise ValueError(f"host name {self.name!r}: letters, digits, '.', '_' and '-', 200 at most")
+        if self.cpu_slots < 0:
+            raise ValueError(f"cpu_slots is {self.cpu_slots}; expected 0 or more")
+
+
+@dataclass(frozen=True)
+class HostOrders:
+    """The answer to a heartbeat. ``kill``: attempts supervised there that are no longer current."""
+
+    drain: bool
+    kill: tuple[AttemptRef, ...]
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The fleet. A host's free set is always its declared devices less those that parts on it hold."""
+
+    client: Client
+    limits: StoreLimits
+
+    def beat(self, report: HostReport) -> HostOrders:
+        """Register or refresh a host. Devices of a lost attempt are freed here, once ``live`` no longer names it."""
+        drain, *kill = stubs.beat(
+            self.client,
+            limits=self.limits.script_argument,
+            host=report.name,
+            address=report.address,
+            cuda=orjson.dumps(report.cuda).decode(),
+            cuda_count=len(report.cuda),
+            cpu_slots=report.cpu_slots,
+            versions=orjson.dumps(report.versions).decode(),
+            live=orjson.dumps(report.live).decode(),
+        )
+        return HostOrders(drain == "1", tuple(_attempt(name, report.name) for name in kill))
+
+    def leave(self, name: str) -> None:
+        """No more work for this host; what runs there goes on. Its record goes when it holds nothing."""
+        stubs.leave(self.client, name)
+
+    def list(self) -> list[Host]:
+        return [_host(*entry) for entry in stubs.list_hosts(self.client, "")]
+
+    def drain(self, name: str) -> Host:
+        """Give it no more work; what runs there goes on. Raises :class:`NotFound`."""
+        stubs.drain(self.client, name, "1")
+        return self._get(name)
+
+    def resume(self, name: str) -> Host:
+        """Undo :meth:`drain`."""
+        stubs.drain(self.client, name, "0")
+        return self._get(name)
+
+    def capacity(self) -> dict[str, int]:
+        """Declared devices of the hosts that are heard of, by pool; empty when there are none."""
+        total: Counter[str] = Counter()
+        for host in self.list():
+            if host.alive:
+                total.update({"cuda": len(host.cuda), "cpu": host.cpu_slots})
+        return {pool: count for pool, count in total.items() if count}
+
+    def _get(self, name: str) -> Host:
+        for entry in stubs.list_hosts(self.client, name):
+            return _host(*entry)
+        raise NotFound(f"there is no host {name}")
+
+
+def _attempt(name: str, host: str) -> AttemptRef:
+    job_id, _, attempt = name.rpartition(":")
+    return AttemptRef(job_id, int(attempt), host)
+
+
+def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: list[str]) -> Host:
+    fields = decode.fields_of(flat)
+    return Host(
+        name=fields["name"],
+        alive=alive == "1",
+        draining="draining" in fields,
+        address=fields["address"],
+        cuda=orjson.loads(fields["cuda"]),
+        cpu_slots=int(fields["devices:cpu"]),
+        free={"cuda": tuple(sorted(map(int, cuda))), "cpu": tuple(sorted(map(int, cpu)))},
+        running=tuple(sorted({name.rpartition(":")[0] for name in held})),
+        seen_at=decode.moment(fields["seen_at"]),
+        versions=orjson.loads(fields["versions"]),
+    )

@@ -1,0 +1,187 @@
+"""Jobs as users handle them: submit, look at, list, cancel, retry, delete."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+
+import orjson
+
+from service.jobs.checks import check, dependencies
+from service.jobs.layout import DataLayout
+from service.jobs.records import Conflict, Job, JobPage, NotFound, Problem, Rejected
+from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec
+from service.jobs.store import decode, stubs
+from service.jobs.store.client import Client
+from service.jobs.store.hosts import Hosts
+from service.jobs.store.keyspace import IDEMPOTENCY
+from service.jobs.store.limits import StoreLimits
+
+AnySpec = TrainSpec | VerifySpec | CompileSpec
+
+_ID = re.compile(r"job_[0-9a-z]{20}")
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+_RANDOM_CHARACTERS = 11
+_MOST_LOOKED_AT = 20_000
+"""A page ends after so many jobs were looked at, even when few matched; its cursor goes on from there."""
+
+
+@dataclass(frozen=True)
+class JobFilter:
+    """What a listing shows; ``label`` is ``key`` or ``key=value``, ``q`` part of an id, a name or a label."""
+
+    kind: str | None = None
+    state: str | None = None
+    label: str | None = None
+    owner: str | None = None
+    q: str | None = None
+
+    @property
+    def indexes(self) -> list[str]:
+        named = (("kind", self.kind), ("state", self.state), ("label", self.label), ("owner", self.owner))
+        return [f"{name}:{value}" for name, value in named if value is not None]
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The jobs of the service. Every change is one atomic script."""
+
+    client: Client
+    limits: StoreLimits
+    data: DataLayout
+    hosts: Hosts
+
+    def submit(
+        self, spec: AnySpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None
+    ) -> tuple[Job, bool]:
+        """Accept a job; once this returns, the job survives any crash. The flag says whether it is new.
+
+        The same ``idempotency_key`` of the same owner gives the same job as long as the key is remembered, and
+        :class:`Conflict` when ``body_hash`` differs (the spec's own hash when absent).
+        Raises :class:`Rejected` with every reason why the job could never run.
+        """
+        text = spec.model_dump_json(by_alias=True)
+        body_hash = body_hash or hashlib.sha256(text.encode()).hexdigest()
+        idem = "" if idempotency_key is None else _digest(owner, idempotency_key)
+        if (known := self._known(idem, body_hash)) is not None:
+            return known, False
+        if problems := check(spec, self.hosts.capacity() or None, self._lookup):
+            raise Rejected(problems)
+        suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
+        outcome, job_id, *state = stubs.submit(
+            self.client,
+            limits=self.limits.script_argument,
+            idem=idem,
+            body_hash=body_hash,
+            suffix=suffix,
+            record=_record(spec, owner, text),
+            indexes=_json(_indexes(spec, owner)),
+            after=_json(_needed(spec)),
+        )
+        if outcome == "conflict":
+            raise _other_body(job_id)
+        if outcome == "dependency":
+            raise Rejected([_dependency_problem(spec, job_id, state[0])])
+        return self.get(job_id), outcome == "created"
+
+    def get(self, job_id: str) -> Job:
+        """Raises :class:`NotFound`."""
+        if _ID.fullmatch(job_id) is None:
+            raise NotFound(f"there is no job {job_id}")
+        return decode.job(stubs.get(self.client, job_id))
+
+    def list(self, filters: JobFilter = JobFilter(), limit: int = 50, cursor: str | None = None) -> JobPage:
+        """Newest first. A page may hold fewer than ``limit`` jobs and still have a next one."""
+        if cursor is not None and _ID.fullmatch(cursor) is None:
+            raise Rejected([Problem("cursor", "not a cursor of this list", cursor, "the next_cursor of a page")])
+        if limit < 1:
+            raise Rejected([Problem("limit", "a page holds at least one job", limit, "1 or more")])
+        text = (filters.q or "").lower()
+        indexes = _json(filters.indexes)
+        next_cursor, *views = stubs.list_jobs(self.client, indexes, text, cursor or "", limit, _MOST_LOOKED_AT)
+        return JobPage(items=tuple(decode.job(view) for view in views), next_cursor=next_cursor or None)
+
+    def cancel(self, job_id: str) -> Job:
+        """A queued job is ``cancelled`` at once; an active one is ``cancelling`` until its parts have ended.
+
+        It ends as ``succeeded`` only when all its parts had succeeded before any of them was told to stop; otherwise
+        as ``cancelled``, whatever its parts report. Cancelling twice is no error.
+        Raises :class:`NotFound`, and :class:`Conflict` for a job that has succeeded or failed.
+        """
+        return decode.job(stubs.cancel(self.client, self.limits.script_argument, job_id))
+
+    def retry(self, job_id: str) -> Job:
+        """Queue a failed or cancelled job again with all its retries; :class:`Conflict` in any other state,
+        or when a job that it needs failed or is gone."""
+        return decode.job(stubs.retry(self.client, self.limits.script_argument, job_id))
+
+    def delete(self, job_id: str) -> None:
+        """Forget a terminal job, with its files; :class:`Conflict` while it is not terminal, or still needed."""
+        stubs.delete(self.client, job_id)
+        shutil.rmtree(self.data.job(job_id).root, ignore_errors=True)
+
+    def _known(self, idem: str, body_hash: str) -> Job | None:
+        """What an idempotency key led to before; answered ahead of all checks, whose outcome may have changed."""
+        text = self.client.call("GET", IDEMPOTENCY(idem)) if idem else None
+        if text is None:
+            return None
+        entry = orjson.loads(text)
+        known = self._lookup(entry["job"])
+        if known is not None and entry["body_hash"] != body_hash:
+            raise _other_body(known.id)
+        return known
+
+    def _lookup(self, job_id: str) -> Job | None:
+        try:
+            return self.get(job_id)
+        except NotFound:
+            return None
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _digest(owner: str, key: str) -> str:
+    return hashlib.sha256(_json([owner, key]).encode()).hexdigest()
+
+
+def _indexes(spec: AnySpec, owner: str) -> list[str]:
+    labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
+    return [f"kind:{spec.kind}", f"owner:{owner}", *labels]
+
+
+def _needed(spec: AnySpec) -> list[str]:
+    return list(dict.fromkeys(dependency.job_id for dependency in dependencies(spec)))
+
+
+def _record(spec: AnySpec, owner: str, text: str) -> str:
+    """The fields of the job's hash that submission knows, all of them strings."""
+    return _json(
+        {
+            "kind": spec.kind,
+            "name": spec.name or spec.kind,
+            "labels": _json(spec.labels),
+            "owner": owner,
+            "priority": str(spec.priority),
+            "retries": str(spec.retries),
+            "shape": f"{spec.device}:{spec.parallel.world_size}:{spec.max_hosts}",
+            "after": _json(_needed(spec)),
+            "indexes": _json(_indexes(spec, owner)),
+            "spec": text,
+        }
+    )
+
+
+def _other_body(job_id: str) -> Conflict:
+    return Conflict(f"this idempotency key was used for job {job_id} with another body; use a new key for a new job")
+
+
+def _dependency_problem(spec: AnySpec, job_id: str, state: str) -> Problem:
+    """A dependency that was fine when checked and no longer is when the job was to be written."""
+    path = next(needed.path for needed in dependencies(spec) if needed.job_id == job_id)
+    said = f"there is no job {job_id}" if state == "missing" else f"job {job_id} is {state}"
+    return Problem(path, said, job_id, "a job that has succeeded or still can")

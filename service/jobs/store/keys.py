@@ -1,0 +1,119 @@
+"""API keys: 256-bit secrets, of which only a peppered digest is kept.
+
+A digest without salt is right for secrets that cannot be guessed; the pepper (random, made once, kept in Redis)
+makes a leaked digest useless elsewhere.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from service.jobs.records import ApiKey, NotFound, Problem, Rejected, Scope
+from service.jobs.store import decode, stubs
+from service.jobs.store.client import Client
+from service.jobs.store.keyspace import API_KEYS, API_KEYS_USED, PEPPER
+
+_SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
+_USE_RESOLUTION_S = 60.0
+_NO_DIGEST = "0" * 64
+
+
+@dataclass(frozen=True)
+class ApiKeys:
+    """The service's API keys. A secret is ``tvt_<id>_<random>`` and is shown once, when it is made."""
+
+    client: Client
+
+    def create(self, name: str, scopes: Sequence[Scope]) -> tuple[ApiKey, str]:
+        """A new key and its secret. Raises :class:`Rejected` for no scopes, or unknown ones."""
+        unknown = [scope for scope in scopes if scope not in _SCOPES]
+        if unknown or not scopes:
+            raise Rejected([Problem("scopes", "not a set of scopes", list(scopes), f"some of {', '.join(_SCOPES)}")])
+        key, secret = _new(name, scopes)
+        self.client.call("HSET", API_KEYS(), key.id, self._entry(key, secret))
+        return key, secret
+
+    def verify(self, secret: str) -> ApiKey | None:
+        """The key that this secret belongs to, if any. Takes the same time whatever is wrong with it."""
+        key_id = _id_of(secret)
+        entry = self._stored(key_id)
+        expected = entry["digest"] if entry else _NO_DIGEST
+        if not hmac.compare_digest(self._digest(secret), expected) or entry is None:
+            return None
+        self._touch(key_id, entry)
+        return _api_key(entry)
+
+    def list(self) -> list[ApiKey]:
+        """Oldest first."""
+        used = self.client.call("HGETALL", API_KEYS_USED())
+        entries = [orjson.loads(text) for text in self.client.call("HVALS", API_KEYS())]
+        keys = [_api_key(entry | {"last_used_at": used.get(entry["id"])}) for entry in entries]
+        return sorted(keys, key=lambda key: (key.created_at, key.id))
+
+    def revoke(self, key_id: str) -> None:
+        """The key stops working at once. Raises :class:`NotFound`."""
+        if not self.client.call("HDEL", API_KEYS(), key_id):
+            raise NotFound(f"there is no key {key_id}")
+        self.client.call("HDEL", API_KEYS_USED(), key_id)
+
+    def ensure_admin(self) -> str | None:
+        """Make an admin key unless one exists; its secret, or ``None``. Many may call this at once."""
+        key, secret = _new("admin", ("admin",))
+        return secret if stubs.ensure_admin(self.client, key.id, self._entry(key, secret)) else None
+
+    def _stored(self, key_id: str) -> dict[str, Any] | None:
+        text = self.client.call("HGET", API_KEYS(), key_id)
+        return (
+            None
+            if text is None
+            else orjson.loads(text) | {"last_used_at": self.client.call("HGET", API_KEYS_USED(), key_id)}
+        )
+
+    def _touch(self, key_id: str, entry: dict[str, Any]) -> None:
+        """Note the use, once a minute at most: reading requests should not all be writes."""
+        now = time.time()
+        if now - float(entry["last_used_at"] or 0) / 1000 > _USE_RESOLUTION_S:
+            self.client.call("HSET", API_KEYS_USED(), key_id, round(now * 1000))
+
+    def _entry(self, key: ApiKey, secret: str) -> str:
+        fields = {"id": key.id, "name": key.name, "scopes": key.scopes, "digest": self._digest(secret)}
+        return orjson.dumps(fields | {"created_at": round(key.created_at.timestamp() * 1000)}).decode()
+
+    def _digest(self, secret: str) -> str:
+        return hmac.digest(self._pepper(), secret.encode(), "sha256").hex()
+
+    def _pepper(self) -> bytes:
+        if (text := self.client.call("GET", PEPPER())) is None:
+            self.client.call("SET", PEPPER(), secrets.token_hex(32), "NX")
+            text = self.client.call("GET", PEPPER())
+        return bytes.fromhex(text)
+
+
+def _new(name: str, scopes: Sequence[Scope]) -> tuple[ApiKey, str]:
+    key_id = secrets.token_hex(8)
+    created = decode.moment(round(time.time() * 1000))
+    key = ApiKey(id=key_id, name=name, scopes=tuple(dict.fromkeys(scopes)), created_at=created)
+    return key, f"tvt_{key_id}_{secrets.token_urlsafe(32)}"
+
+
+def _id_of(secret: str) -> str:
+    prefix, _, rest = secret.partition("_")
+    return rest.partition("_")[0] if prefix == "tvt" else ""
+
+
+def _api_key(entry: dict[str, Any]) -> ApiKey:
+    used = entry.get("last_used_at")
+    return ApiKey(
+        id=entry["id"],
+        name=entry["name"],
+        scopes=tuple(entry["scopes"]),
+        created_at=decode.moment(entry["created_at"]),
+        last_used_at=None if used is None else decode.moment(used),
+    )

@@ -1,0 +1,70 @@
+"""Every key that Trivet keeps in Redis: one home for the names, read by Python and by the Lua scripts alike.
+
+The scripts compute the keys of dependents, hosts and indexes from what they find, so their keys cannot be declared
+ahead: Trivet needs one primary (with replicas), not a cluster that splits keys over nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "trivet:"
+
+Lifetime = Literal["permanent", "expires"]
+"""``permanent`` keys go when what they describe goes; ``expires`` keys always carry a TTL."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A family of keys; calling it with the parts of the name gives one key."""
+
+    name: str
+    template: str
+    holds: str
+    lifetime: Lifetime = "permanent"
+
+    def __call__(self, *parts: str) -> str:
+        return PREFIX + self.template.format(*parts)
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """What the keys of this family look like."""
+        return re.compile(re.escape(PREFIX) + re.escape(self.template).replace(r"\{\}", "(.+)"), re.DOTALL)
+
+    @property
+    def lua(self) -> str:
+        """The same function in Lua, as a field of the table ``KEY``."""
+        literals = [f'"{piece}"' for piece in (PREFIX + self.template).split("{}")]
+        names = [f"part{index}" for index in range(len(literals) - 1)]
+        pieces = [piece for pair in zip(literals, [*names, ""], strict=True) for piece in pair if piece]
+        return f"function KEY.{self.name}({', '.join(names)}) return {' .. '.join(pieces)} end"
+
+
+JOB = Key("job", "job:{}", "HASH: the record of a job")
+JOB_EVENTS = Key("job_events", "job:{}:events", "STREAM: t=type, d=JSON, capped")
+JOB_ARTIFACTS = Key("job_artifacts", "job:{}:artifacts", "HASH: name → JSON")
+JOB_PARTS = Key("job_parts", "job:{}:parts", "HASH: host → status of its part of the current attempt")
+JOB_WAITS = Key("job_waits", "job:{}:waits", "SET: jobs that must succeed before this one is pending")
+JOB_DEPENDENTS = Key("job_dependents", "job:{}:dependents", "SET: unfinished jobs that need this one")
+JOBS = Key("jobs", "jobs", "ZSET: every job id, all scores 0 (ids sort by age)")
+JOBS_BY = Key("jobs_by", "jobs:by:{}", "ZSET: the same for one kind, state, owner or label")
+SEQUENCE = Key("sequence", "sequence", "STRING: time part of the newest job id")
+PENDING = Key("pending", "pending", "ZSET: jobs that wait for devices, score = -priority·1e13 + queueing time in ms")
+PENDING_SHAPE = Key("pending_shape", "pending:{}", "ZSET: the same for one shape, device:ranks:hosts")
+SHAPES = Key("shapes", "shapes", "HASH: shape that is pending → why its next job was not placed")
+HOSTS = Key("hosts", "hosts", "ZSET: host → end of its heartbeat in ms")
+HOST = Key("host", "host:{}", "HASH: what a host last reported")
+HOST_FREE = Key("host_free", "host:{}:free:{}", "SET: free device indices of one pool")
+HOST_PARTS = Key("host_parts", "host:{}:parts", "HASH: job:attempt → JSON of the devices that it holds here")
+LEASES = Key("leases", "leases", "ZSET: job:attempt:host → end of the lease in ms")
+OUTBOX = Key("outbox", "outbox", "ZSET: job:attempt:host → when to dispatch it (again) in ms")
+IDEMPOTENCY = Key("idempotency", "idem:{}", "STRING: what an idempotency key led to", "expires")
+API_KEYS = Key("api_keys", "keys", "HASH: id → JSON with the digest of the secret")
+API_KEYS_USED = Key("api_keys_used", "keys:used", "HASH: id → last use in ms")
+PEPPER = Key("pepper", "keys:pepper", "STRING: the secret of this service that digests of keys are made with")
+READY = Key("ready", "ready:{}", "STRING: a readiness probe's value", "expires")
+FILES = Key("files", "files", "HASH: id → JSON of an uploaded file")
+
+KEYS: tuple[Key, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Key))

@@ -1,0 +1,41 @@
+"""Times and bounds of the store, in seconds where not said otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import orjson
+
+
+@dataclass(frozen=True)
+class StoreLimits:
+    """What the store's scripts obey. All times are compared on the broker's clock only."""
+
+    lease_s: float = 15.0
+    """A claimed part that is not renewed for this long is lost."""
+    starting_lease_s: float = 60.0
+    """A placed part that nobody claims for this long is taken back."""
+    heartbeat_s: float = 10.0
+    """A host that is silent for this long gets no work."""
+    redispatch_s: float = 5.0
+    """An unclaimed part is dispatched again after this long."""
+    stream_cap: int = 50_000
+    """Events kept in a job's stream (about)."""
+    idem_ttl_s: float = 86_400.0
+    max_queue_bypass_s: float = 600.0
+    """A job that has waited for longer is never overtaken by backfill."""
+    max_unclaimed: int = 5
+    """Unclaimed starts of a job that cost it no retry; each one after that counts as a failed attempt."""
+    forget_host_s: float = 86_400.0
+    """A host that is silent for this long is forgotten, with the devices it still held."""
+    max_upload_bytes: int = 4 * 2**30
+
+    @cached_property
+    def script_argument(self) -> str:
+        """The limits as the scripts read them: JSON, times in integer milliseconds."""
+        times = ("lease", "starting_lease", "heartbeat", "redispatch", "idem_ttl", "max_queue_bypass", "forget_host")
+        milliseconds = {f"{name}_ms": max(1, round(getattr(self, f"{name}_s") * 1000)) for name in times}
+        return orjson.dumps(
+            {**milliseconds, "stream_cap": self.stream_cap, "max_unclaimed": self.max_unclaimed}
+        ).decode()

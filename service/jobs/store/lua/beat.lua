@@ -1,0 +1,41 @@
+-- A host reports itself: what it has, and which attempts it supervises.
+-- USES: core devices
+-- ARGV: limits: json, host: str, address: str, cuda: str, cuda_count: int, cpu_slots: int, versions: str, live: json
+-- RETURNS: {"1" when draining, else "0", "job:attempt" to kill, …}
+
+local now = now_ms()
+local key = KEY.host(host)
+local count = { cuda = cuda_count, cpu = cpu_slots }
+local known = redis.call("EXISTS", key) == 1
+for pool, devices in pairs(count) do
+  if not known or declared(host, pool) ~= devices then
+    redis.call("HSET", key, "devices:" .. pool, devices)
+    reset_free(host, pool)
+  end
+end
+redis.call("HSET", key, "name", host, "address", address, "cuda", cuda, "versions", versions, "seen_at", whole(now))
+redis.call("ZADD", KEY.hosts(), whole(now + limits.heartbeat_ms), host)
+
+local is_live = {}
+for _, name in ipairs(live) do
+  is_live[name] = true
+end
+local held = redis.call("HGETALL", KEY.host_parts(host))
+local current = {}
+for i = 1, #held, 2 do
+  local name = held[i]
+  if not cjson.decode(held[i + 1]).orphan then
+    current[name] = true
+  elseif not is_live[name] then
+    local id, attempt = string.match(name, "^([^:]+):(%d+)$")
+    release(host, id, attempt)
+  end
+end
+
+local orders = { redis.call("HGET", key, "draining") and "1" or "0" }
+for _, name in ipairs(live) do
+  if not current[name] then
+    orders[#orders + 1] = name
+  end
+end
+return orders

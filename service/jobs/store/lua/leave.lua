@@ -1,0 +1,14 @@
+-- A host says goodbye: no more work for it; its record stays while anything on it holds devices.
+-- USES: core devices
+-- ARGV: host: str
+-- RETURNS: 1
+
+if redis.call("EXISTS", KEY.host(host)) == 0 then
+  return refuse("NOTFOUND", "there is no host " .. host)
+end
+if redis.call("EXISTS", KEY.host_parts(host)) == 1 then
+  redis.call("ZADD", KEY.hosts(), whole(now_ms()), host)
+else
+  forget_host(host)
+end
+return 1

@@ -1,0 +1,56 @@
+-- What a host holds for the parts placed on it; its free sets are always its declared devices less those. Needs core.
+
+local function held_part(host, id, attempt)
+  local text = redis.call("HGET", KEY.host_parts(host), id .. ":" .. attempt)
+  return text and cjson.decode(text) or nil
+end
+
+local function hold(host, id, attempt, part)
+  redis.call("HSET", KEY.host_parts(host), id .. ":" .. attempt, cjson.encode(part))
+end
+
+local function declared(host, pool)
+  return tonumber(redis.call("HGET", KEY.host(host), "devices:" .. pool) or 0)
+end
+
+local function release(host, id, attempt)
+  local part = held_part(host, id, attempt)
+  if not part then
+    return
+  end
+  redis.call("HDEL", KEY.host_parts(host), id .. ":" .. attempt)
+  local count = declared(host, part.pool)
+  for _, device in ipairs(part.devices) do
+    if device < count then
+      redis.call("SADD", KEY.host_free(host, part.pool), device)
+    end
+  end
+end
+
+-- An orphan is a part that the service has given up on, but whose host has not confirmed that its processes are gone.
+local function orphan(host, id, attempt)
+  local part = held_part(host, id, attempt)
+  if part then
+    part.orphan = true
+    hold(host, id, attempt, part)
+  end
+end
+
+local function reset_free(host, pool)
+  local key = KEY.host_free(host, pool)
+  redis.call("DEL", key)
+  for device = 0, declared(host, pool) - 1 do
+    redis.call("SADD", key, device)
+  end
+  for _, text in ipairs(redis.call("HVALS", KEY.host_parts(host))) do
+    local part = cjson.decode(text)
+    if part.pool == pool then
+      redis.call("SREM", key, unpack(part.devices))
+    end
+  end
+end
+
+local function forget_host(host)
+  redis.call("ZREM", KEY.hosts(), host)
+  redis.call("DEL", KEY.host(host), KEY.host_parts(host), KEY.host_free(host, "cuda"), KEY.host_free(host, "cpu"))
+end

@@ -1,0 +1,55 @@
+-- Give up what nobody answers for: ended leases, parts that a dead host did not claim, hosts long silent.
+-- A claimed part's devices stay held (an orphan) until its host confirms that its processes are gone.
+-- USES: core jobs queue devices ending
+-- ARGV: limits: json, most: int
+-- RETURNS: ids of the jobs touched
+
+local now = now_ms()
+local touched = {}
+
+local function lose(id, attempt, host, why)
+  local status = redis.call("HGET", KEY.job_parts(id), host)
+  local lost = { rank = cjson.null }
+  if status == "running" then
+    lost.type, lost.message = "LeaseLost", "the supervisor on host " .. host .. " stopped renewing its lease"
+    give_up_part(id, attempt, host, "lost")
+    orphan(host, id, attempt)
+    add_fault(id, "lost", cjson.encode(lost))
+  else
+    lost.type, lost.message = "NotClaimed", why
+    give_up_part(id, attempt, host, "unclaimed")
+    release(host, id, attempt)
+    add_fault(id, "unclaimed", cjson.encode(lost))
+  end
+  settle(id, limits, now)
+  touched[#touched + 1] = id
+end
+
+for _, name in ipairs(redis.call("ZRANGE", KEY.leases(), "-inf", whole(now), "BYSCORE", "LIMIT", 0, most)) do
+  local id, attempt, host = split_part(name)
+  if redis.call("ZSCORE", KEY.leases(), name) then
+    lose(id, attempt, host, "nobody on host " .. host .. " claimed the job in time")
+  end
+end
+
+for _, host in ipairs(redis.call("ZRANGE", KEY.hosts(), "-inf", whole(now), "BYSCORE")) do
+  for _, held in ipairs(redis.call("HKEYS", KEY.host_parts(host))) do
+    local id, attempt = split_part(held .. ":" .. host)
+    local current = redis.call("ZSCORE", KEY.leases(), held .. ":" .. host)
+    if current and redis.call("HGET", KEY.job_parts(id), host) == "starting" then
+      lose(id, attempt, host, "host " .. host .. " fell silent before it claimed the job")
+    end
+  end
+end
+
+local forgotten = whole(now - limits.forget_host_ms)
+for _, host in ipairs(redis.call("ZRANGE", KEY.hosts(), "-inf", forgotten, "BYSCORE")) do
+  local held_by_living = false
+  for _, held in ipairs(redis.call("HKEYS", KEY.host_parts(host))) do
+    held_by_living = held_by_living or redis.call("ZSCORE", KEY.leases(), held .. ":" .. host)
+  end
+  if not held_by_living then
+    forget_host(host)
+  end
+end
+return touched

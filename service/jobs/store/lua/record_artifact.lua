@@ -1,0 +1,11 @@
+-- Enter an artifact of a claimed part in the job's manifest, with its event.
+-- USES: core jobs fencing
+-- ARGV: limits: json, job_id: str, attempt: int, host: str, name: str, entry: str, event: str
+-- RETURNS: 1
+
+if not is_current(job_id, attempt, host, "running") then
+  return superseded(job_id, attempt, host)
+end
+redis.call("HSET", KEY.job_artifacts(job_id), name, entry)
+add_event(job_id, limits.stream_cap, "artifact", event)
+return 1

@@ -1,0 +1,14 @@
+-- Extend the lease of a claimed part, and say whether to go on.
+-- USES: core jobs fencing
+-- ARGV: limits: json, job_id: str, attempt: int, host: str
+-- RETURNS: "run" | "stop" | "lost"
+
+if not is_current(job_id, attempt, host, "running") then
+  return "lost"
+end
+redis.call("ZADD", KEY.leases(), whole(now_ms() + limits.lease_ms), part_name(job_id, attempt, host))
+if field(job_id, "state") == "cancelling" then
+  redis.call("HSET", KEY.job(job_id), "told_to_stop", 1)
+  return "stop"
+end
+return field(job_id, "fault") and "stop" or "run"

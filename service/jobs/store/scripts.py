@@ -1,0 +1,109 @@
+"""Atomic scripts: one Lua file each, called through a typed Python stub that is checked against the file at import.
+
+A script's header names its arguments and the library files that it uses::
+
+    -- USES: core jobs
+    -- ARGV: limits: json, job_id: str, attempt: int, *events: str
+
+From it come the Lua locals of the same names (``int`` as a number, ``json`` decoded, ``*`` as a list), so a script
+never counts positions, and a stub whose parameters differ in name, order or type fails when the module is imported.
+Key names and the allowed moves of a job's state are generated from their Python home.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+from service.jobs.states import MOVES
+from service.jobs.store.client import Client
+from service.jobs.store.keyspace import KEYS
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LUA = importlib.resources.files("service.jobs.store") / "lua"
+_READERS = {"str": "ARGV[{}]", "int": "tonumber(ARGV[{}])", "json": "cjson.decode(ARGV[{}])"}
+_PYTHON_TYPES = {"str": "str", "int": "int", "json": "str"}
+
+
+class HeaderMismatch(Exception):  # noqa: N818
+    """A script's header and its Python stub disagree."""
+
+
+class Script(Generic[P, R]):
+    """A loaded script; call it with a client and the stub's arguments."""
+
+    def __init__(self, name: str, stub: Callable[P, R]) -> None:
+        source = (_LUA / f"{name}.lua").read_text()
+        arguments = _header_arguments(source)
+        _check_stub(name, arguments, stub)
+        self.name = name
+        self._signature = inspect.signature(stub)
+        self.text = _assemble(source, arguments)
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        self.__doc__ = stub.__doc__
+
+    def __call__(self, client: Client, *args: P.args, **kwargs: P.kwargs) -> R:
+        bound = self._signature.bind(*args, **kwargs)
+        words: list[object] = []
+        for name, value in bound.arguments.items():
+            variadic = self._signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            words += value if variadic else (value,)
+        return cast(R, client.script(self.sha, self.text, words))
+
+
+def script(name: str) -> Callable[[Callable[P, R]], Script[P, R]]:
+    """Bind a stub to ``lua/{name}.lua``. Raises :class:`HeaderMismatch` at import when they disagree."""
+
+    def bind(stub: Callable[P, R]) -> Script[P, R]:
+        return Script(name, stub)
+
+    return bind
+
+
+def _header_lines(source: str, word: str) -> str:
+    return " ".join(re.findall(rf"^-- {word}: (.*)$", source, re.MULTILINE))
+
+
+def _header_arguments(source: str) -> list[tuple[str, str]]:
+    """(name, type) in order; the name of a variadic last one starts with ``*``."""
+    words = [word.strip() for word in _header_lines(source, "ARGV").split(",") if word.strip()]
+    return [(name.strip(), kind.strip()) for name, _, kind in (word.partition(":") for word in words)]
+
+
+def _check_stub(name: str, arguments: list[tuple[str, str]], stub: Callable[..., Any]) -> None:
+    in_header = [(argument, _PYTHON_TYPES.get(kind, kind)) for argument, kind in arguments]
+    in_stub = [
+        (f"*{parameter.name}" if parameter.kind is parameter.VAR_POSITIONAL else parameter.name, parameter.annotation)
+        for parameter in inspect.signature(stub).parameters.values()
+    ]
+    if in_header != in_stub:
+        raise HeaderMismatch(f"lua/{name}.lua declares {in_header}, but its stub takes {in_stub}")
+
+
+def _assemble(source: str, arguments: list[tuple[str, str]]) -> str:
+    libraries = [(_LUA / "lib" / f"{name}.lua").read_text() for name in _header_lines(source, "USES").split()]
+    return "\n".join([_constants(), *_locals(arguments), *libraries, source])
+
+
+def _constants() -> str:
+    moves = ", ".join(
+        f"{old} = {{{', '.join(f'{new} = true' for new in sorted(targets))}}}" for old, targets in MOVES.items()
+    )
+    return "\n".join(["local KEY = {}", *(key.lua for key in KEYS), f"local MOVES = {{{moves}}}"])
+
+
+def _locals(arguments: list[tuple[str, str]]) -> list[str]:
+    lines = []
+    for index, (name, kind) in enumerate(arguments, start=1):
+        if name.startswith("*"):
+            rest = name.removeprefix("*")
+            lines.append(f"local {rest} = {{}} for i = {index}, #ARGV do {rest}[#{rest} + 1] = ARGV[i] end")
+        else:
+            lines.append(f"local {name} = {_READERS[kind].format(index)}")
+    return lines

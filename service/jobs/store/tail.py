@@ -1,0 +1,113 @@
+"""Asynchronous reading of event streams, for the API's live streams: the only asynchronous access to Redis.
+
+A connection of its own without a socket timeout: a blocking read is not an error, however long it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio as redis
+
+from service.jobs.states import ACTIVE
+from service.jobs.store.client import translated
+from service.jobs.store.keyspace import JOB_EVENTS, JOBS, JOBS_BY
+
+BEGINNING = "0-0"
+MAX_CONNECTIONS = 32
+"""However many subscribers catch up at once."""
+
+
+@dataclass(frozen=True)
+class RawEvent:
+    """An event as it lies in the stream: its position, its type, and its JSON text, not parsed."""
+
+    job_id: str
+    id: str
+    type: str
+    payload: bytes
+
+    @property
+    def position(self) -> tuple[int, int]:
+        return parse_id(self.id)
+
+
+def parse_id(text: str) -> tuple[int, int]:
+    """``(milliseconds, sequence)`` of a stream id. Raises ``ValueError``."""
+    milliseconds, _, sequence = text.partition("-")
+    if not (milliseconds.isascii() and milliseconds.isdigit() and (sequence or "0").isdigit() and sequence.isascii()):
+        raise ValueError(f"{text!r} is not an event id; ids look like 1700000000000-0")
+    return int(milliseconds), int(sequence or 0)
+
+
+class StreamTail:
+    """Reads many jobs' streams at once."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    @classmethod
+    def connect(cls, url: str) -> StreamTail:
+        pool = redis.BlockingConnectionPool.from_url(
+            url, max_connections=MAX_CONNECTIONS, timeout=None, socket_timeout=None, socket_connect_timeout=5.0
+        )
+        return cls(redis.Redis.from_pool(pool))
+
+    async def read(
+        self, cursors: Mapping[str, str], *, count: int, block_ms: int | None = None
+    ) -> dict[str, list[RawEvent]]:
+        """Events after each job's cursor, at most ``count`` per job; waits up to ``block_ms`` when there are none."""
+        if not cursors:
+            return {}
+        streams: dict[Any, Any] = {JOB_EVENTS(job_id): cursor for job_id, cursor in cursors.items()}
+        names = {JOB_EVENTS(job_id).encode(): job_id for job_id in cursors}
+        with translated():
+            answer: Any = await self._client.xread(streams, count=count, block=block_ms)
+        return {
+            names[name]: [_raw_event(names[name], entry, fields) for entry, fields in entries]
+            for name, entries in (answer or [])
+        }
+
+    async def first_after_gap(self, job_id: str, after: str) -> str | None:
+        """The first id that is left, if the cap has removed events that may lie after ``after``; else ``None``."""
+        try:
+            with translated():
+                info: Any = await self._client.xinfo_stream(JOB_EVENTS(job_id))
+        except redis.ResponseError:
+            return None
+        first = info["first-entry"]
+        if first is None or info["entries-added"] <= info["length"]:
+            return None
+        oldest = first[0].decode()
+        return oldest if parse_id(after) < parse_id(oldest) else None
+
+    async def last_id(self, job_id: str) -> str | None:
+        """The position of the newest event."""
+        with translated():
+            newest: Any = await self._client.xrevrange(JOB_EVENTS(job_id), count=1)
+        return newest[0][0].decode() if newest else None
+
+    async def recent_jobs(self, count: int) -> list[str]:
+        """The newest ``count`` jobs, and every one that is queued or active."""
+        async with self._client.pipeline(transaction=False) as pipeline:
+            pipeline.zrevrange(JOBS(), 0, count - 1)
+            for state in sorted(ACTIVE | {"queued"}):
+                pipeline.zrevrange(JOBS_BY(f"state:{state}"), 0, -1)
+            with translated():
+                answers: list[list[bytes]] = await pipeline.execute()
+        return list(dict.fromkeys(job_id.decode() for answer in answers for job_id in answer))
+
+    async def now(self) -> str:
+        """A cursor at the present moment of the broker's clock."""
+        with translated():
+            seconds, microseconds = await self._client.time()
+        return f"{seconds * 1000 + microseconds // 1000}-0"
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def _raw_event(job_id: str, entry: bytes, fields: dict[bytes, bytes]) -> RawEvent:
+    return RawEvent(job_id, entry.decode(), fields[b"t"].decode(), fields[b"d"])
