@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import socket
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import (
@@ -59,9 +61,27 @@ class Settings(BaseSettings):
         default_factory=socket.gethostname, min_length=1, description="name under which a worker reports itself"
     )
     worker_address: str = Field("127.0.0.1", description="address at which other hosts of a gang reach this one")
+    warm_supervisors: int = Field(
+        1, ge=0, le=64, description="idle supervisors kept ready with torch imported, so that jobs start sooner"
+    )
+    stop_grace_s: float = Field(
+        10.0, ge=0, description="seconds that ranks get to write a checkpoint when their job is stopped"
+    )
     cpu_slots: int | None = Field(None, ge=0, le=4096, description="CPU ranks that may run here; by cores when absent")
 
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    lease_s: float = Field(15.0, gt=0, description="a running part that is silent for so long is lost, in seconds")
+    starting_lease_s: float = Field(60.0, gt=0, description="a placed part must be claimed within so long, in seconds")
+    heartbeat_s: float = Field(10.0, gt=0, description="a host that is silent for so long gets no work, in seconds")
+    max_queue_bypass_s: float = Field(
+        600.0, ge=0, description="a job that has waited for longer is never overtaken, in seconds"
+    )
+
+    url: str | None = Field(None, description="API that the command line talks to; this machine's when absent")
+    key: SecretStr | None = Field(None, description="API key that the command line uses")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe messages that are logged"
+    )
 
     @model_validator(mode="after")
     def _tls_needs_both(self) -> Settings:
@@ -97,3 +117,37 @@ class Settings(BaseSettings):
         path = config_file()
         file_source = () if path is None else (TomlConfigSettingsSource(settings_cls, toml_file=path),)
         return (init_settings, env_settings, *file_source)
+
+
+@dataclass(frozen=True)
+class SettingLine:
+    """One setting as ``trivet settings`` lists it. ``source`` is ``default``, ``environment`` or the file's path."""
+
+    name: str
+    variable: str
+    value: str
+    default: str
+    source: str
+    description: str
+
+
+def describe(settings: Settings) -> list[SettingLine]:
+    """Every setting, in the order of their declaration; secrets are masked."""
+    path = config_file()
+    in_file: dict[str, Any] = {} if path is None else tomllib.loads(path.read_text())
+    set_outside = {name.upper() for name, value in os.environ.items() if value}
+    lines = []
+    for name, field in Settings.model_fields.items():
+        variable = (ENV_PREFIX + name).upper()
+        source = "environment" if variable in set_outside else str(path) if name in in_file else "default"
+        default = field.get_default(call_default_factory=True, validated_data={})
+        lines.append(
+            SettingLine(
+                name, variable, _shown(getattr(settings, name)), _shown(default), source, field.description or ""
+            )
+        )
+    return lines
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else str(value)

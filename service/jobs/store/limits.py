@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import orjson
+
+if TYPE_CHECKING:
+    from service.jobs.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,17 @@ class StoreLimits:
     forget_host_s: float = 86_400.0
     """A host that is silent for this long is forgotten, with the devices it still held."""
     max_upload_bytes: int = 4 * 2**30
+
+    @classmethod
+    def of(cls, settings: Settings) -> StoreLimits:
+        """The limits that an operator chose."""
+        return cls(
+            lease_s=settings.lease_s,
+            starting_lease_s=settings.starting_lease_s,
+            heartbeat_s=settings.heartbeat_s,
+            max_queue_bypass_s=settings.max_queue_bypass_s,
+            max_upload_bytes=settings.max_file_bytes,
+        )
 
     @cached_property
     def script_argument(self) -> str:
