@@ -1,0 +1,142 @@
+"""Whole, unsharded weights: gathered from any layout, put into any layout, kept in safetensors files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from service.jobs.layout import JobPaths
+from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
+from service.models.registry import FamilyConfig
+from service.parallel import checkpoint
+from service.parallel.collectives import resolve
+from service.parallel.mesh import Mesh
+
+WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+CHECKPOINT_PREFIX = "model."
+_config: TypeAdapter[FamilyConfig] = TypeAdapter(AnyFamilyConfig)
+
+
+class WeightsError(ValueError):
+    """Weights that are not there, or do not fit the model that asks for them."""
+
+
+def gather(stages: nn.Module | Iterable[nn.Module], mesh: Mesh) -> dict[str, Tensor]:
+    """The whole model's parameters on the CPU of rank 0; empty on other ranks. Every rank must call it.
+
+    ``stages`` are this rank's modules: one, or several pipeline stages. Tensors move one at a time.
+    """
+    own = [stages] if isinstance(stages, nn.Module) else list(stages)
+    parameters = {name: tensor for stage in own for name, tensor in stage.named_parameters()}
+    found: dict[str, Tensor] = {}
+    for owner, entries in enumerate(_catalogue(parameters, mesh)):
+        for name, shape, dtype in entries:
+            whole = _full(parameters[name]) if mesh.pp.rank == owner else None
+            if owner > 0 and mesh.dp.rank == mesh.tp.rank == 0:
+                whole = _from_stage(owner, whole, (shape, dtype), mesh)
+            if mesh.rank == 0 and whole is not None:
+                found[name] = whole.to("cpu", copy=True)
+    return found
+
+
+def load_into(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Put whole weights into a module of any layout (tensor-parallel, FSDP, one stage); no collective.
+
+    ``state`` may hold more than the module has, as it does for a stage. Raises :class:`WeightsError` before anything
+    is changed when a name is missing or a shape differs.
+    """
+    for name, parameter in module.named_parameters():
+        if name not in state:
+            raise WeightsError(f"no weights for {name!r}: they belong to another model")
+        if state[name].shape != parameter.shape:
+            held, wanted = tuple(state[name].shape), tuple(parameter.shape)
+            raise WeightsError(f"weights for {name!r} have shape {held}; this model has {wanted}")
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            target.copy_(_own_part(state[name], parameter))
+
+
+def write(folder: Path, state: Mapping[str, Tensor], description: Mapping[str, Any]) -> tuple[Path, Path]:
+    """Write ``model.safetensors`` and ``model.json``, each complete or absent; their paths, weights first.
+
+    ``description`` is ``{"config": …, "step": …, "parallel": …}``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    weights, text = folder / WEIGHTS, folder / DESCRIPTION
+    unfinished = [path.with_name(f".{path.name}.unfinished") for path in (weights, text)]
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, unfinished[0])
+    unfinished[1].write_text(json.dumps(description, indent=2))
+    unfinished[0].rename(weights)
+    unfinished[1].rename(text)
+    return weights, text
+
+
+def load_whole(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[FamilyConfig, dict[str, Tensor]]:
+    """Configuration and whole weights that a training job left, on the CPU.
+
+    ``latest`` is the finished model, or the newest checkpoint of a job that has not finished one. Raises
+    :class:`WeightsError` naming the steps that there are.
+    """
+    finished = _finished(paths.artifacts)
+    if finished is not None and step in ("latest", finished["step"]):
+        return _config.validate_python(finished["config"]), load_file(paths.artifacts / WEIGHTS)
+    saved = {each.step: each for each in checkpoint.complete(paths.checkpoints)}
+    wanted = max(saved, default=None) if step == "latest" else step
+    if wanted not in saved:
+        steps = sorted({*saved, *([finished["step"]] if finished else [])})
+        raise WeightsError(f"{paths.root.name} has no weights of step {step!r}; there are {steps or 'none'}")
+    meta = saved[wanted].meta
+    return _config.validate_python(meta["model"]), checkpoint.load_whole(saved[wanted].path, CHECKPOINT_PREFIX)
+
+
+def _finished(folder: Path) -> dict[str, Any] | None:
+    if not (folder / DESCRIPTION).is_file() or not (folder / WEIGHTS).is_file():
+        return None
+    description: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
+    return description
+
+
+def _full(parameter: Tensor) -> Tensor:
+    value = parameter.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _own_part(whole: Tensor, parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return whole
+    shape, offset = compute_local_shape_and_global_offset(whole.shape, parameter.device_mesh, parameter.placements)
+    for dimension, (length, start) in enumerate(zip(shape, offset, strict=True)):
+        whole = whole.narrow(dimension, min(start, whole.shape[dimension]), length)
+    return whole
+
+
+Entry = tuple[str, torch.Size, torch.dtype]
+
+
+def _catalogue(parameters: Mapping[str, Tensor], mesh: Mesh) -> list[list[Entry]]:
+    """Names, shapes and types of every pipeline rank's parameters, in an order that all ranks share."""
+    own: list[Entry] = [(name, tensor.shape, tensor.dtype) for name, tensor in parameters.items()]
+    if not mesh.pp.group:
+        return [own]
+    gathered: list[Any] = [None] * mesh.pp.size
+    dist.all_gather_object(gathered, own, group=resolve(mesh.pp.group))
+    return gathered
+
+
+def _from_stage(owner: int, whole: Tensor | None, kind: tuple[torch.Size, torch.dtype], mesh: Mesh) -> Tensor:
+    """A parameter of pipeline rank ``owner`` on every rank of this pipeline."""
+    shape, dtype = kind
+    received = torch.empty(shape, dtype=dtype, device=mesh.device_type) if whole is None else whole.contiguous()
+    dist.broadcast(received, mesh.pp_ranks[owner], group=resolve(mesh.pp.group))
+    return received

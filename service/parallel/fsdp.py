@@ -1,0 +1,59 @@
+"""Data parallelism by sharding parameters, gradients and optimizer state (FSDP2, ``fully_shard``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from service.jobs.spec.train import PrecisionSpec
+from service.parallel.mesh import Mesh
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Types of gathered parameters and activations, and of the gradient reduction; ``None``: as they are."""
+
+    param: torch.dtype | None = None
+    reduce: torch.dtype | None = None
+
+    @staticmethod
+    def from_spec(spec: PrecisionSpec) -> Precision:
+        param = DTYPES[spec.param]
+        own = param is torch.float32
+        return Precision(None if own else param, None if own and spec.reduce == "fp32" else DTYPES[spec.reduce])
+
+
+def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision = Precision(), reshard: bool = True) -> nn.Module:
+    """Shard a model, or a stage of one, over the mesh's data-parallel dimensions: each block, then what remains.
+
+    Gradients are averaged over all data-parallel ranks. ``reshard`` frees gathered parameters after each forward;
+    pipelines and gradient accumulation gather less often without it. Parameters that are DTensors over ``tp``
+    become DTensors over both meshes. Without a group nothing can be sharded; only full precision is accepted then.
+    """
+    if mesh.shard_mesh is None:
+        if precision != Precision():
+            raise ValueError(f"{precision} needs a launched group: FSDP is what casts parameters")
+        return model
+    policy = MixedPrecisionPolicy(param_dtype=precision.param, reduce_dtype=precision.reduce)
+    blocks = getattr(model, "blocks", None)
+    for block in blocks.values() if isinstance(blocks, nn.ModuleDict) else ():
+        fully_shard(block, mesh=mesh.shard_mesh, mp_policy=policy, reshard_after_forward=reshard)
+    # The root's own parameters are needed again at once in the backward, so they stay gathered.
+    fully_shard(model, mesh=mesh.shard_mesh, mp_policy=policy, reshard_after_forward=False)
+    return model
+
+
+def accumulate(model: nn.Module, *, is_last: bool) -> None:
+    """Call before each backward of an optimizer step: gradients are reduced in the last one only.
+
+    Until then they add up unsharded. A model that FSDP does not manage needs nothing.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_is_last_backward(is_last)
+        model.set_requires_gradient_sync(is_last)
+        model.set_reshard_after_backward(is_last)
