@@ -1,0 +1,102 @@
+"""The network as plain data: typed nodes over one batched input.
+
+Shapes are those of one instance, without the batch dimension. Every value that depends on the input has the batch
+first, so that instances never mix; what does not depend on it is a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+from torch import Tensor
+
+INPUT = "input"
+BATCH: Literal["batch"] = "batch"
+"""Stands for the batch size where an operator takes it as an argument."""
+
+
+class UnsupportedModel(ValueError):
+    """The model holds something that cannot be bounded; the message names the node."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value that depends on the input, by the name of its node."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One application of an operator.
+
+    ``operator`` is its overload's name (``aten.linear.default``), :data:`INPUT` for the input itself.
+    ``arguments`` follow the operator's schema, by name: a :class:`Ref`, a constant tensor or a plain value.
+    ``input_shapes`` are those of ``inputs``, in the same order. ``where`` is the place in the model's source, for messages.
+    """
+
+    name: str
+    operator: str
+    arguments: Mapping[str, Any]
+    shape: tuple[int, ...]
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    where: str = ""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values it is computed from, in the schema's order."""
+        return tuple(ref.name for value in self.arguments.values() for ref in refs(value))
+
+    @property
+    def size(self) -> int:
+        """Entries of the output for one instance."""
+        return prod(self.shape)
+
+    def is_variable(self, argument: str) -> bool:
+        return isinstance(self.arguments.get(argument), Ref)
+
+    def constant(self, argument: str) -> Tensor:
+        value = self.arguments[argument]
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{self}: argument {argument!r} is {type(value).__name__}, expected a constant tensor")
+        return value
+
+    def __str__(self) -> str:
+        place = f" at {self.where}" if self.where else ""
+        return f"{self.operator} (node {self.name!r}{place})"
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes in execution order; the first is the input, the last the output, and every one reaches the output."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def input(self) -> Node:
+        return self.nodes[0]
+
+    @property
+    def output(self) -> Node:
+        return self.nodes[-1]
+
+    @property
+    def by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    def until(self, name: str) -> tuple[Node, ...]:
+        """The nodes up to and including ``name``."""
+        names = [node.name for node in self.nodes]
+        return self.nodes[: names.index(name) + 1]
+
+
+def refs(value: Any) -> tuple[Ref, ...]:
+    """The references in an argument."""
+    if isinstance(value, Ref):
+        return (value,)
+    if isinstance(value, tuple):
+        return tuple(ref for item in value for ref in refs(item))
+    return ()

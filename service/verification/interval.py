@@ -1,0 +1,63 @@
+"""Interval bounds: a box of values, and its propagation through a network (IBP, Gowal et al., 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """``lower ≤ value ≤ upper`` entrywise, both ``(batch, *shape)``.
+
+    A value that is partial over a tensor-parallel group has partial bounds: the ranks' intervals sum to the whole's.
+    """
+
+    lower: Tensor
+    upper: Tensor
+
+    @property
+    def centre(self) -> Tensor:
+        return self.lower / 2 + self.upper / 2  # halved first: the sum of two large bounds may overflow
+
+    @property
+    def radius(self) -> Tensor:
+        return self.upper / 2 - self.lower / 2
+
+    @property
+    def width(self) -> Tensor:
+        return self.upper - self.lower
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Interval:
+        """Apply a function that keeps order, or only moves entries around."""
+        return Interval(function(self.lower), function(self.upper))
+
+    def meet(self, other: Interval) -> Interval:
+        """The intersection. Both hold the value, so ends that cross do so by rounding and are swapped back."""
+        lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
+        return Interval(torch.minimum(lower, upper), torch.maximum(lower, upper))
+
+    @staticmethod
+    def around(centre: Tensor, radius: Tensor) -> Interval:
+        return Interval(centre - radius, centre + radius)
+
+    @staticmethod
+    def point(value: Tensor) -> Interval:
+        return Interval(value, value)
+
+
+Intervals = Mapping[str, Interval]
+
+
+def minimum_over(interval: Interval, coefficients: Tensor) -> Tensor:
+    """The least value of ``coefficients · v`` over the box, ``(batch, rows)``.
+
+    ``coefficients`` is ``(batch or 1, rows, *shape)``.
+    """
+    batch = interval.lower.shape[0]
+    flat = coefficients.flatten(2).expand(batch, -1, -1)
+    centre, radius = interval.centre.reshape(batch, -1, 1), interval.radius.reshape(batch, -1, 1)
+    return (torch.bmm(flat, centre) - torch.bmm(flat.abs(), radius)).squeeze(-1)

@@ -1,0 +1,14 @@
+"""Methods by the names that a specification uses: one file and one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.verification.methods.base import Analysis, Effort, Method
+from service.verification.methods.crown import crown
+from service.verification.methods.crown_ibp import crown_ibp
+from service.verification.methods.ibp import ibp
+
+METHODS: Mapping[str, Method] = {"ibp": ibp, "crown-ibp": crown_ibp, "crown": crown}
+
+__all__ = ["METHODS", "Analysis", "Effort", "Method"]

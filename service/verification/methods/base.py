@@ -1,0 +1,51 @@
+"""What every method gives: bounds on the non-linear operators' inputs, and bounds of any rows of the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from service.verification.backward import Pass
+from service.verification.interval import Interval
+from service.verification.network import Network
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a method may spend.
+
+    ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
+    in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory.
+    """
+
+    intersect: bool = True
+    elements: int = 2**26
+
+
+class Analysis(Protocol):
+    """A network on one batch of boxes."""
+
+    @property
+    def inputs(self) -> Mapping[str, Interval]:
+        """Bounds on the input of each non-linear node, by that node's name; this rank's entries where divided."""
+
+    def lower_bounds(self, rows: Tensor) -> Tensor:
+        """Lower bounds ``(batch, rows)`` of ``rows · output``, for rows ``(batch or 1, rows, *output shape)``."""
+
+
+Method = Callable[[Network, Interval, Effort], Analysis]
+"""``(network, box, effort)``; the box is ``(batch, *input shape)``, replicated over the tensor-parallel ranks."""
+
+
+@dataclass(frozen=True, eq=False)
+class LinearAnalysis:
+    """An analysis that answers by one backward pass."""
+
+    backward: Pass
+    inputs: Mapping[str, Interval]
+
+    def lower_bounds(self, rows: Tensor) -> Tensor:
+        return self.backward.lower_bounds(self.backward.network.graph.output.name, rows)

@@ -1,0 +1,84 @@
+"""CROWN (Zhang et al., 2018): every non-linear operator's input is bounded by a backward pass of its own.
+
+Intervals come first and are kept where they are exact (one layer after the input) or where a tighter bound would
+change nothing (a ReLU whose sign is known). Where the value is divided over tensor-parallel ranks, each starts with
+its own rows; the first collective backward makes them everybody's, so that all ranks bound all rows together, and
+each keeps its own results: nothing is replaced by a looser bound.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from service.verification.backward import Pass
+from service.verification.graph import Node
+from service.verification.interval import Interval
+from service.verification.methods.base import Analysis, Effort, LinearAnalysis
+from service.verification.methods.ibp import inputs_of
+from service.verification.network import Network
+from service.verification.relaxation import Relaxation
+from service.verification.rules import RULES
+from service.verification.rules.base import UnitRows
+
+
+def crown(network: Network, box: Interval, effort: Effort) -> Analysis:
+    intervals = {network.graph.input.name: box}
+    relaxations: dict[str, Relaxation] = {}
+    backward = Pass(network, intervals, relaxations)
+    exact = _exact_intervals(network)
+    refined: set[str] = set()
+    for node in network.graph.nodes[1:]:
+        if node in network.nonlinear:
+            name = node.inputs[0]
+            if name not in refined:
+                refined.add(name)
+                intervals[name] = network.agreed(name, intervals[name])
+                if name not in exact:
+                    intervals[name] = network.agreed(name, _refine(backward, node, effort))
+            relaxations[node.name] = network.rule_of(node).relax(node, intervals[name])
+        intervals[node.name] = network.interval(node, intervals)
+    return LinearAnalysis(backward, inputs_of(network, intervals))
+
+
+def _exact_intervals(network: Network) -> set[str]:
+    """Values whose intervals are exact: at most one operator between the input and them mixes entries."""
+    depth = {network.graph.input.name: 0}
+    for node in network.graph.nodes[1:]:
+        depth[node.name] = max(depth[name] for name in node.inputs) + RULES[node.operator].mixes(node)
+    return {name for name, mixing in depth.items() if mixing <= 1}
+
+
+def _refine(backward: Pass, node: Node, effort: Effort) -> Interval:
+    """Tighter bounds on the input of ``node``, entry by entry where they matter to the instance."""
+    network, name = backward.network, node.inputs[0]
+    before = backward.intervals[name]
+    wanted = network.rule_of(node).improvable(node, before)
+    index = _rows(network, name, wanted)
+    if not len(index):
+        return before
+    lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
+    for part in index.split(_rows_at_once(network, name, len(lower), effort)):
+        bounds = backward.lower_bounds(name, UnitRows(part))
+        lower[:, part], upper[:, part] = bounds[:, : len(part)], -bounds[:, len(part) :]
+    found = Interval(lower.view_as(before.lower), upper.view_as(before.upper))
+    if effort.intersect:
+        found = found.meet(before)
+    return Interval(
+        torch.where(wanted, found.lower, before.lower), torch.where(wanted, found.upper, before.upper)
+    )
+
+
+def _rows(network: Network, name: str, wanted: Tensor) -> Tensor:
+    """Entries that any instance wants, int64 ``(rows,)``: as many on each rank, filled up with the first entry."""
+    index = wanted.flatten(1).any(dim=0).nonzero().squeeze(1)
+    if not network.is_own(name):
+        return index
+    count = network.exchange.largest(len(index), index.device)
+    return torch.cat([index, index.new_zeros(count - len(index))])
+
+
+def _rows_at_once(network: Network, name: str, batch: int, effort: Effort) -> int:
+    ranks = network.exchange.axis.size if network.is_own(name) else 1
+    widest = max(node.size for node in network.graph.nodes)
+    return max(1, effort.elements // (2 * batch * ranks * widest))

@@ -1,0 +1,29 @@
+"""Interval bound propagation (Gowal et al., 2018); the last linear layers are merged with the rows asked for."""
+
+from __future__ import annotations
+
+from service.verification.backward import Pass
+from service.verification.interval import Interval
+from service.verification.methods.base import Analysis, Effort, LinearAnalysis
+from service.verification.network import Network
+
+
+def propagate(network: Network, box: Interval) -> dict[str, Interval]:
+    """Intervals of every node; inputs of non-linear nodes are equal to the last bit where they are replicated."""
+    known = {network.graph.input.name: box}
+    relaxed = {node.inputs[0] for node in network.nonlinear}
+    for node in network.graph.nodes[1:]:
+        bounds = network.interval(node, known)
+        known[node.name] = network.agreed(node.name, bounds) if node.name in relaxed else bounds
+    return known
+
+
+def inputs_of(network: Network, intervals: dict[str, Interval]) -> dict[str, Interval]:
+    """Bounds on the inputs of the non-linear nodes."""
+    return {node.name: intervals[node.inputs[0]] for node in network.nonlinear}
+
+
+def ibp(network: Network, box: Interval, effort: Effort) -> Analysis:
+    intervals = propagate(network, box)
+    frontier = frozenset(node.name for node in network.nonlinear)
+    return LinearAnalysis(Pass(network, intervals, {}, frontier), inputs_of(network, intervals))

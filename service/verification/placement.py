@@ -1,0 +1,65 @@
+"""Which values of a graph are replicated over the tensor-parallel group and which are a rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from torch import Tensor
+
+from service.verification.exchange import Exchange
+from service.verification.graph import Graph, Node, UnsupportedModel
+from service.verification.rules import RULES
+from service.verification.rules.base import Crossing
+
+
+class Placement(Enum):
+    """``OWN``: each rank has values of its own (shards, or summands of a value that a collective will sum)."""
+
+    REPLICATED = "replicated"
+    OWN = "own"
+
+
+_BEFORE = {Crossing.ENTER: Placement.REPLICATED, Crossing.LEAVE: Placement.OWN}
+_AFTER = {Crossing.ENTER: Placement.OWN, Crossing.LEAVE: Placement.REPLICATED}
+
+
+def place(graph: Graph) -> Mapping[str, Placement]:
+    """The placement of every node; only collectives change it, and no operator may mix the two.
+
+    Raises :class:`UnsupportedModel` for a graph that is not divided this way, since its bounds would count a
+    replicated value once per rank.
+    """
+    placements = {graph.input.name: Placement.REPLICATED}
+    for node in graph.nodes[1:]:
+        placements[node.name] = _place(node, [placements[name] for name in node.inputs])
+    if placements[graph.output.name] is Placement.OWN:
+        raise UnsupportedModel("the model's output is divided over the tensor-parallel ranks; it must be replicated")
+    return placements
+
+
+def _place(node: Node, inputs: list[Placement]) -> Placement:
+    crossing = RULES[node.operator].crossing
+    before = inputs[0] if crossing is None else _BEFORE[crossing]
+    if any(placement is not before for placement in inputs):
+        found = ", ".join(f"{name} is {placement.value}" for name, placement in zip(node.inputs, inputs, strict=True))
+        raise UnsupportedModel(f"{node} needs {before.value} inputs on every tensor-parallel rank, but {found}")
+    return before if crossing is None else _AFTER[crossing]
+
+
+def check_constants(graph: Graph, placements: Mapping[str, Placement], exchange: Exchange) -> None:
+    """Refuse constants that differ between ranks where the graph says that all ranks do the same; all ranks call it."""
+    used = [
+        (node, value)
+        for node in graph.nodes
+        if placements[node.name] is Placement.REPLICATED
+        for value in node.arguments.values()
+        if isinstance(value, Tensor)
+    ]
+    equal = exchange.same_everywhere([value for _, value in used])
+    for (node, _), same in zip(used, equal, strict=True):
+        if not same:
+            raise UnsupportedModel(
+                f"{node} uses a constant that differs between tensor-parallel ranks, outside of any "
+                "copy_to_group … reduce_from_group region: the model forgot a collective"
+            )

@@ -1,0 +1,69 @@
+"""The operators that can be bounded: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.verification.graph import INPUT, Graph, UnsupportedModel
+from service.verification.rules.affine import AddMatrixProduct, LinearLayer, MatrixProduct
+from service.verification.rules.arithmetic import Multiple, Negation, Sum
+from service.verification.rules.base import Rule
+from service.verification.rules.collectives import CopyToGroup, GatherFromGroup, ReduceFromGroup, ScatterToGroup
+from service.verification.rules.exponential import EXPONENTIAL
+from service.verification.rules.gelu import GELU
+from service.verification.rules.piecewise import LeakyRelu, Relu
+from service.verification.rules.shape import Concatenate, Expand, Permute, SameOrder, Slice
+from service.verification.rules.sigmoid import SIGMOID
+from service.verification.rules.tanh import TANH
+
+RULES: Mapping[str, Rule] = {
+    "aten.linear.default": LinearLayer(),
+    "aten.addmm.default": AddMatrixProduct(),
+    "aten.mm.default": MatrixProduct("mat2"),
+    "aten.matmul.default": MatrixProduct("other"),
+    "aten.add.Tensor": Sum(1),
+    "aten.sub.Tensor": Sum(-1),
+    "aten.neg.default": Negation(),
+    "aten.mul.Tensor": Multiple(),
+    "aten.div.Tensor": Multiple(inverse=True),
+    "aten.relu.default": Relu(),
+    "aten.leaky_relu.default": LeakyRelu(),
+    "aten.tanh.default": TANH,
+    "aten.sigmoid.default": SIGMOID,
+    "aten.gelu.default": GELU,
+    "aten.exp.default": EXPONENTIAL,
+    "aten.view.default": SameOrder(),
+    "aten._unsafe_view.default": SameOrder(),
+    "aten.reshape.default": SameOrder(),
+    "aten.unsqueeze.default": SameOrder(),
+    "aten.squeeze.dim": SameOrder(),
+    "aten.squeeze.dims": SameOrder(),
+    "aten.clone.default": SameOrder(),
+    "aten.alias.default": SameOrder(),
+    "aten.detach.default": SameOrder(),
+    "aten._to_copy.default": SameOrder(),
+    "aten.permute.default": Permute(),
+    "aten.expand.default": Expand(),
+    "aten.slice.Tensor": Slice(),
+    "aten.cat.default": Concatenate(),
+    "trivet.copy_to_group.default": CopyToGroup(),
+    "trivet.reduce_from_group.default": ReduceFromGroup(),
+    "trivet.gather_from_group.default": GatherFromGroup(),
+    "trivet.scatter_to_group.default": ScatterToGroup(),
+}
+
+
+def check(graph: Graph) -> None:
+    """Refuse a graph before anything is bounded; the message names every node that cannot be, and why."""
+    problems = []
+    for node in graph.nodes[1:]:
+        rule = RULES.get(node.operator)
+        reason = "the operator has no rule" if rule is None else rule.refusal(node)
+        if reason is not None:
+            problems.append(f"{node}: {reason}")
+    if problems:
+        supported = ", ".join(sorted(RULES))
+        raise UnsupportedModel(f"cannot bound {'; '.join(problems)}. Supported operators: {supported}")
+
+
+__all__ = ["INPUT", "RULES", "check"]

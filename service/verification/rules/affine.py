@@ -1,0 +1,96 @@
+"""Matrix products with a constant matrix, along the last dimension."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from service.verification.exchange import Exchange
+from service.verification.graph import Node
+from service.verification.interval import Interval
+from service.verification.rules.base import LinearRule, Pulled, UnitRows
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """``x ↦ x·weightᵀ + bias`` with weight ``(out, in)`` and bias ``(out,)`` or none."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class AffineRule(LinearRule):
+    """Centre and radius forward: ``W c + b ± |W| r``, exact for independent inputs. Backward: ``A W``, ``A b``."""
+
+    @abstractmethod
+    def read(self, node: Node) -> Affine:
+        """The constant matrix and bias of a node."""
+
+    def mixes(self, node: Node) -> bool:
+        return True
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        layer = self.read(node)
+        centre = inputs[0].centre @ layer.weight.mT
+        if layer.bias is not None:
+            centre = centre + layer.bias
+        return Interval.around(centre, inputs[0].radius @ layer.weight.abs().mT)
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        layer = self.read(node)
+        bias = None
+        if layer.bias is not None:
+            batch, rows = coefficients.shape[:2]
+            bias = (coefficients @ layer.bias).reshape(batch, rows, -1).sum(dim=2)
+        return Pulled((coefficients @ layer.weight,), bias)
+
+    def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
+        if len(node.shape) != 1:
+            return None
+        layer = self.read(node)
+        return Pulled((units.select(layer.weight),), None if layer.bias is None else units.select(layer.bias))
+
+
+def _constant_only(node: Node, *arguments: str) -> str | None:
+    variable = [name for name in arguments if node.is_variable(name)]
+    return f"its {' and '.join(variable)} would have to be constant" if variable else None
+
+
+class LinearLayer(AffineRule):
+    """``aten.linear(input, weight, bias)``."""
+
+    def refusal(self, node: Node) -> str | None:
+        return _constant_only(node, "weight", "bias")
+
+    def read(self, node: Node) -> Affine:
+        return Affine(node.constant("weight"), None if node.arguments["bias"] is None else node.constant("bias"))
+
+
+class AddMatrixProduct(AffineRule):
+    """``aten.addmm(self, mat1, mat2)`` = ``beta·self + alpha·mat1·mat2``, variable in ``mat1``."""
+
+    def refusal(self, node: Node) -> str | None:
+        return _constant_only(node, "self", "mat2")
+
+    def read(self, node: Node) -> Affine:
+        bias = node.constant("self").expand(1, node.shape[0])[0]
+        return Affine(node.constant("mat2").mT * node.arguments["alpha"], bias * node.arguments["beta"])
+
+
+@dataclass(frozen=True)
+class MatrixProduct(AffineRule):
+    """``x·M`` with a constant two-dimensional M in argument ``matrix``."""
+
+    matrix: str
+
+    def refusal(self, node: Node) -> str | None:
+        reason = _constant_only(node, self.matrix)
+        if reason is None and node.constant(self.matrix).ndim != 2:
+            return f"its {self.matrix} has {node.constant(self.matrix).ndim} dimensions; 2 are supported"
+        return reason
+
+    def read(self, node: Node) -> Affine:
+        return Affine(node.constant(self.matrix).mT, None)

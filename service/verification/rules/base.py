@@ -1,0 +1,125 @@
+"""What a rule is: how intervals go forward through an operator, and how linear bounds go backward.
+
+A rule is either linear in the values that depend on the input, and then exact, or non-linear, and then has a
+relaxation. Rules hold no state; collectives go through the :class:`Exchange` they are given.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from service.verification.exchange import Exchange
+from service.verification.graph import Node
+from service.verification.interval import Interval
+from service.verification.relaxation import Relaxation
+
+
+class Crossing(Enum):
+    """How an operator changes what the ranks of a tensor-parallel group hold."""
+
+    ENTER = "enter"  # replicated in, each rank its own values out
+    LEAVE = "leave"  # each rank its own values in, replicated out
+
+
+@dataclass(frozen=True, eq=False)
+class UnitRows:
+    """Rows of the identity over a node's entries, never materialised where a layer can give its own rows instead.
+
+    ``index`` ``(rows,)`` counts entries of one flattened instance. With ``mirrored`` the negated rows follow, whose
+    lower bounds are minus the upper bounds.
+    """
+
+    index: Tensor
+    mirrored: bool = True
+
+    @property
+    def count(self) -> int:
+        return len(self.index) * (2 if self.mirrored else 1)
+
+    def select(self, entries: Tensor) -> Tensor:
+        """``(1, count, …)`` rows of ``entries`` ``(n, …)``."""
+        rows = entries[self.index]
+        return (torch.cat([rows, -rows]) if self.mirrored else rows).unsqueeze(0)
+
+    def dense(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """The rows themselves, ``(1, count, *shape)``, in the dtype and on the device of ``like``."""
+        size = int(torch.Size(shape).numel())
+        rows = torch.zeros(len(self.index), size, dtype=like.dtype, device=like.device)
+        rows.scatter_(1, self.index.unsqueeze(1), 1)
+        rows = torch.cat([rows, -rows]) if self.mirrored else rows
+        return rows.reshape(1, self.count, *shape)
+
+
+Coefficients = Tensor | UnitRows
+
+
+@dataclass(frozen=True, eq=False)
+class Pulled:
+    """A backward step: coefficients for each of ``node.inputs``, and a bias ``(batch or 1, rows)``."""
+
+    coefficients: tuple[Coefficients, ...]
+    bias: Tensor | None = None
+
+
+class Rule(ABC):
+    """One operator. ``crossing`` is set for collectives only."""
+
+    crossing: Crossing | None = None
+
+    def refusal(self, node: Node) -> str | None:
+        """Why this node cannot be bounded although its operator has a rule; ``None`` when it can."""
+        return None
+
+    def mixes(self, node: Node) -> bool:
+        """Whether an entry of the output depends on more than one entry of the inputs."""
+        return False
+
+    @abstractmethod
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        """Bounds of the output; ``inputs`` in the order of ``node.inputs``."""
+
+
+class LinearRule(Rule):
+    """An operator that is affine in its variable inputs."""
+
+    @abstractmethod
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        """``coefficients`` ``(batch or 1, rows, *node.shape)`` as coefficients on the inputs and a bias."""
+
+    def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
+        """The same for rows of the identity; ``None`` where they must be materialised first."""
+        return None
+
+
+class EnteringRule(LinearRule):
+    """A collective into a tensor-parallel region. Backward it ends one."""
+
+    crossing = Crossing.ENTER
+
+    @abstractmethod
+    def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        """Like ``pull`` where every rank brings rows of its own instead of its part of common rows.
+
+        The result has all ranks' rows, in rank order, on all ranks.
+        """
+
+
+class NonlinearRule(Rule):
+    """An operator of one variable input that needs bounds on that input to be relaxed."""
+
+    def refusal(self, node: Node) -> str | None:
+        return None if len(node.inputs) == 1 else "it has more than one input that depends on the model's input"
+
+    @abstractmethod
+    def relax(self, node: Node, bounds: Interval) -> Relaxation:
+        """Linear bounds that hold on ``bounds``; an interval of width 0 is a point."""
+
+    @abstractmethod
+    def improvable(self, node: Node, bounds: Interval) -> Tensor:
+        """Entries, bool ``(batch, *shape)``, whose relaxation would get tighter with tighter bounds."""

@@ -1,0 +1,97 @@
+"""The core's collectives as linear operators of a network that is divided over tensor-parallel ranks.
+
+Inside a region the bound is ``Σ_r A_r·v_r``: every rank holds the coefficients of its own values, and a bias that
+is partial. Outside, values and coefficients are replicated. So the collectives of the two directions are each
+other's adjoints: forward one all-reduce where a region ends, backward one where it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from service.verification.exchange import Exchange
+from service.verification.graph import Node
+from service.verification.interval import Interval
+from service.verification.rules.base import Crossing, EnteringRule, LinearRule, Pulled, UnitRows
+
+
+class CopyToGroup(EnteringRule):
+    """A replicated value enters a region unchanged; backward the ranks' coefficients add up."""
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return inputs[0]
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.sum(coefficients),))
+
+    def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.gather(coefficients, 1),))
+
+
+class ReduceFromGroup(LinearRule):
+    """A region ends with the sum of the ranks' partial values, and the sum of their intervals is exact."""
+
+    crossing = Crossing.LEAVE
+
+    def mixes(self, node: Node) -> bool:
+        return True
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        lower, upper = exchange.sum(torch.stack([inputs[0].lower, inputs[0].upper])).unbind()
+        return Interval(lower, upper)
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.enter(coefficients),))
+
+    def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
+        return Pulled((units,))
+
+
+class GatherFromGroup(LinearRule):
+    """A region ends with the ranks' values side by side; each rank keeps the coefficients of its own."""
+
+    crossing = Crossing.LEAVE
+
+    def refusal(self, node: Node) -> str | None:
+        return _refuse_batch(node)
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        ends = torch.stack([inputs[0].lower, inputs[0].upper])
+        lower, upper = exchange.gather(ends, dimension(node) + 1).unbind()
+        return Interval(lower, upper)
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.own(coefficients, dimension(node) + 1),))
+
+
+class ScatterToGroup(EnteringRule):
+    """Each rank takes its slice of a replicated value into a region."""
+
+    def refusal(self, node: Node) -> str | None:
+        return _refuse_batch(node)
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return inputs[0].map(lambda end: exchange.own(end, dimension(node)))
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.gather(coefficients, dimension(node) + 1),))
+
+    def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        along = dimension(node) + 1
+        whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
+        mine = exchange.own_range(whole.shape[along])
+        whole.narrow(along, mine.start, mine.stop - mine.start).copy_(coefficients)
+        return Pulled((exchange.gather(whole, 1),))
+
+
+def dimension(node: Node) -> int:
+    """The collective's ``dim``, counted from 0 with the batch."""
+    given = int(node.arguments["dim"])
+    return given if given >= 0 else given + len(node.shape) + 1
+
+
+def _refuse_batch(node: Node) -> str | None:
+    return "it divides the batch over the group" if dimension(node) == 0 else None

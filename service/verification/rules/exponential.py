@@ -1,0 +1,9 @@
+"""``exp``."""
+
+from __future__ import annotations
+
+import torch
+
+from service.verification.rules.smooth import Smooth
+
+EXPONENTIAL = Smooth(torch.exp, torch.exp)

@@ -1,0 +1,67 @@
+"""ReLU and leaky ReLU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from service.verification.exchange import Exchange
+from service.verification.graph import Node
+from service.verification.interval import Interval
+from service.verification.relaxation import Relaxation
+from service.verification.rules.base import NonlinearRule
+
+
+class LeakyRelu(NonlinearRule):
+    """``max(z, 0) + a·min(z, 0)`` with 0 ≤ a ≤ 1; ReLU is a = 0.
+
+    For l < 0 < u the upper line is the chord; the lower line goes through the origin with slope 1 where u > −l,
+    else a (the adaptive choice of CROWN, Zhang et al., 2018). Elsewhere both lines are the function.
+    """
+
+    def refusal(self, node: Node) -> str | None:
+        slope = self.negative_slope(node)
+        return None if 0 <= slope <= 1 else f"its negative_slope {slope} is not between 0 and 1"
+
+    def negative_slope(self, node: Node) -> float:
+        return float(node.arguments["negative_slope"])
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        slope = self.negative_slope(node)
+        return inputs[0].map(lambda end: end.clamp(min=0) + slope * end.clamp(max=0) if slope else end.clamp(min=0))
+
+    def improvable(self, node: Node, bounds: Interval) -> Tensor:
+        return (bounds.lower < 0) & (bounds.upper > 0)
+
+    def relax(self, node: Node, bounds: Interval) -> Relaxation:
+        slope = self.negative_slope(node)
+        lower, upper = bounds.lower, bounds.upper
+        open_ = self.improvable(node, bounds)
+        fixed = torch.where(lower >= 0, 1.0, slope).to(lower.dtype)
+        chord = _chord_slope(lower, upper, slope)
+        intercept = torch.where(lower.isfinite(), (slope - chord) * lower, (1 - chord) * upper)
+        return Relaxation(
+            lower_slope=torch.where(open_, torch.where(upper > -lower, 1.0, slope).to(lower.dtype), fixed),
+            upper_slope=torch.where(open_, chord, fixed),
+            upper_intercept=torch.where(open_, intercept, torch.zeros_like(lower)),
+        )
+
+
+class Relu(LeakyRelu):
+    """``max(z, 0)``."""
+
+    def negative_slope(self, node: Node) -> float:
+        return 0.0
+
+
+def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
+    """Slope of the line through the ends of an interval around 0.
+
+    An infinite end leaves one slope that can bound the function: that of the piece which goes there.
+    """
+    width = upper / 2 - lower / 2  # halved: the difference of large ends may overflow
+    chord = (upper / 2 - slope * (lower / 2)) / width
+    without_end = torch.where(upper.isfinite(), slope, 1.0).to(lower.dtype)
+    return torch.where(lower.isfinite() & upper.isfinite(), chord, without_end)
