@@ -1,4 +1,4 @@
-"""Whole, unsharded weights: gathered from any layout, put into any layout, kept in safetensors files."""
+"""Whole, unsharded weights: gathered from any layout, put into any layout, read from disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -65,21 +65,6 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         for name, parameter in module.named_parameters():
             target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             target.copy_(_own_part(state[name], parameter))
-
-
-def write(folder: Path, state: Mapping[str, Tensor], description: Mapping[str, Any]) -> tuple[Path, Path]:
-    """Write ``model.safetensors`` and ``model.json``, each complete or absent; their paths, weights first.
-
-    ``description`` is ``{"config": …, "step": …, "parallel": …}``.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    weights, text = folder / WEIGHTS, folder / DESCRIPTION
-    unfinished = [path.with_name(f".{path.name}.unfinished") for path in (weights, text)]
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, unfinished[0])
-    unfinished[1].write_text(json.dumps(description, indent=2))
-    unfinished[0].rename(weights)
-    unfinished[1].rename(text)
-    return weights, text
 
 
 def load_whole(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[FamilyConfig, dict[str, Tensor]]:

@@ -31,7 +31,8 @@ class Precision:
 def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision = Precision(), reshard: bool = True) -> nn.Module:
     """Shard a model, or a stage of one, over the mesh's data-parallel dimensions: each block, then what remains.
 
-    Gradients are averaged over all data-parallel ranks. ``reshard`` frees gathered parameters after each forward;
+    Gradients are *summed* over all data-parallel ranks, so the loss is divided by the global number of samples before
+    its backward: then every layout has the gradients of one process. ``reshard`` frees gathered parameters after each forward;
     pipelines and gradient accumulation gather less often without it. Parameters that are DTensors over ``tp``
     become DTensors over both meshes. Without a group nothing can be sharded; only full precision is accepted then.
     """
@@ -45,13 +46,19 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision = Precision(),
         fully_shard(block, mesh=mesh.shard_mesh, mp_policy=policy, reshard_after_forward=reshard)
     # The root's own parameters are needed again at once in the backward, so they stay gathered.
     fully_shard(model, mesh=mesh.shard_mesh, mp_policy=policy, reshard_after_forward=False)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            # Plain SUM: gloo has no average, and a factor of 1 needs no scaled sum from NCCL either.
+            module.set_force_sum_reduction_for_comms(True)
     return model
 
 
-def accumulate(model: nn.Module, *, is_last: bool) -> None:
+def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
     """Call before each backward of an optimizer step: gradients are reduced in the last one only.
 
-    Until then they add up unsharded. A model that FSDP does not manage needs nothing.
+    Until then they add up unsharded, and parameters stay gathered after a backward. A model that FSDP does not manage
+    needs nothing.
     """
     if isinstance(model, FSDPModule):
         model.set_is_last_backward(is_last)
