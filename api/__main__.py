@@ -1,0 +1,116 @@
+"""``python -m api``: the API server."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+from pydantic import ValidationError
+
+from api.main import create_app
+from service.jobs.settings import ENV_PREFIX, LOOPBACK, Settings
+from service.jobs.store import Store, StoreUnavailable
+
+_SHUTDOWN_S = 5
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until a signal. Returns 2 when it refuses to start, and says why."""
+    options = vars(_parser().parse_args(arguments))
+    descriptor: int | None = options.pop("fd")
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        settings = Settings(**given)
+    except (ValidationError, FileNotFoundError) as error:
+        return _refuse(str(error))
+    if reason := exposure(settings):
+        return _refuse(reason)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    store = Store.connect(settings.broker_url, settings.layout)
+    try:
+        announce_admin_key(settings, store)
+    except StoreUnavailable as error:
+        return _refuse(f"{error}; set {ENV_PREFIX}REDIS_URL, or run 'trivet up', which starts a broker itself")
+    try:
+        listening = _inherited(descriptor) if descriptor is not None else _bound(settings)
+    except OSError as error:
+        return _refuse(f"cannot bind {settings.host}:{settings.port}: {error.strerror}")
+    return _serve(settings, store, listening)
+
+
+def _inherited(descriptor: int) -> socket.socket:
+    return socket.socket(fileno=descriptor)
+
+
+def _bound(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind((settings.host, settings.port))
+    return listening
+
+
+def exposure(settings: Settings) -> str | None:
+    """Why the API will not bind this address; ``None`` if it will."""
+    if settings.host in LOOPBACK or settings.behind_proxy or settings.tls_cert is not None:
+        return None
+    return (
+        f"refusing to bind {settings.host} without encryption: API keys would cross the network in the clear. "
+        "Give --tls-cert and --tls-key, or --behind-proxy if a proxy in front ends TLS, or bind 127.0.0.1."
+    )
+
+
+def announce_admin_key(settings: Settings, store: Store) -> None:
+    """On the very first start, write the admin key to its file, readable by its owner only."""
+    secret = store.keys.ensure_admin()
+    if secret is None:
+        return
+    path = settings.admin_key_file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secret + "\n")
+    print(f"the admin key was written to {path}", file=sys.stderr)
+
+
+def _serve(settings: Settings, store: Store, listening: socket.socket) -> int:
+    config = uvicorn.Config(
+        create_app(settings, store),
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+        proxy_headers=settings.behind_proxy,
+        server_header=False,
+        log_level=settings.log_level,
+        access_log=settings.log_level == "debug",
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listening])
+    return 0 if server.started else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m api", description="The Trivet API; settings are TRIVET_… variables."
+    )
+    parser.add_argument("--host", help="address to bind")
+    parser.add_argument("--port", type=int, help="port to bind; 0 takes a free one")
+    parser.add_argument("--fd", type=int, help="an already bound socket to serve instead")
+    parser.add_argument("--behind-proxy", action="store_true", default=None, help="a proxy in front ends TLS")
+    parser.add_argument("--tls-cert", type=Path, help="certificate chain, PEM")
+    parser.add_argument("--tls-key", type=Path, help="private key, PEM")
+    return parser
+
+
+def _refuse(reason: str) -> int:
+    print(reason, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

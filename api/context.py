@@ -1,0 +1,53 @@
+"""What handlers are given: the store, the settings, the stream hub. Set once by the application factory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+from fastapi import Depends, FastAPI, Request
+
+from api.stream import Hub
+from service.jobs.settings import Settings
+from service.jobs.store import Store
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything that lives as long as the application."""
+
+    settings: Settings
+    store: Store
+    hub: Hub
+
+
+def attach(app: FastAPI, context: Context) -> None:
+    app.state.context = context
+
+
+def context_of(app: FastAPI) -> Context:
+    return cast(Context, app.state.context)
+
+
+def _context(request: Request) -> Context:
+    return context_of(request.app)
+
+
+ContextDep = Annotated[Context, Depends(_context)]
+
+
+def _store(context: ContextDep) -> Store:
+    return context.store
+
+
+def _hub(context: ContextDep) -> Hub:
+    return context.hub
+
+
+def _settings(context: ContextDep) -> Settings:
+    return context.settings
+
+
+StoreDep = Annotated[Store, Depends(_store)]
+HubDep = Annotated[Hub, Depends(_hub)]
+SettingsDep = Annotated[Settings, Depends(_settings)]

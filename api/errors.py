@@ -1,0 +1,105 @@
+"""Which exception becomes which problem."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+from http import HTTPStatus
+from typing import get_type_hints
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from api.locate import Locator
+from api.problems import FieldError, ProblemError, from_refusals, from_validation, respond, summary
+from service.jobs.records import Conflict, NotFound, Rejected, Superseded
+from service.jobs.store import StoreUnavailable, TooLarge
+
+log = logging.getLogger(__name__)
+
+_DETAILS = {
+    404: "there is nothing at this address",
+    405: "this address does not take {method}; see the Allow header",
+    413: "the body is larger than this address takes",
+    416: "the requested range is outside the file",
+}
+
+
+def install(app: FastAPI) -> None:
+    """Make every failure of ``app`` a problem."""
+    app.add_exception_handler(ProblemError, _problem)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Rejected, _rejected)
+    app.add_exception_handler(NotFound, _not_found)
+    app.add_exception_handler(Conflict, _conflict)
+    app.add_exception_handler(Superseded, _conflict)
+    app.add_exception_handler(TooLarge, _too_large)
+    app.add_exception_handler(StoreUnavailable, _unavailable)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def plain_detail(status: int, method: str, text: str = "") -> str:
+    """The detail of an answer that some library gave in its own words."""
+    known = _DETAILS.get(status)
+    if known is not None and text in ("", HTTPStatus(status).phrase, "Content Too Large"):
+        return known.format(method=method)
+    return text or HTTPStatus(status).phrase
+
+
+def _problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return respond(error.status, error.detail, errors=error.errors, headers=error.headers)
+
+
+def _validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    endpoint = request.scope.get("endpoint")
+    errors = from_validation(error.errors(), None if endpoint is None else _body_locator(endpoint))
+    return respond(422, summary(errors), errors=errors)
+
+
+@lru_cache
+def _body_locator(endpoint: Callable[..., object]) -> Locator | None:
+    """Handlers name their JSON body ``body``; its type knows its fields."""
+    body = get_type_hints(endpoint, include_extras=True).get("body")
+    return None if body is None else Locator(TypeAdapter(body).core_schema)
+
+
+def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = plain_detail(error.status_code, request.method, str(error.detail))
+    return respond(error.status_code, detail, headers=error.headers)
+
+
+def _rejected(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Rejected)
+    errors: list[FieldError] = from_refusals(error.problems)
+    return respond(422, summary(errors), errors=errors)
+
+
+def _not_found(request: Request, error: Exception) -> Response:
+    return respond(404, str(error) or "there is no such thing")
+
+
+def _conflict(request: Request, error: Exception) -> Response:
+    return respond(409, str(error) or "the request contradicts the present state")
+
+
+def _too_large(request: Request, error: Exception) -> Response:
+    return respond(413, str(error))
+
+
+def _unavailable(request: Request, error: Exception) -> Response:
+    log.warning("the broker is out of reach: %s", error)
+    return respond(503, "the broker is out of reach; try again", headers={"Retry-After": "2"})
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    """The traceback goes to the log, never to a client."""
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return respond(500, "the service failed to answer; its log says why")

@@ -1,0 +1,138 @@
+"""Server-sent events as bytes, encoded once however many subscribers there are, and ids from which a stream resumes.
+
+A stream over one job carries the ids of its Redis stream. A stream over several carries a composite id
+``milliseconds;job=sequence,…``: every event of an earlier millisecond was delivered, and, of that millisecond,
+those of the named jobs up to the named sequence number. It stays short, because few jobs share a millisecond.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import orjson
+
+from service.jobs.store.tail import BEGINNING, RawEvent, parse_id
+
+PING = b": ping\n\n"
+RETRY = b"retry: 2000\n\n"
+BYE = b"event: bye\nretry: 500\ndata: {}\n\n"
+END = b"event: end\ndata: {}\n\n"
+_LAST_SEQUENCE = 2**64 - 1
+
+
+def gap(job_id: str, first: str) -> bytes:
+    """Tells the client that the cap removed events before ``first``: it should fetch a fresh snapshot."""
+    data = json.dumps({"job": job_id, "first": first})
+    return f"event: gap\ndata: {data}\n\n".encode()
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One event, encoded but for its ``id:`` line."""
+
+    job_id: str
+    id: str
+    position: tuple[int, int]
+    type: str
+    body: bytes
+    state: str | None
+    """The state that a ``state`` event announces."""
+
+    @classmethod
+    def of(cls, event: RawEvent) -> Frame:
+        head = f'event: {event.type}\ndata: {{"job":"{event.job_id}","id":"{event.id}",'.encode()
+        body = head + event.payload[1:] + b"\n\n"
+        state = orjson.loads(event.payload)["state"] if event.type == "state" else None
+        return cls(event.job_id, event.id, event.position, event.type, body, state)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive frames of one job."""
+
+    job_id: str
+    frames: tuple[Frame, ...]
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """All frames with plain ids; shared by every subscriber of this one job."""
+        return b"".join(b"id: %b\n%b" % (frame.id.encode(), frame.body) for frame in self.frames)
+
+
+def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[Batch, ...]:
+    """What one read gave, cut so that no event is left out before the last one that is kept.
+
+    A job whose answer was cut at ``count`` has more events; those of other jobs that are younger than its last one
+    wait for the next read, so that a composite id may say "everything before".
+    """
+    full = [events[-1].position[0] for events in read.values() if len(events) >= count]
+    horizon = min(full, default=None)
+    kept = {
+        job_id: tuple(Frame.of(event) for event in events if horizon is None or event.position[0] <= horizon)
+        for job_id, events in read.items()
+    }
+    return tuple(Batch(job_id, frames) for job_id, frames in kept.items() if frames)
+
+
+def in_order(found: Iterable[Batch]) -> list[Frame]:
+    """The frames of several jobs by time."""
+    return sorted(
+        (frame for batch in found for frame in batch.frames), key=lambda frame: (frame.position, frame.job_id)
+    )
+
+
+@dataclass
+class Cursor:
+    """How far a subscriber got, per job."""
+
+    base: str = BEGINNING
+    """Position in jobs that are not known yet."""
+    positions: dict[str, str] = field(default_factory=dict)
+    _millisecond: int = 0
+    _level: dict[str, int] = field(default_factory=dict)
+
+    def of(self, job_id: str) -> str:
+        return self.positions.get(job_id, self.base)
+
+    def passed(self, frame: Frame) -> bool:
+        return frame.position <= parse_id(self.of(frame.job_id))
+
+    def advance(self, frame: Frame) -> None:
+        self.positions[frame.job_id] = frame.id
+        millisecond, sequence = frame.position
+        if millisecond > self._millisecond:
+            self._millisecond, self._level = millisecond, {}
+        if millisecond == self._millisecond:
+            self._level[frame.job_id] = sequence
+
+    @property
+    def token(self) -> str:
+        """The composite id of everything delivered so far."""
+        level = ",".join(f"{job_id}={sequence}" for job_id, sequence in self._level.items())
+        return f"{self._millisecond};{level}"
+
+    @classmethod
+    def resume(cls, text: str) -> Cursor:
+        """The cursor that a composite id (or a plain stream id) stands for. Raises ``ValueError``."""
+        if ";" not in text:
+            parse_id(text)
+            return cls(base=text)
+        head, _, tail = text.partition(";")
+        millisecond, _ = parse_id(head)
+        level = dict(_level_entry(part) for part in tail.split(",")) if tail else {}
+        return cls(
+            base=f"{millisecond - 1}-{_LAST_SEQUENCE}" if millisecond else BEGINNING,
+            positions={job_id: f"{millisecond}-{sequence}" for job_id, sequence in level.items()},
+            _millisecond=millisecond,
+            _level=level,
+        )
+
+
+def _level_entry(text: str) -> tuple[str, int]:
+    job_id, _, sequence = text.partition("=")
+    if not job_id or not (sequence.isascii() and sequence.isdigit()):
+        raise ValueError(f"{text!r} is not 'job=sequence'")
+    return job_id, int(sequence)

@@ -1,0 +1,72 @@
+"""Query parameters that several resources share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from fastapi import Query, Request
+
+from api.frames import Cursor
+from api.problems import FieldError, echo, invalid
+from service.jobs.events import EVENT_TYPES
+from service.jobs.store.tail import BEGINNING, parse_id
+
+Limit = Annotated[int, Query(ge=1, le=1000, description="most items in the answer")]
+PageCursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of the page before")]
+After = Annotated[str | None, Query(max_length=4000, description="only what came after this event id")]
+Types = Annotated[str | None, Query(max_length=200, description="event types, separated by commas; all when absent")]
+
+EVENT_STREAM = "text/event-stream"
+Accepted = Literal["json", "stream"]
+
+
+def wants_stream(request: Request) -> bool:
+    """Whether the client asked for a live stream."""
+    return EVENT_STREAM in request.headers.get("accept", "")
+
+
+def refuse(path: str, message: str, got: object, expected: str) -> Exception:
+    """The 422 of one parameter."""
+    return invalid([FieldError(path=path, message=message, got=echo(got), expected=expected)])
+
+
+def choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str] | None:
+    """Names separated by commas; ``None`` when the parameter is absent."""
+    if text is None:
+        return None
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    unknown = sorted(names.difference(known))
+    if unknown or not names:
+        raise refuse(path, f"there is no {', '.join(unknown) or 'name given'}", text, f"some of {', '.join(known)}")
+    return names
+
+
+def event_types(text: str | None) -> frozenset[str] | None:
+    return choices("types", text, EVENT_TYPES)
+
+
+def stream_id(path: str, text: str | None) -> str:
+    """The id of a job's event; the beginning when absent."""
+    if text is None:
+        return BEGINNING
+    try:
+        milliseconds, sequence = parse_id(text)
+    except ValueError as error:
+        raise refuse(path, str(error), text, "an event id such as 1700000000000-0") from None
+    return f"{milliseconds}-{sequence}"
+
+
+def resume_point(request: Request, after: str | None) -> tuple[str, str] | None:
+    """(parameter name, position) that the client continues from: ``Last-Event-ID``, else ``after``, else nothing."""
+    last = request.headers.get("last-event-id")
+    if last:
+        return "Last-Event-ID", last
+    return None if after is None else ("after", after)
+
+
+def composite_cursor(path: str, text: str) -> Cursor:
+    try:
+        return Cursor.resume(text)
+    except ValueError as error:
+        raise refuse(path, str(error), text, "the id of an event of this stream") from None

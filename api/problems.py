@@ -1,0 +1,200 @@
+"""RFC 9457 problem details: the one form in which the API says no."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from api.locate import Locator, Place
+from service.jobs.records import Problem as Refusal
+
+MEDIA_TYPE = "application/problem+json"
+_LONGEST_ECHO = 200
+
+
+class FieldError(BaseModel):
+    """One field that was refused."""
+
+    path: str = Field(description="dotted path of the field; empty for the whole input")
+    message: str
+    got: Any = None
+    expected: str = Field(description="what would be accepted")
+
+
+class ProblemDetails(BaseModel):
+    """Why a request failed (RFC 9457)."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldError] | None = Field(None, description="with 422: field by field")
+
+
+class ProblemError(Exception):
+    """Answer the request with a problem."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        errors: Sequence[FieldError] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.errors = errors
+        self.headers = headers
+
+
+def respond(
+    status: int,
+    detail: str,
+    *,
+    errors: Sequence[FieldError] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """A problem as a response."""
+    title = HTTPStatus(status).phrase
+    body = ProblemDetails(title=title, status=status, detail=detail, errors=None if errors is None else list(errors))
+    content = body.model_dump(mode="json", exclude_none=True)
+    if errors is not None:
+        content["errors"] = [error.model_dump(mode="json") for error in errors]
+    return JSONResponse(content, status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {}))
+
+
+def invalid(errors: Sequence[FieldError]) -> ProblemError:
+    """The 422 of an input that was understood and refused."""
+    return ProblemError(422, summary(errors), errors=errors)
+
+
+def summary(errors: Sequence[FieldError]) -> str:
+    """All refusals in a sentence, for clients that show only ``detail``."""
+    return "; ".join(f"{error.path}: {error.message}" if error.path else error.message for error in errors)
+
+
+def from_refusals(refusals: Iterable[Refusal]) -> list[FieldError]:
+    """What the job domain refused, as field errors."""
+    return [
+        FieldError(path=refusal.path, message=refusal.message, got=echo(refusal.got), expected=refusal.expected)
+        for refusal in refusals
+    ]
+
+
+def echo(value: Any) -> Any:
+    """A value as it may be sent back: JSON, and not longer than it is useful."""
+    try:
+        text = json.dumps(value, default=str, allow_nan=False)
+    except (ValueError, RecursionError):
+        text = str(value)
+        value = text
+    return value if len(text) <= _LONGEST_ECHO else f"{text[:_LONGEST_ECHO]}…"
+
+
+_EXPECTED: dict[str, str] = {
+    "missing": "a value",
+    "json_invalid": "valid JSON",
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "int_parsing_size": "an integer of usual size",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a string",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "datetime_parsing": "an ISO 8601 time",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "multiple_of": "a multiple of {multiple_of}",
+    "string_pattern_mismatch": "a string that matches {pattern}",
+    "string_too_short": "at least {min_length} characters",
+    "string_too_long": "at most {max_length} characters",
+    "too_short": "at least {min_length} items",
+    "too_long": "at most {max_length} items",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "union_tag_invalid": "one of {expected_tags}",
+}
+
+
+def from_validation(errors: Iterable[Mapping[str, Any]], locator: Locator | None) -> list[FieldError]:
+    """Pydantic's errors in a user's words; several errors at one path (a union's members) become one."""
+    merged: dict[str, FieldError] = {}
+    for error in errors:
+        found = _translate(error, locator)
+        known = merged.get(found.path)
+        if known is None:
+            merged[found.path] = found
+        elif found.expected not in known.expected:
+            merged[found.path] = known.model_copy(update={"expected": f"{known.expected}, or {found.expected}"})
+    return list(merged.values())
+
+
+def _translate(error: Mapping[str, Any], locator: Locator | None) -> FieldError:
+    source, *location = error["loc"] or ("",)
+    if error["type"] == "json_invalid":
+        where = f"at character {location[0]}" if location else ""
+        reason = error.get("ctx", {}).get("error", "")
+        return FieldError(path="", message=f"the body is not JSON: {reason} {where}".strip(), expected="valid JSON")
+    if locator is not None and source == "body":
+        place = locator.locate(location)
+    else:
+        place = Place(tuple(str(element) for element in location) or (str(source),) * (source != "body"))
+    context = error.get("ctx", {})
+    if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        return _wrong_tag(error, place, context)
+    got = None if error["type"] == "missing" else error.get("input")
+    message, expected = _words(error, place, context)
+    return FieldError(path=place.dotted, message=message, got=echo(got), expected=expected)
+
+
+def _wrong_tag(error: Mapping[str, Any], place: Place, context: Mapping[str, Any]) -> FieldError:
+    field = str(context["discriminator"]).strip("'")
+    path = place.enter(field).dotted
+    if error["type"] == "union_tag_not_found":
+        given = error.get("input")
+        message = "this field is required" if isinstance(given, dict) else "an object is needed here"
+        return FieldError(path=path, message=message, expected=f"an object with '{field}'")
+    expected = f"one of {context['expected_tags']}"
+    return FieldError(
+        path=path, message=f"{context['tag']!r} is not known", got=echo(context["tag"]), expected=expected
+    )
+
+
+def _words(error: Mapping[str, Any], place: Place, context: Mapping[str, Any]) -> tuple[str, str]:
+    """(message, expected) of one error."""
+    kind, message = error["type"], str(error["msg"])
+    if kind == "extra_forbidden":
+        return _unknown_field(place)
+    if kind == "missing":
+        return "this field is required", _EXPECTED["missing"]
+    if kind in ("value_error", "assertion_error"):
+        message = message.partition(", ")[2] or message
+        return message, "values that agree"
+    template = _EXPECTED.get(kind)
+    return message, message if template is None else template.format_map(context)
+
+
+def _unknown_field(place: Place) -> tuple[str, str]:
+    name = place.path[-1]
+    close = get_close_matches(name, place.siblings, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"there is no field {name!r}{hint}", f"one of {', '.join(place.siblings)}" if place.siblings else "no field"

@@ -1,0 +1,52 @@
+"""Files that a job produced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse
+from pydantic import BaseModel
+
+from api.context import StoreDep
+from api.security import Reader
+from service.jobs.records import Artifact
+
+router = APIRouter(tags=["artifacts"])
+
+_SHOWN_AS_THEY_ARE = frozenset({"application/json", "text/plain", "text/csv", "image/png", "application/x-ndjson"})
+BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "the bytes", "content": {"application/octet-stream": {"schema": {"type": "string"}}}},
+    206: {"description": "the bytes of the requested range"},
+    304: {"description": "the client has these bytes"},
+    416: {"description": "the range is outside the file"},
+}
+
+
+class Artifacts(BaseModel):
+    items: list[Artifact]
+
+
+@router.get("/jobs/{job_id}/artifacts")
+def list_artifacts(job_id: str, key: Reader, store: StoreDep) -> Artifacts:
+    """All artifacts by name, with size and hash."""
+    store.jobs.get(job_id)
+    return Artifacts(items=sorted(store.artifacts.list(job_id), key=lambda artifact: artifact.name))
+
+
+@router.get("/jobs/{job_id}/artifacts/{name:path}", response_class=FileResponse, responses=BYTES)
+def get_artifact(job_id: str, name: str, request: Request, key: Reader, store: StoreDep) -> Response:
+    """The bytes of one artifact; ranges and conditional requests are honoured."""
+    artifact, path = store.artifacts.get(job_id, name)
+    return download(request, path, name.rpartition("/")[2], artifact.media_type, artifact.sha256)
+
+
+def download(request: Request, path: Any, filename: str, media_type: str, sha256: str) -> Response:
+    """Bytes for saving, never for showing: a browser must not run what a job wrote."""
+    etag = f'"{sha256}"'
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Content-Security-Policy": "sandbox"}
+    known = request.headers.get("if-none-match", "")
+    if etag in (part.strip().removeprefix("W/") for part in known.split(",")):
+        return Response(status_code=304, headers=headers)
+    shown = media_type if media_type in _SHOWN_AS_THEY_ARE else "application/octet-stream"
+    return FileResponse(path, headers=headers, media_type=shown, filename=filename)

@@ -1,0 +1,68 @@
+"""Rows of a verification job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from api import history
+from api.context import SettingsDep, StoreDep
+from api.params import Limit, refuse
+from api.security import Reader
+
+router = APIRouter(tags=["bounds"])
+
+
+class BoundsRow(BaseModel):
+    """Certified output bounds of one instance. ``margin`` above zero means verified."""
+
+    instance: int
+    verdict: Literal["verified", "falsified", "unknown", "timeout"]
+    lower: list[float | None]
+    upper: list[float | None]
+    margin: float | None
+    method: str
+    seconds: float
+    domains: int
+    counterexample: list[float] | None
+
+
+class BoundsPage(BaseModel):
+    items: list[BoundsRow]
+    next_cursor: str | None
+
+
+@router.get("/jobs/{job_id}/bounds")
+def job_bounds(
+    *,
+    job_id: str,
+    key: Reader,
+    store: StoreDep,
+    settings: SettingsDep,
+    limit: Limit = 100,
+    cursor: Annotated[str | None, Query(max_length=20, description="`next_cursor` of the page before")] = None,
+) -> BoundsPage:
+    """A row per instance, by instance; of an instance that was bounded again, the latest."""
+    job = store.jobs.get(job_id)
+    if job.kind != "verify":
+        raise refuse("job_id", f"a {job.kind} job has no bounds", job_id, "the id of a verify job")
+    first = _instance(cursor)
+    rows = {
+        event["instance"]: event
+        for event in history.events(store, settings.layout, job_id, frozenset({"bound"}))
+        if event["instance"] >= first
+    }
+    chosen = sorted(rows)[: limit + 1]
+    following = str(chosen[limit]) if len(chosen) > limit else None
+    items = [BoundsRow.model_validate(rows[instance]) for instance in chosen[:limit]]
+    return BoundsPage(items=items, next_cursor=following)
+
+
+def _instance(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not (cursor.isascii() and cursor.isdigit()):
+        raise refuse("cursor", "this is not a cursor of this list", cursor, "the 'next_cursor' of a page")
+    return int(cursor)

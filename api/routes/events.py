@@ -1,0 +1,103 @@
+"""Events: a job's history as pages, and live streams over one job or several."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, ConfigDict
+from starlette.concurrency import run_in_threadpool
+
+from api import sse
+from api.context import HubDep, StoreDep
+from api.frames import Cursor
+from api.params import After, Limit, Types, composite_cursor, event_types, refuse, resume_point, stream_id, wants_stream
+from api.security import Reader
+from service.jobs.events import EventType
+from service.jobs.states import JobState
+from service.jobs.store import Store
+from service.jobs.store.tail import BEGINNING
+
+router = APIRouter(tags=["events"])
+
+MAX_JOBS = 100
+
+
+class EventItem(BaseModel):
+    """An event with its position. The other fields depend on the type."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    job: str
+    type: EventType
+    time: float
+    rank: int | None
+
+
+class EventItems(BaseModel):
+    items: list[EventItem]
+    next_after: str
+    gap: bool
+    """Events that the client has not seen were removed by the stream's cap."""
+
+
+@router.get("/jobs/{job_id}/events", response_model=EventItems, responses=sse.RESPONSES)
+async def job_events(
+    *,
+    job_id: str,
+    request: Request,
+    key: Reader,
+    store: StoreDep,
+    hub: HubDep,
+    after: After = None,
+    types: Types = None,
+    limit: Limit = 500,
+) -> Any:
+    """A page of events; with ``Accept: text/event-stream``, history and then live events until the job is over."""
+    wanted = event_types(types)
+    job = await run_in_threadpool(store.jobs.get, job_id)
+    if not wants_stream(request):
+        return await run_in_threadpool(_page, store, job_id, stream_id("after", after), wanted, limit)
+    point = resume_point(request, after)
+    cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
+    return sse.respond(hub, key.id, cursor, {job_id: job.state}, types=wanted, single=True)
+
+
+def _page(store: Store, job_id: str, after: str, types: frozenset[str] | None, limit: int) -> EventItems:
+    page = store.events.page(job_id, after=after, types=types, limit=limit)
+    items = [EventItem.model_validate({**item.event, "id": item.id, "job": job_id}) for item in page.items]
+    return EventItems(items=items, next_after=page.next_after, gap=page.gap)
+
+
+@router.get("/events", response_class=Response, responses=sse.RESPONSES)
+async def all_events(
+    *,
+    request: Request,
+    key: Reader,
+    store: StoreDep,
+    hub: HubDep,
+    jobs: Annotated[
+        str | None, Query(max_length=4000, description="job ids, separated by commas; all if absent")
+    ] = None,
+    after: After = None,
+    types: Types = None,
+) -> Response:
+    """Live events of several jobs: of those named from their beginning, or of all from now on."""
+    wanted = event_types(types)
+    states = {} if jobs is None else await run_in_threadpool(_states, store, jobs)
+    point = resume_point(request, after)
+    if point is not None:
+        cursor = composite_cursor(*point)
+    elif jobs is None:
+        cursor = Cursor(base=await hub.tail.now())
+    else:
+        cursor = Cursor()
+    return sse.respond(hub, key.id, cursor, states, types=wanted, everything=jobs is None)
+
+
+def _states(store: Store, jobs: str) -> dict[str, JobState]:
+    ids = list(dict.fromkeys(name.strip() for name in jobs.split(",") if name.strip()))
+    if not 1 <= len(ids) <= MAX_JOBS:
+        raise refuse("jobs", f"{len(ids)} jobs are named", jobs, f"1 to {MAX_JOBS} ids, or no 'jobs' for all")
+    return {job_id: store.jobs.get(job_id).state for job_id in ids}

@@ -1,0 +1,88 @@
+"""Metrics of a job as downsampled series."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel
+
+from api import history
+from api.context import SettingsDep, StoreDep
+from api.security import Reader
+from service.jobs.downsample import downsample
+
+router = APIRouter(tags=["metrics"])
+
+
+class Series(BaseModel):
+    """One metric; the three lists are parallel. ``time`` is in Unix seconds."""
+
+    step: list[int]
+    time: list[float]
+    value: list[float | None]
+
+
+class SeriesByName(BaseModel):
+    series: dict[str, Series]
+    after: str | None
+    """Follow the job's events from here to see what comes next."""
+
+
+@router.get(
+    "/jobs/{job_id}/metrics",
+    response_model=SeriesByName,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+def job_metrics(
+    *,
+    job_id: str,
+    key: Reader,
+    store: StoreDep,
+    settings: SettingsDep,
+    names: Annotated[str | None, Query(max_length=2000, description="separated by commas; all when absent")] = None,
+    max_points: Annotated[int, Query(ge=10, le=100_000, description="per series, keeping extremes")] = 1000,
+    format: Literal["json", "csv"] = "json",  # noqa: A002
+) -> Any:
+    """Every metric that the job reported, by name."""
+    store.jobs.get(job_id)
+    after = store.events.latest_id(job_id)
+    wanted = None if names is None else frozenset(name.strip() for name in names.split(","))
+    found = collect(history.events(store, settings.layout, job_id, frozenset({"metric"})), wanted)
+    thinned = {name: _thin(series, max_points) for name, series in sorted(found.items())}
+    if format == "csv":
+        return Response(_csv(thinned), media_type="text/csv; charset=utf-8")
+    return SeriesByName(series=thinned, after=after)
+
+
+Points = dict[int, tuple[float, float | None]]
+
+
+def collect(events: Iterable[Mapping[str, Any]], wanted: frozenset[str] | None) -> dict[str, Points]:
+    """``name -> step -> (time, value)``; a step that a later attempt repeats counts as that attempt saw it."""
+    found: dict[str, Points] = {}
+    for event in events:
+        for name, value in event["values"].items():
+            if wanted is None or name in wanted:
+                found.setdefault(name, {})[event["step"]] = (event["time"], value)
+    return found
+
+
+def _thin(points: Points, max_points: int) -> Series:
+    steps = sorted(points)
+    kept = [steps[index] for index in downsample([points[step][1] for step in steps], max_points)]
+    return Series(step=kept, time=[points[step][0] for step in kept], value=[points[step][1] for step in kept])
+
+
+def _csv(series: Mapping[str, Series]) -> str:
+    """A row per point: spreadsheets and data frames pivot as they like."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("name", "step", "time", "value"))
+    for name, points in series.items():
+        for step, when, value in zip(points.step, points.time, points.value, strict=True):
+            writer.writerow((name, step, when, "" if value is None else value))
+    return text.getvalue()

@@ -1,0 +1,43 @@
+"""What came out of a job."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter
+
+from api.context import StoreDep
+from api.problems import ProblemError
+from api.security import Reader
+from service.jobs.records import Job, NotFound
+from service.jobs.store import Store
+
+router = APIRouter(tags=["report"])
+
+REPORT = "report.json"
+
+
+@router.get("/jobs/{job_id}/report")
+def job_report(job_id: str, key: Reader, store: StoreDep) -> dict[str, Any]:
+    """Compile jobs: the report of every rung and the gate. Train and verify jobs: their result."""
+    job = store.jobs.get(job_id)
+    found = _published(store, job_id) if job.kind == "compile" else job.result
+    if found is None:
+        raise ProblemError(404, _why_none(job))
+    return found
+
+
+def _published(store: Store, job_id: str) -> dict[str, Any] | None:
+    try:
+        _, path = store.artifacts.get(job_id, REPORT)
+    except NotFound:
+        return None
+    report: dict[str, Any] = json.loads(path.read_bytes())
+    return report
+
+
+def _why_none(job: Job) -> str:
+    if job.error is not None:
+        return f"job {job.id} {job.state} without a report: {job.error.message}"
+    return f"job {job.id} is {job.state}; it has no report" + ("" if job.ended_at else " yet")

@@ -1,0 +1,5 @@
+"""The ``trivet`` command."""
+
+from trivet.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,117 @@
+"""What every command shares: the client, how to print, how to fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
+
+import typer
+from pydantic import BaseModel, ValidationError
+from rich.console import Console
+from rich.table import Table
+
+from trivet.client import Client
+from trivet.errors import Refused, TrivetError, Unreachable
+
+FAILED = 1
+"""The job failed or was cancelled."""
+REFUSED = 2
+"""The command or its input was refused, or the service is out of reach."""
+INTERRUPTED = 130
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="machine-readable output")]
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="a job's id")]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def client() -> Iterator[Client]:
+    """A client of the configured service."""
+    with Client() as opened:
+        yield opened
+
+
+def fails_well(command: Callable[P, R]) -> Callable[P, R]:
+    """Turn the library's exceptions into a message and an exit code."""
+
+    @wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except Unreachable as error:
+            err.print(
+                f"[red]{error}[/red]", "Start one with: trivet up   (or point TRIVET_URL at a running one)", sep="\n"
+            )
+        except Refused as error:
+            _show_refusal(error)
+        except (TrivetError, ValidationError, FileNotFoundError) as error:
+            err.print(str(error), style="red", markup=False)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            sys.stderr.close()
+            raise typer.Exit(0) from None
+        raise typer.Exit(REFUSED)
+
+    return wrapped
+
+
+def refuse(message: str) -> NoReturn:
+    """End the command: its input was wrong."""
+    err.print(message, style="red", markup=False)
+    raise typer.Exit(REFUSED)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(plain(value), ensure_ascii=False, indent=2))
+
+
+def print_json_line(value: Any) -> None:
+    print(json.dumps(plain(value), ensure_ascii=False), flush=True)
+
+
+def plain(value: Any) -> Any:
+    """Models as JSON-compatible data."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def table(*columns: str) -> Table:
+    """A borderless table."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def _show_refusal(error: Refused) -> None:
+    if error.status == 401:
+        err.print("The service needs an API key: set TRIVET_KEY.", style="red")
+        err.print(error.detail, markup=False)
+        return
+    if not error.errors:
+        err.print(str(error), style="red", markup=False)
+        return
+    err.print(f"refused: {len(error.errors)} problem{'s' if len(error.errors) > 1 else ''}", style="red")
+    fields = table("field", "problem", "got", "expected")
+    for field in error.errors:
+        got = "" if field.get("got") is None else json.dumps(field["got"], ensure_ascii=False)
+        fields.add_row(*map(_literal, (field["path"] or "(all)", field["message"], got, field["expected"])))
+    err.print(fields)
+
+
+def _literal(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,124 @@
+"""A job's life as it happens, in a terminal: state, progress bar, last metrics, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from service.jobs.states import TERMINAL
+
+WATCHED = ("state", "progress", "metric", "bound", "artifact", "error")
+_SHOWN_METRICS = ("loss", "eval_loss", "eval_accuracy", "accuracy", "lr", "step_ms")
+_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
+
+
+@dataclass
+class Watched:
+    """What is known of one job from its events."""
+
+    state: str = "queued"
+    reason: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+    verdicts: dict[str, int] = field(default_factory=dict)
+    done: int = 0
+    total: int | None = None
+    unit: str = ""
+
+    def see(self, event: dict[str, Any]) -> None:
+        """Take one event in."""
+        handler = _HANDLERS.get(event["type"])
+        if handler is not None:
+            handler(self, event)
+
+    @property
+    def line(self) -> str:
+        """The newest numbers in a line."""
+        shown = [name for name in _SHOWN_METRICS if name in self.metrics]
+        parts = [f"{name} {self.metrics[name]:.4g}" for name in shown[:4]]
+        parts += [f"{verdict} {count}" for verdict, count in sorted(self.verdicts.items())]
+        return "  ".join(parts) or (self.reason if self.state == "queued" else "")
+
+
+def _state(seen: Watched, event: dict[str, Any]) -> None:
+    seen.state = event["state"]
+    seen.reason = event.get("reason") or ""
+
+
+def _progress(seen: Watched, event: dict[str, Any]) -> None:
+    seen.done, seen.total, seen.unit = event["done"], event["total"], event["unit"]
+
+
+def _metric(seen: Watched, event: dict[str, Any]) -> None:
+    seen.metrics |= event["values"]
+
+
+def _bound(seen: Watched, event: dict[str, Any]) -> None:
+    seen.verdicts[event["verdict"]] = seen.verdicts.get(event["verdict"], 0) + 1
+
+
+_HANDLERS: dict[str, Callable[[Watched, dict[str, Any]], None]] = {
+    "state": _state,
+    "progress": _progress,
+    "metric": _metric,
+    "bound": _bound,
+}
+
+
+def show(console: Console, title: str, events: Iterable[dict[str, Any]]) -> Watched:
+    """Draw events until they end; returns what is known then. Without a terminal: a line per change of state."""
+    seen = Watched()
+    if not console.is_terminal:
+        for event in events:
+            _print_plainly(console, title, seen, event)
+        return seen
+    with _bar(console) as bar:
+        task = bar.add_task(escape(title), total=None, state="queued", line="")
+        for event in events:
+            seen.see(event)
+            _announce(console, event)
+            _draw(bar, task, seen)
+    return seen
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        TextColumn("{task.fields[state]}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[line]}"),
+        console=console,
+        refresh_per_second=8,
+    )
+
+
+def _draw(bar: Progress, task: TaskID, seen: Watched) -> None:
+    style = _STYLES.get(seen.state, "white")
+    bar.update(
+        task, completed=seen.done, total=seen.total, state=f"[{style}]{seen.state}[/{style}]", line=escape(seen.line)
+    )
+    if seen.state in TERMINAL:
+        bar.stop_task(task)
+
+
+def _print_plainly(console: Console, title: str, seen: Watched, event: dict[str, Any]) -> None:
+    before = seen.state
+    seen.see(event)
+    if event["type"] == "state" and (seen.state != before or seen.reason):
+        reason = f" ({seen.reason})" if seen.reason else ""
+        console.print(f"{title}: {seen.state}{reason}", markup=False)
+    _announce(console, event)
+
+
+def _announce(console: Console, event: dict[str, Any]) -> None:
+    if event["type"] == "error":
+        where = "" if event.get("rank") is None else f"rank {event['rank']}: "
+        console.print(f"{where}{event['error']}: {event['message']}", style="red", markup=False)
+    if event["type"] == "gap":
+        console.print("some events were removed before they could be shown", style="yellow")

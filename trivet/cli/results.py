@@ -1,0 +1,148 @@
+"""What a job printed, measured, proved and produced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, print_json_line, table
+from trivet.client import Client
+
+
+def register(app: typer.Typer) -> None:
+    for command in (logs, metrics, bounds, report, artifacts):
+        app.command()(fails_well(command))
+
+
+def logs(
+    job_id: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the job is over")] = False,
+    rank: Annotated[int | None, typer.Option(min=0, help="only this rank")] = None,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="only the last lines")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print what the ranks wrote."""
+    with client() as service:
+        if follow:
+            _follow_logs(service, job_id, rank, as_json)
+            return
+        for line in service.logs(job_id, rank=rank, tail=tail, jsonl=as_json):
+            print(line)
+
+
+def _follow_logs(service: Client, job_id: str, rank: int | None, as_json: bool) -> None:
+    for event in service.follow(job_id, types=["log"]):
+        if event["type"] != "log" or (rank is not None and event["rank"] != rank):
+            continue
+        if as_json:
+            print_json_line(event)
+        else:
+            who = "service" if event["rank"] is None else f"rank {event['rank']}"
+            print(f"[{who}] {event['line']}", flush=True)
+
+
+def metrics(
+    job_id: JobArgument,
+    names: Annotated[list[str] | None, typer.Argument(help="only these metrics")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show metrics: first, last, least and greatest value, and a sketch of the curve."""
+    with client() as service:
+        series = service.metrics(job_id, names=names or None)
+    if as_json:
+        print_json({"series": series})
+        return
+    rows = table("metric", "steps", "first", "last", "min", "max", "curve")
+    for name, points in series.items():
+        values = [value for value in points["value"] if value is not None]
+        if values:
+            numbers = (f"{value:.4g}" for value in (values[0], values[-1], min(values), max(values)))
+            rows.add_row(name, str(points["step"][-1]), *numbers, sparkline(values))
+    out.print(rows if series else "no metrics yet")
+
+
+def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
+    """Show the certified bounds of a verification job, a row per instance."""
+    with client() as service:
+        found = list(service.bounds(job_id))
+    if as_json:
+        print_json({"items": found})
+        return
+    rows = table("instance", "verdict", "margin", "widest output", "method", "seconds")
+    for row in found:
+        rows.add_row(
+            str(row["instance"]), row["verdict"], _number(row["margin"]), _number(_width(row)), row["method"],
+            f"{row['seconds']:.3f}",
+        )  # fmt: skip
+    out.print(rows if found else "no bounds yet")
+
+
+def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
+    """Show what came out: a compile job's rungs and gate, any other job's result."""
+    with client() as service:
+        found = service.report(job_id)
+    if as_json:
+        print_json(found)
+        return
+    if "rungs" not in found:
+        out.print(yaml.safe_dump(found, sort_keys=False, allow_unicode=True).rstrip(), markup=False)
+        return
+    rows = table("phase", "rung", "verdict", "step ms", "eager ms", "graph breaks", "recompiles")
+    for rung in found["rungs"]:
+        counts = (str(len(rung.get(name) or ())) for name in ("graph_breaks", "recompiles"))
+        speeds = (_number(rung.get(name)) for name in ("step_ms", "eager_step_ms"))
+        rows.add_row(rung["phase"], str(rung["rung"]), rung["verdict"], *speeds, *counts)
+    out.print(rows)
+    gate = found.get("gate") or {}
+    for phase in ("train", "inference"):
+        if phase in gate:
+            out.print(f"gate, {phase}: {gate[phase]}", markup=False)
+
+
+def artifacts(
+    job_id: JobArgument,
+    name: Annotated[str | None, typer.Argument(help="fetch this one")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="file to write; its own name if absent")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List a job's files, or fetch one."""
+    with client() as service:
+        if name is not None:
+            target = output or Path(name).name
+            size = service.download(job_id, name, Path(target))
+            out.print(f"{target}: {size} bytes", markup=False)
+            return
+        found = service.artifacts(job_id)
+    if as_json:
+        print_json({"items": [item.model_dump(mode="json") for item in found]})
+        return
+    rows = table("name", "bytes", "sha256")
+    for artifact in found:
+        rows.add_row(artifact.name, str(artifact.bytes), artifact.sha256[:16])
+    out.print(rows if found else "no artifacts")
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: list[float], width: int = 24) -> str:
+    """A curve in a line of text."""
+    chosen = [values[index * len(values) // width] for index in range(width)] if len(values) > width else values
+    low, span = min(chosen), max(chosen) - min(chosen)
+    return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in chosen)
+
+
+def _width(row: dict[str, Any]) -> float | None:
+    widths = [
+        upper - lower
+        for lower, upper in zip(row["lower"], row["upper"], strict=True)
+        if lower is not None and upper is not None
+    ]
+    return max(widths, default=None)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

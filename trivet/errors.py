@@ -1,0 +1,30 @@
+"""What can go wrong between a client and the service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class TrivetError(Exception):
+    """Any failure that this package reports."""
+
+
+class Unreachable(TrivetError):  # noqa: N818 - reads as the finding it is
+    """Nothing answers at the service's address."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"no Trivet service answers at {url} ({reason})")
+        self.url = url
+        self.reason = reason
+
+
+class Refused(TrivetError):  # noqa: N818
+    """The service answered with a problem (RFC 9457). ``errors`` names refused fields: path, message, got, expected."""
+
+    def __init__(self, status: int, title: str, detail: str, errors: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(f"{title}: {detail}")
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.errors = list(errors)

@@ -1,0 +1,65 @@
+"""Following live events over broken connections and restarted services, without losing or repeating one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import httpx2
+
+from trivet.connection import Connection
+from trivet.errors import Refused, Unreachable
+
+SILENCE_S = 45.0
+"""The service pings every 15 s; a stream that is silent for three of those is dead."""
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+def follow(
+    connection: Connection,
+    path: str,
+    params: Mapping[str, Any],
+    *,
+    give_up_after_s: float = 60.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[dict[str, Any]]:
+    """Events until the stream's end. A gap appears as ``{"type": "gap", …}``.
+
+    A lost connection is taken up again where it broke. Raises :class:`Unreachable` when the service stays away for
+    ``give_up_after_s`` seconds, and :class:`Refused` when it refuses.
+    """
+    last_id, failures, lost_since = "", 0, 0.0
+    while True:
+        try:
+            for event in _events(connection, path, params, last_id):
+                failures = 0
+                if event.event == "end":
+                    return
+                if event.event == "bye":
+                    break
+                last_id = event.id or last_id
+                if event.data:
+                    yield {"type": event.event, **_object(event)}
+        except (Unreachable, Refused) as error:
+            if isinstance(error, Refused) and error.status not in (429, 503):
+                raise
+            lost_since = lost_since if failures else time.monotonic()
+            if time.monotonic() - lost_since > give_up_after_s:
+                raise
+        sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
+        failures += 1
+
+
+def _events(
+    connection: Connection, path: str, params: Mapping[str, Any], last_id: str
+) -> Iterator[httpx2.ServerSentEvent]:
+    headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+    timeout = httpx2.Timeout(SILENCE_S, connect=5.0)
+    with connection.stream(path, params=params, headers=headers, timeout=timeout) as response:
+        yield from httpx2.EventSource(response)
+
+
+def _object(event: httpx2.ServerSentEvent) -> dict[str, Any]:
+    data = event.json()
+    return data if isinstance(data, dict) else {}

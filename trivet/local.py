@@ -1,0 +1,238 @@
+"""This machine's own service: broker, API and worker as children of one process, and their orderly end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from service.jobs.embedded import EmbeddedBroker
+from service.jobs.settings import ENV_PREFIX, Settings
+from trivet.client import Client
+from trivet.connection import read_key
+from trivet.errors import TrivetError
+
+READY_WITHIN_S = 60.0
+CHILD_WITHIN_S = 15.0
+_POLL_S = 0.1
+_REPORT_S = 10.0
+"""Beyond the ranks' grace: time for a supervisor to report its attempt's end."""
+
+
+class StartError(TrivetError):
+    """The service cannot start, or lost one of its parts."""
+
+
+@dataclass
+class LocalService:
+    """Use as a context manager: entering starts everything and waits until a job could run; leaving ends it all."""
+
+    settings: Settings
+    broker: EmbeddedBroker | None = None
+    children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    url: str = ""
+    key: str | None = None
+    first_start: bool = False
+
+    def __enter__(self) -> Self:
+        self.settings.data.mkdir(parents=True, exist_ok=True)
+        had_key = self.settings.admin_key_file.exists()
+        try:
+            with _listener(self.settings) as listening:
+                self._start(listening)
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        self.first_start = not had_key and self.settings.admin_key_file.exists()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def client(self) -> Client:
+        return Client(self.url, self.key)
+
+    def dead_child(self) -> str | None:
+        """What to say of a part that ended by itself, if one did."""
+        for name, process in self.children.items():
+            if (code := process.poll()) is not None:
+                return f"the {name} ended with {code}; {self._log(name)} says:\n{_last_lines(self._log(name))}"
+        if self.broker is not None and (code := self.broker.process.poll()) is not None:
+            return f"the broker ended with {code}; its log is {self.broker.folder / 'server.log'}"
+        return None
+
+    def stop(self) -> None:
+        """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start."""
+        _end(self.children.pop("worker", None))
+        ended = end_supervisors(self.settings)
+        if ended and "API" in self.children:
+            with contextlib.suppress(TrivetError):
+                self._queue_again(ended)
+        _end(self.children.pop("API", None))
+        if self.broker is not None:
+            self.broker.stop()
+            self.broker = None
+
+    def _start(self, listening: socket.socket) -> None:
+        host, port = listening.getsockname()[:2]
+        scheme = "https" if self.settings.tls_cert else "http"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        environment = self._environment()
+        descriptor = listening.fileno()
+        self._spawn("API", ["-m", "api", "--fd", str(descriptor)], environment, (descriptor,))
+        self._spawn("worker", ["-m", "workers"], environment)
+
+    def _environment(self) -> dict[str, str]:
+        if self.settings.redis_url is None:
+            self.broker = EmbeddedBroker.start(self.settings.layout.broker)
+            url = self.broker.url
+        else:
+            url = self.settings.broker_url
+        return {
+            **os.environ,
+            f"{ENV_PREFIX}DATA": str(self.settings.layout.root),
+            f"{ENV_PREFIX}REDIS_URL": url,
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _spawn(
+        self, name: str, arguments: list[str], environment: dict[str, str], descriptors: tuple[int, ...] = ()
+    ) -> None:
+        """A child in a session of its own: Ctrl-C reaches this process only, which ends the parts in order."""
+        log = self._log(name)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            self.children[name] = subprocess.Popen(
+                [sys.executable, *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=descriptors,
+            )
+
+    def _log(self, name: str) -> Path:
+        return self.settings.layout.root / "logs" / f"{name.lower()}.log"
+
+    def _wait_until_ready(self) -> None:
+        key_file = self.settings.admin_key_file
+        _until(lambda: self._alive() and Client(self.url, "none").is_ready(), "the API does not answer")
+        secret = self.settings.key.get_secret_value() if self.settings.key else read_key(key_file)
+        if secret is None:
+            raise StartError(f"there is no key in {key_file}; set TRIVET_KEY to an admin key of this service")
+        self.key = secret
+        with self.client() as client:
+            mine = self.settings.worker_name
+            _until(
+                lambda: self._alive() and any(host.alive and host.name == mine for host in client.hosts()),
+                "the worker did not report itself",
+            )
+
+    def _alive(self) -> bool:
+        if reason := self.dead_child():
+            raise StartError(reason)
+        return True
+
+    def _queue_again(self, job_ids: set[str]) -> None:
+        """What ran here did not fail: it, and what failed only because it needed it, waits for the next start."""
+        with self.client() as client:
+            interrupted = [client.job(job_id) for job_id in sorted(job_ids)]
+            for job in interrupted:
+                if job.state == "failed" and job.error is not None and job.error.type == "SupervisorTerminated":
+                    client.retry(job.id)
+                    _revive_dependents(client, job.id)
+
+
+def _revive_dependents(client: Client, job_id: str) -> None:
+    for job in client.jobs(state="failed", limit=1000).items:
+        if job.error is not None and job.error.type == "DependencyFailed" and job_id in job.error.message:
+            with contextlib.suppress(TrivetError):  # it may need another job that failed for a reason of its own
+                client.retry(job.id)
+                _revive_dependents(client, job.id)
+
+
+def end_supervisors(settings: Settings) -> set[str]:
+    """Ask every supervisor of this host to end its group and report; returns the ids of the jobs they ran."""
+    found = dict(_supervisors(settings.layout.host(settings.worker_name)))
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(list(found), timeout=settings.stop_grace_s + _REPORT_S)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()  # its keeper ends the group
+    psutil.wait_procs(alive, timeout=_REPORT_S)
+    return set(found.values())
+
+
+def _supervisors(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
+    """(process, job id) of the supervisors that the worker entered in its folder and that still live."""
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
+            entry = json.loads(path.read_text())
+            process = psutil.Process(entry["supervisor"]["pid"])
+            if _start_ticks(process.pid) == entry["supervisor"]["started"]:
+                yield process, entry["name"].rpartition(":")[0]
+
+
+def _start_ticks(pid: int) -> str | None:
+    """A process's start time as the kernel counts it, so that a reused pid is not mistaken."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def _listener(settings: Settings) -> socket.socket:
+    """The API's socket, bound before anything starts; the child inherits it, so the port cannot be lost between."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+    except OSError as error:
+        listening.close()
+        raise StartError(
+            f"cannot bind {settings.host}:{settings.port} ({error.strerror}); is 'trivet up' running already? "
+            f"Set {ENV_PREFIX}PORT to use another port"
+        ) from None
+    return listening
+
+
+def _until(holds: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + READY_WITHIN_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise StartError(f"{otherwise} within {READY_WITHIN_S:.0f} s")
+        time.sleep(_POLL_S)
+
+
+def _end(process: subprocess.Popen[bytes] | None) -> None:
+    if process is None:
+        return
+    process.terminate()
+    try:
+        process.wait(CHILD_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _last_lines(log: Path, count: int = 8) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
