@@ -58,6 +58,8 @@ def _measured(seen: Observation) -> dict[str, Any]:
         "limit_hits": list(evidence.limit_hits),
         "parameters": _training(seen),
         "notes": list(seen.notes),
+        "cudagraph": None,
+        "lifetimes": None,
         "invocations": [
             {"phase": seen.case.phase, "shape": shape, "calls": calls} for shape, calls in sorted(seen.calls.items())
         ],
@@ -67,7 +69,7 @@ def _measured(seen: Observation) -> dict[str, Any]:
 
 def _unmeasured() -> dict[str, Any]:
     fields = ("parity", "graphs", "backward_graphs", "operations", "fullgraph", "graph_breaks", "recompiles")
-    more = ("limit_hits", "parameters", "notes", "invocations")
+    more = ("limit_hits", "parameters", "notes", "cudagraph", "lifetimes", "invocations")
     return dict.fromkeys((*fields, *more)) | _cost(None)
 
 

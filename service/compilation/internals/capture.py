@@ -109,8 +109,9 @@ def _failure(record: Any) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line that says something."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    """The first line that says something, with the next one where it ends in a colon."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
 
 
 def _graph_breaks() -> tuple[GraphBreak, ...]:

@@ -1,0 +1,1 @@
+"""Small programs with one planted defect or peculiarity each; ``clean`` has none."""

@@ -1,0 +1,46 @@
+"""Compilers with a planted defect, at the seam where a real one would have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
+
+
+def _as_is(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    return graph.forward
+
+
+def _altered(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A compiler whose code changes each result of the graph."""
+
+    def compiler(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        return lambda *values: [change(value) for value in graph(*values)]
+
+    return compiler
+
+
+def _five_percent_off(value: Any) -> Any:
+    return value * 1.05 if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+wrong_gradients = aot_autograd(fw_compiler=_as_is, bw_compiler=_altered(_five_percent_off))
+wrong_outputs = aot_autograd(fw_compiler=_altered(_five_percent_off), bw_compiler=_as_is)
+
+
+def forgets_parameters(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """The output keeps a gradient of its own, but none reaches a parameter."""
+
+    def run(*values: Any) -> Any:
+        with torch.no_grad():
+            results = graph(*values)
+        return [result.requires_grad_() if result.is_floating_point() else result for result in results]
+
+    return run
+
+
+def crashes(_graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    raise RuntimeError("planted compiler crash")

@@ -1,0 +1,23 @@
+"""Nothing is compiled, or not what counts, while all results are right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from programs.parts import CLASSES, FEATURES, Perceptron, program
+
+
+class Disabled(Perceptron):
+    @torch.compiler.disable
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def sequential() -> nn.Module:
+    """Compiled in place, a bare ``nn.Sequential`` is skipped by Dynamo as a part of PyTorch."""
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+DISABLED = program(Disabled)
+SEQUENTIAL = program(sequential)

@@ -1,0 +1,175 @@
+"""Every planted defect is found and named; what only looks like one is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch._dynamo
+from conftest import Climb
+from programs import backends, breaks, clean, empty, frozen, peculiar, restless
+
+from service.compilation.ladder import Result
+from service.compilation.observation import Observation
+from service.compilation.rungs import LADDER, Backend, Rung
+
+INDUCTOR = LADDER[2]
+
+
+def verdicts(results: list[Result]) -> list[str]:
+    return [result.verdict for result in results]
+
+
+def seen(result: Result) -> Observation:
+    assert result.observation is not None
+    return result.observation
+
+
+def messages(result: Result) -> str:
+    return "\n".join(finding.message for finding in result.findings)
+
+
+def planted(backend: Backend) -> Rung:
+    return Rung("planted", backend)
+
+
+@pytest.mark.parametrize("program", [clean.PERCEPTRON, clean.NORMALISED, clean.MANY_SHAPES])
+def test_clean_programs_pass_both_phases_without_a_finding(ascend: Climb, program: object) -> None:
+    results = ascend(program, phases=("train", "inference"))
+    assert verdicts(results) == ["pass"] * 4
+    assert all(seen(result).evidence.fullgraph and not result.findings for result in results)
+
+
+def test_a_new_shape_is_a_recompile_with_its_guard_and_not_a_defect(ascend: Climb) -> None:
+    (result,) = ascend(clean.MANY_SHAPES, rungs=LADDER[:1])
+    assert result.verdict == "pass"
+    (recompile,) = seen(result).evidence.recompiles
+    assert "size mismatch at index 0. expected 8, actual 5" in recompile.guard
+    assert recompile.iteration == 1
+
+
+@pytest.mark.parametrize(
+    ("program", "mark", "reason"),
+    [(breaks.SIDE_EFFECT, "side effect", "builtin"), (breaks.BRANCH, "branch", "data-dependent branch")],
+)
+def test_graph_breaks_are_named_by_reason_and_line(ascend: Climb, program: object, mark: str, reason: str) -> None:
+    (result,) = ascend(program, rungs=LADDER[:1])
+    evidence = seen(result).evidence
+    assert result.verdict == "pass"
+    assert not evidence.fullgraph
+    assert evidence.graphs == 2
+    (found,) = evidence.graph_breaks
+    assert (found.file, found.line) == (breaks.__file__, breaks.line_of(mark))
+    assert found.function == "forward"
+    assert reason in found.reason
+
+
+def test_a_shape_that_changes_every_step_hits_the_recompile_limit(ascend: Climb) -> None:
+    first, second = ascend(restless.SHAPE_STORM)
+    assert first.verdict == "vacuous"
+    assert "recompile limit was hit" in messages(first)
+    assert "len(self.past)" in messages(first)
+    assert len(seen(first).evidence.recompiles) >= 3
+    assert second.verdict == "not_reached"
+    assert second.observation is None
+
+
+def test_compiling_after_warm_up_is_unstable_and_names_the_guard(ascend: Climb) -> None:
+    (result,) = ascend(restless.LATE_CHANGE, rungs=LADDER[:1], steps=6)
+    assert verdicts([result]) == ["unstable"]
+    assert "self.mode == 'early'" in messages(result)
+    assert seen(result).evidence.late == (3,)
+
+
+def test_wrong_gradients_fail_parity_where_the_loss_is_right_at_first(ascend: Climb) -> None:
+    (result,) = ascend(clean.PERCEPTRON, rungs=[planted(backends.wrong_gradients)])
+    assert result.verdict == "fail_parity"
+    assert "gradient first.weight, iteration 0" in messages(result)
+    assert "from float64 as eager" in messages(result)
+    assert "loss loss, iteration 0" not in messages(result)
+
+
+def test_wrong_outputs_fail_parity_in_inference(ascend: Climb) -> None:
+    (result,) = ascend(clean.PERCEPTRON, rungs=[planted(backends.wrong_outputs)], phases=("inference",))
+    assert result.verdict == "fail_parity"
+    assert "output output, iteration 0: off by" in messages(result)
+
+
+def test_a_disabled_forward_is_vacuous_and_stops_the_climb(ascend: Climb) -> None:
+    first, second = ascend(empty.DISABLED)
+    assert verdicts([first, second]) == ["vacuous", "not_reached"]
+    assert "no graph was captured" in messages(first)
+    assert "Disabled.forward is marked torch.compiler.disable" in messages(first)
+    assert "eager did not pass (vacuous)" in messages(second)
+
+
+def test_a_bare_container_captures_nothing(ascend: Climb) -> None:
+    (result,) = ascend(empty.SEQUENTIAL, rungs=LADDER[:1])
+    assert result.verdict == "vacuous"
+
+
+def test_training_without_a_compiled_backward_is_vacuous(ascend: Climb) -> None:
+    (result,) = ascend(clean.PERCEPTRON, rungs=[Rung("planted", "eager", compiles_backward=True)])
+    assert result.verdict == "vacuous"
+    assert "no compiled backward ran" in messages(result)
+
+
+def test_a_swallowed_compile_error_is_vacuous(ascend: Climb) -> None:
+    with torch._dynamo.config.patch(suppress_errors=True):
+        (result,) = ascend(clean.PERCEPTRON, rungs=[planted(backends.crashes)])
+    assert result.verdict == "vacuous"
+    assert "planted compiler crash" in messages(result)
+    assert "suppress_errors is on" in messages(result)
+
+
+def test_a_stance_that_forces_eager_is_vacuous(ascend: Climb) -> None:
+    with torch.compiler.set_stance("force_eager"):
+        (result,) = ascend(clean.PERCEPTRON, rungs=LADDER[:1])
+    assert result.verdict == "vacuous"
+    assert "stance is 'force_eager'" in messages(result)
+
+
+def test_a_compile_error_fails_the_rung_and_the_rest_is_not_reached(ascend: Climb) -> None:
+    results = ascend(clean.PERCEPTRON, rungs=[planted(backends.crashes), LADDER[1]])
+    assert verdicts(results) == ["fail_error", "not_reached"]
+    assert "BackendCompilerFailed" in messages(results[0])
+    assert "planted" in messages(results[1])
+
+
+def test_gradients_that_only_the_compiler_loses_freeze_the_rung(ascend: Climb) -> None:
+    rung = Rung("planted", backends.forgets_parameters, compiles_backward=False)
+    (result,) = ascend(clean.PERCEPTRON, rungs=[rung])
+    assert result.verdict == "frozen"
+    assert "no gradient where eager has one: first.bias, first.weight, head.bias, head.weight" in messages(result)
+
+
+def test_parameters_behind_a_detach_are_frozen_in_eager_too(ascend: Climb) -> None:
+    (result,) = ascend(frozen.CUT_OFF, rungs=LADDER[:1])
+    assert result.verdict == "frozen"
+    assert "in eager neither: first.bias, first.weight;" in messages(result)
+    assert "head" not in messages(result)
+
+
+def test_a_model_without_trainable_parameters_is_frozen_for_training_only(ascend: Climb) -> None:
+    results = ascend(frozen.UNTRAINABLE, rungs=LADDER[:1], phases=("train", "inference"))
+    assert verdicts(results) == ["frozen", "pass"]
+
+
+def test_an_input_updated_in_place_is_noted_and_passes(ascend: Climb) -> None:
+    results = ascend(peculiar.IN_PLACE, phases=("train", "inference"))
+    assert verdicts(results) == ["pass"] * 4
+    assert all("updates in place what it is given: input 0" in seen(result).notes for result in results)
+
+
+def test_dropout_is_compared_draw_by_draw_up_to_generated_code(ascend: Climb) -> None:
+    results = ascend(peculiar.DROPOUT, rungs=LADDER)
+    assert verdicts(results) == ["pass"] * 3
+    assert seen(results[2]).case.rung == INDUCTOR
+    assert any("fallback_random" in note for note in seen(results[2]).notes)
+    assert seen(results[2]).compared > 0
+
+
+def test_a_program_that_does_not_run_uncompiled_fails_before_anything_is_compiled(ascend: Climb) -> None:
+    program = clean.PERCEPTRON
+    broken = type(program)(program.build, tuple(type(b)((b.inputs[0][:, :-1],), b.targets) for b in program.batches))
+    results = ascend(broken)
+    assert verdicts(results) == ["fail_error", "not_reached"]
+    assert "the uncompiled model does not run" in messages(results[0])
