@@ -1,6 +1,6 @@
 /** Files that the job left, with sizes and hashes. */
 
-import { bytes, unix } from "../lib/format.js";
+import { bytes, many, unix } from "../lib/format.js";
 import { isTerminal } from "../lib/state.js";
 import { artifactPath, call, items, jobPath } from "../ui/api.js";
 import { fill, h } from "../ui/dom.js";
@@ -41,7 +41,7 @@ export class Artifacts extends Section {
 
   /** @param {Job} job */
   update(job) {
-    this.remark(this.artifacts.length ? `${this.artifacts.length} · ${bytes(total(this.artifacts))}` : "");
+    this.remark(this.artifacts.length ? `${many(this.artifacts.length, "file")} · ${bytes(total(this.artifacts))}` : "");
     const words = isTerminal(job.state) ? "This job left no files" : "No files yet";
     fill(this.body, this.artifacts.length === 0 ? blank(words) : this.table(job));
   }

@@ -1,6 +1,6 @@
 /** The ladder of a compile check: a row per rung and phase, its findings, and the gate that follows. */
 
-import { number } from "../lib/format.js";
+import { magnitude, number } from "../lib/format.js";
 import { cause, entries, many, middle, ratio, tone, worst } from "../lib/report.js";
 import { isTerminal } from "../lib/state.js";
 import { Problem, call, jobPath } from "../ui/api.js";
@@ -82,7 +82,7 @@ function lines(rung) {
   const faster = ratio(rung);
   const mark = stateMark(tone(rung));
   setText(mark, String(rung.verdict ?? "skipped").replaceAll("_", " "));
-  const numbers = [number(worst(rung), 3), String(many(rung.graph_breaks).length), String(many(rung.recompiles).length),
+  const numbers = [magnitude(worst(rung)), String(many(rung.graph_breaks).length), String(many(rung.recompiles).length),
     seconds(rung.compile_s?.cold), seconds(rung.compile_s?.warm), milliseconds(rung.step_ms)];
   const row = h("tr", { "data-rung": `${rung.rung} ${rung.phase}` }, h("td", {}, open), h("td", { class: "muted" }, String(rung.phase ?? "")),
     h("td", {}, mark), ...numbers.map((value) => h("td", { class: "right" }, value)), h("td", { class: "right" }, times(faster)));

@@ -48,7 +48,7 @@ export class Details extends Section {
       updateStateMark(mark, job.state);
       mark.hidden = false;
     }, () => setAttribute(link, "class", "muted"));
-    return h("div", { class: "need" }, link, h("span", { class: "muted" }, why), mark);
+    return h("div", { class: "need" }, link, h("div", {}, h("span", { class: "muted" }, why), mark));
   }
 }
 

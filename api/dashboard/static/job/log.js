@@ -1,6 +1,6 @@
 /** The log as it is written: follow or pause, one rank or all. */
 
-import { clock, dateTime } from "../lib/format.js";
+import { clock, dateTime, many } from "../lib/format.js";
 import { KEEP, LogStore, fromEvent, passes } from "../lib/log.js";
 import { isTerminal } from "../lib/state.js";
 import { callLines, jobPath } from "../ui/api.js";
@@ -101,7 +101,7 @@ export class Log extends Section {
     this.select.hidden = ranks.length < 2;
     const count = this.store.lines.length;
     this.view.hidden = count === 0;
-    this.remark(count ? `${this.store.dropped || count >= TAIL ? "last " : ""}${count} lines` : "");
+    this.remark(count ? `${this.store.dropped || count >= TAIL ? "last " : ""}${many(count, "line")}` : "");
     fill(this.empty, count === 0 && blank(this.ended ? "This job wrote no log" : "Nothing written yet"));
   }
 

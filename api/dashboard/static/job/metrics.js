@@ -1,7 +1,7 @@
 /** Metric curves, growing as the job reports. */
 
 import { duration } from "../lib/format.js";
-import { tickLabel } from "../lib/scales.js";
+import { extent, tickLabel } from "../lib/scales.js";
 import { panels, table, take } from "../lib/series.js";
 import { isTerminal } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
@@ -86,9 +86,11 @@ export class Metrics extends Section {
     fill(this.empty, wanted.length === 0 && blank(
       this.ended ? "This job reported no metrics" : "No metrics yet", this.ended ? "" : "Curves appear with the first step."));
     this.start = Math.min(...[...this.series.values()].map((series) => series.time[0] ?? Number.POSITIVE_INFINITY));
+    const curves = wanted.map((panel) => panel.names.map((name) => this.curve(name)));
+    const reach = extent(curves.flat().map(({ x }) => [x[0] ?? Number.NaN, x.at(-1) ?? Number.NaN]));
     wanted.forEach((panel, index) => {
       const chart = this.charts.get(panel.key) ?? this.add(panel, index);
-      chart.set(panel.names.map((name) => this.curve(name)));
+      chart.set(curves[index] ?? [], reach);
     });
   }
 

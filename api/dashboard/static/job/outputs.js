@@ -1,7 +1,7 @@
 /** The bounds of each output of one instance, as bars on a common scale, and its counterexample. */
 
 import { isNumber } from "../lib/bounds.js";
-import { number } from "../lib/format.js";
+import { fixed, number } from "../lib/format.js";
 import { extent } from "../lib/scales.js";
 import { fill, h } from "../ui/dom.js";
 import { stateMark } from "../ui/parts.js";
@@ -25,7 +25,7 @@ export class OutputBounds {
     const range = extent([row.lower.filter(isNumber), row.upper.filter(isNumber), [0]]) ?? [0, 1];
     const bars = row.lower.slice(0, MOST).map((low, index) => bar(index, low, row.upper[index] ?? null, range));
     fill(this.element, h("header", {}, h("h3", {}, `Instance ${row.instance}`), stateMark(row.verdict),
-      h("span", { class: "muted" }, `${row.method} · margin ${number(row.margin)}`), close),
+      h("span", { class: "muted" }, `${row.method} · margin ${fixed(row.margin)}`), close),
       h("ol", { class: "bars" }, ...bars), row.lower.length > MOST && h("p", { class: "muted" }, `first ${MOST} of ${row.lower.length} outputs`),
       row.counterexample && counterexample(row.counterexample));
     this.element.hidden = false;
@@ -41,8 +41,8 @@ function bar(index, low, high, [from, to]) {
   fillBar.style.setProperty("width", `${(((high ?? to) - from) / span) * 100 - left}%`);
   const zero = h("b", {});
   zero.style.setProperty("left", `${((0 - from) / span) * 100}%`);
-  return h("li", {}, h("span", { class: "muted" }, index), h("span", { class: "right" }, low === null ? "−∞" : number(low)),
-    h("span", { class: "rail" }, zero, fillBar), h("span", {}, high === null ? "∞" : number(high)));
+  return h("li", {}, h("span", { class: "muted" }, index), h("span", { class: "right" }, low === null ? "−∞" : fixed(low)),
+    h("span", { class: "rail" }, zero, fillBar), h("span", {}, high === null ? "∞" : fixed(high)));
 }
 
 /** @param {number[]} values */

@@ -18,7 +18,8 @@ export class Spec extends Section {
 
   /** @param {import("../lib/types.js").Job} job */
   show(job) {
-    const all = lines(job.spec);
+    const { kind, name, ...rest } = job.spec;
+    const all = lines({ kind, name, ...rest });
     const written = text(all);
     if (written === this.text) return;
     this.text = written;

@@ -5,7 +5,7 @@ import { fill, h } from "../ui/dom.js";
 import { Section } from "./section.js";
 
 /** @type {Record<string, (value: number) => string>} */
-const FORMATS = { seconds: duration, accuracy: percent, eval_accuracy: percent, mfu: percent, test_accuracy: percent };
+const FORMATS = { seconds: duration, accuracy: share, eval_accuracy: share, test_accuracy: share, mfu: share };
 
 export class Figures extends Section {
   /** @param {readonly string[]} skip entries that another section shows */
@@ -44,5 +44,10 @@ function flat(result, prefix = "") {
 function shown(name, value) {
   if (typeof value !== "number") return String(value);
   const format = FORMATS[name.split(".").at(-1) ?? ""];
-  return format ? format(value) : number(value);
+  return format ? format(value) : number(Number(value.toPrecision(4)), 4).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+}
+
+/** @param {number} value */
+function share(value) {
+  return percent(value, 1);
 }

@@ -1,7 +1,7 @@
 /** Verdicts, margins and bounds of a verification job, row by row as they are found. */
 
 import { VERDICTS, counts, span, width } from "../lib/bounds.js";
-import { duration, number } from "../lib/format.js";
+import { duration, fixed, many, number } from "../lib/format.js";
 import { isTerminal } from "../lib/state.js";
 import { call, items, jobPath } from "../ui/api.js";
 import { fill, h, keyed, oncePerFrame, setAttribute, setText } from "../ui/dom.js";
@@ -26,6 +26,7 @@ export class Verify extends Section {
     this.filter = "all";
     this.limit = ROWS_SHOWN;
     this.ended = false;
+    this.what = "";
     this.tally = h("div", { class: "tally", role: "group", "aria-label": "Verdicts; choose one to filter the table" });
     this.strip = h("div", { class: "strip", "aria-hidden": "true" });
     this.margins = new Margins((row) => this.choose(row));
@@ -83,10 +84,8 @@ export class Verify extends Section {
   /** @param {import("../lib/types.js").Job} job */
   show(job) {
     this.ended = isTerminal(job.state);
-    const method = job.spec.method;
     const robustness = job.spec.property?.robustness;
-    const what = robustness ? `L∞ ball of radius ${number(robustness.eps)}` : "input box";
-    this.remark([method, what].filter(Boolean).join(" · "));
+    this.what = [job.spec.method, robustness ? `L∞ ball of radius ${robustness.eps}` : "input box"].filter(Boolean).join(" · ");
     this.draw();
   }
 
@@ -96,6 +95,7 @@ export class Verify extends Section {
     fill(this.empty, all.length === 0 && blank(this.ended ? "No instance was bounded" : "No bounds yet",
       this.ended ? "" : "Rows appear as instances are bounded."));
     this.count(all);
+    this.remark(all.length ? `${this.what} · ${many(all.length, "row")}` : this.what);
     this.margins.set(all);
     const passing = all.filter((row) => this.filter === "all" || row.verdict === this.filter);
     keyed(this.tbody, passing.slice(0, this.limit), (row) => String(row.instance), () => this.line(), this.lines);
@@ -140,7 +140,7 @@ export class Verify extends Section {
       setAttribute(element, "data-instance", row.instance);
       setText(open, String(row.instance));
       updateStateMark(mark, row.verdict);
-      const values = [number(row.margin), ...span(row).map((bound) => number(bound)), number(width(row)),
+      const values = [fixed(row.margin), ...span(row).map(fixed), fixed(width(row)),
         number(row.domains), duration(row.seconds)];
       values.forEach((value, index) => cells[index] && setText(cells[index], value));
     };

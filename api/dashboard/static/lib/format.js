@@ -17,7 +17,26 @@ export function number(value, digits = 4) {
   if (size < 1e-3 || size >= 1e9) return signed(value.toExponential(Math.min(digits - 1, 2)).replace("e+", "e"));
   if (Number.isInteger(value)) return signed(group(value.toFixed(0)));
   const whole = Math.floor(Math.log10(size)) + 1;
-  return signed(group(value.toFixed(Math.max(digits - Math.max(whole, 1), 0))));
+  return signed(group(value.toFixed(Math.max(digits - whole, 0))));
+}
+
+/**
+ * A number for a column: three decimals, so that points align; very small or large ones as `number` shows them.
+ * @param {number | null | undefined} value
+ */
+export function fixed(value) {
+  if (typeof value !== "number" || value === 0) return number(value);
+  const size = Math.abs(value);
+  return size >= 5e-4 && size < 1e5 ? signed(group(value.toFixed(3))) : number(value, 3);
+}
+
+/**
+ * The size of an error: one digit and its power of ten, `3.4e−6`.
+ * @param {number | null | undefined} value
+ */
+export function magnitude(value) {
+  if (typeof value !== "number" || value === 0 || !Number.isFinite(value)) return number(value);
+  return signed(value.toExponential(1).replace("e+", "e"));
 }
 
 /** @param {string} text */
@@ -30,11 +49,13 @@ function group(text) {
   return fraction === undefined ? grouped : `${grouped}.${fraction}`;
 }
 
-/** @param {number | null | undefined} fraction between 0 and 1 */
-export function percent(fraction) {
+/**
+ * @param {number | null | undefined} fraction between 0 and 1
+ * @param {number} [decimals]
+ */
+export function percent(fraction, decimals = 0) {
   if (fraction === null || fraction === undefined || !Number.isFinite(fraction)) return "–";
-  const value = fraction * 100;
-  return `${value < 10 && value > 0 ? value.toFixed(1) : value.toFixed(0)}${THIN}%`;
+  return `${(fraction * 100).toFixed(decimals)}${THIN}%`;
 }
 
 /** @param {number | null | undefined} count */
@@ -100,6 +121,13 @@ export function dateTime(seconds) {
   const day = `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())}`;
   return `${day} ${clock(seconds)}`;
 }
+
+/**
+ * A count with its noun: `1 line`, `20 lines`.
+ * @param {number} count
+ * @param {string} noun
+ */
+export const many = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
 /**
  * Indices as ranges: `0–3, 6`.

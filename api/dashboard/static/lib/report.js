@@ -45,6 +45,7 @@ export function middle(value) {
 export function entries(part, prefix = "") {
   if (part === null || part === undefined) return [];
   if (typeof part !== "object") return [[prefix || "value", scalar(part)]];
+  if (Array.isArray(part) && part.length === 0) return [];
   if (Array.isArray(part) && part.every((entry) => typeof entry !== "object")) return [[prefix, part.map(scalar).join(", ")]];
   return Object.entries(part).flatMap(([key, value]) => entries(value, prefix ? `${prefix}.${key}` : key));
 }

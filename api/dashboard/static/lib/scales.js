@@ -49,6 +49,12 @@ export function logarithmic([low, high], [from, to]) {
 export function linearTicks(low, high, count) {
   const step = roundStep((high - low) / Math.max(count, 1));
   if (!(step > 0) || !Number.isFinite(step)) return [low];
+  const ticks = multiples(step, low, high);
+  return ticks.length > 1 || count > 12 ? ticks : linearTicks(low, high, count * 2);
+}
+
+/** @param {number} step @param {number} low @param {number} high */
+function multiples(step, low, high) {
   const ticks = [];
   for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) {
     ticks.push(Number((index * step).toPrecision(12)));

@@ -27,6 +27,8 @@ export class Chart {
     this.hidden = new Set();
     /** @type {Scale} */
     this.across = linear([0, 1], [0, 1]);
+    /** @type {[number, number] | null} */
+    this.reach = null;
     this.canvas = h("canvas", { class: "plot", tabindex: 0, role: "img" });
     this.legend = h("div", { class: "legend" });
     this.toggle = h("button", { class: "tiny", type: "button", "aria-pressed": String(this.log), title: "Logarithmic axis" },
@@ -40,8 +42,12 @@ export class Chart {
     follow(this.canvas, crosshair, (pixel) => this.across.invert(pixel), (from, steps) => this.neighbour(from, steps));
   }
 
-  /** @param {Curve[]} curves */
-  set(curves) {
+  /**
+   * @param {Curve[]} curves
+   * @param {[number, number] | null} reach what the horizontal axis spans, in common with other charts
+   */
+  set(curves, reach) {
+    this.reach = reach;
     if (curves.map((curve) => curve.name).join() !== this.curves.map((curve) => curve.name).join()) this.relist(curves);
     this.curves = curves;
     const last = curves.map((curve) => `${curve.name} ${number(curve.y.at(-1))}`).join(", ");
@@ -102,7 +108,7 @@ export class Chart {
   /** @param {CanvasRenderingContext2D} context @param {Box} area */
   paint(context, area) {
     const curves = this.shown();
-    const wide = extent(this.curves.map((curve) => curve.x));
+    const wide = this.reach;
     const high = extent(curves.map((curve) => curve.y), this.log);
     if (!wide || !high) return void this.paintNothing(context, area);
     this.across = linear(wide[0] === wide[1] ? [wide[0] - 1, wide[1] + 1] : wide, [area.left, area.right]);
@@ -135,11 +141,11 @@ export class Chart {
     const [low, high] = this.across.domain;
     const kept = decimate(curve.x, curve.y, low, high, Math.max(Math.floor(area.right - area.left), 1));
     context.strokeStyle = this.seriesColour(curve.index);
-    context.lineWidth = 1.5;
+    context.lineWidth = kept.x.length > 600 ? 1.1 : 1.6;
     context.lineJoin = "round";
     context.beginPath();
     let pen = false;
-    let alone = kept.x.length === 1;
+    const alone = kept.x.length === 1;
     kept.x.forEach((x, index) => {
       const y = up.at(kept.y[index] ?? Number.NaN);
       if (!Number.isFinite(y)) {

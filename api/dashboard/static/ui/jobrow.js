@@ -24,13 +24,14 @@ export class JobRow {
     this.note = h("span", { class: "muted note" });
     this.where = h("span", {});
     this.shape = h("span", { class: "muted shape" });
+    this.place = h("td", { class: "where" }, this.where, this.shape);
     this.duration = h("td", { class: "right duration" });
     this.age = h("td", { class: "right muted age" });
     this.cancel = h("button", { class: "tiny", type: "button" }, "Cancel");
     this.cancel.addEventListener("click", () => void this.ask());
     this.element = h("tr", {}, h("td", { class: "status" }, this.state), h("td", { class: "what" }, this.name, this.under),
       this.kind, h("td", { class: "advance" }, this.progress.element, this.note),
-      h("td", { class: "where" }, this.where, this.shape), this.duration, this.age, h("td", { class: "right act" }, this.cancel));
+      this.place, this.duration, this.age, h("td", { class: "right act" }, this.cancel));
   }
 
   /** @param {Job} job */
@@ -48,7 +49,11 @@ export class JobRow {
     setText(this.where, job.placement.length ? placement(job.placement) : isTerminal(job.state) ? "–" : "waiting");
     setAttribute(this.where, "class", job.placement.length ? null : "muted");
     setText(this.shape, mesh(job.spec.parallel));
+    const nowhere = isTerminal(job.state) && job.placement.length === 0;
+    this.shape.hidden = nowhere;
+    setAttribute(this.place, "data-none", nowhere);
     showDuration(this.duration, job);
+    setAttribute(this.duration, "data-none", !job.started_at);
     showAge(this.age, unix(job.created_at));
     this.cancel.hidden = !canCancel(job.state);
     setAttribute(this.cancel, "aria-label", `Cancel ${title(job)}`);

@@ -1,0 +1,161 @@
+"""A fleet for tests of the dashboard: real jobs in a real store, driven through the calls that supervisors make."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.jobs.events import BoundEvent, Event, LogEvent, MetricEvent, ProgressEvent
+from service.jobs.layout import DataLayout
+from service.jobs.records import Artifact, AttemptRef, Job, JobError, Outcome
+from service.jobs.spec import spec_adapter
+from service.jobs.store import HostReport, Store
+
+SUPERVISOR = "test"
+
+
+def train_spec(name: str = "digits-mlp", **changes: Any) -> dict[str, Any]:
+    """A small training job."""
+    spec = {
+        "kind": "train",
+        "name": name,
+        "model": {"family": "mlp", "in_features": 64, "hidden": [64, 64], "out_features": 10},
+        "data": {"source": "digits"},
+        "steps": 100,
+        "device": "cpu",
+    }
+    return {**spec, **changes}
+
+
+def verify_spec(name: str = "digits-robustness", **changes: Any) -> dict[str, Any]:
+    """A small verification job."""
+    spec = {
+        "kind": "verify",
+        "name": name,
+        "model": {"family": "mlp", "in_features": 64, "hidden": [64, 64], "out_features": 10},
+        "property": {"robustness": {"data": {"source": "digits"}, "count": 32, "eps": 0.02}},
+        "device": "cpu",
+    }
+    return {**spec, **changes}
+
+
+def compile_spec(name: str = "compile-check", **changes: Any) -> dict[str, Any]:
+    """A small compile check."""
+    spec = {
+        "kind": "compile",
+        "name": name,
+        "model": {"family": "transformer", "vocab_size": 256, "dim": 64, "layers": 2, "heads": 4},
+        "device": "cpu",
+    }
+    return {**spec, **changes}
+
+
+def event(kind: str, rank: int | None, **fields: Any) -> Event:
+    return {"type": kind, "time": time.time(), "rank": rank, **fields}  # type: ignore[typeddict-item, return-value]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt that runs, as its supervisor sees it."""
+
+    store: Store
+    data: DataLayout
+    refs: tuple[AttemptRef, ...]
+
+    @property
+    def job_id(self) -> str:
+        return self.refs[0].job_id
+
+    def emit(self, *events: Event, progress: ProgressEvent | None = None) -> None:
+        self.store.attempts.emit(self.refs[0], events, progress)
+
+    def metric(self, step: int, *, of: int | None = None, **values: float) -> None:
+        """A metric of a step; with ``of``, progress towards that many steps."""
+        found: MetricEvent = event("metric", 0, step=step, values=values)  # type: ignore[assignment]
+        progress: ProgressEvent | None = None
+        events: list[Event] = [found]
+        if of is not None:
+            progress = event("progress", 0, done=step, total=of, unit="steps")  # type: ignore[assignment]
+            assert progress is not None
+            events.append(progress)
+        self.emit(*events, progress=progress)
+
+    def log(self, line: str, rank: int | None = 0, stream: str = "stdout") -> None:
+        found: LogEvent = event("log", rank, stream=stream, line=line)  # type: ignore[assignment]
+        self.emit(found)
+
+    def bound(self, instance: int, margin: float, verdict: str = "verified", **changes: Any) -> None:
+        fields: dict[str, Any] = {
+            "verdict": verdict,
+            "lower": [margin - 0.4 + 0.05 * index for index in range(10)],
+            "upper": [margin + 0.3 + 0.07 * index for index in range(10)],
+            "margin": margin,
+            "method": "crown",
+            "seconds": 0.0123,
+            "domains": 1,
+            "counterexample": None,
+        }
+        found: BoundEvent = event("bound", 0, instance=instance, **(fields | changes))  # type: ignore[assignment]
+        self.emit(found)
+
+    def artifact(self, name: str, content: bytes, media_type: str = "application/octet-stream") -> None:
+        path = self.data.job(self.job_id).artifacts / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        artifact = Artifact.model_validate(
+            {
+                "name": name,
+                "bytes": len(content),
+                "sha256": hashlib.sha256(content).hexdigest(),
+                "media_type": media_type,
+                "created_at": now,
+            }
+        )
+        self.store.attempts.record_artifact(self.refs[0], artifact)
+
+    def succeed(self, result: Mapping[str, Any] | None = None) -> None:
+        outcome = Outcome("succeeded", result=dict(result or {}))
+        for ref in self.refs:
+            self.store.attempts.finish(ref, outcome)
+
+    def fail(self, error: JobError) -> None:
+        for ref in self.refs:
+            self.store.attempts.finish(ref, Outcome("failed", error=error))
+
+    def stop(self) -> None:
+        for ref in self.refs:
+            self.store.attempts.finish(ref, Outcome("stopped"))
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Hosts that exist on paper, and what runs on them."""
+
+    store: Store
+    data: DataLayout
+    owner: str = "admin"
+
+    def host(self, name: str, *, cuda: Sequence[str] = (), cpu: int = 4) -> None:
+        versions = {"trivet": "0.1.0", "torch": "2.13.0", "python": "3.11.9"}
+        self.store.hosts.beat(HostReport(name, "10.0.0.7", tuple(cuda), cpu, versions))
+
+    def submit(self, spec: Mapping[str, Any]) -> Job:
+        job, _ = self.store.jobs.submit(spec_adapter.validate_python(dict(spec)), self.owner)
+        return job
+
+    def begin(self, job_id: str) -> Attempt:
+        """Place the job and claim all its parts: it runs."""
+        self.store.attempts.place()
+        job = self.store.jobs.get(job_id)
+        refs = tuple(AttemptRef(job.id, job.attempt, share.host) for share in job.placement)
+        assert refs, f"{job_id} was not placed: {job.reason}"
+        for ref in refs:
+            self.store.attempts.claim(ref, SUPERVISOR)
+        return Attempt(self.store, self.data, refs)
+
+    def run(self, spec: Mapping[str, Any]) -> Attempt:
+        return self.begin(self.submit(spec).id)
