@@ -40,5 +40,9 @@ class DataLayout:
         """Uploaded files by content hash."""
         return self.root / "files"
 
+    def host(self, name: str) -> Path:
+        """What the worker of one host keeps: which attempts it supervises, the log of its supervisors."""
+        return self.root / "hosts" / name
+
     def job(self, job_id: str) -> JobPaths:
         return JobPaths(self.root / "jobs" / job_id)
