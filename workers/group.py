@@ -1,0 +1,117 @@
+"""One torchrun group as its supervisor holds it: a keeper, behind it a launcher, behind that the ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+_TAIL = 20
+
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """What the launcher is told; see :mod:`workers.launcher`."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: str
+    report: str
+
+
+class Group:
+    """Starts at once, without work; :meth:`launch` gives it some. No process of it outlives this object's process.
+
+    ``folder`` is private and short-lived: the event socket, torchrun's own files, the launcher's output.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="trivet-"))
+        self._output = self.folder / "launcher.log"
+        life, self._life = os.pipe()
+        command = [sys.executable, "-I", "-S", str(_KEEPER), str(life), sys.executable, "-m", "workers.launcher"]
+        with self._output.open("wb") as output:
+            self._keeper = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                pass_fds=(life,),
+                start_new_session=True,
+            )
+        os.close(life)
+
+    @property
+    def keeper_pid(self) -> int:
+        return self._keeper.pid
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "events"
+
+    @property
+    def _report(self) -> Path:
+        return self.folder / "exit-codes.json"
+
+    def launch(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        """Start torchrun with ``arguments`` in ``folder``."""
+        assert self._keeper.stdin is not None
+        order = LaunchOrder(tuple(arguments), environment, str(folder), str(self._report))
+        with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:  # it may have died: wait() will tell
+            pipe.write(json.dumps(asdict(order)).encode() + b"\n")
+
+    def kill(self) -> None:
+        """Have the keeper end everything; :meth:`wait` tells when that is done."""
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1
+
+    async def wait(self) -> int:
+        """The launcher's exit code, once no process of the group is left."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        handle = os.pidfd_open(self._keeper.pid)
+        loop.add_reader(handle, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(handle)
+            os.close(handle)
+        return self._keeper.wait()
+
+    def exit_codes(self) -> dict[int, int]:
+        """Exit codes of failed ranks (negative: the signal), as far as torchrun came to report them."""
+        try:
+            return {int(rank): code for rank, code in json.loads(self._report.read_text()).items()}
+        except FileNotFoundError:
+            return {}
+
+    def last_output(self) -> list[str]:
+        """What torchrun, or a rank before it could reach its supervisor, printed last."""
+        with self._output.open(errors="replace") as output:
+            return [line.rstrip("\n") for line in deque(output, _TAIL)]
+
+    def keep_output(self, path: Path) -> None:
+        """Save the launcher's output, if there was any, before :meth:`close` removes it."""
+        if self._output.stat().st_size:
+            shutil.copyfile(self._output, path)
+
+    def close(self) -> None:
+        """End whatever still runs, and remove the folder."""
+        self.kill()
+        self._keeper.wait()
+        if self._keeper.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._keeper.stdin.close()
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,58 @@
+"""The devices of this host: GPUs as the driver lists them, and slots for ranks on the CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import pynvml
+
+
+def cuda_devices(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the GPUs that a process with ``environment`` may use, by CUDA index (PCI bus order); asks the
+    driver's management library, so no CUDA context is made. Empty without a driver.
+
+    As in CUDA, ``CUDA_VISIBLE_DEVICES`` selects by index or UUID, and ends at its first entry that names no device.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        chosen = environment.get("CUDA_VISIBLE_DEVICES")
+        if chosen is None:
+            return tuple(_name(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount()))
+        return _chosen(chosen)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def cpu_slots(setting: int | None) -> int:
+    """How many CPU ranks may run here: the operator's choice, else one per usable core."""
+    return usable_cores() if setting is None else setting
+
+
+def usable_cores() -> int:
+    """Cores that the scheduler lets this process use (container and affinity limits included where it knows)."""
+    return len(os.sched_getaffinity(0))
+
+
+def _chosen(entries: str) -> tuple[str, ...]:
+    names: list[str] = []
+    for entry in entries.split(","):
+        try:
+            names.append(_name(_handle(entry.strip())))
+        except (pynvml.NVMLError, ValueError):
+            break
+    return tuple(names)
+
+
+def _handle(entry: str) -> object:
+    if entry.startswith(("GPU-", "MIG-")):
+        return pynvml.nvmlDeviceGetHandleByUUID(entry)
+    return pynvml.nvmlDeviceGetHandleByIndex(int(entry))
+
+
+def _name(handle: object) -> str:
+    name = pynvml.nvmlDeviceGetName(handle)
+    return name.decode() if isinstance(name, bytes) else str(name)

@@ -1,0 +1,58 @@
+"""A torchrun that is imported before it is needed: ``python -m workers.launcher``.
+
+Importing torch takes about as long as everything else in a start, so a supervisor starts this process at once and
+gives it the order when the attempt is claimed: one JSON line on standard input, ``{"arguments": [torchrun's
+arguments], "environment": {…}, "folder": working folder, "report": path}``. Its end says how the group ended: exit code
+0, or 1 with the exit codes of the failed ranks in the file ``report``. Without an order (end of input) it exits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from workers.parentage import die_with_parent
+
+
+def main() -> int:
+    die_with_parent()
+    # The import is what makes the process warm, so it comes before the wait.
+    import torch.distributed.run as torchrun  # noqa: PLC0415
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
+
+    order = _read_order()
+    if order is None:
+        return 0
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    try:
+        run: Callable[[Any], None] = torchrun.run
+        parse: Callable[[list[str]], Any] = torchrun.parse_args
+        run(parse(order["arguments"]))
+    except ChildFailedError as error:
+        _report(Path(order["report"]), {rank: failure.exitcode for rank, failure in error.failures.items()})
+        return 1
+    return 0
+
+
+def _read_order() -> dict[str, Any] | None:
+    line = sys.stdin.readline()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return json.loads(line) if line else None
+
+
+def _report(path: Path, exit_codes: dict[int, int]) -> None:
+    """Write ``{rank: exit code}``, negative for signals, for the supervisor to find whole."""
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps(exit_codes))
+    draft.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
