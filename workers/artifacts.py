@@ -1,0 +1,87 @@
+"""Enters the files that a job produced into its manifest: size and SHA-256, read once, streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from service.jobs.events import ArtifactEvent, Event
+from service.jobs.layout import JobPaths
+from service.jobs.records import Artifact, AttemptRef, Superseded
+from service.jobs.store import Attempts, StoreUnavailable
+from workers import wire
+from workers.outage import insist
+
+FOLDER = "inode/directory"
+"""Media type of folders (checkpoints): they have a size, but no hash."""
+_PATIENCE_S = 600.0
+
+
+class Unusable(Exception):  # noqa: N818
+    """What was announced as an artifact is not one; the message says why."""
+
+
+def describe(paths: JobPaths, name: str, media_type: str) -> Artifact:
+    """Look at an announced artifact. Raises :class:`Unusable` when it is missing or outside the job's folder."""
+    path = _locate(paths, name)
+    now = datetime.now(UTC)
+    if path.is_dir():
+        size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+        return Artifact(name=name, bytes=size, sha256="", media_type=FOLDER, created_at=now)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = file.tell()
+    return Artifact(name=name, bytes=size, sha256=digest, media_type=media_type, created_at=now)
+
+
+def _locate(paths: JobPaths, name: str) -> Path:
+    for home in (paths.artifacts, paths.root):
+        path = (home / name).resolve()
+        if not path.is_relative_to(home.resolve()) or path == home.resolve():
+            raise Unusable(f"artifact {name!r} lies outside the job's folder")
+        if path.is_file() or path.is_dir():
+            return path
+    raise Unusable(f"artifact {name!r} was announced, but there is no such file")
+
+
+class Publisher:
+    """Hashes and records artifacts one after the other, beside everything else that goes on."""
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        ref: AttemptRef,
+        paths: JobPaths,
+        say: Callable[[Event], None],
+        record: Callable[[Event], None],
+    ) -> None:
+        self._attempts, self._ref, self._paths, self._say, self._record = attempts, ref, paths, say, record
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+
+    def publish(self, event: ArtifactEvent) -> None:
+        task = asyncio.get_running_loop().create_task(self._publish(event))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def drain(self) -> None:
+        """Wait for all that was announced."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _publish(self, event: ArtifactEvent) -> None:
+        async with self._turn:
+            try:
+                artifact = await asyncio.to_thread(describe, self._paths, event["name"], event["media_type"])
+                await insist(_PATIENCE_S, self._attempts.record_artifact, self._ref, artifact)
+            except (Unusable, ValueError, OSError) as error:
+                self._say(wire.log_event(str(error), rank=event["rank"]))
+            except (Superseded, StoreUnavailable):
+                pass  # the attempt is not ours any more; its lease tells the supervisor
+            else:
+                described = {**event, "bytes": artifact.bytes, "sha256": artifact.sha256}
+                self._record(cast(Event, described))

@@ -1,0 +1,243 @@
+"""One claimed part of an attempt, from its launch to its report: what a supervisor does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+import uuid
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import orjson
+
+from service.jobs.events import ArtifactEvent, ErrorEvent, Event
+from service.jobs.layout import DataLayout
+from service.jobs.records import Claim, Outcome, Superseded
+from service.jobs.store import Store, StoreUnavailable
+from workers import command, rendezvous, wire
+from workers.artifacts import Publisher
+from workers.group import Group
+from workers.inventory import usable_cores
+from workers.lease import Lease, News
+from workers.orders import Order
+from workers.outage import insist
+from workers.relay import Relay
+from workers.uploader import Uploader
+from workers.verdict import Cause, Evidence, judge, traceback_name
+
+_CLAIM_WITHIN_S = 30.0
+_REPORT_WITHIN_S = 600.0
+_SETTLE_S = 0.3
+"""After a rank failed: time for torchrun, and for other ranks' last words, to tell who failed first."""
+_TORCHRUN_REPORT_S = 2.0
+_FLUSH_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+Ending = Cause | Literal["lost"]
+
+
+async def supervise(order: Order, group: Group, program: Sequence[str]) -> None:
+    """Claim the ordered part, run it, report how it ended. Returns quietly when the part is not to be had."""
+    store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
+    supervisor = f"{order.host}:{os.getpid()}:{uuid.uuid4().hex}"
+    sent_at = time.monotonic()
+    try:
+        claim = await insist(_CLAIM_WITHIN_S, store.attempts.claim, order.ref, supervisor)
+    except Superseded as refusal:
+        logger.info("not claimed: %s", refusal)
+        return
+    except StoreUnavailable as outage:
+        logger.warning("%s was not claimed: %s", order.ref, outage)
+        return
+    # A claim that got through late was granted after some failed tries: the last one cannot be older than the lease.
+    await PartRun(store, claim, order, group, program, sent_at=max(sent_at, time.monotonic() - claim.lease_s / 2)).run()
+
+
+class PartRun:
+    """The life of one part. Whatever happens first ends it: see :data:`Ending`."""
+
+    def __init__(
+        self, store: Store, claim: Claim, order: Order, group: Group, program: Sequence[str], *, sent_at: float
+    ) -> None:
+        self._store, self._claim, self._order, self._group, self._program = store, claim, order, group, program
+        self._layout = DataLayout(Path(order.data))
+        self._paths = self._layout.job(claim.ref.job_id)
+        self._folder = self._paths.attempt(claim.ref.attempt)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._paths.artifacts.mkdir(parents=True, exist_ok=True)
+        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._urgent = asyncio.Event()
+        self._lost = False
+        self._fault = ""
+        self._uploader = Uploader(store.attempts, claim.ref, self._record_path(), self._on_lost)
+        self._publisher = Publisher(store.attempts, claim.ref, self._paths, self._uploader.put, self._uploader.record)
+        self._relay = Relay(group.socket, self._folder, self._take, lambda: self._end("rank_failed"))
+        self._lease = Lease(store.attempts, claim.ref, claim.lease_s, sent_at, self._on_news)
+
+    async def run(self) -> None:
+        await self._relay.start()
+        exited = asyncio.create_task(self._group.wait())
+        uploads = asyncio.create_task(self._uploader.run())
+        work = (self._lease.keep(), self._limit_time(), self._launch(), self._watch(exited), self._keep_files_fresh())
+        tasks = [self._start(each) for each in work]
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end, "terminated")
+        try:
+            ending = await self._ending
+            await self._end_group(ending, exited)
+            await self._relay.drain()
+            if not self._lost:
+                await self._report(ending, exited.result(), uploads)
+        finally:
+            for task in (*tasks, uploads):
+                task.cancel()
+            self._store.close()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run beside the rest; an unexpected exception ends the part."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._check)
+        return task
+
+    def _check(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the supervisor failed", exc_info=error)
+            self._fault = f"{type(error).__name__}: {error}"
+            self._end("fault")
+
+    def _end(self, ending: Ending) -> None:
+        """The first call decides."""
+        if not self._ending.done():
+            self._ending.set_result(ending)
+
+    def _on_news(self, news: News) -> None:
+        match news:
+            case "lost":
+                self._on_lost()
+            case "fenced":
+                self._urgent.set()
+                self._end("fenced")
+            case "stop":
+                self._end("stop")
+
+    def _on_lost(self) -> None:
+        self._lost = True
+        self._urgent.set()
+        self._end("lost")
+
+    async def _launch(self) -> None:
+        """Write the spec, agree on a meeting point, start torchrun."""
+        _write_whole(self._folder / "spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
+        try:
+            meeting = await rendezvous.agree(self._claim, self._folder, self._order.address)
+        except TimeoutError:
+            self._say("the leading host of the gang did not say where to meet; giving up")
+            self._end("exited")
+            self._group.kill()
+            return
+        own = rendezvous.LOOPBACK if len(self._claim.shares) == 1 else self._order.address
+        self._group.launch(
+            command.torchrun_arguments(self._claim, meeting, own, self._group.folder, self._program),
+            command.rank_environment(self._claim, self._layout.root, self._group.socket, usable_cores(), os.environ),
+            self._folder,
+        )
+
+    async def _limit_time(self) -> None:
+        limit = self._claim.spec.timeout_s
+        if limit is not None:
+            await asyncio.sleep(limit)
+            self._end("timeout")
+
+    async def _watch(self, exited: asyncio.Task[int]) -> None:
+        await asyncio.wait({exited})
+        self._end("exited")
+
+    async def _keep_files_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(_FLUSH_S)
+            self._relay.flush()
+
+    async def _end_group(self, ending: Ending, exited: asyncio.Task[int]) -> None:
+        """Leave no process behind; politely where there is time."""
+        if ending == "rank_failed":
+            await asyncio.wait({exited}, timeout=_SETTLE_S)
+            self._relay.kill()
+            await asyncio.wait({exited}, timeout=_TORCHRUN_REPORT_S)
+        elif ending in ("stop", "timeout", "terminated") and self._relay.stop():
+            urgent = asyncio.create_task(self._urgent.wait())
+            await asyncio.wait({exited, urgent}, timeout=self._order.stop_grace_s, return_when="FIRST_COMPLETED")
+            urgent.cancel()
+        self._group.kill()
+        await exited
+
+    async def _report(self, ending: Ending, launcher_code: int, uploads: asyncio.Task[None]) -> None:
+        """Everything that the part produced, then its end; the lease is renewed meanwhile."""
+        self._group.keep_output(self._folder / f"launcher.{self._order.host}.log")
+        for event in self._relay.errors:
+            self._publish_traceback(event)
+        await self._publisher.drain()
+        self._uploader.close()
+        await asyncio.wait({uploads})
+        if (error := uploads.exception()) is not None:
+            logger.error("events were not relayed", exc_info=error)
+        outcome = self._judge(cast(Cause, ending), launcher_code)
+        try:
+            await insist(_REPORT_WITHIN_S, self._store.attempts.finish, self._claim.ref, outcome)
+        except Superseded as refusal:
+            logger.info("the end was not taken: %s", refusal)
+
+    def _judge(self, cause: Cause, launcher_code: int) -> Outcome:
+        relay = self._relay
+        result = self._folder / "result.json"
+        here = 0 in relay.ranks and cause == "exited"
+        return judge(
+            Evidence(
+                cause=cause,
+                launcher_code=launcher_code,
+                exit_codes=self._group.exit_codes(),
+                errors=relay.errors,
+                silent=[rank.number for rank in relay.unannounced()],
+                tails=relay.tails,
+                launcher_tail=self._group.last_output(),
+                result=orjson.loads(result.read_bytes()) if here and result.exists() else None,
+                result_missing=here and not result.exists(),
+                timeout_s=self._claim.spec.timeout_s,
+                fault=self._fault,
+                attempt=self._claim.ref.attempt,
+            )
+        )
+
+    def _take(self, event: Event) -> None:
+        if event["type"] == "artifact":
+            self._publisher.publish(cast(ArtifactEvent, event))
+        else:
+            self._uploader.put(event)
+
+    def _publish_traceback(self, error: ErrorEvent) -> None:
+        assert error["rank"] is not None
+        name = traceback_name(self._claim.ref.attempt, error["rank"])
+        path = self._paths.artifacts / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_whole(path, error["traceback"].encode())
+        self._publisher.publish(
+            ArtifactEvent(type="artifact", time=time.time(), rank=error["rank"], name=name, media_type="text/plain")
+        )
+
+    def _say(self, line: str) -> None:
+        self._uploader.put(wire.log_event(line))
+
+    def _record_path(self) -> Path:
+        """The leading host's record bears the plain name; appends from several hosts to one file could interleave."""
+        leads = self._claim.shares[0].host == self._claim.ref.host
+        return self._folder / ("events.jsonl" if leads else f"events.{self._claim.ref.host}.jsonl")
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is never seen half-written; the hosts of a gang may write the same one."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    draft.write_bytes(content)
+    draft.replace(path)

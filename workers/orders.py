@@ -1,0 +1,38 @@
+"""What a supervisor is told by the worker that starts it: one line of JSON on standard input."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from service.jobs.records import AttemptRef
+from service.jobs.store import StoreLimits
+
+
+@dataclass(frozen=True)
+class Order:
+    """Supervise this part. The broker's URL may hold a password: it travels in a pipe, never in arguments."""
+
+    job_id: str
+    attempt: int
+    host: str
+    address: str
+    """At which the other hosts of a gang reach this one."""
+    broker_url: str
+    data: str
+    stop_grace_s: float
+    """Between asking the ranks to stop and killing them."""
+    limits: StoreLimits
+    """The worker's: all processes of a fleet must agree on them."""
+
+    @property
+    def ref(self) -> AttemptRef:
+        return AttemptRef(self.job_id, self.attempt, self.host)
+
+    def to_line(self) -> bytes:
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Order:
+        fields = json.loads(line)
+        return cls(**{**fields, "limits": StoreLimits(**fields["limits"])})

@@ -1,0 +1,113 @@
+"""The program of every rank: ``python -m workers.rank`` under torchrun.
+
+Ties itself to its launcher, gives its output and its events to the supervisor, then hands over to the job's kind.
+Rank 0 leaves what the kind returns in the attempt's ``result.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, cast
+
+import orjson
+
+from service.jobs.layout import DataLayout
+from service.jobs.reporting import Channel, SocketReporter, connect
+from service.jobs.runtime import RunContext
+from workers.parentage import die_with_parent
+
+Runner = Callable[[Any, RunContext], Mapping[str, Any] | None]
+"""``run(spec, context)`` of a job kind; what rank 0 returns becomes the job's result."""
+
+RUNNERS: Mapping[str, str] = MappingProxyType(
+    {
+        "train": "service.training.job:run",
+        "verify": "service.verification.job:run",
+        "compile": "service.compilation.job:run",
+    }
+)
+
+
+def installed_runner(kind: str) -> Runner:
+    """The runner of a kind, imported now and not before: it brings torch."""
+    module, _, name = RUNNERS[kind].partition(":")
+    return cast(Runner, getattr(importlib.import_module(module), name))
+
+
+def main(find_runner: Callable[[str], Runner] = installed_runner) -> int:
+    """Run this rank of the attempt that the environment names; the exit code."""
+    started = time.time()
+    die_with_parent()
+    faulthandler.enable()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    address, rank = os.environ["TRIVET_EVENTS"], int(os.environ["RANK"])
+    _redirect(sys.stdout.fileno(), address, rank, "stdout")
+    _redirect(sys.stderr.fileno(), address, rank, "stderr")
+    layout = DataLayout(Path(os.environ["TRIVET_DATA"]))
+    report = SocketReporter(connect(address, rank, "events"), rank, layout.job(os.environ["TRIVET_JOB"]))
+    try:
+        _run(_context(layout, report, stop), find_runner, started)
+    except BaseException as error:  # whatever ends a rank is what its user wants to know
+        _give_up(report, error)
+    report.close(done=True)
+    return 0
+
+
+def _run(context: RunContext, find_runner: Callable[[str], Runner], started: float) -> None:
+    from service.jobs.spec import spec_adapter  # noqa: PLC0415 - first tell the supervisor that this rank is there
+
+    folder = context.paths.attempt(context.attempt)
+    spec = spec_adapter.validate_json((folder / "spec.json").read_bytes())
+    run = find_runner(spec.kind)
+    context.report.span("import", started, time.time())
+    result = run(spec, context)
+    if context.rank == 0:
+        draft = folder / ".result.json"
+        draft.write_bytes(orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY))
+        draft.replace(folder / "result.json")
+
+
+def _context(layout: DataLayout, report: SocketReporter, stop: threading.Event) -> RunContext:
+    return RunContext(
+        job_id=os.environ["TRIVET_JOB"],
+        attempt=int(os.environ["TRIVET_ATTEMPT"]),
+        rank=int(os.environ["RANK"]),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        device_type=cast(Literal["cuda", "cpu"], os.environ["TRIVET_DEVICE"]),
+        data=layout,
+        report=report,
+        should_stop=stop.is_set,
+    )
+
+
+def _redirect(descriptor: int, address: str, rank: int, channel: Channel) -> None:
+    """Let everything written to ``descriptor``, from native code and child processes too, go to the supervisor."""
+    with connect(address, rank, channel) as connection:
+        os.dup2(connection.fileno(), descriptor)
+
+
+def _give_up(report: SocketReporter, error: BaseException) -> None:
+    """Say why, and leave without the interpreter's farewell: it may wait for peers that wait for this rank."""
+    text = "".join(traceback.format_exception(error))
+    report.error(type(error).__name__, str(error), text)
+    report.close(done=False)
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The supervisor: a process of its own per attempt and host, which outlives the worker that started it.
+
+``python -m workers.supervisor`` reads one :class:`workers.orders.Order` from standard input. It starts its group's
+keeper and launcher before that, so one that waits for its order is a warm spare: everything slow to import is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workers.command import scrubbed
+from workers.group import Group
+
+RANK_PROGRAM: tuple[str, ...] = ("-m", "workers.rank")
+
+
+def main(program: Sequence[str] = RANK_PROGRAM) -> int:
+    """Run until the attempt has ended. ``program`` is what torchrun starts as ranks; no spec can choose it."""
+    group = Group(scrubbed(os.environ))
+    try:
+        # Imported while the launcher imports torch beside it.
+        from service.jobs.layout import DataLayout  # noqa: PLC0415
+        from workers.attempt import supervise  # noqa: PLC0415
+        from workers.orders import Order  # noqa: PLC0415
+        from workers.roster import Roster  # noqa: PLC0415
+
+        line = sys.stdin.readline()
+        if not line:
+            return 0
+        order = Order.from_line(line)
+        logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {order.ref} %(levelname)s %(message)s")
+        roster = Roster(DataLayout(Path(order.data)).host(order.host))
+        with roster.entered(order.ref, group.keeper_pid, group.folder) as entered:
+            if entered:
+                asyncio.run(supervise(order, group, program))
+    finally:
+        group.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
