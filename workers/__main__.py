@@ -1,0 +1,5 @@
+import sys
+
+from workers.agent import main
+
+sys.exit(main())

@@ -1,0 +1,156 @@
+"""The worker of a host: reports it, hands out work for the fleet, and starts supervisors for what is placed here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import platform
+import random
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kombu.exceptions import OperationalError
+
+from service.jobs.records import AttemptRef, NotFound
+from service.jobs.settings import Settings
+from service.jobs.store import HostReport, Store, StoreLimits, StoreUnavailable
+from workers import app as wire
+from workers.inventory import cpu_slots, cuda_devices
+from workers.orders import Order
+from workers.roster import Roster
+from workers.spawning import Supervisors
+
+SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
+_POLL_S = 0.025
+"""Pause between two looks for work by a single worker; n workers each pause n times as long."""
+_REAP_S = 1.0
+_OUTAGE_S = 0.5
+_BEATS_PER_LIFE = 5
+
+logger = logging.getLogger(__name__)
+
+
+class Agent:
+    """One per host. Any agent places, dispatches and reaps for the whole fleet, so none is indispensable."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        limits: StoreLimits | None = None,
+        supervisor: Sequence[str] = SUPERVISOR,
+    ) -> None:
+        self._settings = settings
+        self._limits = limits or StoreLimits()
+        self._host = settings.worker_name
+        self._store = Store.connect(settings.broker_url, settings.layout, self._limits)
+        self._app = wire.create_app(settings.broker_url)
+        self._dispatcher = wire.Dispatcher(self._app)
+        folder = settings.layout.host(self._host)
+        self._roster = Roster(folder)
+        self._supervisors = Supervisors(supervisor, folder / "supervisors.log", settings.warm_supervisors)
+        self._cuda = cuda_devices(os.environ)
+        self._stop = threading.Event()
+        self._fleet = 1
+
+    def run(self) -> None:
+        """Work until SIGTERM or SIGINT, in the main thread. Supervisors at work are left alone."""
+        beat_s = self._limits.heartbeat_s / _BEATS_PER_LIFE
+        chores = [
+            threading.Thread(target=self._repeat, args=(work, pause), name=name, daemon=True)
+            for name, work, pause in (
+                ("heartbeat", self._beat, lambda: beat_s),
+                ("dispatch", self._dispatch, lambda: _POLL_S * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
+                ("reaper", self._reap, lambda: _REAP_S * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
+            )
+        ]
+        for chore in chores:
+            chore.start()
+        try:
+            wire.serve(self._app, self._host, self.launch)
+        finally:
+            self._stop.set()
+            for chore in chores:
+                chore.join()
+            self._supervisors.close()
+            self._leave()
+
+    def launch(self, ref: AttemptRef) -> None:
+        """Start a supervisor for a part that was placed here."""
+        if f"{ref.job_id}:{ref.attempt}" in self._roster.live():
+            return
+        settings = self._settings
+        self._supervisors.start(
+            Order(
+                job_id=ref.job_id,
+                attempt=ref.attempt,
+                host=ref.host,
+                address=settings.worker_address,
+                broker_url=settings.broker_url,
+                data=str(settings.layout.root),
+                stop_grace_s=settings.stop_grace_s,
+                limits=self._limits,
+            )
+        )
+
+    def _beat(self) -> None:
+        orders = self._store.hosts.beat(
+            HostReport(
+                name=self._host,
+                address=self._settings.worker_address,
+                cuda=self._cuda,
+                cpu_slots=cpu_slots(self._settings.cpu_slots),
+                versions=_versions(),
+                live=self._roster.live(),
+            )
+        )
+        for ref in orders.kill:
+            logger.warning("ending %s, which is no longer current", ref)
+            self._roster.kill(ref)
+        self._supervisors.tend()
+        self._fleet = max(1, sum(host.alive for host in self._store.hosts.list()))
+
+    def _dispatch(self) -> None:
+        self._store.attempts.place()
+        for ref in self._store.attempts.due():
+            self._dispatcher.send(ref)
+
+    def _reap(self) -> None:
+        for job_id in self._store.attempts.reap():
+            logger.warning("reaped an attempt of %s", job_id)
+
+    def _repeat(self, work: Callable[[], Any], pause: Callable[[], float]) -> None:
+        """Do a chore until the end, through broker outages; anything else wrong is logged, and tried again."""
+        while not self._stop.is_set():
+            wait_s = pause()
+            try:
+                work()
+            except (StoreUnavailable, OperationalError) as outage:
+                logger.warning("%s: %s", threading.current_thread().name, outage)
+                wait_s = _OUTAGE_S
+            except Exception:
+                logger.exception("%s failed", threading.current_thread().name)
+                wait_s = _OUTAGE_S
+            self._stop.wait(wait_s)
+
+    def _leave(self) -> None:
+        try:
+            self._store.hosts.leave(self._host)
+        except (StoreUnavailable, NotFound) as error:
+            logger.warning("could not sign off: %s", error)
+        self._store.close()
+
+
+def main() -> int:
+    """``python -m workers``: the agent of this host, as the settings say."""
+    settings = Settings()
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    Agent(settings).run()
+    return 0
+
+
+def _versions() -> dict[str, str]:
+    installed = {name: importlib.metadata.version(name) for name in ("trivet", "torch")}
+    return {**installed, "python": platform.python_version()}

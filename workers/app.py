@@ -1,0 +1,109 @@
+"""Celery as Trivet uses it: a wire that carries ``launch`` messages to a host, and nothing else.
+
+A message is acknowledged before it runs and takes milliseconds; what recovers a lost one is the store's outbox, never
+Celery's redelivery. The broker cannot be made to run anything but :data:`TASK`, with JSON arguments.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from celery import Celery
+from celery.apps.worker import Worker
+
+from service.jobs.records import AttemptRef
+
+TASK = "trivet.launch"
+_TIMEOUT_S = 2.0
+_THREADS = 4
+
+Launch = Callable[[AttemptRef], None]
+
+
+def queue_of(host: str) -> str:
+    """The queue that only this host's worker reads."""
+    return f"host.{host}"
+
+
+def celery_url(broker_url: str) -> str:
+    """The store's URL in Celery's spelling: ``unix:///path?db=1`` becomes ``redis+socket:///path?virtual_host=1``."""
+    parts = urlsplit(broker_url)
+    if parts.scheme != "unix":
+        return broker_url
+    if parts.username or parts.password:
+        raise ValueError("Celery cannot log in over a unix socket: use a redis:// URL, or a socket without a password")
+    database = parse_qs(parts.query).get("db", ["0"])[0]
+    return f"redis+socket://{parts.path}?virtual_host={database}"
+
+
+def create_app(broker_url: str) -> Celery:
+    """A client of the dispatch wire; connects with its first use."""
+    app = Celery("trivet", broker=celery_url(broker_url), set_as_current=False)
+    app.conf.update(
+        accept_content=["json"],
+        task_serializer="json",
+        task_ignore_result=True,
+        task_acks_late=False,
+        task_publish_retry=False,
+        task_create_missing_queues=True,
+        worker_prefetch_multiplier=1,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_connection_timeout=_TIMEOUT_S,
+        broker_transport_options={
+            "global_keyprefix": "trivet:celery:",
+            "socket_timeout": _TIMEOUT_S * 2,
+            "socket_connect_timeout": _TIMEOUT_S,
+            "socket_keepalive": True,
+            "health_check_interval": 10,
+            "max_retries": 1,
+        },
+    )
+    return app
+
+
+class Dispatcher:
+    """Sends launches."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def send(self, ref: AttemptRef) -> None:
+        """Put a launch into the queue of its host; raises Celery's ``OperationalError`` when the broker is away."""
+        arguments = [ref.job_id, ref.attempt, ref.host]
+        self._app.send_task(TASK, args=arguments, queue=queue_of(ref.host), retry=False, ignore_result=True)
+
+
+def serve(app: Celery, host: str, launch: Launch) -> None:
+    """Run this host's consumer in the calling (main) thread until SIGTERM or SIGINT. ``launch`` must return soon."""
+
+    @app.task(name=TASK, ignore_result=True)
+    def _launch(job_id: str, attempt: int, host: str) -> None:
+        launch(AttemptRef(job_id, int(attempt), host))
+
+    worker: Any = Worker(
+        app=app,
+        hostname=f"trivet@{host}",
+        queues=[queue_of(host)],
+        pool="threads",
+        concurrency=_THREADS,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        task_events=False,
+        quiet=True,
+        loglevel=logging.WARNING,
+    )
+    try:
+        worker.start()
+    except SystemExit as goodbye:
+        if goodbye.code:
+            raise
