@@ -1,0 +1,152 @@
+"""The rank program of these tests: the real one, with a kind whose behaviour the job's name chooses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from service.jobs.runtime import RunContext
+from workers.rank import Runner, main
+
+
+def succeed(context: RunContext) -> dict[str, Any]:
+    """Meets its peers through a real collective, prints, reports, publishes."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([context.rank + 1.0])
+    dist.all_reduce(total)
+    print(f"rank {context.rank} says hello", flush=True)
+    print("and complains", file=sys.stderr, flush=True)
+    context.report.metric(1, {"loss": 0.5})
+    context.report.progress(1, 1, "steps")
+    if context.rank == 0:
+        path = context.paths.artifacts / "model.bin"
+        path.write_bytes(b"weights")
+        context.report.artifact(path)
+        checkpoint = context.paths.checkpoints / "step_1"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "meta.json").write_text("{}")
+        context.report.artifact(checkpoint)
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"total": total.item()}
+
+
+def nothing(context: RunContext) -> None:
+    return None
+
+
+def environment(context: RunContext) -> dict[str, Any]:
+    return {"environment": dict(os.environ), "folder": str(Path.cwd())}
+
+
+def meet_then(act: Callable[[RunContext], None], context: RunContext) -> None:
+    """Rank 1 acts; its peers wait for it in a collective that cannot end."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.barrier()
+    print(f"rank {context.rank} met the others", flush=True)
+    if context.rank == 1:
+        act(context)
+    dist.all_reduce(torch.zeros(1))
+
+
+def raising(context: RunContext) -> None:
+    def act(_: RunContext) -> None:
+        raise ValueError("the loss is not a number")
+
+    meet_then(act, context)
+
+
+def killed(context: RunContext) -> None:
+    meet_then(lambda _: os.kill(os.getpid(), signal.SIGKILL), context)
+
+
+def vanishing(context: RunContext) -> None:
+    meet_then(lambda _: os._exit(3), context)
+
+
+def leaving(context: RunContext) -> None:
+    """Exits with code 0 before its work is done."""
+    if context.rank == 0:
+        os._exit(0)
+    time.sleep(3600)
+
+
+def endless(context: RunContext) -> dict[str, Any]:
+    """Works until asked to stop; then publishes what it has. Leaves a daemon behind in a session of its own."""
+    os.spawnlp(os.P_NOWAIT, "setsid", "setsid", "sleep", "3600")
+    context.report.progress(0, 10, "steps")
+    print("working", flush=True)
+    step = 0
+    while not context.should_stop():
+        step += 1
+        context.report.metric(step, {"loss": 1.0})
+        time.sleep(0.02)
+    path = context.paths.artifacts / f"checkpoint-{context.rank}.txt"
+    path.write_text("saved")
+    context.report.artifact(path)
+    return {"stopped": True}
+
+
+def until_told(context: RunContext) -> dict[str, Any]:
+    """Works until the file ``go`` appears in the job's folder."""
+    step = 0
+    while not (context.paths.root / "go").exists():
+        step += 1
+        context.report.metric(step, {"loss": 1.0})
+        time.sleep(0.02)
+    return {"steps": step}
+
+
+def stubborn(context: RunContext) -> None:
+    """Never obeys."""
+    print("working", flush=True)
+    while True:
+        time.sleep(1)
+
+
+def malformed(context: RunContext) -> dict[str, Any]:
+    """Writes what is no event."""
+    connection = context.report._connection  # type: ignore[attr-defined]
+    connection.sendall(
+        b'not json\n["a list"]\n{"type": "state", "state": "succeeded"}\n{"type": "metric", "step": "x"}\n'
+    )
+    connection.sendall(b"x" * (5 << 20) + b"\n")
+    context.report.metric(7, {"loss": float("nan")})
+    return {"survived": True}
+
+
+def flood(context: RunContext) -> dict[str, Any]:
+    for line in range(20_000):
+        print(f"line {line}")
+    sys.stdout.flush()
+    return {}
+
+
+BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
+    function.__name__: function
+    for function in (
+        succeed, nothing, environment, raising, killed, vanishing, leaving, endless, until_told, stubborn, malformed,
+        flood,
+    )
+}  # fmt: skip
+
+
+def find_runner(kind: str) -> Runner:
+    return lambda spec, context: BEHAVIOURS[spec.name](context)
+
+
+if __name__ == "__main__":
+    if os.environ.get("RANK") is not None and os.environ.get("TRIVET_JOB") is None:
+        raise SystemExit("not started by a supervisor")
+    sys.exit(main(find_runner))

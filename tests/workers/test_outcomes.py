@@ -1,0 +1,221 @@
+"""How attempts end: real supervisors, real torchrun groups on gloo."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from worker_fleet import Fleet, all_gone, eventually, family, processes_of
+
+pytestmark = pytest.mark.distributed
+
+
+def test_two_ranks_succeed(fleet: Fleet) -> None:
+    ref = fleet.submit("succeed", ranks=2)
+    fleet.supervise(ref)
+    job = fleet.ended(ref)
+    assert (job.state, job.error) == ("succeeded", None)
+    assert job.result == {"total": 3.0}
+    assert job.progress is not None
+    assert job.progress.done == 1
+    logs = {(event["rank"], event["stream"], event["line"]) for event in fleet.events(ref, "log")}
+    assert {
+        (0, "stdout", "rank 0 says hello"),
+        (1, "stdout", "rank 1 says hello"),
+        (1, "stderr", "and complains"),
+    } <= logs
+    assert {event["rank"] for event in fleet.events(ref, "metric")} == {0, 1}
+    folder = fleet.data.job(ref.job_id).attempt(1)
+    assert "rank 1 says hello" in (folder / "rank-1.log").read_text()
+    artifacts = {artifact.name: artifact for artifact in fleet.store.artifacts.list(ref.job_id)}
+    assert artifacts["model.bin"].sha256 == hashlib.sha256(b"weights").hexdigest()
+    assert (artifacts["checkpoints/step_1"].bytes, artifacts["checkpoints/step_1"].sha256) == (2, "")
+    recorded = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert {"metric", "log", "artifact", "progress", "span"} <= {event["type"] for event in recorded}
+    assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)
+
+
+def test_none_is_a_result_of_its_own(fleet: Fleet) -> None:
+    ref = fleet.submit("nothing")
+    fleet.supervise(ref)
+    job = fleet.ended(ref)
+    assert (job.state, job.result) == ("succeeded", None)
+
+
+def test_ranks_see_their_devices_and_no_secrets(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {"TRIVET_REDIS_URL": "redis://:hush@nowhere", "MY_API_KEY": "hush", "HF_TOKEN": "hush"}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    ref = fleet.submit("environment")
+    fleet.supervise(ref)
+    result = fleet.ended(ref).result
+    assert result is not None
+    environment = result["environment"]
+    assert "hush" not in json.dumps(environment)
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert int(environment["OMP_NUM_THREADS"]) >= 1
+    assert result["folder"] == str(fleet.data.job(ref.job_id).attempt(1))
+
+
+def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
+    ref = fleet.submit("raising", ranks=2)
+    supervisor = fleet.supervise(ref)
+    job = fleet.ended(ref)
+    assert processes_of(ref) == []
+    assert job.state == "failed"
+    assert job.error is not None
+    assert (job.error.type, job.error.message, job.error.rank) == ("ValueError", "the loss is not a number", 1)
+    assert job.error.traceback_artifact == "errors/attempt-1-rank-1.txt"
+    _, path = fleet.store.artifacts.get(ref.job_id, job.error.traceback_artifact)
+    assert 'raise ValueError("the loss is not a number")' in path.read_text()
+    assert next(event["error"] for event in fleet.events(ref, "error")) == "ValueError"
+    assert supervisor.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "rank", "how"),
+    [("killed", 1, "was ended by SIGKILL"), ("vanishing", 1, "exited with code 3"), ("leaving", 0, "ended before")],
+)
+def test_a_rank_that_dies_without_a_word(fleet: Fleet, behaviour: str, rank: int, how: str) -> None:
+    ref = fleet.submit(behaviour, ranks=2)
+    fleet.supervise(ref)
+    job = fleet.ended(ref)
+    assert processes_of(ref) == []
+    assert job.error is not None
+    assert (job.state, job.error.type, job.error.rank) == ("failed", "RankDied", rank)
+    assert how in job.error.message
+    if behaviour != "leaving":
+        assert f"rank {rank} met the others" in job.error.message
+
+
+def test_malformed_events_are_logged_and_harm_nobody(fleet: Fleet) -> None:
+    ref = fleet.submit("malformed")
+    fleet.supervise(ref)
+    job = fleet.ended(ref)
+    assert job.result == {"survived": True}
+    said = [event["line"] for event in fleet.events(ref, "log") if event["line"].startswith("malformed event")]
+    reasons = ("not JSON", "not a JSON object", "the type is none of", "needs 'step' (int)", "is longer than")
+    assert len(said) == len(reasons)
+    assert all(reason in line for reason, line in zip(reasons, said, strict=True))
+    assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running", "succeeded"]
+    assert [event["values"] for event in fleet.events(ref, "metric")] == [{"loss": None}]
+
+
+def test_a_flood_of_output_is_kept_but_not_relayed(fleet: Fleet) -> None:
+    ref = fleet.submit("flood")
+    fleet.supervise(ref)
+    assert fleet.ended(ref).state == "succeeded"
+    kept = (fleet.data.job(ref.job_id).attempt(1) / "rank-0.log").read_text().splitlines()
+    assert kept == [f"line {line}" for line in range(20_000)]
+    relayed = [event["line"] for event in fleet.events(ref, "log")]
+    assert len(relayed) < 10_000
+    assert any("lines were not relayed" in line for line in relayed)
+
+
+def test_the_time_limit(fleet: Fleet) -> None:
+    ref = fleet.submit("stubborn", timeout_s=2.5)
+    supervisor = fleet.supervise(ref, grace_s=0.5)
+    job = fleet.ended(ref)
+    assert job.error is not None
+    assert (job.state, job.error.type) == ("failed", "TimeoutExceeded")
+    assert "timeout_s = 2.5" in job.error.message
+    assert processes_of(ref) == []
+    assert supervisor.wait(10) == 0
+
+
+def test_cancel_lets_ranks_save_and_leaves_no_process(fleet: Fleet) -> None:
+    ref = fleet.submit("endless", ranks=2)
+    supervisor = fleet.supervise(ref)
+    eventually(lambda: fleet.printed(ref, "working"))
+    started = family(supervisor)
+    assert any("sleep" in process.name() for process in started)
+    fleet.store.jobs.cancel(ref.job_id)
+    assert fleet.ended(ref).state == "cancelled"
+    assert all_gone(started)
+    names = {artifact.name for artifact in fleet.store.artifacts.list(ref.job_id)}
+    assert names == {"checkpoint-0.txt", "checkpoint-1.txt"}
+    assert supervisor.wait(10) == 0
+
+
+def test_cancel_before_the_ranks_are_up(fleet: Fleet) -> None:
+    ref = fleet.submit("endless")
+    supervisor = fleet.supervise(ref)
+    eventually(lambda: fleet.job(ref).state == "running")
+    started = family(supervisor)
+    fleet.store.jobs.cancel(ref.job_id)
+    assert fleet.ended(ref).state == "cancelled"
+    assert all_gone(started)
+
+
+def test_cancel_before_the_claim_leaves_nothing_to_do(fleet: Fleet) -> None:
+    ref = fleet.submit("endless")
+    fleet.store.jobs.cancel(ref.job_id)
+    supervisor = fleet.supervise(ref)
+    assert supervisor.wait(20) == 0
+    assert fleet.job(ref).state == "cancelled"
+    assert not fleet.data.job(ref.job_id).attempt(1).exists()
+
+
+def test_a_second_supervisor_of_the_same_part_steps_back(fleet: Fleet) -> None:
+    ref = fleet.submit("until_told")
+    first = fleet.supervise(ref)
+    eventually(lambda: fleet.events(ref, "metric"))
+    second = fleet.supervise(ref)
+    assert second.wait(20) == 0
+    assert first.poll() is None
+    (fleet.data.job(ref.job_id).root / "go").touch()
+    assert fleet.ended(ref).state == "succeeded"
+    assert {event["attempt"] for event in fleet.events(ref, "state")} <= {0, 1}
+
+
+def test_sigterm_to_the_supervisor_ends_the_attempt_in_good_order(fleet: Fleet) -> None:
+    ref = fleet.submit("endless", retries=1)
+    supervisor = fleet.supervise(ref)
+    eventually(lambda: fleet.printed(ref, "working"))
+    supervisor.terminate()
+    assert supervisor.wait(20) == 0
+    job = fleet.job(ref)
+    assert (job.state, job.attempt) == ("queued", 1)
+    assert "SIGTERM" in (job.reason or "")
+    assert processes_of(ref) == []
+
+
+def test_a_killed_supervisor_leaves_no_process_and_frees_its_devices(fleet: Fleet) -> None:
+    ref = fleet.submit("endless", ranks=2)
+    supervisor = fleet.supervise(ref)
+    eventually(lambda: fleet.printed(ref, "working"))
+    started = family(supervisor)
+    supervisor.kill()
+    eventually(lambda: all_gone(started), 5)
+    assert eventually(fleet.store.attempts.reap) == [ref.job_id]
+    job = fleet.job(ref)
+    assert job.error is not None
+    assert (job.state, job.error.type) == ("failed", "LeaseLost")
+    fleet.beat()
+    assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)
+
+
+def test_a_killed_keeper_fails_the_attempt_and_leaves_no_process(fleet: Fleet) -> None:
+    ref = fleet.submit("stubborn", ranks=2)
+    supervisor = fleet.supervise(ref)
+    eventually(lambda: fleet.printed(ref, "working"))
+    started = family(supervisor)
+    started[0].kill()
+    job = fleet.ended(ref)
+    assert job.state == "failed"
+    eventually(lambda: all_gone(started), 5)
+
+
+def test_a_gang_over_two_hosts(fleet: Fleet) -> None:
+    fleet.slots = 1
+    fleet.beat("beta")
+    ref = fleet.submit("succeed", ranks=2, max_hosts=2)
+    shares = fleet.job(ref).placement
+    assert sorted(share.host for share in shares) == ["alpha", "beta"]
+    for share in shares:
+        fleet.supervise(type(ref)(ref.job_id, 1, share.host))
+    job = fleet.ended(ref)
+    assert (job.state, job.result) == ("succeeded", {"total": 3.0})
+    assert {event["rank"] for event in fleet.events(ref, "metric")} == {0, 1}

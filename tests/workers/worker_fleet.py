@@ -1,0 +1,117 @@
+"""A fleet of one host against a real broker, for tests whose ranks are real torchrun groups."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from service.jobs.layout import DataLayout
+from service.jobs.records import AttemptRef, Job
+from service.jobs.spec import TrainSpec
+from service.jobs.store import HostReport, Store, StoreLimits
+from workers.orders import Order
+
+SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")))
+HOST = "alpha"
+
+
+T = TypeVar("T")
+
+
+def eventually(look: Callable[[], T], within_s: float = 40.0) -> T:
+    """Poll until ``look`` returns something true; that."""
+    deadline = time.monotonic() + within_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"still {found!r} after {within_s} s"
+        time.sleep(0.02)
+    return found
+
+
+def train_spec(name: str, ranks: int = 1, **fields: Any) -> TrainSpec:
+    return TrainSpec.model_validate(
+        {
+            "name": name,
+            "model": {"family": "mlp", "in_features": 64, "hidden": [64], "out_features": 10},
+            "data": {"source": "digits"},
+            "steps": 1,
+            "parallel": {"dp_shard": ranks},
+            "device": "cpu",
+            **fields,
+        }
+    )
+
+
+@dataclass
+class Fleet:
+    """What a test needs: a store, a host with room, and supervisors started by hand."""
+
+    store: Store
+    data: DataLayout
+    url: str
+    limits: StoreLimits
+    slots: int = 4
+    """CPU slots of each host."""
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def beat(self, host: str = HOST, live: tuple[str, ...] = ()) -> tuple[AttemptRef, ...]:
+        return self.store.hosts.beat(HostReport(host, "127.0.0.1", cpu_slots=self.slots, live=live)).kill
+
+    def submit(self, name: str, ranks: int = 1, **fields: Any) -> AttemptRef:
+        """A job that is placed here."""
+        self.beat()
+        job, _ = self.store.jobs.submit(train_spec(name, ranks, **fields), "tester")
+        assert self.store.attempts.place() == [job.id]
+        return AttemptRef(job.id, 1, HOST)
+
+    def supervise(self, ref: AttemptRef, grace_s: float = 10.0) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(SUPERVISOR, stdin=subprocess.PIPE, start_new_session=True)
+        self.processes.append(process)
+        order = Order(
+            ref.job_id, ref.attempt, ref.host, "127.0.0.1", self.url, str(self.data.root), grace_s, self.limits
+        )
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(order.to_line())
+        return process
+
+    def job(self, ref: AttemptRef) -> Job:
+        return self.store.jobs.get(ref.job_id)
+
+    def ended(self, ref: AttemptRef) -> Job:
+        """The job, once it is terminal."""
+        return eventually(lambda: (job := self.job(ref)).ended_at is not None and job)
+
+    def events(self, ref: AttemptRef, *types: str) -> list[dict[str, Any]]:
+        page = self.store.events.page(ref.job_id, after="0-0", types=set(types) or None, limit=10_000)
+        return [item.event for item in page.items]
+
+    def printed(self, ref: AttemptRef, text: str) -> bool:
+        return any(text in event["line"] for event in self.events(ref, "log"))
+
+
+def processes_of(ref: AttemptRef) -> list[psutil.Process]:
+    """Every process that was born with the job's id in its environment: ranks, and all that they started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != "zombie" and process.environ().get("TRIVET_JOB") == ref.job_id:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """A supervisor's keeper, launcher, ranks and what they started, as of now."""
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != "zombie" for process in processes)
