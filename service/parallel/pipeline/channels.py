@@ -1,0 +1,63 @@
+"""Which process group carries which messages of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import torch.distributed as dist
+
+from service.parallel.collectives import resolve
+from service.parallel.mesh import Mesh
+from service.parallel.pipeline.tags import Kind
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Groups by (sending pipeline rank, receiving pipeline rank, kind).
+
+    gloo matches messages by tag, so one group carries all. NCCL matches in order per communicator, and a transfer
+    that waits blocks those behind it: each direction between two ranks has a communicator of its own there, and
+    the schedule's verifier proves that both sides use it in the same order.
+    """
+
+    ranks: tuple[int, ...]
+    has_tags: bool
+    groups: dict[tuple[int, int, Kind], dist.ProcessGroup]
+
+    def group(self, sender: int, receiver: int, kind: Kind) -> dist.ProcessGroup:
+        return self.groups[sender, receiver, kind]
+
+
+def connect(mesh: Mesh, owners: Sequence[int]) -> Channels:
+    """Channels between the owners of neighbouring stages; every rank of the job must call it at the same point."""
+    if not mesh.pp.group:
+        return Channels(mesh.pp_ranks, has_tags=True, groups={})
+    routes = _routes(owners)
+    shared = resolve(mesh.pp.group)
+    if mesh.device_type != "cuda":
+        return Channels(mesh.pp_ranks, has_tags=True, groups=dict.fromkeys(routes, shared))
+    return Channels(mesh.pp_ranks, has_tags=False, groups=_own_communicators(mesh, routes))
+
+
+def _routes(owners: Sequence[int]) -> list[tuple[int, int, Kind]]:
+    """Every direction in use, once, in an order that all ranks share."""
+    neighbours = {(lower, upper) for lower, upper in pairwise(owners) if lower != upper}
+    forward = [(lower, upper, Kind.ACTIVATION) for lower, upper in sorted(neighbours)]
+    backward = [(upper, lower, Kind.GRADIENT) for lower, upper in sorted(neighbours)]
+    return forward + backward
+
+
+def _own_communicators(
+    mesh: Mesh, routes: Sequence[tuple[int, int, Kind]]
+) -> dict[tuple[int, int, Kind], dist.ProcessGroup]:
+    """A two-rank group per route of each pipeline; all ranks take part in making every one of them."""
+    per_stage = mesh.spec.dp * mesh.spec.tp
+    own = {}
+    for pipeline, route in product(range(per_stage), routes):
+        sender, receiver, _ = route
+        group = dist.new_group(sorted(rank * per_stage + pipeline for rank in (sender, receiver)))
+        if pipeline == mesh.rank % per_stage and mesh.pp.rank in (sender, receiver):
+            own[route] = group
+    return own

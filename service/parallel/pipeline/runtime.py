@@ -1,0 +1,216 @@
+"""One interpreter for every schedule: forwards, backwards and transfers in the order that the schedule gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from service.parallel.fsdp import synchronize_gradients
+from service.parallel.mesh import Mesh
+from service.parallel.pipeline.channels import Channels, connect
+from service.parallel.pipeline.schedule import Instruction, Op, Schedule
+from service.parallel.pipeline.tags import Kind, Message
+from service.parallel.pipeline.transport import Pending, Transport
+from service.parallel.pipeline.verify import verify
+
+Objective = Callable[[Tensor, Tensor], Tensor]
+Observer = Callable[[Instruction, float, float], None]
+Place = tuple[int, int]
+
+
+class InstructionError(RuntimeError):
+    """An instruction failed on this rank; the cause is chained."""
+
+    def __init__(self, rank: int, index: int, total: int, instruction: Instruction, cause: Exception) -> None:
+        super().__init__(f"rank {rank}: instruction {index} of {total} ({instruction}) failed: {cause}")
+        self.rank, self.index, self.instruction = rank, index, instruction
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step computes. Every rank names the same ``objective`` and ``key``.
+
+    ``inputs`` (needed where the first stage is) and ``targets`` (where the last is) have a tensor per micro-batch.
+    ``objective(output, target)`` is a scalar where the schedule trains, else any tensor. Each micro-batch's value is
+    multiplied by its weight (1 / micro-batches when absent) before the backward, so that the gradients are those of
+    the weighted sum. ``key`` stands for the shapes that stages exchange: change it when they change.
+    """
+
+    objective: Objective
+    inputs: Sequence[Tensor] | None = None
+    targets: Sequence[Tensor] | None = None
+    weights: Sequence[float] | None = None
+    key: Hashable = ()
+
+
+@dataclass
+class _Step:
+    """What is alive during one run."""
+
+    schedule: Schedule
+    work: Work
+    remaining: dict[int, int]
+    pending: dict[tuple[Place, Kind], Pending] = field(default_factory=dict)
+    buffers: dict[tuple[Place, Kind], Tensor] = field(default_factory=dict)
+    handed: dict[tuple[Place, Kind], Tensor] = field(default_factory=dict)
+    stage_inputs: dict[Place, Tensor] = field(default_factory=dict)
+    roots: dict[Place, Tensor] = field(default_factory=dict)
+    outgoing: dict[tuple[Place, Kind], Tensor] = field(default_factory=dict)
+    values: dict[int, Tensor] = field(default_factory=dict)
+
+
+class PipelineRuntime:
+    """Runs schedules over this rank's ``stages`` (modules by stage number).
+
+    ``observe`` is told of each instruction and when it began and ended on the host, in seconds of the epoch.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        mesh: Mesh,
+        *,
+        device: torch.device,
+        owners: tuple[int, ...] | None = None,
+        channels: Channels | None = None,
+        observe: Observer | None = None,
+    ) -> None:
+        self.stages, self.mesh, self.device, self.observe = stages, mesh, device, observe
+        self.owners = tuple(range(mesh.pp.size)) if owners is None else owners
+        self.transport = Transport(mesh.pp.rank, self.owners, channels or connect(mesh, self.owners), device)
+        self._verified: set[Schedule] = set()
+        self._handlers: dict[Op, Callable[[_Step, Instruction], None]] = {
+            Op.FORWARD: self._forward,
+            Op.BACKWARD: self._backward,
+            Op.SEND_ACTIVATION: self._send,
+            Op.SEND_GRADIENT: self._send,
+            Op.RECV_ACTIVATION: self._receive,
+            Op.RECV_GRADIENT: self._receive,
+        }
+
+    def run(self, schedule: Schedule, work: Work) -> tuple[Tensor, ...]:
+        """Run a schedule to its end: the objective's values per micro-batch, unweighted, where the last stage is.
+
+        Elsewhere the result is empty. Gradients are added to the parameters of this rank's stages. The schedule is
+        verified first. An instruction that fails raises :class:`InstructionError`; the group is then unusable.
+        """
+        self._check(schedule, work)
+        instructions = schedule.ranks[self.mesh.pp.rank]
+        backwards = [each.stage for each in instructions if each.op is Op.BACKWARD]
+        step = _Step(schedule, work, {stage: backwards.count(stage) for stage in self.stages})
+        self.transport.begin((schedule.trains, work.key), schedule.micro_batches)
+        with torch.set_grad_enabled(schedule.trains):
+            for index, instruction in enumerate(instructions):
+                began = time.time()
+                try:
+                    self._handlers[instruction.op](step, instruction)
+                except Exception as error:
+                    raise InstructionError(self.mesh.rank, index, len(instructions), instruction, error) from error
+                if self.observe is not None:
+                    self.observe(instruction, began, time.time())
+        self.transport.finish()
+        return tuple(step.values[each] for each in sorted(step.values))
+
+    def _check(self, schedule: Schedule, work: Work) -> None:
+        if schedule.owners != self.owners:
+            raise ValueError(f"the schedule gives stages to ranks {schedule.owners}; this pipeline has {self.owners}")
+        needed = {"inputs": 0 in self.stages, "targets": schedule.stages - 1 in self.stages}
+        for name, tensors in (("inputs", work.inputs), ("targets", work.targets), ("weights", work.weights)):
+            wanted = schedule.micro_batches if needed.get(name) or tensors is not None else 0
+            if len(tensors or ()) != wanted:
+                raise ValueError(f"{len(tensors or ())} {name} for {wanted} micro-batches")
+        if schedule not in self._verified:
+            verify(schedule)
+            self._verified.add(schedule)
+
+    def _receive(self, step: _Step, instruction: Instruction) -> None:
+        message = _message(instruction)
+        step.pending[_place(instruction), message.kind] = self.transport.receive(message)
+
+    def _send(self, step: _Step, instruction: Instruction) -> None:
+        message = _message(instruction)
+        self.transport.send(message, step.outgoing.pop((_place(instruction), message.kind)))
+
+    def _take(self, step: _Step, place: Place, kind: Kind) -> Tensor:
+        """What arrived for a computation: handed over by a stage on this rank, or received into a pooled buffer."""
+        if (place, kind) in step.handed:
+            return step.handed.pop((place, kind))
+        buffer = self.transport.wait(step.pending.pop((place, kind)))
+        step.buffers[place, kind] = buffer
+        return buffer
+
+    def _give(self, step: _Step, source: Place, target: Place, kind: Kind, tensor: Tensor) -> None:
+        """Pass a result on: at once to a stage on this rank, else to the send that the schedule has next."""
+        boundary = min(source[0], target[0])
+        if step.schedule.is_local(boundary):
+            step.handed[target, kind] = tensor
+        else:
+            step.outgoing[source, kind] = tensor
+
+    def _release(self, step: _Step, place: Place) -> None:
+        for kind in Kind:
+            if (buffer := step.buffers.pop((place, kind), None)) is not None:
+                self.transport.release(buffer)
+
+    def _forward(self, step: _Step, instruction: Instruction) -> None:
+        place, trains = _place(instruction), step.schedule.trains
+        stage, each = place
+        x = self._input(step, place)
+        output: Tensor = self.stages[stage](x)
+        if stage == step.schedule.stages - 1:
+            assert step.work.targets is not None
+            output = step.work.objective(output, step.work.targets[each])
+            # Copied: without a backward the value may be a view of memory that the pool hands out again.
+            step.values[each] = output.detach() if trains else output.detach().clone()
+        else:
+            passed = output.detach() if trains else _not_aliasing(output, x)
+            self._give(step, place, (stage + 1, each), Kind.ACTIVATION, passed)
+        if trains:
+            step.stage_inputs[place], step.roots[place] = x, output
+        else:
+            self._release(step, place)
+
+    def _input(self, step: _Step, place: Place) -> Tensor:
+        if place[0] == 0:
+            assert step.work.inputs is not None
+            return step.work.inputs[place[1]]
+        x = self._take(step, place, Kind.ACTIVATION).detach()
+        return x.requires_grad_(step.schedule.trains and x.is_floating_point())
+
+    def _backward(self, step: _Step, instruction: Instruction) -> None:
+        place = _place(instruction)
+        stage, each = place
+        root, x = step.roots.pop(place), step.stage_inputs.pop(place)
+        step.remaining[stage] -= 1
+        synchronize_gradients(self.stages[stage], step.remaining[stage] == 0)
+        if stage == step.schedule.stages - 1:
+            weights = step.work.weights
+            weight = 1 / step.schedule.micro_batches if weights is None else weights[each]
+            (root * weight).backward()  # type: ignore[no-untyped-call]
+        else:
+            torch.autograd.backward(root, self._take(step, place, Kind.GRADIENT))
+        if stage > 0:
+            assert x.grad is not None
+            received = step.buffers.get((place, Kind.GRADIENT), x)
+            self._give(step, place, (stage - 1, each), Kind.GRADIENT, _not_aliasing(x.grad, received))
+        self._release(step, place)
+
+
+def _place(instruction: Instruction) -> Place:
+    return instruction.stage, instruction.micro_batch
+
+
+def _message(instruction: Instruction) -> Message:
+    upwards = instruction.op in (Op.SEND_ACTIVATION, Op.RECV_GRADIENT)
+    kind = Kind.GRADIENT if instruction.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT) else Kind.ACTIVATION
+    return Message(instruction.stage if upwards else instruction.stage - 1, instruction.micro_batch, kind)
+
+
+def _not_aliasing(result: Tensor, received: Tensor) -> Tensor:
+    """The result with memory of its own: the pool hands the buffer out again while the result is on its way."""
+    shared = result.untyped_storage().data_ptr() == received.untyped_storage().data_ptr()
+    return result.detach().clone() if shared else result.detach()

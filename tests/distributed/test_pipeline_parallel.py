@@ -1,0 +1,270 @@
+"""Pipelines, FSDP and their combinations on real ranks against one process, in float64."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.model import MlpConfig, TransformerConfig
+from service.models import FamilyConfig, WeightsError, build, load_into, whole
+from service.parallel import distributed, mesh
+from service.parallel.fsdp import Precision, apply_fsdp
+from service.parallel.pipeline.runtime import InstructionError, PipelineRuntime, Work
+from service.parallel.pipeline.schedule import GENERATORS, Instruction, Op, forward_only, lower
+from service.parallel.pipeline.stage import Part
+from service.parallel.pipeline.verify import verify
+from service.parallel.tensor import vocabulary_parallel_cross_entropy
+
+pytestmark = pytest.mark.distributed
+TOLERANCE = 1e-10
+CONFIGS: dict[str, FamilyConfig] = {
+    "transformer": TransformerConfig(vocab_size=32, dim=16, layers=4, heads=4, kv_heads=2, ffn_dim=24, max_sequence=8),
+    "mlp": MlpConfig(in_features=6, hidden=(8, 12, 4, 8), out_features=4, activation="tanh"),
+}
+
+
+def batch(config: FamilyConfig, size: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(5)
+    if isinstance(config, TransformerConfig):
+        tokens, targets = torch.randint(0, config.vocab_size, (2, size, 8))
+        return tokens, targets
+    return torch.randn(size, config.in_features, dtype=torch.float64), torch.randint(0, config.out_features, (size,))
+
+
+def reference(config: FamilyConfig, size: int) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
+    """Loss, gradients and weights of one process over the whole batch."""
+    model = build(config, dtype=torch.float64, seed=7)
+    x, targets = batch(config, size)
+    loss = vocabulary_parallel_cross_entropy(model(x), targets)
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return float(loss), gradients, model.state_dict()
+
+
+def full(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def distance(found: nn.Module, wanted: dict[str, Tensor], *, gradients: bool) -> float:
+    return max(
+        float((full(parameter.grad if gradients else parameter.detach()) - wanted[name]).abs().max())
+        for name, parameter in found.named_parameters()
+    )
+
+
+def run_layout(
+    family: str, spec: ParallelSpec, schedule: str, micro_batches: int, *, shard: bool, reshard: bool = True
+) -> dict[str, Any]:
+    """Two steps' worth of gradients, an evaluation between them, the whole weights there and back."""
+    config, per_micro = CONFIGS[family], 2
+    size = per_micro * micro_batches * spec.dp
+    loss, gradients, weights = reference(config, size)
+    grid = mesh.build(spec, "cpu")
+    stage = build(config, grid, dtype=torch.float64, seed=7)
+    if shard:
+        apply_fsdp(stage, grid, reshard=reshard)
+    runtime = PipelineRuntime({grid.pp.rank: stage}, grid, device=torch.device("cpu"))
+    x, targets = (each.chunk(spec.dp)[grid.dp.rank] for each in batch(config, size))
+    work = Work(
+        lambda output, target: vocabulary_parallel_cross_entropy(output, target, stage.output_axis),
+        x.chunk(micro_batches),
+        targets.chunk(micro_batches),
+        [1 / (micro_batches * spec.dp)] * micro_batches,
+    )
+    plan = GENERATORS[schedule](spec.pp, micro_batches)
+    found: dict[str, Any] = {}
+    for step in ("first", "second"):
+        values = runtime.run(plan, work)
+        found[f"{step}_gradients"] = distance(stage, gradients, gradients=True)
+        if values and spec.dp == 1:
+            found[f"{step}_loss"] = abs(float(torch.stack(values).mean()) - loss)
+        stage.zero_grad()
+        evaluated = runtime.run(forward_only(spec.pp, micro_batches), work)
+        if evaluated and spec.dp == 1:
+            found[f"{step}_evaluated"] = abs(float(torch.stack(evaluated).mean()) - loss)
+    gathered = whole.gather(stage, grid)
+    if grid.rank == 0:
+        assert gathered.keys() == weights.keys()
+        found["gathered"] = max(float((gathered[name] - weights[name]).abs().max()) for name in weights)
+    other = build(config, dtype=torch.float64, seed=8).state_dict()
+    load_into(stage, other)
+    found["loaded"] = distance(stage, other, gradients=False)
+    report = verify(plan)
+    return {
+        "worst": max(found.values()),
+        "found": found,
+        "buffers": runtime.transport.pool.allocated,
+        "bound": report.peak_buffers[grid.pp.rank],
+    }
+
+
+def four_ranks() -> dict[str, Any]:
+    distributed.start("cpu")
+    found = {
+        "pp4 1f1b transformer": run_layout("transformer", ParallelSpec(pp=4), "1f1b", 16, shard=False),
+        "pp4 gpipe mlp": run_layout("mlp", ParallelSpec(pp=4), "gpipe", 3, shard=False),
+        "pp4 1f1b fewer micro-batches": run_layout("mlp", ParallelSpec(pp=4), "1f1b", 2, shard=False),
+        "pp2 tp2": run_layout("transformer", ParallelSpec(pp=2, tp=2), "1f1b", 4, shard=False),
+        "pp2 tp2 mlp": run_layout("mlp", ParallelSpec(pp=2, tp=2), "gpipe", 4, shard=False),
+        "tp2 fsdp2": run_layout("transformer", ParallelSpec(dp_shard=2, tp=2), "1f1b", 2, shard=True),
+        "pp2 fsdp2": run_layout("transformer", ParallelSpec(pp=2, dp_shard=2), "1f1b", 4, shard=True, reshard=False),
+        "hsdp": run_layout("mlp", ParallelSpec(dp_replicate=2, dp_shard=2), "gpipe", 2, shard=True),
+        "replicate2 tp2": run_layout("mlp", ParallelSpec(dp_replicate=2, tp=2), "gpipe", 1, shard=True),
+    }
+    distributed.stop()
+    return found
+
+
+def test_every_layout_has_the_gradients_of_one_process(torchrun: Any) -> None:
+    for rank, layouts in enumerate(torchrun(four_ranks, ranks=4, timeout_s=170)):
+        for name, layout in layouts.items():
+            assert layout["worst"] < TOLERANCE, (rank, name, layout["found"])
+            # Evaluation may add a buffer of its own shape; neither count grows with the micro-batches.
+            assert layout["buffers"] <= layout["bound"] + 2, (rank, name, layout)
+        sixteen = layouts["pp4 1f1b transformer"]
+        print(f"rank {rank}: {sixteen['buffers']} receive buffers for 16 micro-batches")
+        assert sixteen["buffers"] <= 4 - rank + 3
+
+
+def looped_stages() -> dict[str, Any]:
+    """Two stages per rank, so that a rank sends to itself's neighbour and back, and hops within a rank."""
+    config, owners = CONFIGS["transformer"], (0, 1, 1, 0)
+    loss, gradients, _ = reference(config, 4)
+    grid = mesh.build(ParallelSpec(pp=2), "cpu")
+    own = [stage for stage, owner in enumerate(owners) if owner == grid.pp.rank]
+    stages = {stage: build(config, grid, dtype=torch.float64, seed=7, part=Part(stage, 4)) for stage in own}
+    orders = []
+    for rank in range(2):
+        mine = [stage for stage, owner in enumerate(owners) if owner == rank]
+        forwards = [Instruction(Op.FORWARD, stage, each) for each in range(2) for stage in mine]
+        backwards = [Instruction(Op.BACKWARD, stage, each) for each in range(2) for stage in mine[::-1]]
+        orders.append(forwards + backwards)
+    runtime = PipelineRuntime(stages, grid, device=torch.device("cpu"), owners=owners)
+    x, targets = batch(config, 4)
+    values = runtime.run(
+        lower("v", 2, owners, orders), Work(vocabulary_parallel_cross_entropy, x.chunk(2), targets.chunk(2))
+    )
+    found = {"gradients": max(distance(stage, gradients, gradients=True) for stage in stages.values())}
+    if values:
+        found["loss"] = abs(float(torch.stack(values).mean()) - loss)
+    return found
+
+
+def shapes_and_errors() -> dict[str, str]:
+    """Shapes change with the key; without a new key the sender refuses before anything is posted."""
+    config = CONFIGS["mlp"]
+    grid = mesh.build(ParallelSpec(pp=2), "cpu")
+    stage = build(config, grid, dtype=torch.float64, seed=7)
+    runtime = PipelineRuntime({grid.pp.rank: stage}, grid, device=torch.device("cpu"))
+
+    def work(rows: int, key: str) -> Work:
+        x, targets = batch(config, 2 * rows)
+        return Work(vocabulary_parallel_cross_entropy, x.chunk(2), targets.chunk(2), key=key)
+
+    plan, found = GENERATORS["1f1b"](2, 2), {}
+    for rows in (3, 5, 3):
+        runtime.run(plan, work(rows, f"rows={rows}"))
+    if grid.pp.rank == 0:  # refused on the sender alone: its peer has nothing to receive yet
+        try:
+            runtime.run(plan, work(4, "rows=3"))
+        except InstructionError as error:
+            found["shape"] = str(error)
+    for name, wrong in {
+        "inputs": Work(vocabulary_parallel_cross_entropy),
+        "weights": Work(work(3, "").objective, work(3, "").inputs, work(3, "").targets, [1.0]),
+    }.items():
+        try:
+            runtime.run(plan, wrong)
+        except ValueError as error:
+            found[name] = str(error)
+    try:
+        runtime.run(GENERATORS["1f1b"](3, 2), work(3, ""))
+    except ValueError as error:
+        found["owners"] = str(error)
+    try:
+        load_into(stage, {})
+    except WeightsError as error:
+        found["weights_error"] = str(error)
+    try:
+        load_into(stage, {name: torch.zeros(1) for name, _ in stage.named_parameters()})
+    except WeightsError as error:
+        found["shape_error"] = str(error)
+    return found
+
+
+def mixed_precision() -> dict[str, Any]:
+    """bf16 computations over float32 parameters, whose gradients stay close to float32's."""
+    config = CONFIGS["transformer"]
+    _, gradients, _ = reference(config, 4)
+    grid = mesh.build(ParallelSpec(dp_shard=2), "cpu")
+    model = build(config, grid, seed=7)
+    apply_fsdp(model, grid, Precision(torch.bfloat16, torch.float32))
+    x, targets = (each.chunk(2)[grid.dp.rank] for each in batch(config, 4))
+    logits = model(x)
+    (vocabulary_parallel_cross_entropy(logits, targets) / 2).backward()
+    wanted = torch.cat([each.flatten() for each in gradients.values()])
+    found = torch.cat([full(parameter.grad).flatten() for parameter in model.parameters()]).double()
+    return {
+        "logits": str(logits.dtype),
+        "gradients": sorted({str(parameter.grad.dtype) for parameter in model.parameters()}),
+        "relative": float((found - wanted).norm() / wanted.norm()),
+    }
+
+
+def two_ranks() -> dict[str, Any]:
+    distributed.start("cpu")
+    found = {"looped": looped_stages(), "refused": shapes_and_errors(), "mixed": mixed_precision()}
+    try:
+        mesh.build(ParallelSpec(tp=4), "cpu")
+    except mesh.MeshError as error:
+        found["mesh"] = str(error)
+    distributed.stop()
+    return found
+
+
+def test_virtual_stages_changing_shapes_and_refusals(torchrun: Any) -> None:
+    first, second = torchrun(two_ranks, ranks=2)
+    for rank, found in enumerate((first, second)):
+        assert max(found["looped"].values()) < TOLERANCE
+        assert found["mesh"].endswith("tp=4 = 4 ranks were asked for, but 2 were started")
+        refused = found["refused"]
+        assert refused["inputs"] == f"0 {['inputs', 'targets'][rank]} for 2 micro-batches"
+        assert refused["weights"] == "1 weights for 2 micro-batches"
+        assert refused["owners"] == "the schedule gives stages to ranks (0, 1, 2); this pipeline has (0, 1)"
+        assert "they belong to another model" in refused["weights_error"]
+        assert "have shape (1,); this model has" in refused["shape_error"]
+        mixed = found["mixed"]
+        assert (mixed["logits"], mixed["gradients"]) == ("torch.bfloat16", ["torch.float32"])
+        assert mixed["relative"] < 0.02
+    assert "loss" in first["looped"]
+    shape = first["refused"]["shape"]
+    assert shape.startswith("rank 0: instruction ")
+    assert "float64[4, 12], but float64[3, 12] was announced" in shape
+
+
+def failing_rank() -> None:
+    distributed.start("cpu")
+    config = CONFIGS["mlp"]
+    grid = mesh.build(ParallelSpec(pp=2), "cpu")
+    runtime = PipelineRuntime({grid.pp.rank: build(config, grid)}, grid, device=torch.device("cpu"))
+
+    def objective(output: Tensor, target: Tensor) -> Tensor:
+        raise FloatingPointError("loss is not finite")
+
+    x, targets = batch(config, 4)
+    runtime.run(GENERATORS["1f1b"](2, 2), Work(objective, x.float().chunk(2), targets.chunk(2)))
+
+
+def test_a_failing_rank_names_itself_and_ends_the_group(torchrun: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(AssertionError) as caught:
+        torchrun(failing_rank, ranks=2)
+    message = "rank 1: instruction 2 of 8 (forward of stage 1, micro-batch 0) failed: loss is not finite"
+    assert message in str(caught.value)
+    assert "still running" not in str(caught.value), time.monotonic() - began
