@@ -1,0 +1,178 @@
+"""Jobs over REST: submit once, look, wait, cancel, retry, delete."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from api_world import COMPILE, MLP, TRAIN, VERIFY, Keys, Worker, bearer, submit
+from fastapi.testclient import TestClient
+
+from service.jobs.store import Store
+
+
+@pytest.mark.parametrize("spec", [TRAIN, VERIFY, COMPILE], ids=lambda spec: spec["kind"])
+def test_a_submitted_job_is_shown_as_it_was_accepted(client: TestClient, spec: dict[str, object]) -> None:
+    answer = client.post("/v1/jobs", json={**spec, "name": "mine", "labels": {"team": "a"}, "priority": 3})
+    job = answer.json()
+    assert answer.status_code == 201
+    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert (job["kind"], job["name"], job["labels"], job["priority"]) == (spec["kind"], "mine", {"team": "a"}, 3)
+    assert (job["state"], job["owner"], job["attempt"], job["result"]) == ("queued", "admin", 0, None)
+    assert job["spec"]["model"]["hidden"] == [16]
+    assert client.get(answer.headers["location"]).json() == job
+
+
+def test_the_same_idempotency_key_and_body_give_the_same_job(client: TestClient) -> None:
+    headers = {"Idempotency-Key": "once"}
+    first = client.post("/v1/jobs", json=TRAIN, headers=headers)
+    again = client.post("/v1/jobs", json=dict(reversed(TRAIN.items())), headers=headers)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json()["id"] == first.json()["id"]
+    assert again.headers["location"] == first.headers["location"]
+    assert len(client.get("/v1/jobs").json()["items"]) == 1
+
+
+def test_the_same_idempotency_key_with_another_body_is_refused(client: TestClient) -> None:
+    headers = {"Idempotency-Key": "once"}
+    client.post("/v1/jobs", json=TRAIN, headers=headers)
+    answer = client.post("/v1/jobs", json={**TRAIN, "steps": 11}, headers=headers)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["path"] == "Idempotency-Key"
+    assert answer.json()["errors"][0]["got"] == "once"
+    assert len(client.get("/v1/jobs").json()["items"]) == 1
+
+
+def test_idempotency_keys_of_different_owners_do_not_meet(client: TestClient, keys: Keys) -> None:
+    headers = {"Idempotency-Key": "once"}
+    mine = client.post("/v1/jobs", json=TRAIN, headers=headers)
+    other = client.post("/v1/jobs", json=TRAIN, headers={**headers, **bearer(keys["submit"])})
+    assert other.status_code == 201
+    assert other.json()["id"] != mine.json()["id"]
+
+
+def test_listing_filters_and_pages_newest_first(client: TestClient, keys: Keys) -> None:
+    ids = [submit(client, name=f"run {i}", labels={"i": str(i)}) for i in range(5)]
+    other = client.post("/v1/jobs", json=VERIFY, headers=bearer(keys["submit"])).json()["id"]
+    first = client.get("/v1/jobs", params={"limit": 4}).json()
+    rest = client.get("/v1/jobs", params={"limit": 4, "cursor": first["next_cursor"]}).json()
+    assert [job["id"] for job in first["items"] + rest["items"]] == [other, *reversed(ids)]
+    assert rest["next_cursor"] is None
+
+    def found(**params: str) -> list[str]:
+        return [job["id"] for job in client.get("/v1/jobs", params=params).json()["items"]]
+
+    assert found(kind="verify") == [other]
+    assert found(owner="submit") == [other]
+    assert found(label="i=2") == [ids[2]]
+    assert found(q="RUN 3") == [ids[3]]
+    assert found(state="running") == []
+
+
+@pytest.mark.parametrize(
+    ("params", "path"),
+    [({"state": "done"}, "state"), ({"kind": "x"}, "kind"), ({"limit": "0"}, "limit"), ({"cursor": "x"}, "cursor")],
+)
+def test_a_bad_filter_is_refused_by_name(client: TestClient, params: dict[str, str], path: str) -> None:
+    answer = client.get("/v1/jobs", params=params)
+    assert answer.status_code == 422
+    assert [error["path"] for error in answer.json()["errors"]] == [path]
+    assert answer.json()["errors"][0]["expected"]
+
+
+def test_waiting_answers_when_the_job_is_over(client: TestClient, worker: Worker) -> None:
+    job_id = submit(client)
+    ref = worker.start(job_id)
+    threading.Timer(0.3, worker.succeed, [ref]).start()
+    job = client.get(f"/v1/jobs/{job_id}", params={"wait_s": 30}).json()
+    assert job["state"] == "succeeded"
+    assert job["result"] == {"loss": 0.5}
+    assert client.get(f"/v1/jobs/{job_id}", params={"wait_s": 30}).json() == job
+
+
+def test_waiting_in_vain_answers_with_the_job_as_it_is(client: TestClient) -> None:
+    job_id = submit(client)
+    started = time.monotonic()
+    job = client.get(f"/v1/jobs/{job_id}", params={"wait_s": 0.2}).json()
+    assert job["state"] == "queued"
+    assert 0.15 < time.monotonic() - started
+
+
+def test_cancelling_a_queued_job_ends_it_at_once_and_retry_queues_it_again(client: TestClient) -> None:
+    job_id = submit(client)
+    cancelled = client.post(f"/v1/jobs/{job_id}/cancel")
+    assert (cancelled.status_code, cancelled.json()["state"]) == (202, "cancelled")
+    retried = client.post(f"/v1/jobs/{job_id}/retry")
+    assert (retried.status_code, retried.json()["state"]) == (202, "queued")
+
+
+def test_a_running_job_is_asked_to_end(client: TestClient, worker: Worker, store: Store) -> None:
+    job_id = submit(client)
+    ref = worker.start(job_id)
+    assert client.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "cancelling"
+    assert store.attempts.renew(ref) == "stop"
+
+
+def test_what_contradicts_the_state_is_a_conflict(client: TestClient, worker: Worker) -> None:
+    job_id = submit(client)
+    for call in (client.post(f"/v1/jobs/{job_id}/retry"), client.delete(f"/v1/jobs/{job_id}")):
+        assert call.status_code == 409
+        assert "queued" in call.json()["detail"]
+    worker.succeed(worker.start(job_id))
+    assert client.post(f"/v1/jobs/{job_id}/cancel").status_code == 409
+
+
+def test_deleting_a_job_that_is_over_removes_it_and_its_files(client: TestClient, worker: Worker, store: Store) -> None:
+    job_id = submit(client)
+    worker.succeed(worker.start(job_id))
+    folder = store.artifacts.data.job(job_id).artifacts
+    folder.mkdir(parents=True)
+    (folder / "model").write_text("x")
+    answer = client.delete(f"/v1/jobs/{job_id}")
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert client.get(f"/v1/jobs/{job_id}").status_code == 404
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("job_id", ["job_0123456789abcdefghij", "nonsense", "job_" + "x" * 300, "%2e%2e"])
+@pytest.mark.parametrize(
+    "tail", ["", "/events", "/metrics", "/logs", "/bounds", "/report", "/artifacts", "/artifacts/x", "?wait_s=5"]
+)
+def test_a_job_that_is_not_there_is_not_found(client: TestClient, job_id: str, tail: str) -> None:
+    answer = client.get(f"/v1/jobs/{job_id}{tail}")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_only_the_owner_or_an_admin_changes_a_job(client: TestClient, keys: Keys) -> None:
+    job_id = submit(client)
+    stranger = bearer(keys["submit"])
+    for call in (
+        client.post(f"/v1/jobs/{job_id}/cancel", headers=stranger),
+        client.post(f"/v1/jobs/{job_id}/retry", headers=stranger),
+        client.delete(f"/v1/jobs/{job_id}", headers=stranger),
+    ):
+        assert call.status_code == 403
+        assert "admin" in call.json()["detail"]
+    theirs = client.post("/v1/jobs", json=TRAIN, headers=stranger).json()["id"]
+    same_name = bearer(keys.named("submit", "submit"))
+    assert client.post(f"/v1/jobs/{theirs}/cancel", headers=same_name).status_code == 202
+    assert client.post(f"/v1/jobs/{theirs}/retry").status_code == 202
+
+
+def test_a_job_waits_for_those_it_names_and_fails_with_them(client: TestClient, worker: Worker) -> None:
+    first = submit(client)
+    second = submit(client, VERIFY, model={"job": first})
+    assert first in client.get(f"/v1/jobs/{second}").json()["reason"]
+    worker.fail(worker.start(first))
+    job = client.get(f"/v1/jobs/{second}").json()
+    assert (job["state"], job["error"]["type"]) == ("failed", "DependencyFailed")
+
+
+def test_a_model_that_cannot_be_cut_is_refused_with_its_arithmetic(client: TestClient) -> None:
+    answer = client.post("/v1/jobs", json={**TRAIN, "model": {**MLP, "hidden": [15]}, "parallel": {"tp": 2}})
+    assert answer.status_code == 422
+    error = answer.json()["errors"][0]
+    assert (error["path"], error["got"]) == ("model.hidden.0", 15)
+    assert "multiple of 2" in error["expected"]
