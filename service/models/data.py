@@ -35,6 +35,9 @@ class Split:
     def take(self, indices: Tensor) -> Split:
         return Split(self.inputs[indices], self.targets[indices])
 
+    def to(self, device: torch.device) -> Split:
+        return Split(self.inputs.to(device), self.targets.to(device))
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -43,6 +46,9 @@ class Dataset:
     train: Split
     test: Split
     sha256: str
+
+    def to(self, device: torch.device) -> Dataset:
+        return Dataset(self.train.to(device), self.test.to(device), self.sha256)
 
 
 def load(spec: DataSpec) -> Dataset:

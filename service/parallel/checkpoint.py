@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 META = "meta.json"
 FILES = "files"
@@ -52,12 +54,12 @@ def save(folder: Path, step: int, state: Mapping[str, Tensor], meta: Mapping[str
     _wait_for_all()
     writer = HuggingFaceStorageWriter(str(working), save_distributed=True)
     with _no_group_meant(not _distributed()):
-        dcp.save(dict(state), storage_writer=writer, no_dist=not _distributed())
+        dcp_save(dict(state), storage_writer=writer, no_dist=not _distributed())
     if _is_first_rank():
         _publish(working, folder / f"step_{step}", {"step": step, **meta})
         _prune(folder, keep)
     _wait_for_all()
-    return _require(folder / f"step_{step}")
+    return require(folder / f"step_{step}")
 
 
 def load(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
@@ -65,26 +67,25 @@ def load(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
 
     Raises ``ValueError`` when ``path`` isn't a complete checkpoint, lacks a name or holds it in another shape.
     """
-    checkpoint = _require(path)
+    checkpoint = require(path)
     reader = HuggingFaceStorageReader(str(path))
     _check_fits(path, reader, state)
     with _no_group_meant(not _distributed()):
-        dcp.load(dict(state), storage_reader=reader, no_dist=not _distributed())
+        dcp_load(dict(state), storage_reader=reader, no_dist=not _distributed())
     return checkpoint
 
 
 def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
     """The unsharded tensors whose names start with ``prefix`` (which is cut off), on the CPU; no collective."""
-    _require(path)
+    require(path)
     reader = HuggingFaceStorageReader(str(path))
-    shapes = reader.read_metadata().state_dict_metadata
     whole = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in shapes.items()
+        for name, entry in _contents(reader).items()
         if name.startswith(prefix)
     }
     with _no_group_meant(True):
-        dcp.load(whole, storage_reader=reader, no_dist=True)
+        dcp_load(whole, storage_reader=reader, no_dist=True)
     return {name.removeprefix(prefix): tensor for name, tensor in whole.items()}
 
 
@@ -114,6 +115,14 @@ def read(path: Path) -> Checkpoint | None:
     return Checkpoint(int(matched[1]), path, meta) if intact else None
 
 
+def require(path: Path) -> Checkpoint:
+    """The checkpoint at ``path``; raises ``ValueError`` unless it is complete."""
+    checkpoint = read(path)
+    if checkpoint is None:
+        raise ValueError(f"{path} is not a complete checkpoint: {META} or a file that it lists is missing or cut short")
+    return checkpoint
+
+
 def _publish(working: Path, target: Path, meta: Mapping[str, Any]) -> None:
     if read(target) is not None:
         return
@@ -137,22 +146,20 @@ def _prune(folder: Path, keep: int) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _require(path: Path) -> Checkpoint:
-    checkpoint = read(path)
-    if checkpoint is None:
-        raise ValueError(f"{path} is not a complete checkpoint: {META} or a file that it lists is missing or cut short")
-    return checkpoint
-
-
 def _check_fits(path: Path, reader: HuggingFaceStorageReader, state: Mapping[str, Tensor]) -> None:
     """Refuse before DCP's planner does, with a message that names the first tensor that doesn't fit."""
-    held = reader.read_metadata().state_dict_metadata
+    held = _contents(reader)
     for name, tensor in state.items():
         if name not in held:
             raise ValueError(f"{path} holds no tensor {name!r}: it was saved from another model")
         shape = tuple(held[name].size)
         if shape != tuple(tensor.shape):
             raise ValueError(f"{path} holds {name!r} in shape {shape}; this model has it in {tuple(tensor.shape)}")
+
+
+def _contents(reader: HuggingFaceStorageReader) -> dict[str, TensorStorageMetadata]:
+    entries = reader.read_metadata().state_dict_metadata
+    return {name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
 
 def _flush(path: Path) -> None:

@@ -15,14 +15,14 @@ Phase = Literal["train", "inference"]
 BACKENDS = ("aot_eager", "inductor")
 
 
-class GateRefused(RuntimeError):
+class GateError(RuntimeError):
     """The report does not allow what the spec asks for."""
 
 
 def allowed_backends(choice: CompileChoice, own: Fingerprint, data: DataLayout) -> dict[Phase, str]:
     """The backend of ``torch.compile`` for each phase that ``choice`` asks for; empty when it asks for none.
 
-    Raises :class:`GateRefused` when there is no report, when it was written for another configuration (naming the
+    Raises :class:`GateError` when there is no report, when it was written for another configuration (naming the
     fields), or when a phase did not pass.
     """
     asked: list[Phase] = [phase for phase in ("train", "inference") if getattr(choice, phase)]
@@ -37,11 +37,11 @@ def _read(path: Path, job: str) -> Mapping[str, Any]:
     try:
         gate = json.loads(path.read_bytes())["gate"]
     except OSError as error:
-        raise GateRefused(f"compile.gate: {job} has published no report.json ({error.strerror})") from error
+        raise GateError(f"compile.gate: {job} has published no report.json ({error.strerror})") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise GateRefused(f"compile.gate: the report of {job} holds no gate: {error}") from error
+        raise GateError(f"compile.gate: the report of {job} holds no gate: {error}") from error
     if not isinstance(gate, dict) or not isinstance(gate.get("fingerprint"), dict):
-        raise GateRefused(f"compile.gate: the report of {job} holds no gate with a fingerprint")
+        raise GateError(f"compile.gate: the report of {job} holds no gate with a fingerprint")
     return gate
 
 
@@ -51,13 +51,13 @@ def _check_fingerprint(gate: Mapping[str, Any], own: Fingerprint, job: str) -> N
         fields = "; ".join(
             f"{field} is {mine!r} here and {theirs!r} in the report" for field, theirs, mine in differing
         )
-        raise GateRefused(f"compile.gate: {job} was run for another configuration: {fields}")
+        raise GateError(f"compile.gate: {job} was run for another configuration: {fields}")
 
 
 def _backend(gate: Mapping[str, Any], phase: Phase, job: str) -> str:
     rung = gate.get(phase)
     if rung not in BACKENDS:
-        raise GateRefused(
+        raise GateError(
             f"compile.{phase}: the gate of {job} allows {rung or 'nothing'} for this phase; "
             f"expected {' or '.join(BACKENDS)}"
         )

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from service.models.data import Split
 from service.parallel.mesh import SINGLE, Axis
@@ -28,7 +28,7 @@ class Objective:
         """Mean loss over samples: class logits ``(batch, classes)``, token logits ``(batch, seq, vocabulary / tp)``."""
         if self.per_token:
             return vocabulary_parallel_cross_entropy(logits, targets, self.axis)
-        return F.cross_entropy(logits.float(), targets)
+        return functional.cross_entropy(logits.float(), targets)
 
     def totals(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Sums over samples as float64 ``(2,)``: loss, and correct predictions (0 for tokens)."""

@@ -1,0 +1,55 @@
+"""The training job: from a spec to a trained, published model, on every rank of the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from service.jobs.runtime import RunContext
+from service.jobs.spec.train import TrainSpec
+from service.parallel import distributed
+from service.training.export import export_model
+from service.training.loop import Loop
+from service.training.setup import prepare
+
+
+def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
+    """Train as ``spec`` says; every rank calls this, rank 0 returns the result.
+
+    Takes up the newest complete checkpoint of the job. When the attempt is asked to stop, a checkpoint is written and
+    the result says ``stopped``. Raises ``NonFiniteError`` when loss or gradient stop being numbers, ``GateError``
+    when compilation isn't allowed, ``ValueError`` for a spec that doesn't fit the data or the mesh.
+    """
+    with joined(context.device_type) as device:
+        training = prepare(spec, context, device)
+        loop = Loop(training)
+        loop.resume()
+        finished = loop.train()
+        saved = loop.save()
+        evaluation = loop.evaluate() if finished else {}
+        if context.rank != 0:
+            return None
+        loop.history.write()
+        context.report.artifact(loop.history.path, "application/vnd.apache.parquet")
+        if finished:
+            weights, about = export_model(saved, context.paths.artifacts, training.description)
+            context.report.artifact(weights)
+            context.report.artifact(about, "application/json")
+        return loop.summary(evaluation, stopped=not finished)
+
+
+@contextmanager
+def joined(device_type: str) -> Iterator[torch.device]:
+    """This rank's device, in the launcher's process group; leaves the group if this call joined it and all went well.
+
+    After an error the process is about to end, and leaving would wait for peers that may never come.
+    """
+    joined_before = dist.is_initialized()
+    device = distributed.start(device_type)
+    yield device
+    if not joined_before:
+        distributed.stop()

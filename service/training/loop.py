@@ -1,0 +1,193 @@
+"""The training loop: steps, metrics, checkpoints and evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.compiler import set_stance
+
+from service.models.data import Split
+from service.parallel import checkpoint
+from service.parallel.checkpoint import Checkpoint
+from service.training.evaluation import evaluate
+from service.training.gate import Phase
+from service.training.gradients import clip_, present, squared_norm
+from service.training.history import History
+from service.training.metrics import peak_memory_gib, step_metrics
+from service.training.schedule import learning_rate
+from service.training.setup import Training
+from service.training.state import prime, training_tensors
+from service.training.tally import StepTotals, Tally
+
+SPANS_FIRST, SPANS_EVERY = 20, 50
+"""Spans of single steps are reported for the first few and then for a sample: a timeline needs no more."""
+
+
+class Loop:
+    """Runs a prepared training from its newest checkpoint on. ``step`` counts finished optimizer steps."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.spec, self.context = training.spec, training.context
+        self.parameters = list(training.model.parameters())
+        self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
+        self.step = 0
+        self.saved: Checkpoint | None = None
+        self.loss = float("nan")
+        self.started = time.time()
+        self.history = self._open_history()
+
+    def resume(self) -> None:
+        """Take up the newest complete checkpoint of the job, whatever layout wrote it."""
+        newest = newest_checkpoint(self.context.paths.checkpoints, self.training.device)
+        prime(self.training.optimizer, newest.step if newest else 0)
+        if newest is None:
+            return
+        check_same_data(newest, self.training.dataset.sha256)
+        self.saved = checkpoint.load(newest.path, self._state())
+        self.step = self.saved.step
+        self.loss = self.saved.meta.get("loss", self.loss)
+        self.history = self._open_history()
+        if self.context.rank == 0:
+            self.context.report.log(f"resumed from the checkpoint of step {self.step}")
+
+    def train(self) -> bool:
+        """Step until the spec's number of steps; False when the attempt was asked to stop before that."""
+        while self.step < self.spec.steps:
+            if self._advance().stop and self.step < self.spec.steps:
+                return False
+            if _due(self.step, self.spec.checkpoint.every):
+                self.save()
+            if _due(self.step, self.spec.evaluate.every) and self.step < self.spec.steps:
+                self.evaluate()
+        return True
+
+    def save(self) -> Checkpoint:
+        """Publish a checkpoint of this step, unless there is one; the metrics so far go with it."""
+        if self.saved is None or self.saved.step != self.step:
+            with self._span("checkpoint", step=self.step):
+                meta = {**self.training.description, "loss": self.loss}
+                folder = self.context.paths.checkpoints
+                self.saved = checkpoint.save(folder, self.step, self._state(), meta, self.spec.checkpoint.keep)
+            if self.context.rank == 0:
+                self.history.write()
+        return self.saved
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics over the test split, reported at this step."""
+        with self._span("evaluate", step=self.step), self._phase("inference"):
+            metrics = evaluate(self.training)
+        self._report(metrics)
+        return metrics
+
+    def summary(self, evaluation: Mapping[str, float], *, stopped: bool) -> dict[str, Any]:
+        """The job's result."""
+        return {
+            "loss": self.loss,
+            **evaluation,
+            "steps": self.step,
+            "parameters": self.training.parameters,
+            "seconds": time.time() - self.started,
+            "data_sha256": self.training.dataset.sha256,
+            "stopped": stopped,
+        }
+
+    def _advance(self) -> StepTotals:
+        """One optimizer step and its metrics."""
+        training, began = self.training, time.time()
+        with self._step_span("data"):
+            batch = self._batch()
+        with self._step_span("forward_backward"), self._phase("train"):
+            loss = training.engine.forward_backward(batch)
+        with self._step_span("optimizer"):
+            rate = learning_rate(self.spec.schedule, self.spec.optimizer.lr, self.step, self.spec.steps)
+            tally = self._update(loss, rate)
+            totals = tally.read(self.step + 1)
+        self.step, self.loss = self.step + 1, totals.loss
+        self._report(step_metrics(training, totals, rate, time.time() - began))
+        self.context.report.progress(self.step, self.spec.steps, "steps")
+        return totals
+
+    def _batch(self) -> Split:
+        order, dp = self.training.order, self.training.mesh.dp
+        return self.training.dataset.train.take(order.share(self.step, dp.rank, dp.size).to(self.training.device))
+
+    def _update(self, loss: torch.Tensor, rate: float) -> Tally:
+        """Agree on loss and gradient norm over the mesh, clip, and let AdamW step."""
+        gradients, optimizer = present(self.parameters), self.training.optimizer
+        tally = Tally(
+            loss / self.training.mesh.tp.size,
+            squared_norm(gradients, self.stage_ranks, self.training.device),
+            stop=self.context.should_stop(),
+            memory_gib=peak_memory_gib(self.training.device),
+        )
+        if self.spec.optimizer.clip_norm is not None:
+            clip_(gradients, tally.grad_norm, self.spec.optimizer.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+        return tally
+
+    def _report(self, metrics: Mapping[str, float]) -> None:
+        """Metrics are the same everywhere, so the first rank speaks for all."""
+        if self.context.rank == 0:
+            self.history.add(self.step, metrics)
+            self.context.report.metric(self.step, metrics)
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        return training_tensors([self.training.model], self.training.optimizer)
+
+    def _open_history(self) -> History:
+        return History(self.context.paths.artifacts / "metrics.parquet", self.step)
+
+    @contextmanager
+    def _phase(self, phase: Phase) -> Iterator[None]:
+        """Run eagerly in a phase for which the gate was not asked, although the other one is compiled."""
+        if self.training.backends and phase not in self.training.backends:
+            with set_stance("force_eager"):
+                yield
+        else:
+            yield
+
+    @contextmanager
+    def _span(self, name: str, **detail: object) -> Iterator[None]:
+        began = time.time()
+        yield
+        self.context.report.span(name, began, time.time(), detail)
+
+    @contextmanager
+    def _step_span(self, name: str) -> Iterator[None]:
+        if self.step >= SPANS_FIRST and self.step % SPANS_EVERY:
+            yield
+        else:
+            with self._span(name, step=self.step + 1):
+                yield
+
+
+def newest_checkpoint(folder: Path, device: torch.device) -> Checkpoint | None:
+    """The newest complete checkpoint that the first rank sees; a shared folder may look different elsewhere."""
+    newest = checkpoint.latest(folder)
+    step = torch.tensor(newest.step if newest else -1, device=device)
+    if dist.is_initialized():
+        dist.broadcast(step, src=0)
+    return None if step < 0 else checkpoint.require(folder / f"step_{int(step)}")
+
+
+def check_same_data(saved: Checkpoint, sha256: str) -> None:
+    recorded = saved.meta.get("data_sha256")
+    if recorded != sha256:
+        raise ValueError(
+            f"{saved.path} was trained on data {recorded}, but here it is {sha256}: "
+            "the data set differs between the two machines (its text comes with the Python version)"
+        )
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0

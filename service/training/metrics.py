@@ -1,0 +1,41 @@
+"""The metrics of one step, by the names of the interface."""
+
+from __future__ import annotations
+
+import torch
+
+from service.training.flops import flop_per_sample, peak_flops
+from service.training.setup import Training
+from service.training.tally import StepTotals
+
+GIB = 2**30
+
+
+def step_metrics(training: Training, totals: StepTotals, rate: float, seconds: float) -> dict[str, float]:
+    """``step_ms`` and throughput are of this step alone; ``tflops`` and ``mfu`` are per device."""
+    samples, tokens = training.spec.batch.global_, tokens_per_sample(training)
+    flop = flop_per_sample(training.config, training.parameters, tokens or 1) * samples
+    flops = flop / seconds / training.spec.parallel.world_size
+    metrics = {
+        "loss": totals.loss,
+        "grad_norm": totals.grad_norm,
+        "lr": rate,
+        "step_ms": seconds * 1e3,
+        "tokens_per_s" if tokens else "samples_per_s": samples * (tokens or 1) / seconds,
+        "tflops": flops / 1e12,
+    }
+    if training.device.type == "cuda":
+        metrics["memory_gib"] = totals.memory_gib
+        peak = peak_flops(torch.cuda.get_device_name(training.device))
+        metrics |= {"mfu": flops / peak} if peak else {}
+    return metrics
+
+
+def tokens_per_sample(training: Training) -> int | None:
+    """Length of a sequence; None where samples aren't sequences."""
+    return training.dataset.train.inputs.shape[1] if training.objective.per_token else None
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """The most that this process ever had allocated on a CUDA device; 0 elsewhere."""
+    return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else 0.0

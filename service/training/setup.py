@@ -1,0 +1,130 @@
+"""Everything that a run needs before its first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from service.jobs.runtime import RunContext
+from service.jobs.spec.data import TokensData
+from service.jobs.spec.model import FromJob, MlpConfig, ModelRef, TransformerConfig
+from service.jobs.spec.train import PrecisionSpec, TrainSpec
+from service.models import build, data, load_into, load_whole
+from service.models.data import BatchOrder, Dataset
+from service.models.fingerprint import Fingerprint, fingerprint
+from service.parallel import mesh as meshes
+from service.parallel.mesh import Mesh
+from service.training.engine import Engine, build_engine
+from service.training.flops import count_parameters
+from service.training.gate import Phase, allowed_backends
+from service.training.objective import Objective
+from service.training.parallelize import parallelize
+
+FamilyConfig = MlpConfig | TransformerConfig
+
+
+@dataclass(frozen=True)
+class Training:
+    """The parts of a run, on this rank. ``parameters`` counts the whole model."""
+
+    spec: TrainSpec
+    context: RunContext
+    device: torch.device
+    mesh: Mesh
+    config: FamilyConfig
+    dataset: Dataset
+    order: BatchOrder
+    objective: Objective
+    model: nn.Module
+    engine: Engine
+    optimizer: AdamW
+    backends: dict[Phase, str]
+    parameters: int
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a checkpoint or an exported model says about itself."""
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "model": self.config.model_dump(mode="json"),
+            "parallel": self.spec.parallel.model_dump(),
+            "data_sha256": self.dataset.sha256,
+        }
+
+
+def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Training:
+    """Build, load and shard the model; nothing is written."""
+    check_batch(spec)
+    mesh = meshes.build(spec.parallel, device.type)
+    config, weights = resolve_model(spec.model, context)
+    dataset = data.load(spec.data).to(device)
+    backends = allowed_backends(spec.compile, own_fingerprint(config, spec, device), context.data)
+    model = build(config, mesh, device=device, seed=spec.seed)
+    if weights is not None:
+        load_into(model, weights)
+    parallelize(model, spec, mesh, backends)
+    objective = Objective(isinstance(spec.data, TokensData), model.output_axis)  # type: ignore[arg-type]
+    return Training(
+        spec=spec,
+        context=context,
+        device=device,
+        mesh=mesh,
+        config=config,
+        dataset=dataset,
+        order=BatchOrder(spec.seed, len(dataset.train), spec.batch.global_),
+        objective=objective,
+        model=model,
+        engine=build_engine(model, objective, spec, mesh, device),
+        optimizer=build_optimizer(model, spec, device),
+        backends=backends,
+        parameters=count_parameters(build(config, device="meta")),
+    )
+
+
+def resolve_model(reference: ModelRef, context: RunContext) -> tuple[FamilyConfig, dict[str, Tensor] | None]:
+    """The configuration, and the weights to start from when another job trained them."""
+    if isinstance(reference, FromJob):
+        return load_whole(context.data.job(reference.job), reference.step)
+    return reference, None
+
+
+def own_fingerprint(config: FamilyConfig, spec: TrainSpec, device: torch.device) -> Fingerprint:
+    """What a gate must have been written for. Compile jobs check float32 without recomputation, so anything else is
+    a field that their reports lack.
+    """
+    own = fingerprint(config, spec.parallel, device)
+    if spec.precision != PrecisionSpec():
+        own |= {"precision.param": spec.precision.param, "precision.reduce": spec.precision.reduce}
+    if spec.activation_checkpoint != "none":
+        own["activation_checkpoint"] = spec.activation_checkpoint
+    return own
+
+
+def check_batch(spec: TrainSpec) -> None:
+    """Refuse a batch that the ranks can't share equally: the losses of two layouts would differ."""
+    share, rest = divmod(spec.batch.global_, spec.parallel.dp)
+    if rest:
+        raise ValueError(
+            f"batch.global={spec.batch.global_} does not divide over dp_replicate·dp_shard = {spec.parallel.dp} ranks"
+        )
+    if share % spec.micro_batches:
+        raise ValueError(
+            f"batch.global={spec.batch.global_} gives each of {spec.parallel.dp} data-parallel ranks {share} samples, "
+            f"which do not divide into {spec.micro_batches} micro-batches"
+        )
+
+
+def build_optimizer(model: nn.Module, spec: TrainSpec, device: torch.device) -> AdamW:
+    """AdamW with one kernel for all parameters on CUDA, and one call per operation for all of them elsewhere."""
+    return AdamW(
+        model.parameters(),
+        lr=spec.optimizer.lr,
+        betas=spec.optimizer.betas,
+        eps=spec.optimizer.eps,
+        weight_decay=spec.optimizer.weight_decay,
+        **{"fused" if device.type == "cuda" else "foreach": True},
+    )
