@@ -32,9 +32,10 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision = Precision(),
     """Shard a model, or a stage of one, over the mesh's data-parallel dimensions: each block, then what remains.
 
     Gradients are *summed* over all data-parallel ranks, so the loss is divided by the global number of samples before
-    its backward: then every layout has the gradients of one process. ``reshard`` frees gathered parameters after each forward;
-    pipelines and gradient accumulation gather less often without it. Parameters that are DTensors over ``tp``
-    become DTensors over both meshes. Without a group nothing can be sharded; only full precision is accepted then.
+    its backward: then every layout has the gradients of one process. ``reshard`` frees gathered parameters after
+    each forward; pipelines and gradient accumulation gather less often without it. Parameters that are DTensors
+    over ``tp`` become DTensors over both meshes. Without a group nothing can be sharded; only full precision is
+    accepted then.
     """
     if mesh.shard_mesh is None:
         if precision != Precision():
