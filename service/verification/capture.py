@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram, default_decompositions, export
 from torch.fx import Node as FxNode
 
 from service.parallel.tensor.placement import local
-from service.verification.graph import BATCH, INPUT, Graph, Node, Ref, UnsupportedModel, refs
+from service.verification.graph import INPUT, BatchSize, Graph, Node, Ref, UnsupportedModelError, refs
 
 EXAMPLE_BATCH = 3  # 0 and 1 would be specialised; any other size stays symbolic
 WHOLE = {"aten.linear.default", "aten.matmul.default"}  # composite operators that have rules of their own
@@ -36,7 +36,7 @@ class _Functional(nn.Module):
 def capture(module: nn.Module, input_shape: Sequence[int]) -> Graph:
     """The graph of ``module`` in evaluation mode, for inputs ``(batch, *input_shape)`` of the parameters' dtype.
 
-    Raises :class:`UnsupportedModel` when it cannot be traced with a batch of any size, when an instance's result
+    Raises :class:`UnsupportedModelError` when it cannot be traced with a batch of any size, when an instance's result
     may depend on another's, or when it does not return one tensor.
     """
     held = (*module.named_parameters(), *module.named_buffers())
@@ -61,12 +61,14 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", FutureWarning)
             exported = export(_Functional(module), (example, state), dynamic_shapes=shapes, strict=False)
-            return exported.run_decompositions(table)
+            program: ExportedProgram = exported.run_decompositions(table)
     except Exception as error:
-        raise UnsupportedModel(
+        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UnsupportedModelError(
             f"{type(module).__name__} cannot be traced for inputs (batch, {', '.join(map(str, input_shape))}) "
-            f"with a batch of any size: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
+            f"with a batch of any size: {first_line}"
         ) from error
+    return program
 
 
 class _Reader:
@@ -90,7 +92,7 @@ class _Reader:
             elif fx.op == "output":
                 output = self._read_output(fx)
         if output is None:
-            raise UnsupportedModel("the traced program has no output")
+            raise UnsupportedModelError("the traced program has no output")
         return Graph(_reaching(self.nodes, output.name))
 
     def _read_placeholders(self) -> None:
@@ -109,16 +111,17 @@ class _Reader:
         self.values[user[0].name] = Ref(user[0].name)
 
     def _read_call(self, fx: FxNode) -> Any:
-        target = fx.target
-        arguments = self._bind(fx)
+        target = self._operator(fx)
+        arguments = self._bind(fx, target)
         if not any(_depends(value) for value in arguments.values()):
-            return target(*arguments.values()) if _foldable(target) else self._unsupported(fx)  # type: ignore[operator]
+            return self._fold(fx)
         value = fx.meta.get("val")
         if isinstance(value, torch.SymInt):
-            return BATCH if value.node.expr == self.batch.node.expr else self._unsupported(fx)
+            if value.node.expr != self.batch.node.expr:
+                raise _unsupported(fx)
+            return BatchSize()
         if not isinstance(value, Tensor):
-            self._unsupported(fx)
-        assert isinstance(value, Tensor)
+            raise _unsupported(fx)
         self._check_batch(fx, value)
         shape = tuple(int(length) for length in value.shape[1:])
         inputs = tuple(self.shapes[ref.name] for argument in arguments.values() for ref in refs(argument))
@@ -129,13 +132,21 @@ class _Reader:
         self.nodes.append(node)
         self.shapes[node.name] = node.shape
 
-    def _bind(self, fx: FxNode) -> dict[str, Any]:
-        target = fx.target
-        if not isinstance(target, torch._ops.OpOverload):
-            self._unsupported(fx)
-        schema = target._schema.arguments  # type: ignore[union-attr]
+    def _operator(self, fx: FxNode) -> torch._ops.OpOverload:
+        if not isinstance(fx.target, torch._ops.OpOverload):
+            raise _unsupported(fx)
+        return fx.target
+
+    def _fold(self, fx: FxNode) -> Any:
+        """Compute what depends on constants only, unless that draws random numbers."""
+        target = self._operator(fx)
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            raise _unsupported(fx)
+        return target(*self._value(fx.args), **{name: self._value(value) for name, value in fx.kwargs.items()})
+
+    def _bind(self, fx: FxNode, target: torch._ops.OpOverload) -> dict[str, Any]:
         bound: dict[str, Any] = {}
-        for index, argument in enumerate(schema):
+        for index, argument in enumerate(target._schema.arguments):
             if index < len(fx.args):
                 bound[argument.name] = self._value(fx.args[index])
             elif argument.name in fx.kwargs:
@@ -152,41 +163,32 @@ class _Reader:
         return value
 
     def _check_batch(self, fx: FxNode, value: Tensor) -> None:
-        length = value.shape[0] if value.ndim else None
-        rest = value.shape[1:]
-        if not isinstance(length, torch.SymInt) or length.node.expr != self.batch.node.expr:
-            raise UnsupportedModel(
-                f"{fx.target} (node {fx.name!r}) gives {tuple(value.shape)}: the batch must stay dimension 0 by itself"
-            )
+        shape: tuple[Any, ...] = tuple(value.shape)
+        gives = f"{fx.target} (node {fx.name!r}{_at(fx)}) gives"
+        if not shape or not isinstance(shape[0], torch.SymInt) or shape[0].node.expr != self.batch.node.expr:
+            raise UnsupportedModelError(f"{gives} {shape}: the batch must stay dimension 0 by itself")
+        if any(isinstance(length, torch.SymInt) for length in shape[1:]):
+            raise UnsupportedModelError(f"{gives} {shape}: instances would be mixed")
         if value.dtype != self.dtype:
-            raise UnsupportedModel(
-                f"{fx.target} (node {fx.name!r}) gives {value.dtype} where the input is {self.dtype}: "
-                "a model is bounded in one floating-point type"
-            )
-        if any(isinstance(item, torch.SymInt) for item in rest):
-            raise UnsupportedModel(
-                f"{fx.target} (node {fx.name!r}) gives {tuple(value.shape)}: instances would be mixed"
+            raise UnsupportedModelError(
+                f"{gives} {value.dtype} where the input is {self.dtype}: a model is bounded in one floating-point type"
             )
 
     def _read_output(self, fx: FxNode) -> Ref:
         results = [self._value(item) for item in fx.args[0]]  # type: ignore[union-attr]
         if len(results) != 1 or not isinstance(results[0], Ref):
-            raise UnsupportedModel("the model must return one tensor that depends on its input")
+            raise UnsupportedModelError("the model must return one tensor that depends on its input")
         return results[0]
 
-    def _unsupported(self, fx: FxNode) -> Any:
-        raise UnsupportedModel(f"{fx.target} (node {fx.name!r}{_at(fx)}) is not an operator that can be bounded")
+
+def _unsupported(fx: FxNode) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{fx.target} (node {fx.name!r}{_at(fx)}) is not an operator that can be bounded")
 
 
 def _depends(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(_depends(item) for item in value)
-    return isinstance(value, Ref) or value == BATCH if isinstance(value, Ref | str) else False
-
-
-def _foldable(target: Any) -> bool:
-    """Constants may be computed ahead unless that draws random numbers."""
-    return torch.Tag.nondeterministic_seeded not in target.tags
+    return isinstance(value, Ref | BatchSize)
 
 
 def _reaching(nodes: Sequence[Node], output: str) -> tuple[Node, ...]:

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 INPUT = "input"
-BATCH: Literal["batch"] = "batch"
-"""Stands for the batch size where an operator takes it as an argument."""
 
 
-class UnsupportedModel(ValueError):
+class UnsupportedModelError(ValueError):
     """The model holds something that cannot be bounded; the message names the node."""
 
 
@@ -29,13 +27,18 @@ class Ref:
     name: str
 
 
+@dataclass(frozen=True)
+class BatchSize:
+    """Stands for the batch size where an operator takes it as an argument."""
+
+
 @dataclass(frozen=True, eq=False)
 class Node:
     """One application of an operator.
 
     ``operator`` is its overload's name (``aten.linear.default``), :data:`INPUT` for the input itself.
     ``arguments`` follow the operator's schema, by name: a :class:`Ref`, a constant tensor or a plain value.
-    ``input_shapes`` are those of ``inputs``, in the same order. ``where`` is the place in the model's source, for messages.
+    ``input_shapes`` are those of ``inputs``, in the same order. ``where`` is the place in the model's source.
     """
 
     name: str

@@ -45,6 +45,16 @@ class Interval:
         return Interval(centre - radius, centre + radius)
 
     @staticmethod
+    def enclosing(lower: Tensor, upper: Tensor, dtype: torch.dtype) -> Interval:
+        """The smallest interval of ``dtype`` around float64 ends: rounded outwards."""
+        low, high = lower.to(dtype), upper.to(dtype)
+        below, above = torch.full_like(low, -torch.inf), torch.full_like(high, torch.inf)
+        return Interval(
+            torch.where(low.double() > lower, torch.nextafter(low, below), low),
+            torch.where(high.double() < upper, torch.nextafter(high, above), high),
+        )
+
+    @staticmethod
     def point(value: Tensor) -> Interval:
         return Interval(value, value)
 

@@ -46,7 +46,7 @@ class Network:
         return rule
 
     def agreed(self, name: str, bounds: Interval) -> Interval:
-        """Bounds of a replicated value, equal to the last bit on all ranks: relaxations are chosen by comparing them."""
+        """Bounds of a replicated value, equal to the last bit on all ranks: comparing them decides on relaxations."""
         if self.is_own(name) or self.exchange.axis.size == 1:
             return bounds
         lower, upper = self.exchange.agree(torch.stack([bounds.lower, bounds.upper])).unbind()
@@ -57,7 +57,7 @@ def prepare(module: nn.Module, input_shape: Sequence[int], axis: Axis = SINGLE) 
     """Trace ``module`` and check that it can be bounded; every rank of ``axis`` calls it with its part of the model.
 
     ``input_shape`` is that of one instance. Raises
-    :class:`~service.verification.graph.UnsupportedModel` that names what stands in the way.
+    :class:`~service.verification.graph.UnsupportedModelError` that names what stands in the way.
     """
     return from_graph(capture(module, input_shape), axis)
 

@@ -8,7 +8,7 @@ from enum import Enum
 from torch import Tensor
 
 from service.verification.exchange import Exchange
-from service.verification.graph import Graph, Node, UnsupportedModel
+from service.verification.graph import Graph, Node, UnsupportedModelError
 from service.verification.rules import RULES
 from service.verification.rules.base import Crossing
 
@@ -27,14 +27,16 @@ _AFTER = {Crossing.ENTER: Placement.OWN, Crossing.LEAVE: Placement.REPLICATED}
 def place(graph: Graph) -> Mapping[str, Placement]:
     """The placement of every node; only collectives change it, and no operator may mix the two.
 
-    Raises :class:`UnsupportedModel` for a graph that is not divided this way, since its bounds would count a
+    Raises :class:`UnsupportedModelError` for a graph that is not divided this way, since its bounds would count a
     replicated value once per rank.
     """
     placements = {graph.input.name: Placement.REPLICATED}
     for node in graph.nodes[1:]:
         placements[node.name] = _place(node, [placements[name] for name in node.inputs])
     if placements[graph.output.name] is Placement.OWN:
-        raise UnsupportedModel("the model's output is divided over the tensor-parallel ranks; it must be replicated")
+        raise UnsupportedModelError(
+            "the model's output is divided over the tensor-parallel ranks; it must be replicated"
+        )
     return placements
 
 
@@ -43,7 +45,7 @@ def _place(node: Node, inputs: list[Placement]) -> Placement:
     before = inputs[0] if crossing is None else _BEFORE[crossing]
     if any(placement is not before for placement in inputs):
         found = ", ".join(f"{name} is {placement.value}" for name, placement in zip(node.inputs, inputs, strict=True))
-        raise UnsupportedModel(f"{node} needs {before.value} inputs on every tensor-parallel rank, but {found}")
+        raise UnsupportedModelError(f"{node} needs {before.value} inputs on every tensor-parallel rank, but {found}")
     return before if crossing is None else _AFTER[crossing]
 
 
@@ -59,7 +61,7 @@ def check_constants(graph: Graph, placements: Mapping[str, Placement], exchange:
     equal = exchange.same_everywhere([value for _, value in used])
     for (node, _), same in zip(used, equal, strict=True):
         if not same:
-            raise UnsupportedModel(
+            raise UnsupportedModelError(
                 f"{node} uses a constant that differs between tensor-parallel ranks, outside of any "
                 "copy_to_group … reduce_from_group region: the model forgot a collective"
             )

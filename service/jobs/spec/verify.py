@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from service.jobs.spec.base import CommonSpec, Strict
+from service.jobs.spec.base import CommonSpec, ParallelSpec, Strict
 from service.jobs.spec.data import ClassData
 from service.jobs.spec.model import ModelRef
 
@@ -79,3 +79,12 @@ class VerifySpec(CommonSpec):
     property: Property
     method: Literal["ibp", "crown-ibp", "crown"] = "crown"
     budget: VerifyBudget = VerifyBudget()
+
+    @field_validator("parallel")
+    @classmethod
+    def _one_stage(cls, parallel: ParallelSpec) -> ParallelSpec:
+        if parallel.pp > 1:
+            raise ValueError(
+                f"bounds do not cross pipeline stages: pp must be 1, got {parallel.pp}; tp and dp are free"
+            )
+        return parallel

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from service.verification.backward import Pass
@@ -42,10 +43,21 @@ Method = Callable[[Network, Interval, Effort], Analysis]
 
 @dataclass(frozen=True, eq=False)
 class LinearAnalysis:
-    """An analysis that answers by one backward pass."""
+    """An analysis that answers by one backward pass, or by several where the rows are many."""
 
     backward: Pass
     inputs: Mapping[str, Interval]
+    effort: Effort
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
-        return self.backward.lower_bounds(self.backward.network.graph.output.name, rows)
+        network = self.backward.network
+        batch = len(self.backward.intervals[network.graph.input.name].lower)
+        parts = torch.split(rows, rows_at_once(network, network.graph.output.name, batch, self.effort), dim=1)
+        return torch.cat([self.backward.lower_bounds(network.graph.output.name, part) for part in parts], dim=1)
+
+
+def rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> int:
+    """How many rows of ``start`` may walk together; the same number on every rank of the group."""
+    ranks = network.exchange.axis.size if network.is_own(start) else 1
+    widest = max(node.size for node in network.graph.nodes)
+    return max(1, effort.elements // (batch * ranks * widest))

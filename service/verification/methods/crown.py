@@ -14,7 +14,7 @@ from torch import Tensor
 from service.verification.backward import Pass
 from service.verification.graph import Node
 from service.verification.interval import Interval
-from service.verification.methods.base import Analysis, Effort, LinearAnalysis
+from service.verification.methods.base import Analysis, Effort, LinearAnalysis, rows_at_once
 from service.verification.methods.ibp import inputs_of
 from service.verification.network import Network
 from service.verification.relaxation import Relaxation
@@ -38,7 +38,7 @@ def crown(network: Network, box: Interval, effort: Effort) -> Analysis:
                     intervals[name] = network.agreed(name, _refine(backward, node, effort))
             relaxations[node.name] = network.rule_of(node).relax(node, intervals[name])
         intervals[node.name] = network.interval(node, intervals)
-    return LinearAnalysis(backward, inputs_of(network, intervals))
+    return LinearAnalysis(backward, inputs_of(network, intervals), effort)
 
 
 def _exact_intervals(network: Network) -> set[str]:
@@ -58,15 +58,14 @@ def _refine(backward: Pass, node: Node, effort: Effort) -> Interval:
     if not len(index):
         return before
     lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
-    for part in index.split(_rows_at_once(network, name, len(lower), effort)):
+    pairs = max(1, rows_at_once(network, name, len(lower), effort) // 2)
+    for part in torch.split(index, pairs):
         bounds = backward.lower_bounds(name, UnitRows(part))
         lower[:, part], upper[:, part] = bounds[:, : len(part)], -bounds[:, len(part) :]
     found = Interval(lower.view_as(before.lower), upper.view_as(before.upper))
     if effort.intersect:
         found = found.meet(before)
-    return Interval(
-        torch.where(wanted, found.lower, before.lower), torch.where(wanted, found.upper, before.upper)
-    )
+    return Interval(torch.where(wanted, found.lower, before.lower), torch.where(wanted, found.upper, before.upper))
 
 
 def _rows(network: Network, name: str, wanted: Tensor) -> Tensor:
@@ -76,9 +75,3 @@ def _rows(network: Network, name: str, wanted: Tensor) -> Tensor:
         return index
     count = network.exchange.largest(len(index), index.device)
     return torch.cat([index, index.new_zeros(count - len(index))])
-
-
-def _rows_at_once(network: Network, name: str, batch: int, effort: Effort) -> int:
-    ranks = network.exchange.axis.size if network.is_own(name) else 1
-    widest = max(node.size for node in network.graph.nodes)
-    return max(1, effort.elements // (2 * batch * ranks * widest))

@@ -26,4 +26,4 @@ def inputs_of(network: Network, intervals: dict[str, Interval]) -> dict[str, Int
 def ibp(network: Network, box: Interval, effort: Effort) -> Analysis:
     intervals = propagate(network, box)
     frontier = frozenset(node.name for node in network.nonlinear)
-    return LinearAnalysis(Pass(network, intervals, {}, frontier), inputs_of(network, intervals))
+    return LinearAnalysis(Pass(network, intervals, {}, frontier), inputs_of(network, intervals), effort)

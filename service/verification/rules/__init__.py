@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.verification.graph import INPUT, Graph, UnsupportedModel
+from service.verification.graph import INPUT, Graph, UnsupportedModelError
 from service.verification.rules.affine import AddMatrixProduct, LinearLayer, MatrixProduct
 from service.verification.rules.arithmetic import Multiple, Negation, Sum
 from service.verification.rules.base import Rule
@@ -63,7 +63,7 @@ def check(graph: Graph) -> None:
             problems.append(f"{node}: {reason}")
     if problems:
         supported = ", ".join(sorted(RULES))
-        raise UnsupportedModel(f"cannot bound {'; '.join(problems)}. Supported operators: {supported}")
+        raise UnsupportedModelError(f"cannot bound {'; '.join(problems)}. Supported operators: {supported}")
 
 
 __all__ = ["INPUT", "RULES", "check"]

@@ -18,9 +18,7 @@ def unbroadcast(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Coefficients ``(b, rows, *out)`` on a value that was broadcast from ``shape``: ``(b, rows, *shape)``."""
     while coefficients.ndim - 2 > len(shape):
         coefficients = coefficients.sum(dim=2)
-    stretched = [
-        index + 2 for index, length in enumerate(shape) if length == 1 and coefficients.shape[index + 2] != 1
-    ]
+    stretched = [index + 2 for index, length in enumerate(shape) if length == 1 and coefficients.shape[index + 2] != 1]
     return coefficients.sum(dim=stretched, keepdim=True) if stretched else coefficients
 
 

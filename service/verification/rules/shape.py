@@ -99,7 +99,7 @@ class Concatenate(LinearRule):
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         dimension = _dimension(node)
         lengths = [shape[dimension - 1] for shape in node.input_shapes]
-        return Pulled(tuple(coefficients.split(lengths, dim=dimension + 1)))
+        return Pulled(tuple(torch.split(coefficients, lengths, dim=dimension + 1)))
 
 
 def _dimension(node: Node) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -83,7 +84,7 @@ class Smooth(NonlinearRule):
 
         best = torch.maximum(height(bounds.lower), height(bounds.upper))
         edges = [bounds.lower, *(_clamped(point, bounds) for point in self.turning), bounds.upper]
-        for start, end in zip(edges, edges[1:], strict=False):
+        for start, end in pairwise(edges):
             low, high = self._bracket(start, end, slope)
             # f′ is monotone here, so between the bracket's ends the height rises by at most |f′ − k| times its width.
             steepness = torch.maximum((self.derivative(low) - slope).abs(), (self.derivative(high) - slope).abs())

@@ -1,0 +1,116 @@
+"""The verification job: certify a property of a model, on this rank of a mesh."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from service.jobs.runtime import RunContext
+from service.jobs.spec.model import FromJob, MlpConfig
+from service.jobs.spec.verify import VerifySpec
+from service.models import build, load_into, load_whole
+from service.parallel import distributed
+from service.parallel.mesh import Mesh
+from service.parallel.mesh import build as build_mesh
+from service.verification import report
+from service.verification.certify import certify
+from service.verification.graph import UnsupportedModelError
+from service.verification.methods import METHODS, Effort
+from service.verification.network import Network, prepare
+from service.verification.properties import Property, read
+from service.verification.tally import LayerTally, Row, gather_rows, rows_of, summary
+from service.verification.witness import Referee
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Everything that a rank needs, checked before anything is bounded."""
+
+    spec: VerifySpec
+    mesh: Mesh
+    device: torch.device
+    module: nn.Module
+    network: Network
+    asked: Property
+
+    @property
+    def batches(self) -> Iterator[list[int]]:
+        """Instances of this data-parallel rank: every ``dp``-th one, in batches."""
+        own = list(range(self.mesh.dp.rank, self.asked.count, self.mesh.dp.size))
+        size = self.spec.budget.batch
+        return (own[start : start + size] for start in range(0, len(own), size))
+
+
+def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
+    """Bound every instance, reporting rows as they are found; rank 0 returns the result.
+
+    Tensor-parallel ranks bound the same instances together, data-parallel ranks different ones. Raises
+    :class:`UnsupportedModelError` or ``PropertyError`` before any bounding when the model or the property cannot be
+    done.
+    """
+    started = time.monotonic()
+    # A last bit of float32 decides nothing here, but TF32's ten-bit products would.
+    torch.set_float32_matmul_precision("highest")
+    device = distributed.start(context.device_type)
+    task = _prepare(spec, context, device)
+    context.report.log(f"{task.asked.count} instances by {spec.method} on {spec.parallel.arithmetic} ranks")
+    layers = LayerTally(task.network)
+    own = list(_bound_all(task, context, layers))
+    rows = gather_rows(own, task.asked.count, spec.method, task.mesh, device)
+    totals = layers.totals(task.mesh, device)
+    if context.rank != 0:
+        return None
+    context.report.artifact(report.write(rows, context.paths.artifacts), report.MEDIA_TYPE)
+    outcome = summary(rows, task.asked.has_labels, task.asked.eps)
+    return {**outcome, "method": spec.method, "layers": totals, "wall_seconds": time.monotonic() - started}
+
+
+def _prepare(spec: VerifySpec, context: RunContext, device: torch.device) -> Task:
+    if spec.parallel.pp > 1:
+        raise UnsupportedModelError(f"parallel.pp={spec.parallel.pp}: bounds do not cross pipeline stages; use pp=1")
+    mesh = build_mesh(spec.parallel, context.device_type)
+    config, weights = (
+        load_whole(context.data.job(spec.model.job), spec.model.step)
+        if isinstance(spec.model, FromJob)
+        else (spec.model, None)
+    )
+    if not isinstance(config, MlpConfig):
+        raise UnsupportedModelError(
+            f"a {config.family} takes token ids, and its first operator, aten.embedding, has no rule: "
+            "there is no box of inputs to certify; expected family mlp"
+        )
+    module = build(config, mesh, dtype=torch.float32, device=device, seed=spec.seed)
+    if weights is not None:
+        load_into(module, weights)
+    module.eval().requires_grad_(False)
+    network = prepare(module, (config.in_features,), mesh.tp)
+    return Task(spec, mesh, device, module, network, read(spec.property, config.in_features, config.out_features))
+
+
+def _bound_all(task: Task, context: RunContext, layers: LayerTally) -> Iterator[Row]:
+    """The rows of this data-parallel rank's instances, until they are done or the attempt is asked to end."""
+    exchange, mesh = task.network.exchange, task.mesh
+    referee = Referee(task.module, exchange)
+    like = torch.empty(0, dtype=torch.float32, device=task.device)
+    done = 0
+    for instances in task.batches:
+        # A group stops as one: its ranks would otherwise wait for each other in a collective.
+        if exchange.largest(int(context.should_stop()), task.device):
+            return
+        begun = time.time()
+        question = task.asked.ask(instances, like)
+        outcome = certify(task.network, referee, METHODS[task.spec.method], Effort(), question)
+        layers.add(outcome)
+        context.report.span("bound", begun, time.time(), {"instances": len(instances)})
+        done += len(instances)
+        for row in rows_of(outcome, task.spec.method):
+            if mesh.tp.rank == 0:
+                context.report.bound(row)
+            yield row
+        if context.rank == 0:
+            context.report.progress(min(done * mesh.dp.size, task.asked.count), task.asked.count, "instances")

@@ -1,0 +1,46 @@
+"""Bounds of the outputs on one box, with or without halfspaces that must hold there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.jobs.spec.verify import Box, BoxProperty
+from service.verification.interval import Interval
+from service.verification.properties.base import PropertyError, Question
+
+
+@dataclass(frozen=True, eq=False)
+class OneBox:
+    """One instance; the witness is the centre. Without halfspaces there is nothing to prove, only bounds."""
+
+    box: Box
+    classes: int
+    count: int = 1
+    eps: float | None = None
+    has_labels: bool = False
+
+    def ask(self, instances: Sequence[int], like: Tensor) -> Question:
+        lower, upper = (
+            torch.tensor([end], dtype=torch.float64, device=like.device) for end in (self.box.lower, self.box.upper)
+        )
+        rows = like.new_tensor([halfspace.coefficients for halfspace in self.box.output])
+        thresholds = like.new_tensor([halfspace.threshold for halfspace in self.box.output])
+        box = Interval.enclosing(lower, upper, like.dtype)
+        return Question(instances, box, rows.reshape(1, -1, self.classes), thresholds.reshape(1, -1), box.centre)
+
+
+def one_box(spec: BoxProperty, features: int, classes: int) -> OneBox:
+    """:class:`PropertyError` where the box or a halfspace does not fit the model."""
+    if len(spec.box.lower) != features:
+        raise PropertyError(f"property.box.lower has {len(spec.box.lower)} entries, the model takes {features}")
+    for index, halfspace in enumerate(spec.box.output):
+        if len(halfspace.coefficients) != classes:
+            raise PropertyError(
+                f"property.box.output.{index}.coefficients has {len(halfspace.coefficients)} entries, "
+                f"the model gives {classes} outputs"
+            )
+    return OneBox(spec.box, classes)

@@ -1,0 +1,62 @@
+"""L∞ robustness of a classifier on the samples of a test split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.jobs.spec.verify import RobustnessProperty
+from service.models.data import Split, load
+from service.verification.interval import Interval
+from service.verification.properties.base import PropertyError, Question
+
+
+@dataclass(frozen=True, eq=False)
+class RobustSamples:
+    """Margins ``y[label] − y[j] ≥ 0`` for every other class j, on ``|x − sample| ≤ eps`` entrywise.
+
+    The ball is not clipped to a range of valid data: what is certified holds for all of it. The witness is the
+    sample itself, so a misclassified one is its own counterexample.
+    """
+
+    samples: Split
+    classes: int
+    eps: float
+    has_labels: bool = True
+
+    @property
+    def count(self) -> int:
+        return len(self.samples)
+
+    def ask(self, instances: Sequence[int], like: Tensor) -> Question:
+        chosen = self.samples.take(torch.tensor(list(instances)))
+        inputs = chosen.inputs.to(like.device, like.dtype)
+        rows = margin_rows(chosen.targets.to(like.device), self.classes, like.dtype)
+        exact = inputs.double()
+        box = Interval.enclosing(exact - self.eps, exact + self.eps, like.dtype)
+        return Question(instances, box, rows, rows.new_zeros(rows.shape[:2]), inputs)
+
+
+def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """``e_label − e_j`` for every other j in ascending order, ``(batch, classes − 1, classes)``."""
+    identity = torch.eye(classes, dtype=dtype, device=labels.device)
+    others = (labels.unsqueeze(1) != torch.arange(classes, device=labels.device)).unsqueeze(-1)
+    margins = identity[labels].unsqueeze(1) - identity.unsqueeze(0)
+    return margins.masked_select(others).reshape(len(labels), classes - 1, classes)
+
+
+def robust_samples(spec: RobustnessProperty, features: int, classes: int) -> RobustSamples:
+    """The first ``count`` samples of the test split; :class:`PropertyError` where the data does not fit."""
+    asked = spec.robustness
+    test = load(asked.data).test
+    if asked.count > len(test):
+        raise PropertyError(f"property.robustness.count={asked.count}, but the test split has {len(test)} samples")
+    if test.inputs.shape[1] != features:
+        raise PropertyError(f"property.robustness.data has {test.inputs.shape[1]} features, the model takes {features}")
+    highest = int(test.targets.max())
+    if highest >= classes:
+        raise PropertyError(f"property.robustness.data has class {highest}, the model gives {classes} outputs")
+    return RobustSamples(test.take(torch.arange(asked.count)), classes, asked.eps)

@@ -1,0 +1,40 @@
+"""Violations that a single forward pass can show, checked again in float64 before they count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from service.parallel.tensor import local_copy
+from service.verification.exchange import Exchange
+from service.verification.properties import Question
+
+
+@dataclass(eq=False)
+class Referee:
+    """Evaluates inputs on the model itself, not on its graph; all ranks of the group take part."""
+
+    module: nn.Module
+    exchange: Exchange
+    _precise: nn.Module | None = field(default=None, repr=False)
+
+    @torch.no_grad()
+    def violated(self, question: Question) -> Tensor:
+        """Which witnesses violate a row of the question, bool ``(batch,)``; judged in float64."""
+        suspects = self._least(self.module, question) < 0
+        if not bool(suspects.any()):
+            return suspects
+        if self._precise is None:
+            self._precise = local_copy(self.module).double()
+        return suspects & (self._least(self._precise, question) < 0)
+
+    def _least(self, module: nn.Module, question: Question) -> Tensor:
+        """The smallest of ``rows · y − thresholds`` at each witness, the same to the last bit on all ranks."""
+        if question.rows.shape[1] == 0:
+            return question.witnesses.new_full((len(question.witnesses),), torch.inf)
+        dtype = next(module.parameters()).dtype
+        output = self.exchange.agree(module(question.witnesses.to(dtype)))
+        values = torch.einsum("brk,bk->br", question.rows.to(dtype), output) - question.thresholds.to(dtype)
+        return values.amin(dim=1)
