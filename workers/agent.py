@@ -36,14 +36,9 @@ logger = logging.getLogger(__name__)
 class Agent:
     """One per host. Any agent places, dispatches and reaps for the whole fleet, so none is indispensable."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        limits: StoreLimits | None = None,
-        supervisor: Sequence[str] = SUPERVISOR,
-    ) -> None:
+    def __init__(self, settings: Settings, supervisor: Sequence[str] = SUPERVISOR) -> None:
         self._settings = settings
-        self._limits = limits or StoreLimits()
+        self._limits = StoreLimits.of(settings)
         self._host = settings.worker_name
         self._store = Store.connect(settings.broker_url, settings.layout, self._limits)
         self._app = wire.create_app(settings.broker_url)

@@ -52,7 +52,9 @@ class Entry:
 
 
 class Roster:
-    """The entries of one host, in ``folder``."""
+    """The entries of one host: ``folder/{job}.{attempt}.json``, each an :class:`Entry`. ``trivet up`` reads them too,
+    to end what it started.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

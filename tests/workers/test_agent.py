@@ -1,0 +1,128 @@
+"""The worker of a host: real Celery on a real broker, real supervisors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from worker_fleet import HOST, Fleet, eventually, processes_of, train_spec
+
+from service.jobs.records import AttemptRef
+from workers.app import Dispatcher, create_app
+
+pytestmark = pytest.mark.distributed
+
+
+class Worker:
+    """An agent process that can be ended and started again."""
+
+    def __init__(self, fleet: Fleet, log: Path) -> None:
+        self._log = log
+        self._environment = os.environ | {
+            "TRIVET_DATA": str(fleet.data.root),
+            "TRIVET_REDIS_URL": fleet.url,
+            "TRIVET_WORKER_NAME": HOST,
+            "TRIVET_CPU_SLOTS": "4",
+            "TRIVET_LEASE_S": str(fleet.limits.lease_s),
+            "TRIVET_HEARTBEAT_S": "2",
+        }
+        self.start()
+
+    def start(self) -> None:
+        program = str(Path(__file__).with_name("fake_agent.py"))
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen([sys.executable, program], env=self._environment, stdout=log, stderr=log)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+
+@pytest.fixture
+def worker(fleet: Fleet, tmp_path: Path) -> Iterator[Worker]:
+    worker = Worker(fleet, tmp_path / "agent.log")
+    yield worker
+    if worker.process.poll() is None:
+        worker.end(signal.SIGKILL)
+
+
+def submit(fleet: Fleet, name: str) -> AttemptRef:
+    job, _ = fleet.store.jobs.submit(train_spec(name), "tester")
+    return AttemptRef(job.id, 1, HOST)
+
+
+def release(fleet: Fleet, ref: AttemptRef) -> None:
+    (fleet.data.job(ref.job_id).root / "go").touch()
+
+
+def test_a_submitted_job_is_placed_dispatched_and_run(fleet: Fleet, worker: Worker) -> None:
+    ref = submit(fleet, "succeed")
+    job = fleet.ended(ref)
+    assert (job.state, job.result) == ("succeeded", {"total": 1.0})
+    (host,) = fleet.store.hosts.list()
+    assert (host.name, host.cpu_slots, host.free["cpu"]) == (HOST, 4, (0, 1, 2, 3))
+    assert set(host.versions) == {"trivet", "torch", "python"}
+    spares = psutil.Process(worker.process.pid).children(recursive=True)
+    assert worker.end() == 0, worker.said()
+    eventually(lambda: not any(process.is_running() for process in spares))
+    assert fleet.store.hosts.list() == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_restarting_the_worker_does_not_touch_a_running_job(fleet: Fleet, worker: Worker, how: signal.Signals) -> None:
+    ref = submit(fleet, "until_told")
+    eventually(lambda: fleet.events(ref, "metric"))
+    before = {process.pid for process in processes_of(ref)}
+    worker.end(how)
+    worker.start()
+    eventually(lambda: fleet.store.hosts.list()[0].alive)
+    reached = max(event["step"] for event in fleet.events(ref, "metric"))
+    eventually(lambda: max(event["step"] for event in fleet.events(ref, "metric")) > reached + 100)
+    assert {process.pid for process in processes_of(ref)} == before
+    release(fleet, ref)
+    job = fleet.ended(ref)
+    assert (job.state, job.attempt) == ("succeeded", 1)
+    assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running", "succeeded"]
+
+
+def test_a_repeated_launch_message_changes_nothing(fleet: Fleet, worker: Worker) -> None:
+    ref = submit(fleet, "until_told")
+    eventually(lambda: fleet.events(ref, "metric"))
+    dispatcher = Dispatcher(create_app(fleet.url))
+    for _ in range(3):
+        dispatcher.send(ref)
+    follower = submit(fleet, "nothing")
+    assert fleet.ended(follower).state == "succeeded"
+    release(fleet, ref)
+    assert fleet.ended(ref).state == "succeeded"
+    assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running", "succeeded"]
+
+
+def test_what_is_no_longer_current_is_ended_by_order_of_the_store(fleet: Fleet, worker: Worker) -> None:
+    """A supervisor that is stopped cannot notice that it lost its lease: its worker ends it."""
+    ref = submit(fleet, "endless")
+    eventually(lambda: fleet.printed(ref, "working"))
+    supervisor = next(
+        process for process in psutil.process_iter(["cmdline"]) if _supervises(process, ref, worker.process.pid)
+    )
+    supervisor.suspend()
+    job = fleet.ended(ref)
+    assert job.error is not None
+    assert job.error.type == "LeaseLost"
+    eventually(lambda: processes_of(ref) == [])
+    eventually(lambda: fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3))
+
+
+def _supervises(process: psutil.Process, ref: AttemptRef, worker: int) -> bool:
+    if process.ppid() != worker:
+        return False
+    return any(child in processes_of(ref) for child in process.children(recursive=True))

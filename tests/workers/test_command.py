@@ -1,0 +1,125 @@
+"""What torchrun and ranks are started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from worker_fleet import train_spec
+
+from service.jobs.records import AttemptRef, Claim, HostShare
+from workers import command, inventory
+from workers.app import celery_url, create_app
+from workers.command import Rendezvous
+
+ENVIRONMENT = {"PATH": "/bin", "HOME": "/root"}
+
+
+def claim(host: str = "b", pool: str = "cuda") -> Claim:
+    shares = tuple(HostShare.model_validate({"host": name, "devices": (1, 3), "pool": pool}) for name in ("a", "b"))
+    return Claim(AttemptRef("job_1", 2, host), train_spec("x"), shares, "10.0.0.1", 15.0)
+
+
+def test_every_launcher_of_a_gang_meets_at_the_leader() -> None:
+    meeting = Rendezvous("10.0.0.1", 4711, leads=False)
+    arguments = command.torchrun_arguments(claim(), meeting, "10.0.0.2", Path("/scratch"), ("-m", "workers.rank"))
+    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=2", "--max-restarts=0"} <= set(arguments)
+    assert {"--rdzv-endpoint=10.0.0.1:4711", "--rdzv-conf=is_host=0", "--local-addr=10.0.0.2"} <= set(arguments)
+    assert arguments[-2:] == ["-m", "workers.rank"]
+
+
+@pytest.mark.parametrize(
+    ("outer", "expected"), [(None, "1,3"), ("4,5,6,7", "5,7"), ("GPU-a, GPU-b,GPU-c,GPU-d", "GPU-b,GPU-d")]
+)
+def test_granted_devices_count_within_what_the_worker_sees(outer: str | None, expected: str) -> None:
+    environment = ENVIRONMENT if outer is None else {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": outer}
+    variables = command.rank_environment(claim(), Path("/data"), Path("/events"), 8, environment)
+    assert variables["CUDA_VISIBLE_DEVICES"] == expected
+    assert variables["OMP_NUM_THREADS"] == "4"
+
+
+def test_cpu_ranks_see_no_gpu_and_keep_a_chosen_thread_count() -> None:
+    chosen = {**ENVIRONMENT, "OMP_NUM_THREADS": "3"}
+    variables = command.rank_environment(claim(pool="cpu"), Path("/data"), Path("/events"), 1, chosen)
+    assert variables["CUDA_VISIBLE_DEVICES"] == ""
+    assert "OMP_NUM_THREADS" not in variables
+    assert command.rank_environment(claim(), Path("/d"), Path("/e"), 1, ENVIRONMENT)["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    "name", ["TRIVET_REDIS_URL", "TRIVET_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DB_PASSWORD", "CELERY_BROKER_URL"]
+)
+def test_secrets_do_not_reach_ranks(name: str) -> None:
+    assert command.scrubbed({**ENVIRONMENT, name: "hush"}) == ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://:pw@host:6379/2", "redis://:pw@host:6379/2"),
+        ("rediss://host", "rediss://host"),
+        ("unix:///run/x.sock", "redis+socket:///run/x.sock?virtual_host=0"),
+        ("unix:///run/x.sock?db=3", "redis+socket:///run/x.sock?virtual_host=3"),
+    ],
+)
+def test_celery_spells_urls_its_own_way(url: str, expected: str) -> None:
+    assert celery_url(url) == expected
+
+
+def test_a_password_on_a_unix_socket_is_refused() -> None:
+    with pytest.raises(ValueError, match="unix socket"):
+        celery_url("unix://:pw@/run/x.sock")
+
+
+def test_the_dispatch_wire_takes_json_only_and_never_redelivers() -> None:
+    configuration = create_app("redis://host").conf
+    assert configuration.accept_content == ["json"]
+    assert not configuration.task_acks_late
+    assert not configuration.worker_enable_remote_control
+    assert not configuration.task_publish_retry
+
+
+def test_a_host_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise inventory.pynvml.NVMLError(inventory.pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(inventory.pynvml, "nvmlInit", absent)
+    assert inventory.cuda_devices({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (None, ("gpu 0", "gpu 1", "gpu 2")),
+        ("2,0", ("gpu 2", "gpu 0")),
+        ("1,7,0", ("gpu 1",)),
+        ("GPU-x", ("gpu x",)),
+        ("", ()),
+        ("-1", ()),
+    ],
+)
+def test_visible_gpus(monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: tuple[str, ...]) -> None:
+    """The driver's library is replaced: no machine that tests run on has three GPUs for certain."""
+
+    def by_index(index: int) -> str:
+        if not 0 <= index < 3:
+            raise inventory.pynvml.NVMLError(inventory.pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return str(index)
+
+    fakes = {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetCount": lambda: 3,
+        "nvmlDeviceGetHandleByIndex": by_index,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: uuid.removeprefix("GPU-"),
+        "nvmlDeviceGetName": lambda handle: f"gpu {handle}",
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(inventory.pynvml, name, fake)
+    environment = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+    assert inventory.cuda_devices(environment) == expected
+
+
+def test_cpu_slots_default_to_the_usable_cores() -> None:
+    assert inventory.cpu_slots(None) == inventory.usable_cores() >= 1
+    assert inventory.cpu_slots(0) == 0

@@ -1,0 +1,105 @@
+"""A broker that goes away and comes back while a job runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worker_fleet import Fleet, eventually, processes_of
+
+from service.jobs.embedded import EmbeddedBroker
+from service.jobs.layout import DataLayout
+from service.jobs.records import AttemptRef
+from service.jobs.store import Store, StoreLimits, StoreUnavailable
+
+pytestmark = pytest.mark.distributed
+
+
+class MortalBroker:
+    """A broker of this test's own, at the same address after every start."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.server = EmbeddedBroker.start(folder)
+
+    def down(self) -> None:
+        self.server.stop()
+
+    def up(self) -> None:
+        self.server = EmbeddedBroker.start(self._folder)
+
+
+@pytest.fixture
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalBroker]:
+    broker = MortalBroker(tmp_path_factory.mktemp("mortal"))
+    yield broker
+    broker.down()
+
+
+@pytest.fixture
+def outage(mortal: MortalBroker, data: DataLayout, limits: StoreLimits) -> Iterator[Fleet]:
+    store = Store.connect(mortal.server.url, data, limits)
+    fleet = Fleet(store, data, mortal.server.url, limits)
+    yield fleet
+    for process in fleet.processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    store.close()
+
+
+def steps_on_disk(fleet: Fleet, ref: AttemptRef) -> int:
+    return (fleet.data.job(ref.job_id).attempt(ref.attempt) / "events.jsonl").read_text().count('"metric"')
+
+
+def test_an_outage_shorter_than_the_lease_costs_nothing(outage: Fleet, mortal: MortalBroker) -> None:
+    ref = outage.submit("until_told")
+    supervisor = outage.supervise(ref)
+    eventually(lambda: outage.events(ref, "metric"))
+    ranks = {process.pid for process in processes_of(ref)}
+    mortal.down()
+    reached = steps_on_disk(outage, ref)
+    time.sleep(outage.limits.lease_s / 4)
+    mortal.up()
+    eventually(lambda: steps_on_disk(outage, ref) > reached + 50)
+    assert {process.pid for process in processes_of(ref)} == ranks
+    (outage.data.job(ref.job_id).root / "go").touch()
+    job = outage.ended(ref)
+    assert (job.state, job.attempt) == ("succeeded", 1)
+    assert job.result is not None
+    steps = {event["step"] for event in outage.events(ref, "metric")}
+    assert steps == set(range(1, job.result["steps"] + 1))
+    assert supervisor.wait(10) == 0
+
+
+def test_an_outage_longer_than_the_lease_ends_the_group_first(outage: Fleet, mortal: MortalBroker) -> None:
+    ref = outage.submit("until_told", retries=1)
+    supervisor = outage.supervise(ref)
+    eventually(lambda: outage.events(ref, "metric"))
+    mortal.down()
+    down_at = time.monotonic()
+    eventually(lambda: processes_of(ref) == [])
+    assert time.monotonic() - down_at < outage.limits.lease_s, "the group outlived its lease"
+    assert supervisor.poll() is None, "the supervisor has yet to report"
+    mortal.up()
+    eventually(lambda: outage.store.attempts.reap() or outage.job(ref).state == "queued")
+    assert supervisor.wait(10) == 0
+    job = outage.job(ref)
+    assert (job.state, job.attempt) == ("queued", 1)
+    assert "lease" in (job.reason or "")
+
+
+def test_a_supervisor_that_finds_no_broker_waits_for_it(outage: Fleet, mortal: MortalBroker) -> None:
+    ref = outage.submit("nothing")
+    mortal.down()
+    supervisor = outage.supervise(ref)
+    entry = outage.data.host(ref.host) / f"{ref.job_id}.1.json"
+    eventually(entry.exists)
+    with pytest.raises(StoreUnavailable):
+        outage.store.ping()
+    mortal.up()
+    assert outage.ended(ref).state == "succeeded"
+    assert supervisor.wait(10) == 0
+    assert not entry.exists()

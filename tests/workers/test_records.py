@@ -1,0 +1,101 @@
+"""What supervisors leave on disk and in the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.jobs.layout import JobPaths
+from service.jobs.records import AttemptRef
+from workers.artifacts import FOLDER, Unusable, describe
+from workers.logs import RankLog
+from workers.roster import Process, Roster
+
+REF = AttemptRef("job_1", 1, "alpha")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> JobPaths:
+    paths = JobPaths(tmp_path / "job")
+    paths.artifacts.mkdir(parents=True)
+    return paths
+
+
+def test_files_are_hashed_and_folders_measured(paths: JobPaths) -> None:
+    (paths.artifacts / "a.bin").write_bytes(b"x" * 100_000)
+    file = describe(paths, "a.bin", "application/x")
+    assert (file.bytes, file.sha256) == (100_000, hashlib.sha256(b"x" * 100_000).hexdigest())
+    (paths.checkpoints / "step_1" / "deep").mkdir(parents=True)
+    (paths.checkpoints / "step_1" / "deep" / "w").write_bytes(b"123")
+    folder = describe(paths, "checkpoints/step_1", "application/x")
+    assert (folder.bytes, folder.sha256, folder.media_type) == (3, "", FOLDER)
+
+
+@pytest.mark.parametrize("name", ["missing", "../outside", "/etc/passwd", "link", ".", ""])
+def test_what_is_missing_or_elsewhere_is_no_artifact(paths: JobPaths, name: str) -> None:
+    (paths.root.parent / "outside").write_text("secret")
+    (paths.artifacts / "link").symlink_to("/etc/passwd")
+    with pytest.raises(Unusable):
+        describe(paths, name, "text/plain")
+
+
+def test_a_roster_entry_lasts_as_long_as_its_block(tmp_path: Path) -> None:
+    roster = Roster(tmp_path / "host")
+    with roster.entered(REF, os.getpid(), tmp_path / "scratch") as entered:
+        assert entered
+        assert roster.live() == ("job_1:1",)
+        with roster.entered(REF, os.getpid(), tmp_path / "other") as again:
+            assert not again
+        assert roster.live() == ("job_1:1",)
+    assert roster.live() == ()
+
+
+def test_an_entry_of_the_dead_is_cleared_with_its_scratch(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    dead = {"pid": os.getpid(), "started": "1"}
+    entry = {"name": "job_1:1", "supervisor": dead, "keeper": dead, "scratch": str(scratch)}
+    (tmp_path / "job_1.1.json").write_text(json.dumps(entry))
+    assert Roster(tmp_path).live() == ()
+    assert not scratch.exists()
+    assert not (tmp_path / "job_1.1.json").exists()
+
+
+def test_an_entry_lives_while_its_keeper_does(tmp_path: Path) -> None:
+    keeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    alive = Process.of(keeper.pid)
+    assert alive is not None
+    entry = {
+        "name": "job_1:1",
+        "supervisor": {"pid": os.getpid(), "started": "1"},
+        "keeper": {"pid": alive.pid, "started": alive.started},
+        "scratch": str(tmp_path / "scratch"),
+    }
+    (tmp_path / "job_1.1.json").write_text(json.dumps(entry))
+    assert Roster(tmp_path).live() == ("job_1:1",)
+    keeper.kill()
+    keeper.wait()
+    assert Roster(tmp_path).live() == ()
+
+
+def test_a_log_file_has_a_largest_size(tmp_path: Path) -> None:
+    log = RankLog(tmp_path / "rank-0.log", file_bytes=100)
+    for _ in range(50):
+        log.add("x" * 9)
+    log.close()
+    lines = (tmp_path / "rank-0.log").read_text().splitlines()
+    assert lines == ["x" * 9] * 10 + ["[the log reached its largest size and ends here]"]
+
+
+def test_held_back_lines_are_counted(tmp_path: Path) -> None:
+    log = RankLog(tmp_path / "rank-0.log", rate=0, burst=2)
+    relayed = [line for number in range(5) for line in log.add(str(number))]
+    assert relayed == ["0", "1"]
+    assert log.close() == ["[3 lines were not relayed: too many at once; they are in rank-0.log]"]
+    assert list(log.tail) == ["0", "1", "2", "3", "4"]

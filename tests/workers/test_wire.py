@@ -1,0 +1,108 @@
+"""Lines, greetings and events as input: bounded, checked, never fatal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.lines import Line, LineSplitter
+from workers.logs import Allowance, printable
+from workers.wire import Done, Greeting, Malformed, parse_event, parse_greeting
+
+
+def split(chunks: list[bytes], bound: int) -> list[Line]:
+    splitter = LineSplitter(bound)
+    return [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.finish()
+
+
+@given(st.lists(st.binary(max_size=12).map(lambda text: text.replace(b"x", b"\n")), max_size=12), st.integers(1, 8))
+def test_lines_do_not_depend_on_how_the_stream_is_cut(chunks: list[bytes], bound: int) -> None:
+    whole = b"".join(chunks)
+    expected = [Line(text[:bound], max(len(text) - bound, 0)) for text in whole.split(b"\n")]
+    if expected[-1] == Line(b""):
+        expected.pop()
+    assert split(chunks, bound) == expected
+
+
+def test_an_endless_line_takes_bounded_memory() -> None:
+    splitter = LineSplitter(100)
+    for _ in range(1000):
+        assert splitter.feed(b"x" * 1000) == []
+        assert len(splitter._held) <= 100
+    assert splitter.feed(b"\n") == [Line(b"x" * 100, 1_000_000 - 100)]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (Line(b"plain"), "plain"),
+        (Line(b" 10%|#\r 50%|###\r100%|######"), "100%|######"),
+        (Line(b"windows\r"), "windows"),
+        (Line(b"\xff\xfe"), "��"),
+        (Line(b"long", 5), "long … [5 more bytes]"),
+    ],
+)
+def test_lines_as_on_a_terminal(line: Line, shown: str) -> None:
+    assert printable(line) == shown
+
+
+def test_allowance_refills_with_time_and_never_beyond_its_burst() -> None:
+    allowance = Allowance(rate=2, burst=3, now=0)
+    assert [allowance.take(0) for _ in range(4)] == [True, True, True, False]
+    assert [allowance.take(1) for _ in range(3)] == [True, True, False]
+    assert [allowance.take(100) for _ in range(4)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("channel", ["events", "stdout", "stderr"])
+def test_greeting(channel: Any) -> None:
+    assert parse_greeting(json.dumps({"rank": 3, "channel": channel}).encode()) == Greeting(3, channel)
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b'{"rank": -1, "channel": "events"}', b'{"rank": 0, "channel": "spam"}'])
+def test_bad_greetings(text: bytes) -> None:
+    with pytest.raises(Malformed):
+        parse_greeting(text)
+
+
+def test_an_event_bears_the_rank_of_its_connection() -> None:
+    event = parse_event(Line(b'{"type": "metric", "step": 1, "values": {}, "rank": 9, "time": 5}'), rank=2)
+    assert event == {"type": "metric", "step": 1, "values": {}, "rank": 2, "time": 5.0}
+    assert parse_event(Line(b'{"type": "done"}'), rank=0) == Done()
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_do_more_than_be_refused(text: bytes) -> None:
+    try:
+        event = parse_event(Line(text), rank=0)
+    except Malformed:
+        return
+    assert event == Done() or event["rank"] == 0
+
+
+def test_a_refusal_shows_only_the_beginning() -> None:
+    with pytest.raises(Malformed) as refusal:
+        parse_event(Line(b"x" * 100_000), rank=0)
+    assert len(str(refusal.value)) < 1000
+
+
+@given(st.sampled_from(["metric", "bound", "span", "log", "artifact", "progress", "error"]), st.data())
+def test_an_event_that_lacks_a_field_is_refused_by_name(kind: str, data: st.DataObject) -> None:
+    whole: dict[str, dict[str, Any]] = {
+        "metric": {"step": 1, "values": {}},
+        "bound": {"instance": 1, "verdict": "verified"},
+        "span": {"name": "n", "start": 1, "end": 2.5},
+        "log": {"stream": "stdout", "line": "x"},
+        "artifact": {"name": "a", "media_type": "text/plain"},
+        "progress": {"done": 1, "total": 2, "unit": "steps"},
+        "error": {"error": "E", "message": "m", "traceback": "t"},
+    }
+    fields = whole[kind]
+    assert parse_event(Line(json.dumps({"type": kind, **fields}).encode()), 0)
+    missing = data.draw(st.sampled_from(sorted(fields)))
+    rest = {name: value for name, value in fields.items() if name != missing}
+    with pytest.raises(Malformed, match=f"'{missing}'"):
+        parse_event(Line(json.dumps({"type": kind, **rest}).encode()), 0)
