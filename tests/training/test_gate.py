@@ -13,7 +13,7 @@ from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig
 from service.jobs.spec.train import CompileChoice
 from service.models.fingerprint import fingerprint
-from service.training.gate import GateRefused, allowed_backends
+from service.training.gate import GateError, allowed_backends
 
 GATE = "job_" + "g" * 20
 OWN = fingerprint(MlpConfig(in_features=64, out_features=10), ParallelSpec(), torch.device("cpu"))
@@ -44,24 +44,24 @@ def test_only_what_is_asked_for_is_opened(
 
 def test_another_configuration_is_refused_by_field(data: DataLayout) -> None:
     publish(data, {"gate": {**PASSED, "fingerprint": {**OWN, "parallel.tp": 2, "torch": "2.0"}}})
-    with pytest.raises(GateRefused, match=r"parallel.tp is 1 here and 2 in the report; torch is '.*' here and '2.0'"):
+    with pytest.raises(GateError, match=r"parallel.tp is 1 here and 2 in the report; torch is '.*' here and '2.0'"):
         allowed_backends(CompileChoice(train=True, gate=GATE), OWN, data)
 
 
 @pytest.mark.parametrize("rung", ["eager", None, False])
 def test_a_phase_that_did_not_pass_is_refused(data: DataLayout, rung: object) -> None:
     publish(data, {"gate": {**PASSED, "train": rung}})
-    with pytest.raises(GateRefused, match=r"compile.train: the gate of job_g+ allows (eager|nothing) for this phase"):
+    with pytest.raises(GateError, match=r"compile.train: the gate of job_g+ allows (eager|nothing) for this phase"):
         allowed_backends(CompileChoice(train=True, gate=GATE), OWN, data)
 
 
 def test_no_report_is_refused(data: DataLayout) -> None:
-    with pytest.raises(GateRefused, match=r"job_g+ has published no report.json \(No such file"):
+    with pytest.raises(GateError, match=r"job_g+ has published no report.json \(No such file"):
         allowed_backends(CompileChoice(train=True, gate=GATE), OWN, data)
 
 
 @pytest.mark.parametrize("report", ["{", "{}", "[]", '{"gate": []}', '{"gate": {"train": "inductor"}}'])
 def test_a_report_without_a_gate_is_refused(data: DataLayout, report: str) -> None:
     publish(data, report)
-    with pytest.raises(GateRefused, match="holds no gate"):
+    with pytest.raises(GateError, match="holds no gate"):
         allowed_backends(CompileChoice(train=True, gate=GATE), OWN, data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +20,8 @@ def test_rate_rises_to_the_peak_and_never_rises_again(run: tuple[int, int, float
     schedule = ScheduleSpec.model_validate({"warmup": warmup, "decay": decay, "floor": floor})
     rates = [learning_rate(schedule, peak, step, steps) for step in range(steps)]
     assert all(0 < rate <= peak * (1 + 1e-12) for rate in rates[: warmup or 1])
-    assert all(left < right for left, right in zip(rates[:warmup], rates[1:warmup], strict=False))
-    assert all(left >= right for left, right in zip(rates[warmup:], rates[warmup + 1 :], strict=False))
+    assert all(left < right for left, right in pairwise(rates[:warmup]))
+    assert all(left >= right for left, right in pairwise(rates[warmup:]))
     assert all(rate >= floor * peak * (1 - 1e-12) for rate in rates[warmup:])
 
 

@@ -1,0 +1,93 @@
+"""Runs of the training job without the service, in this process or on a rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from service.jobs.layout import DataLayout
+from service.jobs.runtime import RecordingReporter, RunContext
+from service.jobs.spec.train import TrainSpec
+from service.parallel import distributed
+from service.training import job
+
+JOB = "job_" + "t" * 20
+
+MLP: dict[str, Any] = {
+    "model": {"family": "mlp", "in_features": 64, "hidden": [32, 32], "out_features": 10},
+    "data": {"source": "digits"},
+    "batch": {"global": 24},
+    "optimizer": {"lr": 1e-2, "weight_decay": 0.1},
+}
+TRANSFORMER: dict[str, Any] = {
+    "model": {"family": "transformer", "dim": 32, "layers": 2, "heads": 4, "kv_heads": 2, "max_sequence": 32},
+    "data": {"source": "tokens", "sequence": 32},
+    "batch": {"global": 8},
+    "optimizer": {"lr": 3e-3, "weight_decay": 0.1},
+}
+
+
+class Recording(RecordingReporter):
+    """Also keeps the names of spans and the last progress."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spans: list[str] = []
+        self.done = (0, 0, "")
+
+    def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None:
+        assert start <= end
+        self.spans.append(name)
+
+    def progress(self, done: int, total: int, unit: str) -> None:
+        self.done = (done, total, unit)
+
+
+def train(
+    folder: str | Path,
+    spec: Mapping[str, Any],
+    *,
+    stop_after: int | None = None,
+    job_id: str = JOB,
+    report: Recording | None = None,
+) -> dict[str, Any]:
+    """Run the job on this rank; ``stop_after`` asks it to end during that step. Losses and norms are rank 0's."""
+    torch.set_num_threads(1)
+    distributed.start("cpu")
+    report = report or Recording()
+    rank = int(os.environ.get("RANK", "0"))
+    context = RunContext(
+        job_id=job_id,
+        attempt=1,
+        rank=rank,
+        local_rank=rank,
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        device_type="cpu",
+        data=DataLayout(Path(folder)),
+        report=report,
+        should_stop=_stopper(stop_after),
+    )
+    result = job.run(TrainSpec.model_validate(spec), context)
+    return {
+        "result": result,
+        "steps": [step for step, values in report.metrics if "loss" in values],
+        "loss": list(report.series("loss")),
+        "grad_norm": list(report.series("grad_norm")),
+        "eval_loss": list(report.series("eval_loss")),
+    }
+
+
+def _stopper(after: int | None) -> Callable[[], bool]:
+    """The job asks once in each step."""
+    asked = 0
+
+    def should_stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return after is not None and asked >= after
+
+    return should_stop
