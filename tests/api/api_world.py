@@ -58,7 +58,7 @@ class Worker:
         """Run the job here: it is ``running`` afterwards."""
         self.beat()
         self.store.attempts.place()
-        ref = next(ref for ref in self.store.attempts.due() if ref.job_id == job_id)
+        ref = AttemptRef(job_id, self.store.jobs.get(job_id).attempt, self.name)
         self.store.attempts.claim(ref, "supervisor")
         return ref
 

@@ -14,27 +14,36 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
 from api.main import create_app
-from service.jobs.layout import DataLayout
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 
-@pytest.fixture
-def settings(broker: str, data: DataLayout) -> Settings:
+@pytest.fixture(scope="session")
+def settings(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return Settings(
-        data=data.root, redis_url=SecretStr(broker), max_file_bytes=100_000, max_streams=8, max_streams_per_key=4
+        data=tmp_path_factory.mktemp("api-data"),
+        redis_url=SecretStr(broker),
+        max_file_bytes=100_000,
+        max_streams=8,
+        max_streams_per_key=4,
     )
 
 
-@pytest.fixture
-def store(redis: redis_py.Redis, settings: Settings) -> Iterator[Store]:
-    connected = Store.connect(settings.broker_url, settings.layout)
-    yield connected
-    connected.close()
+@pytest.fixture(scope="session")
+def connected(settings: Settings) -> Iterator[Store]:
+    store = Store.connect(settings.broker_url, settings.layout)
+    yield store
+    store.close()
 
 
 @pytest.fixture
-def app(settings: Settings, store: Store) -> FastAPI:
-    return create_app(settings, store)
+def store(redis: redis_py.Redis, connected: Store) -> Store:
+    """A store on an empty database."""
+    return connected
+
+
+@pytest.fixture(scope="session")
+def app(settings: Settings, connected: Store) -> FastAPI:
+    return create_app(settings, connected)
 
 
 @pytest.fixture
@@ -42,11 +51,18 @@ def keys(store: Store) -> Keys:
     return Keys(store)
 
 
-@pytest.fixture
-def anonymous(app: FastAPI) -> Iterator[TestClient]:
-    """A client without a key; its server's exceptions become answers."""
+@pytest.fixture(scope="session")
+def running(app: FastAPI) -> Iterator[TestClient]:
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
+
+
+@pytest.fixture
+def anonymous(running: TestClient, store: Store) -> TestClient:
+    """A client without a key; its server's exceptions become answers."""
+    running.headers.pop("Authorization", None)
+    running.cookies.clear()
+    return running
 
 
 @pytest.fixture
@@ -62,15 +78,16 @@ def worker(store: Store) -> Worker:
 
 
 @pytest.fixture
-def server(app: FastAPI) -> Iterator[Server]:
+def server(settings: Settings, store: Store) -> Iterator[Server]:
+    app = create_app(settings, store)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
-    running = uvicorn.Server(config)
+    serving = uvicorn.Server(config)
     listening = config.bind_socket()
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+    thread = threading.Thread(target=serving.run, kwargs={"sockets": [listening]})
     thread.start()
-    wait_until(lambda: running.started)
-    yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", running, app)
+    wait_until(lambda: serving.started)
+    yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", serving, app)
     app.state.context.hub.close_soon()
-    running.should_exit = True
+    serving.should_exit = True
     thread.join(10)
     assert not thread.is_alive()
