@@ -1,7 +1,7 @@
 /** The head of the job page: what it is, how it goes, what went wrong, and what can be done about it. */
 
 import { percent, placement } from "../lib/format.js";
-import { canCancel, canRetry, fraction, isTerminal, title } from "../lib/state.js";
+import { canCancel, canRetry, fraction, isTerminal, title, wholePercent } from "../lib/state.js";
 import { Problem, artifactPath, jobPath, post } from "../ui/api.js";
 import { confirmed } from "../ui/confirm.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
@@ -101,6 +101,6 @@ export class Header {
 /** How far the job is, in front of the tab's title. @param {Job} job */
 function mark(job) {
   const part = fraction(job);
-  if (job.state === "running" && part !== null) return `${percent(part)} `;
+  if (job.state === "running" && part !== null) return `${percent(wholePercent(part) / 100)} `;
   return { succeeded: "✓ ", failed: "✗ " }[/** @type {string} */ (job.state)] ?? "";
 }

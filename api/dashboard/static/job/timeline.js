@@ -35,7 +35,7 @@ export class Timeline extends Section {
   }
 
   update() {
-    const all = [...this.changes.values()].sort((a, b) => a.event.time - b.event.time);
+    const all = [...this.changes.values()].sort(inOrder);
     keyed(this.list, all, (change) => change.id, (change) => this.row(change), this.rows);
   }
 
@@ -49,10 +49,16 @@ export class Timeline extends Section {
   }
 
   /** How long the state lasted, or has lasted. @param {Element} element @param {Change} change */
-  spend(element, { event }) {
-    const later = [...this.changes.values()].map((change) => change.event.time).filter((time) => time > event.time);
-    if (later.length) keepCounting(element, () => duration(Math.min(...later) - event.time));
+  spend(element, { id, event }) {
+    const next = [...this.changes.values()].filter((change) => inOrder(change, { id, event }) > 0).sort(inOrder)[0];
+    if (next) keepCounting(element, () => duration(next.event.time - event.time));
     else if (isTerminal(event.state)) setText(element, "");
     else keepCounting(element, () => duration(now() - event.time));
   }
+}
+
+/** The order of the stream: ids are `milliseconds-sequence`. @param {Change} one @param {Change} other */
+function inOrder(one, other) {
+  const [a, b] = [one.id, other.id].map((id) => id.split("-").map(Number));
+  return (a?.[0] ?? 0) - (b?.[0] ?? 0) || (a?.[1] ?? 0) - (b?.[1] ?? 0);
 }

@@ -5,7 +5,7 @@ import { fill, h } from "../ui/dom.js";
 import { Section } from "./section.js";
 
 /** @type {Record<string, (value: number) => string>} */
-const FORMATS = { seconds: duration, accuracy: share, eval_accuracy: share, test_accuracy: share, mfu: share };
+const FORMATS = { seconds: duration, wall_seconds: duration, clean_accuracy: share, certified_accuracy: share, accuracy: share, eval_accuracy: share, test_accuracy: share, mfu: share };
 
 export class Figures extends Section {
   /** @param {readonly string[]} skip entries that another section shows */
@@ -19,12 +19,15 @@ export class Figures extends Section {
 
   /** @param {import("../lib/types.js").Job} job */
   show(job) {
-    const figures = flat(job.result ?? {}).filter(([name]) => !this.skip.includes(name));
+    const figures = flat(kept(job.result ?? {}, this.skip)).filter(([, value]) => value !== false);
     this.element.hidden = figures.length === 0;
     fill(this.list, ...figures.map(([name, value]) =>
       h("div", {}, h("dt", {}, name.replaceAll("_", " ").replaceAll(".", " · ")), h("dd", {}, shown(name, value)))));
   }
 }
+
+/** @param {Record<string, unknown>} result @param {readonly string[]} skip */
+const kept = (result, skip) => Object.fromEntries(Object.entries(result).filter(([name]) => !skip.includes(name)));
 
 /**
  * Scalars of a result, nested ones under dotted names.

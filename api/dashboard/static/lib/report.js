@@ -1,40 +1,45 @@
-/** A compile report as the page shows it. Reports may lack any part: a rung that failed has little to tell. Pure. */
+/** A compile report as the page shows it. What was not measured is null there, and a dash here. Pure. */
 
 import { number } from "./format.js";
 
-/** @typedef {Record<string, any>} Rung */
+/** @typedef {Record<string, any>} Rung one rung in one phase */
+/** @typedef {{kind: string, name: string, iteration: number, max_abs: number | null, ratio: number | null, excess: number | null}} Comparison */
 
-/** Verdicts that mean the rung may be used. */
-const SAFE = new Set(["passed", "pass", "safe", "ok"]);
-
-/**
- * One word of the few that the page has colours for, whatever the report calls it.
- * @param {Rung} rung
- */
-export function tone(rung) {
-  const verdict = String(rung.verdict ?? "").toLowerCase();
-  if (SAFE.has(verdict)) return "passed";
-  if (["vacuous", "frozen", "timeout", "unknown"].includes(verdict)) return verdict;
-  if (verdict === "unstable") return "unknown";
-  return verdict.startsWith("skip") || verdict === "not_reached" || verdict === "" ? "skipped" : "failed";
-}
+const TONES = new Map([["pass", "passed"], ["not_reached", "skipped"], ["unstable", "unknown"], ["frozen", "frozen"], ["vacuous", "vacuous"]]);
 
 /**
- * Compiled step time as a part of eager's; below one is faster. Null when either is missing.
+ * The word of the few that the page has colours for.
  * @param {Rung} rung
  */
-export function ratio(rung) {
-  const own = middle(rung.step_ms);
-  const eager = middle(rung.eager_step_ms);
-  return own !== null && eager !== null && eager > 0 ? own / eager : null;
+export const tone = (rung) => TONES.get(String(rung.verdict)) ?? "failed";
+
+/**
+ * The worst comparison of each kind with eager, then those that failed and are not among them.
+ * @param {Rung} rung
+ * @returns {Comparison[]}
+ */
+export function comparisons(rung) {
+  const worst = Object.values(rung.parity?.worst ?? {});
+  const same = (/** @type {Comparison} */ a, /** @type {Comparison} */ b) =>
+    a.kind === b.kind && a.name === b.name && a.iteration === b.iteration;
+  const failed = (rung.parity?.failed ?? []).filter((/** @type {Comparison} */ one) => !worst.some((other) => same(one, other)));
+  return [...worst, ...failed];
 }
 
-/** A number, or the median of an object that holds one. @param {unknown} value @returns {number | null} */
-export function middle(value) {
-  if (typeof value === "number") return value;
-  if (value && typeof value === "object") return middle(/** @type {Record<string, unknown>} */ (value).median);
-  return null;
+/**
+ * How far the rung is from eager, at its worst; null when nothing was compared.
+ * @param {Rung} rung
+ */
+export function largestError(rung) {
+  const found = comparisons(rung).flatMap((one) => (typeof one.max_abs === "number" ? [one.max_abs] : []));
+  return found.length ? Math.max(...found) : null;
 }
+
+/**
+ * How often something was found: entries count for as many as they say. Null when it was not looked for.
+ * @param {{count?: number}[] | null | undefined} list
+ */
+export const tally = (list) => (Array.isArray(list) ? list.reduce((sum, { count = 1 }) => sum + count, 0) : null);
 
 /**
  * Named numbers and words of a part of a report, nested ones under dotted names.
@@ -44,45 +49,28 @@ export function middle(value) {
  */
 export function entries(part, prefix = "") {
   if (part === null || part === undefined) return [];
-  if (typeof part !== "object") return [[prefix || "value", scalar(part)]];
+  if (typeof part !== "object") return [[prefix || "value", typeof part === "number" ? number(part, 4) : String(part)]];
   if (Array.isArray(part) && part.length === 0) return [];
-  if (Array.isArray(part) && part.every((entry) => typeof entry !== "object")) return [[prefix, part.map(scalar).join(", ")]];
+  if (Array.isArray(part) && part.every((entry) => typeof entry !== "object")) return [[prefix, part.join(", ")]];
   return Object.entries(part).flatMap(([key, value]) => entries(value, prefix ? `${prefix}.${key}` : key));
 }
 
-/** @param {unknown} value */
-const scalar = (value) => (typeof value === "number" ? number(value, 3) : String(value));
-
 /**
- * Where something happened and why, from an entry of a list of graph breaks, recompiles or skips.
- * @param {unknown} entry a string, or an object with a reason and a place
- * @returns {{reason: string, place: string, count: number | null}}
+ * Where a graph break or a recompilation happened: `model.py:118 in forward`.
+ * @param {{file?: string, line?: number, function?: string}} entry
  */
-export function cause(entry) {
-  if (entry === null || typeof entry !== "object") return { reason: String(entry), place: "", count: null };
-  const { reason, message, guard, file, filename, line, lineno, location, count, ...rest } = /** @type {Record<string, any>} */ (entry);
-  const where = [file ?? filename, line ?? lineno].filter((part) => part !== undefined && part !== null).join(":");
-  const words = reason ?? guard ?? message;
-  const place = typeof location === "string" ? location : where;
-  const more = entries(rest).map(([name, value]) => `${name} ${value}`).join(", ");
-  return { reason: words === undefined ? more : String(words), place, count: typeof count === "number" ? count : null };
+export function place({ file, line, function: inside }) {
+  const where = [file, line].filter(Boolean).join(":");
+  return [where, inside && `in ${inside}`].filter(Boolean).join(" ");
 }
 
 /**
- * How far the rung is from eager: the largest of the numbers called an error or a difference.
- * @param {Rung} rung
+ * What a rung brings, in words: `0.62× an eager step, paid back after 1,200 steps`.
+ * @param {{ratio: number | null, noisy: boolean | null, worth_it: boolean, break_even_steps: number | null} | undefined} worth
  */
-export function worst(rung) {
-  const found = numbers(rung.parity);
-  return found.length ? Math.max(...found) : null;
+export function worthWords(worth) {
+  if (!worth || worth.ratio === null) return "";
+  const pace = `${worth.ratio.toFixed(2)}× an eager step${worth.noisy ? " (noisy)" : ""}`;
+  if (!worth.worth_it) return `${pace}: not worth it`;
+  return worth.break_even_steps === null ? pace : `${pace}, paid back after ${number(worth.break_even_steps)} steps`;
 }
-
-/** @param {unknown} part @param {string} [name] @returns {number[]} */
-function numbers(part, name = "") {
-  if (typeof part === "number") return /err|diff|abs|max/i.test(name) && !/ratio|toler|limit/i.test(name) ? [part] : [];
-  if (part === null || typeof part !== "object") return [];
-  return Object.entries(part).flatMap(([key, value]) => numbers(value, `${name}.${key}`));
-}
-
-/** @param {unknown} list */
-export const many = (list) => (Array.isArray(list) ? list : list && typeof list === "object" ? Object.values(list) : []);

@@ -66,7 +66,7 @@ function multiples(step, low, high) {
 function roundStep(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const lead = rough / power;
-  return power * (lead <= 1 ? 1 : lead <= 2 ? 2 : lead <= 5 ? 5 : 10);
+  return power * (lead < Math.SQRT2 ? 1 : lead < Math.sqrt(10) ? 2 : lead < Math.sqrt(50) ? 5 : 10);
 }
 
 /**

@@ -43,6 +43,12 @@ export function fraction(job) {
 }
 
 /**
+ * The fraction as whole percent, rounded down: an unfinished job is never at 100.
+ * @param {number} part
+ */
+export const wholePercent = (part) => Math.floor(part * 100 + 1e-9);
+
+/**
  * Seconds that the job has run, or ran; null before it started.
  * @param {Job} job
  * @param {number} now Unix seconds

@@ -4,6 +4,7 @@ import { Artifacts } from "../job/artifacts.js";
 import { Compile } from "../job/compile.js";
 import { Details } from "../job/details.js";
 import { Header } from "../job/header.js";
+import { Layers } from "../job/layers.js";
 import { Log } from "../job/log.js";
 import { Metrics } from "../job/metrics.js";
 import { Spec } from "../job/spec.js";
@@ -21,9 +22,9 @@ import { Stream } from "../ui/stream.js";
 
 /** What the middle of the page shows, by kind. @type {Record<Job["kind"], () => Section[]>} */
 const KIND_SECTIONS = {
-  train: () => [new Figures(), new Metrics(true)],
-  verify: () => [new Verify(), new Figures(["verdicts"]), new Metrics(false)],
-  compile: () => [new Compile(), new Metrics(false)],
+  train: () => [new Figures(["data_sha256"]), new Metrics(true)],
+  verify: () => [new Verify(), new Figures(["verdicts", "method"]), new Layers(), new Metrics(false)],
+  compile: () => [new Compile()],
 };
 const RETRY_MS = 2000;
 
@@ -34,13 +35,14 @@ class JobPage {
   /** @param {Job} job */
   constructor(job) {
     this.job = job;
-    this.header = new Header((changed) => this.set(changed));
+    this.header = new Header((changed) => this.acted(changed));
     this.main = [...KIND_SECTIONS[job.kind](), new Log(), new Artifacts()];
     this.side = [new Details(), new Timeline(), new Spec()];
     this.sections = [...this.main, ...this.side];
     /** @type {Stream | null} */
     this.stream = null;
     this.fresh = 0;
+    this.beginning = false;
     this.draw = oncePerFrame(() => this.show());
     fill(place, this.header.element, h("div", { class: "columns" },
       h("div", { class: "stack" }, ...this.main.map((section) => section.element)),
@@ -49,12 +51,18 @@ class JobPage {
     void this.begin();
   }
 
-  /** Snapshots first know where the stream goes on; what falls in between arrives twice and is taken once. */
+  /**
+   * First where the stream goes on, then every snapshot, the job's own too: what falls in between arrives twice and
+   * is taken once, and nothing is missed.
+   */
   async begin() {
+    if (this.beginning) return;
+    this.beginning = true;
     const { after } = await call(jobPath(id, "/metrics?names=-")).catch(() => ({ after: null }));
     if (isTerminal(this.job.state)) showConnection("ended");
     else this.connect(after);
-    await this.reload();
+    this.beginning = false;
+    await Promise.all([this.refresh(), this.reload()]);
   }
 
   async reload() {
@@ -97,6 +105,12 @@ class JobPage {
     const mine = ++this.fresh;
     const job = await call(jobPath(id)).catch(() => null);
     if (job && mine === this.fresh) this.set(job);
+  }
+
+  /** What an action answered is newer than any look that is under way. @param {Job} job */
+  acted(job) {
+    this.fresh += 1;
+    this.set(job);
   }
 
   /** @param {Job} job */

@@ -83,8 +83,9 @@ export const colour = (element, name) => getComputedStyle(element).getPropertyVa
  * @param {Box} area
  * @param {{scale: Scale, ticks: number[], label?: (value: number) => string}} across
  * @param {{scale: Scale, ticks: number[], label?: (value: number) => string}} up
+ * @param {{middle: number, width: number} | null} [taken] where something else stands below the horizontal axis
  */
-export function frame(context, area, across, up) {
+export function frame(context, area, across, up, taken = null) {
   const style = getComputedStyle(context.canvas);
   context.font = `11px ${style.fontFamily}`;
   context.lineWidth = 1;
@@ -102,6 +103,7 @@ export function frame(context, area, across, up) {
     const text = (across.label ?? tickLabel)(tick);
     const half = context.measureText(text).width / 2;
     const x = Math.min(Math.max(across.scale.at(tick), area.left - 4 + half), area.width - half - 2);
+    if (taken && Math.abs(x - taken.middle) < half + taken.width / 2 + 4) continue;
     context.textAlign = "center";
     context.fillText(text, x, area.bottom + 8);
   }

@@ -3,12 +3,13 @@
 import { decimate, nearest } from "../lib/decimate.js";
 import { number } from "../lib/format.js";
 import { extent, linear, linearTicks, logarithmic, logTicks, padded } from "../lib/scales.js";
-import { Surface, crisp, follow, frame, line } from "./canvas.js";
+import { Surface, colour, crisp, follow, frame, line } from "./canvas.js";
 import { h, setAttribute, setText } from "./dom.js";
 
 /** @typedef {import("./canvas.js").Box} Box */
 /** @typedef {import("../lib/scales.js").Scale} Scale */
 /** @typedef {{name: string, x: readonly number[], y: readonly number[]}} Curve */
+/** @typedef {{at: number, x: number, text: string, width: number, middle: number}} Reading the crosshair and its words */
 
 export class Chart {
   /**
@@ -97,7 +98,7 @@ export class Chart {
   /** @param {number | null} from @param {number} steps */
   neighbour(from, steps) {
     const x = this.curves[0]?.x ?? [];
-    const start = from === null ? x.length : nearest(x, from);
+    const start = from === null ? x.length - 1 : nearest(x, from);
     return x[Math.min(Math.max(start + steps, 0), x.length - 1)] ?? null;
   }
 
@@ -113,9 +114,10 @@ export class Chart {
     if (!wide || !high) return void this.paintNothing(context, area);
     this.across = linear(wide[0] === wide[1] ? [wide[0] - 1, wide[1] + 1] : wide, [area.left, area.right]);
     const up = (this.log ? logarithmic : linear)(padded(high, this.log), [area.bottom, area.top]);
-    this.paintFrame(context, area, up);
+    const reading = this.reading(context, area, curves);
+    this.paintFrame(context, area, up, reading);
     for (const curve of curves) this.paintCurve(context, area, up, curve);
-    if (this.crosshair.at !== null) this.paintCrosshair(context, area, up, curves, this.crosshair.at);
+    if (reading) this.paintCrosshair(context, area, up, curves, reading);
   }
 
   /** @param {CanvasRenderingContext2D} context @param {Box} area */
@@ -127,13 +129,31 @@ export class Chart {
     context.fillText(words, area.width / 2, area.height / 2);
   }
 
-  /** @param {CanvasRenderingContext2D} context @param {Box} area @param {Scale} up */
-  paintFrame(context, area, up) {
+  /**
+   * Where the crosshair stands, snapped to the nearest point, and what it says below the axis.
+   * @param {CanvasRenderingContext2D} context @param {Box} area @param {Curve[]} curves
+   * @returns {Reading | null}
+   */
+  reading(context, area, curves) {
+    const at = this.crosshair.at;
+    if (at === null) return null;
+    const anchor = curves[0]?.x[nearest(curves[0].x, at)] ?? at;
+    const x = this.across.at(anchor);
+    if (x < area.left - 1 || x > area.right + 1) return null;
+    const text = `${this.axis.word} ${this.axis.label(anchor)}`;
+    context.font = `11px ${getComputedStyle(this.canvas).fontFamily}`;
+    const width = context.measureText(text).width + 12;
+    return { at, x, text, width, middle: Math.min(Math.max(x, area.left - 8 + width / 2), area.width - width / 2) };
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {Box} area @param {Scale} up @param {Reading | null} reading */
+  paintFrame(context, area, up, reading) {
     const rows = Math.max(Math.floor((area.bottom - area.top) / 42), 2);
     const columns = Math.max(Math.floor((area.right - area.left) / 96), 2);
     const vertical = (up.log ? logTicks : linearTicks)(up.domain[0], up.domain[1], rows);
     const horizontal = linearTicks(this.across.domain[0], this.across.domain[1], columns);
-    frame(context, area, { scale: this.across, ticks: horizontal, label: this.axis.label }, { scale: up, ticks: vertical });
+    frame(context, area, { scale: this.across, ticks: horizontal, label: this.axis.label }, { scale: up, ticks: vertical },
+      reading);
   }
 
   /** @param {CanvasRenderingContext2D} context @param {Box} area @param {Scale} up @param {Curve & {index: number}} curve */
@@ -162,45 +182,38 @@ export class Chart {
 
   /**
    * @param {CanvasRenderingContext2D} context @param {Box} area @param {Scale} up
-   * @param {(Curve & {index: number})[]} curves @param {number} at
+   * @param {(Curve & {index: number})[]} curves @param {Reading} reading
    */
-  paintCrosshair(context, area, up, curves, at) {
-    const anchor = curves[0]?.x[nearest(curves[0].x, at)] ?? at;
-    const x = crisp(this.across.at(anchor));
-    if (x < area.left || x > area.right + 1) return;
-    const style = getComputedStyle(this.canvas);
-    context.strokeStyle = style.getPropertyValue("--muted");
+  paintCrosshair(context, area, up, curves, reading) {
+    context.strokeStyle = colour(this.canvas, "--muted");
     context.lineWidth = 1;
-    line(context, x, area.top, x, area.bottom);
+    line(context, crisp(reading.x), area.top, crisp(reading.x), area.bottom);
     for (const curve of curves) {
-      const index = nearest(curve.x, at);
+      const index = nearest(curve.x, reading.at);
       const y = up.at(curve.y[index] ?? Number.NaN);
       if (!Number.isFinite(y)) continue;
       context.fillStyle = this.seriesColour(curve.index);
       context.beginPath();
-      context.arc(this.across.at(curve.x[index] ?? at), y, 3, 0, 7);
+      context.arc(this.across.at(curve.x[index] ?? reading.at), y, 3, 0, 7);
       context.fill();
     }
-    this.paintReading(context, area, x, `${this.axis.word} ${this.axis.label(anchor)}`);
+    this.paintReading(context, area, reading);
   }
 
-  /** The crosshair's place on the axis. @param {CanvasRenderingContext2D} context @param {Box} area @param {number} x @param {string} text */
-  paintReading(context, area, x, text) {
-    const style = getComputedStyle(this.canvas);
-    const width = context.measureText(text).width + 12;
-    const left = Math.min(Math.max(x - width / 2, area.left - 8), area.width - width);
-    context.fillStyle = style.getPropertyValue("--text");
+  /** @param {CanvasRenderingContext2D} context @param {Box} area @param {Reading} reading */
+  paintReading(context, area, { middle, width, text }) {
+    context.fillStyle = colour(this.canvas, "--text");
     context.beginPath();
-    context.roundRect(left, area.bottom + 3, width, 18, 4);
+    context.roundRect(middle - width / 2, area.bottom + 3, width, 18, 4);
     context.fill();
-    context.fillStyle = style.getPropertyValue("--surface");
+    context.fillStyle = colour(this.canvas, "--surface");
     context.textAlign = "center";
     context.textBaseline = "middle";
-    context.fillText(text, left + width / 2, area.bottom + 12.5);
+    context.fillText(text, middle, area.bottom + 12.5);
   }
 
   /** @param {number} index */
   seriesColour(index) {
-    return getComputedStyle(this.canvas).getPropertyValue(`--series-${index % 6}`);
+    return colour(this.canvas, `--series-${index % 6}`);
   }
 }

@@ -1,0 +1,310 @@
+"""What changes on the pages while jobs run, without anybody reloading them."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from conftest import Complaints, Service
+from fleet import Fleet, compile_spec, event, train_spec, verify_spec
+from playwright.sync_api import Page, expect
+from redis import Redis
+
+from service.jobs.records import JobError
+
+pytestmark = pytest.mark.browser
+
+LOSS = ".chart[data-chart='Loss'] canvas"
+FINGERPRINT = 'document.querySelector("{}").toDataURL()'
+
+
+def test_the_list_follows_jobs(page: Page, fleet: Fleet) -> None:
+    job = fleet.submit(train_spec("watched"))
+    page.goto("/")
+    row = page.locator(f"tr[data-job='{job.id}']")
+    expect(row.locator(".state")).to_have_text("queued")
+    attempt = fleet.begin(job.id)
+    expect(row.locator(".state")).to_have_text("running")
+    expect(row.locator(".where")).to_contain_text("cpu-a cpu 0")
+    attempt.metric(42, of=100, loss=0.5)
+    expect(row.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "42")
+    attempt.succeed()
+    expect(row.locator(".state")).to_have_text("succeeded")
+    expect(row.get_by_role("button", name="Cancel")).to_be_hidden()
+
+
+def test_new_jobs_join_the_list(page: Page, fleet: Fleet) -> None:
+    page.goto("/")
+    expect(page.get_by_text("No jobs yet")).to_be_visible()
+    fleet.submit(train_spec("late arrival"))
+    expect(page.locator("#rows .name")).to_have_text("late arrival")
+
+
+def test_a_curve_grows(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec())
+    for step in range(1, 4):
+        attempt.metric(step, of=10, loss=1 / step)
+    page.goto(f"/jobs/{attempt.job_id}")
+    canvas = page.locator(LOSS)
+    expect(canvas).to_have_attribute("data-points", "3")
+    before = page.evaluate(FINGERPRINT.format(LOSS))
+    for step in range(4, 9):
+        attempt.metric(step, of=10, loss=1 / step)
+    expect(canvas).to_have_attribute("data-points", "8")
+    expect(page.locator(".chart[data-chart='Loss'] .value")).to_have_text("0.1250")
+    expect(page.locator(".jobhead").get_by_role("progressbar")).to_have_attribute("aria-valuenow", "80")
+    expect(page).to_have_title(re.compile("^80"))
+    page.evaluate("new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
+    assert page.evaluate(FINGERPRINT.format(LOSS)) != before
+
+
+def test_a_logarithmic_axis_and_hidden_series_change_the_picture(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec())
+    for step in range(1, 50):
+        attempt.metric(step, loss=10.0 ** (-step / 10), eval_loss=10.0 ** (-step / 20))
+    attempt.succeed()
+    page.goto(f"/jobs/{attempt.job_id}")
+    expect(page.locator(LOSS)).to_have_attribute("data-points", "49")
+    chart = page.locator(".chart[data-chart='Loss']")
+    pictures = set()
+    for button in (None, chart.get_by_role("button", name="log"), chart.get_by_role("button", name="eval_loss")):
+        if button is not None:
+            button.click()
+        page.evaluate("new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))")
+        pictures.add(page.evaluate(FINGERPRINT.format(LOSS)))
+    assert len(pictures) == 3
+
+
+def test_the_log_is_followed_paused_and_filtered(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec(parallel={"dp_shard": 2}))
+    for index in range(60):
+        attempt.log(f"line {index}", rank=index % 2)
+    page.goto(f"/jobs/{attempt.job_id}")
+    view, lines = page.locator(".lines"), page.locator(".lines .line")
+    expect(lines).to_have_count(60)
+    attempt.log("line 60")
+    expect(lines).to_have_count(61)
+    expect(lines.last).to_be_in_viewport()
+    foot = "(view) => view.scrollHeight - view.scrollTop - view.clientHeight"
+    assert view.evaluate(foot) < 4
+    view.evaluate("(view) => { view.scrollTop = 0; }")
+    expect(page.locator("#follow")).to_have_text("Paused")
+    attempt.log("line 61")
+    expect(lines).to_have_count(62)
+    assert view.evaluate("(view) => view.scrollTop") == 0
+    page.locator("#follow").click()
+    expect(page.locator("#follow")).to_have_text("Following")
+    assert view.evaluate(foot) < 4
+    page.get_by_label("Rank").select_option("1")
+    expect(lines).to_have_count(30)
+    attempt.log("not for rank 1", rank=0)
+    attempt.log("for rank 1", rank=1)
+    expect(lines).to_have_count(31)
+
+
+def test_rows_of_a_verification_stream_in(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(verify_spec())
+    attempt.bound(0, 0.5)
+    page.goto(f"/jobs/{attempt.job_id}")
+    rows = page.locator(".verify tbody tr")
+    expect(rows).to_have_count(1)
+    attempt.bound(2, -0.25, "falsified", counterexample=[0.5] * 64)
+    attempt.bound(1, 0.125)
+    attempt.bound(3, 0.0, "unknown", lower=[None, -1.0], upper=[None, 2.0])
+    expect(rows).to_have_count(4)
+    expect(rows.locator(".link")).to_have_text(["0", "1", "2", "3"])
+    expect(page.locator("[data-verdict='verified'] strong")).to_have_text("2")
+    expect(page.locator("[data-verdict='falsified'] strong")).to_have_text("1")
+    expect(page.locator(".verify canvas")).to_have_attribute("data-points", "4")
+    page.locator("[data-verdict='falsified']").click()
+    expect(rows).to_have_count(1)
+    rows.locator(".link").click()
+    expect(page.locator(".outputs")).to_contain_text("Counterexample (64 inputs)")
+    expect(page.locator(".outputs .bars li")).to_have_count(10)
+    attempt.succeed(
+        {"verdicts": {"verified": 2, "falsified": 1, "unknown": 1, "timeout": 0}, "mean_width": 1.5, "seconds": 2.0}
+    )
+    expect(page.locator("#result")).to_contain_text("1.5")
+
+
+def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(compile_spec())
+    page.goto(f"/jobs/{attempt.job_id}")
+    expect(page.get_by_text("No report yet")).to_be_visible()
+    worst = {
+        "kind": "gradient",
+        "name": "layers.0.weight",
+        "iteration": 2,
+        "excess": 41.0,
+        "max_abs": 0.017,
+        "ratio": 9.5,
+    }
+    report = {
+        "summary": ["Training may be compiled with eager: inductor gave fail_parity."],
+        "rungs": [
+            {
+                "rung": "eager",
+                "phase": "train",
+                "verdict": "pass",
+                "findings": [],
+                "graph_breaks": [],
+                "recompiles": [],
+            },
+            {
+                "rung": "inductor",
+                "phase": "train",
+                "verdict": "fail_parity",
+                "findings": [{"verdict": "fail_parity", "message": "gradients are too far from float64"}],
+                "parity": {
+                    "compared": 40,
+                    "judged_by": "float64",
+                    "note": "",
+                    "worst": {"gradient": worst},
+                    "failed": [worst],
+                },
+                "graph_breaks": [
+                    {"reason": "Tensor.item()", "file": "model.py", "line": 118, "function": "forward", "count": 2}
+                ],
+                "recompiles": None,
+                "compile_s": {"cold": 38.4, "warm": 3.2},
+                "step_ms": 2.0,
+                "eager_step_ms": 4.0,
+                "ratio": 0.5,
+            },
+        ],
+        "gate": {
+            "train": None,
+            "inference": None,
+            "fingerprint": {"torch": "2.13.0"},
+            "worth": {"train": {"worth_it": False, "ratio": None, "noisy": None, "break_even_steps": None}},
+        },
+    }
+    attempt.artifact("report.json", json.dumps(report).encode(), "application/json")
+    attempt.succeed()
+    row = page.locator("[data-rung='inductor train']")
+    expect(row).to_contain_text("fail parity")
+    expect(row).to_contain_text("1.7e−2")
+    expect(row).to_contain_text("0.50×")
+    row.get_by_role("button").click()
+    detail = page.locator(".ladder > tbody > .detail").nth(1)
+    expect(detail).to_contain_text("gradients are too far from float64")
+    expect(detail).to_contain_text("Tensor.item()")
+    expect(detail).to_contain_text("model.py:118 in forward")
+    expect(detail.locator("[data-failed]")).to_have_count(1)
+    expect(page.locator(".sentences")).to_contain_text("inductor gave fail_parity")
+    expect(page.locator(".permission")).to_have_count(1)
+    expect(page.locator(".permission[data-phase='train'] .state")).to_have_text("denied")
+
+
+def test_artifacts_appear_and_can_be_downloaded(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec())
+    page.goto(f"/jobs/{attempt.job_id}")
+    expect(page.get_by_text("No files yet")).to_be_visible()
+    attempt.artifact("step_10/meta ü?.json", b'{"step": 10}', "application/json")
+    link = page.locator(".artifacts a")
+    expect(link).to_have_text("step_10/meta ü?.json")
+    with page.expect_download() as download:
+        link.click()
+    assert download.value.path().read_bytes() == b'{"step": 10}'
+
+
+def test_cancel_asks_first_and_retry_brings_back(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec("doomed"))
+    page.goto(f"/jobs/{attempt.job_id}")
+    state = page.locator(".jobhead .state")
+    page.locator("#cancel").click()
+    page.get_by_role("button", name="Go back").click()
+    expect(state).to_have_text("running")
+    page.locator("#cancel").click()
+    page.get_by_role("button", name="Cancel the job").click()
+    expect(state).to_have_text("cancelling")
+    attempt.stop()
+    expect(state).to_have_text("cancelled")
+    page.locator("#retry").click()
+    page.get_by_role("button", name="Retry the job").click()
+    expect(state).to_have_text("queued")
+    again = fleet.begin(attempt.job_id)
+    expect(state).to_have_text("running")
+    again.metric(1, loss=0.5)
+    expect(page.locator(LOSS)).to_have_attribute("data-points", "1")
+
+
+def test_a_queued_job_is_cancelled_from_the_list(page: Page, fleet: Fleet) -> None:
+    job = fleet.submit(train_spec("not wanted"))
+    page.goto("/")
+    row = page.locator(f"tr[data-job='{job.id}']")
+    row.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel the job").click()
+    expect(row.locator(".state")).to_have_text("cancelled")
+
+
+def test_a_failure_is_shown_with_its_rank_and_traceback(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec())
+    page.goto(f"/jobs/{attempt.job_id}")
+    attempt.artifact("traceback.txt", b"Traceback (most recent call last)", "text/plain")
+    attempt.fail(JobError(type="ValueError", message="loss is nan", rank=3, traceback_artifact="traceback.txt"))
+    failure = page.locator(".failure")
+    expect(failure).to_contain_text("ValueError on rank 3")
+    expect(failure).to_contain_text("loss is nan")
+    expect(failure.get_by_role("link")).to_have_attribute("href", f"/v1/jobs/{attempt.job_id}/artifacts/traceback.txt")
+
+
+def test_the_page_comes_back_after_the_service_did(
+    page: Page, fleet: Fleet, service: Service, complaints: Complaints
+) -> None:
+    complaints.expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET")
+    attempt = fleet.run(train_spec())
+    attempt.metric(1, loss=1.0)
+    attempt.log("before")
+    page.goto(f"/jobs/{attempt.job_id}")
+    connection = page.locator("#connection")
+    expect(connection).to_have_attribute("data-state", "live")
+    expect(page.locator(LOSS)).to_have_attribute("data-points", "1")
+    service.stop()
+    try:
+        expect(connection).to_have_attribute("data-state", "reconnecting")
+        attempt.metric(2, loss=0.5)
+        attempt.log("meanwhile")
+    finally:
+        service.start()
+    expect(connection).to_have_attribute("data-state", "live")
+    attempt.metric(3, loss=0.25)
+    expect(page.locator(LOSS)).to_have_attribute("data-points", "3")
+    expect(page.locator(".line .text")).to_have_text(["before", "meanwhile"])
+
+
+def test_what_the_stream_lost_is_fetched_again(
+    page: Page, fleet: Fleet, service: Service, complaints: Complaints, redis: Redis
+) -> None:
+    complaints.expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET")
+    attempt = fleet.run(train_spec())
+    attempt.metric(1, loss=1.0)
+    page.goto(f"/jobs/{attempt.job_id}")
+    expect(page.locator(LOSS)).to_have_attribute("data-points", "1")
+    service.stop()
+    try:
+        record = fleet.data.job(attempt.job_id).attempt(1) / "events.jsonl"
+        record.parent.mkdir(parents=True)
+        metrics = [event("metric", 0, step=step, values={"loss": 1 / step}) for step in range(1, 7)]
+        record.write_text("".join(f"{json.dumps(metric)}\n" for metric in metrics))
+        attempt.emit(*metrics[1:])
+        redis.xtrim(f"trivet:job:{attempt.job_id}:events", maxlen=2, approximate=False)
+    finally:
+        service.start()
+    expect(page.locator(LOSS)).to_have_attribute("data-points", "6")
+
+
+def test_one_connection_serves_a_whole_page(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(train_spec())
+    streams: list[str] = []
+    page.on("request", lambda request: streams.append(request.url) if request.resource_type == "eventsource" else None)
+    page.goto(f"/jobs/{attempt.job_id}")
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    attempt.metric(1, loss=1.0)
+    expect(page.locator(LOSS)).to_have_attribute("data-points", "1")
+    assert len(streams) == 1
+    attempt.succeed({"loss": 1.0})
+    expect(page.locator("#connection")).to_have_attribute("data-state", "ended")
+    expect(page.locator("#result")).to_contain_text("Loss", ignore_case=True)
+    assert len(streams) == 1

@@ -1,0 +1,184 @@
+"""The dashboard's pure modules, run in the browser that they are written for."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Service
+from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def bench(browser: Browser, service: Service) -> Iterator[Page]:
+    """A page of the service's own origin, from which its modules can be imported."""
+    with contextlib.closing(browser.new_context(base_url=service.url)) as context:
+        page = context.new_page()
+        page.goto("/login")
+        yield page
+
+
+@pytest.fixture(scope="module")
+def run(bench: Page) -> Any:
+    """Calls an exported function of a module below ``static/lib`` with JSON arguments."""
+
+    def call(module: str, function: str, *arguments: Any) -> Any:
+        return bench.evaluate(
+            "async ([path, name, given]) => (await import(path))[name](...given)",
+            [f"/static/lib/{module}.js", function, list(arguments)],
+        )
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (math.pi, "3.142"),
+        (0.02345, "0.02345"),
+        (1234567, "1,234,567"),
+        (12345.678, "12,346"),
+        (-1.5, "−1.500"),
+        (0.0000123, "1.23e−5"),
+        (5e12, "5.00e12"),
+    ],
+)
+def test_numbers_keep_four_digits(run: Any, value: float | None, shown: str) -> None:
+    assert run("format", "number", value) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.0423, "42 ms"), (4.25, "4.2 s"), (59.9, "59 s"), (61, "1 min 01 s"), (7384, "2 h 03 min"), (200000, "2 d 7 h")],
+)
+def test_durations(run: Any, seconds: float, shown: str) -> None:
+    assert run("format", "duration", seconds).replace("\u202f", " ") == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(999, "999 B"), (1000, "1.0 kB"), (999_600, "1.0 MB"), (81_234_567, "81 MB")]
+)
+def test_sizes(run: Any, count: int, shown: str) -> None:
+    assert run("format", "bytes", count).replace("\u202f", " ") == shown
+
+
+def test_device_ranges(run: Any) -> None:
+    assert run("format", "ranges", [6, 0, 1, 2, 8, 7]) == "0–2, 6–8"
+
+
+def test_terminal_colours_are_removed(run: Any) -> None:
+    assert run("format", "plain", "\x1b[31mred\x1b[0m \x1b]0;title\x07and\x00plain\ttab") == "red andplain\ttab"
+
+
+def test_decimation_keeps_every_extreme(run: Any) -> None:
+    generator = random.Random(5)
+    x = list(range(20_000))
+    y = [generator.gauss(0, 1) for _ in x]
+    y[7_777], y[13_131] = 50.0, -50.0
+    kept = run("decimate", "decimate", x, y, 0, 19_999, 300)
+    assert len(kept["x"]) <= 4 * 301
+    assert kept["x"] == sorted(kept["x"])
+    assert max(kept["y"]) == 50.0
+    assert min(kept["y"]) == -50.0
+    assert (kept["x"][0], kept["x"][-1]) == (0, 19_999)
+
+
+def test_decimation_looks_only_at_the_view(run: Any) -> None:
+    x = list(range(1000))
+    kept = run("decimate", "decimate", x, x, 400, 420, 100)
+    assert (kept["x"][0], kept["x"][-1]) == (399, 421)
+
+
+@pytest.mark.parametrize(("target", "index"), [(-5, 0), (4.9, 1), (7.6, 2), (99, 2)])
+def test_nearest_point(run: Any, target: float, index: int) -> None:
+    assert run("decimate", "nearest", [0, 5, 10], target) == index
+
+
+def test_ticks_are_round_and_at_least_two(run: Any) -> None:
+    assert run("scales", "linearTicks", 0, 10, 5) == [0, 2, 4, 6, 8, 10]
+    assert len(run("scales", "linearTicks", 0.36, 0.44, 3)) >= 2
+    assert run("scales", "logTicks", 0.001, 10, 4) == [0.001, 0.01, 0.1, 1, 10]
+
+
+def test_a_resumed_attempt_replaces_what_came_after_its_first_step(bench: Page) -> None:
+    series = bench.evaluate("""async () => {
+        const { append } = await import("/static/lib/series.js");
+        const series = { step: [], time: [], value: [] };
+        const points = [[1, 9], [2, 8], [3, 7], [4, 6], [3, 70], [4, 60], [5, 50]];
+        for (const [step, value] of points) append(series, step, step, value);
+        return series;
+    }""")
+    assert series["step"] == [1, 2, 3, 4, 5]
+    assert series["value"] == [9, 8, 70, 60, 50]
+
+
+def test_a_long_series_is_thinned_but_keeps_its_extremes(bench: Page) -> None:
+    found = bench.evaluate("""async () => {
+        const { append, CAP } = await import("/static/lib/series.js");
+        const series = { step: [], time: [], value: [] };
+        for (let step = 0; step < CAP * 3; step += 1) {
+          append(series, step, step / 10, step === 12345 ? 99 : Math.sin(step));
+        }
+        const top = Math.max(...series.value);
+        return { length: series.step.length, top, cap: CAP, time: series.time[5] * 10, step: series.step[5] };
+    }""")
+    assert found["length"] <= found["cap"]
+    assert found["top"] == 99
+    assert found["time"] == pytest.approx(found["step"])
+
+
+def test_metrics_are_sorted_into_panels(run: Any) -> None:
+    panels = run("series", "panels", ["zeta", "lr", "eval_loss", "loss", "eval_accuracy"])
+    assert [panel["names"] for panel in panels] == [["loss", "eval_loss"], ["eval_accuracy"], ["lr"], ["zeta"]]
+
+
+def test_the_stream_may_repeat_the_snapshot_but_not_swallow_equal_lines(bench: Page) -> None:
+    kept = bench.evaluate("""async () => {
+        const { LogStore, fromEvent } = await import("/static/lib/log.js");
+        const line = (text, time) => fromEvent({ type: "log", time, rank: 0, stream: "stdout", line: text });
+        const store = new LogStore([line("a", 1), line("same", 2), line("same", 2)]);
+        for (const one of [line("same", 2), line("same", 2), line("b", 3), line("b", 3)]) store.add(one);
+        return store.lines.map((one) => one.text);
+    }""")
+    assert kept == ["a", "same", "same", "b", "b"]
+
+
+def test_a_spec_reads_back_as_the_same_yaml(bench: Page) -> None:
+    spec = {
+        "kind": "train",
+        "name": 'a: "b" # c\n- d',
+        "labels": {"x/y": "yes", "empty": ""},
+        "model": {"hidden": [64, 64], "nothing": None, "list": [{"a": 1, "b": [True, {}]}, [], "on"]},
+        "lr": 1e-3,
+        "long": [f"item {index}" for index in range(20)],
+    }
+    text = bench.evaluate(
+        'async (spec) => { const { lines, text } = await import("/static/lib/spec.js"); return text(lines(spec)); }',
+        spec,
+    )
+    assert yaml.safe_load(text) == spec
+
+
+def test_gathered_margins_keep_the_worst_instance(run: Any) -> None:
+    rows = [
+        {"instance": index, "verdict": "verified", "margin": 1.0, "lower": [], "upper": []} for index in range(1000)
+    ]
+    rows[617] |= {"margin": -3.0, "verdict": "falsified"}
+    columns = run("bounds", "gather", rows, 100)
+    assert len(columns) <= 100
+    assert min(columns, key=lambda column: column["low"])["worst"]["instance"] == 617
+
+
+def test_an_old_attempts_state_does_not_come_back(run: Any) -> None:
+    job = {"state": "running", "attempt": 2, "reason": None}
+    late = {"type": "state", "time": 1.0, "rank": None, "state": "queued", "attempt": 1}
+    assert run("state", "reduce", job, late)["state"] == "running"

@@ -1,0 +1,255 @@
+"""Every page: who may see it, what it shows without data, how it looks to eyes, keyboards and small screens."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from conftest import Complaints, Service
+from fleet import Fleet, compile_spec, train_spec, verify_spec
+from playwright.sync_api import Page, expect
+
+from api.dashboard.pages import CONTENT_SECURITY_POLICY
+from service.jobs.records import JobError
+
+pytestmark = pytest.mark.browser
+
+CONTRAST = """() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) => [r, g, b]
+    .map((part) => part / 255)
+    .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, part, index) => sum + part * [0.2126, 0.7152, 0.0722][index], 0);
+  const behind = (element) => {
+    for (let one = element; one; one = one.parentElement) {
+      const colour = getComputedStyle(one).backgroundColor;
+      if (colour.startsWith("rgb") && (parse(colour)[3] ?? 1) === 1) return parse(colour);
+    }
+    throw new Error("nothing behind");
+  };
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || !element.checkVisibility() || element.matches("option, .unseen, .skip")) continue;
+    const front = luminance(parse(getComputedStyle(element).color));
+    const back = luminance(behind(element));
+    const ratio = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
+    found.push([ratio, `${element.tagName}.${element.className}: ${element.textContent.trim().slice(0, 40)}`]);
+  }
+  return found.sort((a, b) => a[0] - b[0]);
+}"""
+
+
+@pytest.fixture
+def addresses(fleet: Fleet) -> dict[str, str]:
+    """A page of every kind, with something on it."""
+    train = fleet.run(train_spec(labels={"team": "vision"}))
+    for step in range(1, 6):
+        train.metric(step, of=10, loss=1 / step, lr=0.001)
+    train.log("step 5", 0)
+    train.log("a warning", 1, "stderr")
+    train.artifact("model.safetensors", b"x" * 2000)
+    verify = fleet.run(verify_spec())
+    verify.bound(0, 0.5)
+    verify.bound(1, -0.2, "falsified", counterexample=[0.1] * 64)
+    compiled = fleet.run(compile_spec())
+    failed = fleet.run(train_spec("broken"))
+    failed.fail(JobError(type="ValueError", message="no", rank=1))
+    return {
+        "jobs": "/",
+        "hosts": "/hosts",
+        **{
+            name: f"/jobs/{attempt.job_id}"
+            for name, attempt in {"train": train, "verify": verify, "compile": compiled, "failed": failed}.items()
+        },
+    }
+
+
+def shown(page: Page, path: str) -> None:
+    """Open a page and wait until its content is there."""
+    page.goto(path)
+    expect(page.locator("main h1").first).to_be_visible()
+    expect(page.locator(".loading")).to_have_count(0)
+
+
+def test_signing_in_and_out(visitor: Page, key: str, complaints: Complaints) -> None:
+    complaints.expected = ("401",)
+    visitor.goto("/hosts")
+    expect(visitor).to_have_url(re.compile(r"/login\?next=%2Fhosts$"))
+    visitor.get_by_label("API key").fill("tvt_nobody_nothing")
+    visitor.keyboard.press("Enter")
+    expect(visitor.get_by_role("alert")).to_contain_text("not known here")
+    visitor.get_by_label("API key").fill(key)
+    visitor.get_by_role("button", name="Sign in").click()
+    expect(visitor).to_have_url(re.compile(r"/hosts$"))
+    cookie = next(cookie for cookie in visitor.context.cookies() if cookie["name"] == "trivet_session")
+    assert cookie["httpOnly"]
+    assert cookie["sameSite"] == "Strict"
+    visitor.get_by_role("button", name="Sign out").click()
+    expect(visitor).to_have_url(re.compile(r"/login$"))
+
+
+@pytest.mark.parametrize("target", ["//example.org/", "https://example.org/", "/\\example.org", "javascript:alert(1)"])
+def test_after_signing_in_nobody_is_sent_to_another_site(visitor: Page, key: str, target: str) -> None:
+    visitor.goto("/login")
+    visitor.evaluate("(target) => history.replaceState(null, '', `/login?next=${encodeURIComponent(target)}`)", target)
+    visitor.get_by_label("API key").fill(key)
+    visitor.get_by_role("button", name="Sign in").click()
+    expect(visitor.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
+
+
+def test_a_revoked_key_leads_back_to_the_sign_in_page(page: Page, service: Service, complaints: Complaints) -> None:
+    complaints.expected = ("401",)
+    shown(page, "/")
+    for known in service.store.keys.list():
+        service.store.keys.revoke(known.id)
+    expect(page).to_have_url(re.compile(r"/login\?next=%2F$"))
+
+
+def test_pages_say_when_there_is_nothing(page: Page, complaints: Complaints) -> None:
+    complaints.expected = ("404",)
+    shown(page, "/")
+    expect(page.get_by_text("No jobs yet")).to_be_visible()
+    shown(page, "/hosts")
+    expect(page.get_by_text("No hosts")).to_be_visible()
+    page.goto("/jobs/job_00000000000000000000")
+    expect(page.get_by_text("No such job")).to_be_visible()
+
+
+def test_headers_and_unknown_paths(page: Page, service: Service) -> None:
+    for path in ("/login", "/", "/hosts", "/jobs/x"):
+        response = page.request.get(path)
+        assert response.status == 200
+        assert response.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+        assert response.headers["x-content-type-options"] == "nosniff"
+        body = response.text()
+        assert "style=" not in body
+        assert "<script>" not in body
+    assert page.request.get("/static/../pages.py").status == 404
+    assert page.request.get("/static/%2e%2e/pages.py").status == 404
+    assert page.request.get("/static/base.css").headers["cache-control"] == "no-cache"
+
+
+def test_filters_search_and_labels(page: Page, fleet: Fleet) -> None:
+    fleet.submit(train_spec("alpha", labels={"team": "vision"}))
+    fleet.submit(train_spec("beta"))
+    fleet.submit(verify_spec("gamma"))
+    shown(page, "/")
+    expect(page.locator("#rows tr")).to_have_count(3)
+    page.get_by_label("Kind").select_option("train")
+    expect(page.locator("#rows .name")).to_have_text(["beta", "alpha"])
+    page.get_by_label("Search names and ids").fill("alp")
+    expect(page.locator("#rows .name")).to_have_text(["alpha"])
+    assert "kind=train" in page.url
+    assert "q=alp" in page.url
+    page.reload()
+    expect(page.locator("#rows .name")).to_have_text(["alpha"])
+    page.locator(".chip", has_text="vision").click()
+    expect(page.locator("#rows .name")).to_have_text(["alpha"])
+    page.get_by_label("State").select_option("failed")
+    expect(page.get_by_text("No job matches")).to_be_visible()
+    page.get_by_role("link", name="Clear filters").click()
+    expect(page.locator("#rows tr")).to_have_count(3)
+
+
+def test_the_list_goes_from_page_to_page(page: Page, fleet: Fleet) -> None:
+    for index in range(53):
+        fleet.submit(train_spec(f"job {index}"))
+    shown(page, "/")
+    expect(page.locator("#rows tr")).to_have_count(50)
+    page.get_by_role("button", name="Older").click()
+    expect(page.locator("#rows .name")).to_have_text(["job 2", "job 1", "job 0"])
+    expect(page.get_by_role("button", name="Older")).to_be_hidden()
+    page.get_by_role("button", name="Newer").click()
+    expect(page.locator("#rows tr")).to_have_count(50)
+
+
+def test_hosts_show_who_holds_what_and_can_be_drained(page: Page, fleet: Fleet) -> None:
+    fleet.host("gpu-a", cuda=["NVIDIA H100 80GB HBM3"] * 8, cpu=0)
+    job = fleet.run(train_spec("big", device="cuda", parallel={"dp_shard": 4}))
+    shown(page, "/hosts")
+    card = page.locator(".host[data-host='gpu-a']")
+    expect(card.locator(".device[data-free='false']")).to_have_count(4)
+    expect(card.locator(".device[data-free='true']")).to_have_count(4)
+    expect(card.locator("a.device").first).to_have_attribute("href", f"/jobs/{job.job_id}")
+    card.get_by_role("button", name="Drain").click()
+    page.get_by_role("button", name="Drain the host").click()
+    expect(card.locator(".state")).to_have_text("draining")
+    card.get_by_role("button", name="Resume").click()
+    expect(card.locator(".state")).to_have_text("alive")
+
+
+def test_dependencies_are_links(page: Page, fleet: Fleet) -> None:
+    first = fleet.run(train_spec("the model"))
+    second = fleet.submit(verify_spec(model={"job": first.job_id}))
+    shown(page, f"/jobs/{second.id}")
+    link = page.locator(".need a")
+    expect(link).to_have_text("the model")
+    expect(link).to_have_attribute("href", f"/jobs/{first.job_id}")
+    expect(page.locator(".need .state")).to_have_text("running")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_enough_contrast(page: Page, addresses: dict[str, str], scheme: Any) -> None:
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    for path in [*addresses.values(), "/login"]:
+        shown(page, path)
+        worst, text = page.evaluate(CONTRAST)[0]
+        assert worst >= 4.5, f"{path} in {scheme}: {worst:.2f} at {text}"
+
+
+def test_the_theme_can_be_switched_and_stays(page: Page) -> None:
+    shown(page, "/")
+    before = page.evaluate("getComputedStyle(document.body.parentElement).backgroundColor")
+    page.get_by_role("button", name="Switch between light and dark").click()
+    dark = page.evaluate("getComputedStyle(document.body.parentElement).backgroundColor")
+    assert dark != before
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body.parentElement).backgroundColor") == dark
+
+
+def test_nothing_is_wider_than_a_phone(page: Page, addresses: dict[str, str]) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    for path in [*addresses.values(), "/login"]:
+        shown(page, path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+
+
+def test_a_job_can_be_opened_and_left_by_keyboard(page: Page, addresses: dict[str, str]) -> None:
+    shown(page, "/")
+    page.locator("#rows .name").last.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".jobhead h1")).to_be_visible()
+    canvas = page.locator("canvas").first
+    canvas.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".chart[data-chart='Loss'] .value")).to_have_text("0.2500")
+    page.keyboard.press("Escape")
+    expect(page.locator(".chart[data-chart='Loss'] .value")).to_have_text("0.2000")
+    page.locator("#cancel").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_hostile_words_stay_words(page: Page, fleet: Fleet) -> None:
+    attack = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>"\'&lt;'
+    job = fleet.run(train_spec(attack, labels={"team": attack[:110]}))
+    job.log(attack)
+    job.log("\x1b[31m" + attack, 1, "stderr")
+    job.metric(1, **{attack: 1.0, "__proto__": 2.0, "constructor": 3.0})
+    job.artifact("javascript:alert(1)", b"x")
+    shown(page, f"/jobs/{job.job_id}")
+    expect(page.locator(".line .text").first).to_have_text(attack)
+    expect(page.locator(".line .text").nth(1)).to_have_text(attack)
+    expect(page.locator(".jobhead h1")).to_have_text(attack)
+    expect(page.locator(".chart")).to_have_count(3)
+    expect(page.locator(".file a")).to_have_attribute("href", re.compile("^/v1/jobs/"))
+    job.fail(JobError(type=attack, message=attack, rank=0, traceback_artifact="//example.org/x"))
+    expect(page.locator(".failure strong")).to_contain_text(attack)
+    shown(page, "/")
+    expect(page.locator("#rows .name")).to_have_text(attack)
+    assert page.evaluate("window.hit") is None
+    assert page.locator("main img, main script").count() == 0
