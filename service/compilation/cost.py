@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from service.compilation.execution import STEPS, Subject, prepare
+from service.compilation.execution import STEPS, Subject, build
 from service.compilation.internals.caches import forget_compiled
 from service.compilation.observation import Case
 from service.compilation.program import Phase, Program
@@ -16,8 +16,7 @@ from service.compilation.timing import Race, Runner, race
 def pace(subject: Subject, phase: Phase, agree: Callable[[float], float]) -> Race:
     """Race the compiled ``subject`` against the uncompiled program over one batch of each shape."""
     program = subject.program
-    eager = prepare(program, phase, program.build())
-    return race(_runner(eager, phase), _runner(subject, phase), program.device, agree)
+    return race(_runner(build(program, phase), phase), _runner(subject, phase), program.device, agree)
 
 
 def cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
@@ -33,9 +32,7 @@ def warm_seconds(program: Program, case: Case, step_s: float) -> float:
     A new process pays the import of PyTorch besides.
     """
     forget_compiled()
-    module = program.build()
-    program.attach(module, case.rung.backend)
-    runner = _runner(prepare(program, case.phase, module), case.phase)
+    runner = _runner(build(program, case.phase, case.rung.backend), case.phase)
     start = time.perf_counter()
     runner.call()
     return max(time.perf_counter() - start - runner.steps * step_s, 0.0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from service.compilation.internals.backward import compiled_backwards
 from service.compilation.program import Batch, Phase, Program
+from service.compilation.rungs import Backend
 
 LEARNING_RATE = 1e-2
 """Plain gradient descent: its updates are linear in the gradients, so they show errors without magnifying them."""
@@ -39,7 +40,7 @@ class Subject:
     module: nn.Module
     program: Program
     optimizer: torch.optim.Optimizer | None
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -49,8 +50,13 @@ class Subject:
         return self.program.batch(iteration).fresh(self.dtype)
 
 
-def prepare(program: Program, phase: Phase, module: nn.Module, dtype: torch.dtype | None = None) -> Subject:
-    """Put ``module`` into the phase's mode, with a plain gradient-descent optimizer for training."""
+def build(
+    program: Program, phase: Phase, backend: Backend | None = None, dtype: torch.dtype = torch.float32
+) -> Subject:
+    """A new module in the phase's mode, compiled with ``backend`` if given, with an optimizer for training."""
+    module = program.build(dtype)
+    if backend is not None:
+        program.attach(module, backend)
     module.train(phase == "train")
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     descends = phase == "train" and bool(trainable)

@@ -17,7 +17,7 @@ from service.compilation.program import Program
 from service.compilation.ranks import slowest
 from service.compilation.report import counts, metrics, rung_row
 from service.compilation.rungs import Rung, climb_to
-from service.compilation.subject import Built, program_of
+from service.compilation.subject import Config, program_of
 from service.compilation.summary import summary
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
@@ -33,12 +33,12 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     """
     rungs = climb_to(spec.modes)
     device = distributed.start(context.device_type)
-    built = program_of(spec, context, device)
-    toolchain_s = warm_toolchain(built.program, rungs)
-    results = list(_climb(spec, context, built.program, rungs))
+    program, config = program_of(spec, context, device)
+    toolchain_s = warm_toolchain(program, rungs)
+    results = list(_climb(spec, context, program, rungs))
     if context.rank:
         return None
-    report = _report(spec, built, device, results, toolchain_s)
+    report = _report(spec, config, device, results, toolchain_s)
     _publish(context, report)
     return {name: report[name] for name in ("gate", "summary", "verdicts")}
 
@@ -67,9 +67,9 @@ def _tell(context: RunContext, result: Result, done: int, total: int, started: f
 
 
 def _report(
-    spec: CompileSpec, built: Built, device: torch.device, results: list[Result], toolchain_s: float | None
+    spec: CompileSpec, config: Config, device: torch.device, results: list[Result], toolchain_s: float | None
 ) -> dict[str, Any]:
-    opened = gate(results, spec.phases, fingerprint(built.config, spec.parallel, device), toolchain_s)
+    opened = gate(results, spec.phases, fingerprint(config, spec.parallel, device), toolchain_s)
     return {
         "summary": summary(results, opened),
         "gate": opened,
@@ -77,7 +77,7 @@ def _report(
         "verdicts": counts(results),
         "toolchain_s": toolchain_s,
         "tolerance": spec.tolerance.model_dump(),
-        "model": built.config.model_dump(mode="json"),
+        "model": config.model_dump(mode="json"),
         "parallel": spec.parallel.model_dump(),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from service.compilation.ranks import gather
 from service.compilation.reference import Reference, refer
 from service.compilation.rungs import Rung
 from service.compilation.verdicts import Finding, Verdict, worst
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -103,5 +106,14 @@ def _attributed(finding: Finding, ranks: list[int], world: int) -> Finding:
 
 
 def warm_toolchain(program: Program, rungs: Sequence[Rung]) -> float | None:
-    """Seconds of the one-off start-up of code generation; ``None`` if no rung generates code."""
-    return start_toolchain(program.device) if any(rung.generates_code for rung in rungs) else None
+    """Seconds of the one-off start-up of code generation.
+
+    ``None`` if no rung generates code, or if it does not start: then the rung that needs it will say why.
+    """
+    if not any(rung.generates_code for rung in rungs):
+        return None
+    try:
+        return start_toolchain(program.device)
+    except Exception as error:
+        log.warning("code generation does not start: %s", describe(error))
+        return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from service.compilation.comparing import compare_runs, worth_keeping
 from service.compilation.cost import cold_seconds, pace, warm_seconds
-from service.compilation.execution import RECORDS, Record, Subject, prepare, state_of
+from service.compilation.execution import RECORDS, Record, Subject, build, state_of
 from service.compilation.internals.caches import empty_caches
 from service.compilation.internals.capture import Recording, clear_records, first_line
 from service.compilation.internals.memory import peak_gib, reset_peak
@@ -71,10 +71,8 @@ class _Look:
     recording: Recording
 
     def observation(self) -> Observation:
-        module = self.program.build()
-        switches = silent_switches(module)
-        self.program.attach(module, self.case.rung.backend)
-        subject = prepare(self.program, self.case.phase, module)
+        subject = build(self.program, self.case.phase, self.case.rung.backend)
+        switches = silent_switches(subject.module)
         run, cold_s = self._judged_run(subject)
         peak = peak_gib(self.program.device)
         race = pace(subject, self.case.phase, self.plan.agree)

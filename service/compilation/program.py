@@ -22,13 +22,13 @@ class Batch:
     inputs: tuple[Tensor, ...]
     targets: Tensor
 
-    def fresh(self, dtype: torch.dtype | None = None) -> Batch:
-        """A copy that the program may overwrite; floating-point tensors as ``dtype`` when given."""
+    def fresh(self, dtype: torch.dtype = torch.float32) -> Batch:
+        """A copy that the program may overwrite; floating-point tensors as ``dtype``."""
         return Batch(tuple(_copy(value, dtype) for value in self.inputs), _copy(self.targets, dtype))
 
 
-def _copy(value: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return value.detach().clone().to(dtype) if dtype and value.is_floating_point() else value.detach().clone()
+def _copy(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.detach().to(dtype if value.is_floating_point() else value.dtype, copy=True)
 
 
 def _attach(module: nn.Module, backend: Backend) -> None:
@@ -39,12 +39,12 @@ def _attach(module: nn.Module, backend: Backend) -> None:
 class Program:
     """A model as a job runs it.
 
-    ``build`` gives a new module with the same weights each time (float32, on its device). ``batches`` are visited
-    in turn; their different shapes are the shapes of the job. ``loss(outputs, targets)`` is a scalar. ``attach``
-    compiles a built module in place.
+    ``build(dtype)`` gives a new module on its device, each time with the same float32 weights, converted to
+    ``dtype``. ``batches`` are visited in turn; their different shapes are the shapes of the job.
+    ``loss(outputs, targets)`` is a scalar. ``attach`` compiles a built module in place.
     """
 
-    build: Callable[[], nn.Module]
+    build: Callable[[torch.dtype], nn.Module]
     batches: tuple[Batch, ...]
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     attach: Callable[[nn.Module, Backend], None] = _attach

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.compilation.execution import RECORDS, Key, Record, Subject, keep, prepare, state_of
+from service.compilation.execution import RECORDS, Key, Record, Subject, build, keep, state_of
 from service.compilation.internals.capture import first_line
 from service.compilation.internals.memory import peak_gib, reset_peak
 from service.compilation.parity import Oracle, comparable, judged_scale, scale_of
@@ -87,9 +87,9 @@ class Reference:
 def refer(program: Program, phase: Phase, iterations: int) -> Reference:
     """Run ``program`` uncompiled, three times over; raises what the program raises."""
     reset_peak(program.device)
-    eager = run(prepare(program, phase, program.build()), phase, iterations)
+    eager = run(build(program, phase), phase, iterations)
     peak = peak_gib(program.device)
-    again = run(prepare(program, phase, program.build()), phase, iterations)
+    again = run(build(program, phase), phase, iterations)
     truth, note = _truth(program, phase, iterations, eager)
     return Reference(eager, again, truth, note, _overwritten(program, eager), peak)
 
@@ -114,8 +114,7 @@ def seed(program: Program, iteration: int) -> None:
 def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple[Run | None, str]:
     """The float64 run, or why there is none that eager could be measured by."""
     try:
-        module = program.build().double()
-        truth = run(prepare(program, phase, module, torch.float64), phase, iterations)
+        truth = run(build(program, phase, dtype=torch.float64), phase, iterations)
     except (RuntimeError, TypeError, NotImplementedError, ValueError) as error:
         return None, f"the model does not run in float64 ({type(error).__name__}: {first_line(str(error))})"
     for index in range(iterations):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import FromJob, MlpConfig, TransformerConfig
 from service.parallel import mesh as meshes
+from service.parallel.fsdp import apply_fsdp
 from service.parallel.mesh import Axis, Mesh
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
 
@@ -23,15 +25,36 @@ Config = MlpConfig | TransformerConfig
 
 
 @dataclass(frozen=True)
-class Built:
-    """The program, and the configuration that its gate will hold for."""
+class Subject:
+    """A job's model on this rank: how it is built, and what is minimised.
 
-    program: Program
+    ``output_axis`` is the axis over which the logits are divided.
+    """
+
     config: Config
+    weights: dict[str, Tensor] | None
+    mesh: Mesh
+    output_axis: Axis
+    device: torch.device
+    seed: int
+
+    def build(self, dtype: torch.dtype) -> nn.Module:
+        """This rank's part, sharded as a training job shards it; drawn in float32, then converted."""
+        model = models.build(self.config, self.mesh, device=self.device, seed=self.seed)
+        if self.weights is not None:
+            models.load_into(model, self.weights)
+        model.to(dtype)
+        return apply_fsdp(model, self.mesh) if self.mesh.dp.size > 1 else model
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy of this rank's samples over the data-parallel ranks, as FSDP sums gradients."""
+        if isinstance(self.config, MlpConfig):
+            return functional.cross_entropy(logits, targets) / self.mesh.dp.size
+        return vocabulary_parallel_cross_entropy(logits, targets, self.output_axis) / self.mesh.dp.size
 
 
-def program_of(spec: CompileSpec, context: RunContext, device: torch.device) -> Built:
-    """Build the program of a compile job on this rank.
+def program_of(spec: CompileSpec, context: RunContext, device: torch.device) -> tuple[Program, Config]:
+    """The program of a compile job on this rank, and the configuration that its gate will hold for.
 
     Raises ``ValueError`` for a mesh that cannot be checked yet, or data that does not fit the model, before
     anything is compiled.
@@ -39,44 +62,22 @@ def program_of(spec: CompileSpec, context: RunContext, device: torch.device) -> 
     check_mesh(spec.parallel)
     config, weights = _resolve(spec, context)
     mesh = meshes.build(spec.parallel, device.type)
-    axis: Axis = models.build(config, mesh, device="meta").output_axis  # type: ignore[assignment]
-    program = Program(
-        build=lambda: _build(config, weights, mesh, device, spec.seed),
-        batches=batches(spec, config, device, mesh.dp.rank),
-        loss=_class_loss
-        if isinstance(config, MlpConfig)
-        else lambda logits, targets: _token_loss(logits, targets, axis),
-        seed=spec.seed,
-    )
-    return Built(program, config)
+    axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
+    subject = Subject(config, weights, mesh, axis, device, spec.seed)
+    inputs = batches(spec, config, device, mesh.dp.rank)
+    return Program(subject.build, inputs, subject.loss, seed=spec.seed), config
 
 
 def check_mesh(parallel: ParallelSpec) -> None:
-    """Raise ``ValueError`` for the degrees that the ladder cannot climb yet: all but ``tp``."""
-    for name in ("pp", "dp_replicate", "dp_shard"):
-        if getattr(parallel, name) > 1:
-            raise ValueError(
-                f"parallel.{name}={getattr(parallel, name)}: a compile job checks one process or a tensor-parallel "
-                f"group; expected {name}=1"
-            )
+    """Raise ``ValueError`` for a pipeline: its stages cannot be climbed yet."""
+    if parallel.pp > 1:
+        raise ValueError(
+            f"parallel.pp={parallel.pp}: a compile job checks one process or a mesh of dp_replicate, dp_shard and tp; "
+            "expected pp=1"
+        )
 
 
 def _resolve(spec: CompileSpec, context: RunContext) -> tuple[Config, dict[str, Tensor] | None]:
     if isinstance(spec.model, FromJob):
         return models.load_whole(context.data.job(spec.model.job), spec.model.step)
     return spec.model, None
-
-
-def _build(config: Config, weights: dict[str, Tensor] | None, mesh: Mesh, device: torch.device, seed: int) -> nn.Module:
-    model = models.build(config, mesh, device=device, seed=seed)
-    if weights is not None:
-        models.load_into(model, weights)
-    return model
-
-
-def _class_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits, targets)
-
-
-def _token_loss(logits: Tensor, targets: Tensor, axis: Axis) -> Tensor:
-    return vocabulary_parallel_cross_entropy(logits, targets, axis)

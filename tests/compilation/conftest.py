@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+from launching import torchrun
 
 from service.compilation.ladder import Result, climb
 from service.compilation.observe import plan_for
 from service.compilation.program import Phase, Program
 from service.compilation.rungs import LADDER, Rung
 from service.jobs.spec.compile import Tolerance
+
+__all__ = ["Climb", "ascend", "torchrun"]
 
 Climb = Callable[..., list[Result]]
 

@@ -12,7 +12,7 @@ from service.compilation.internals.caches import empty_caches
 def start_toolchain(device: torch.device) -> float:
     """Compile a trivial kernel and return the seconds it took, so that the first rung does not pay for it.
 
-    Raises what the compiler raises when the machine lacks one.
+    Raises what the compiler raises, as it does on a machine that has none.
     """
     with empty_caches():
         start = time.perf_counter()

@@ -34,8 +34,8 @@ def batches(sizes: Sequence[int] = (5,)) -> tuple[Batch, ...]:
 
 
 def program(module: Callable[[], nn.Module], sizes: Sequence[int] = (5,)) -> Program:
-    def build() -> nn.Module:
+    def build(dtype: torch.dtype) -> nn.Module:
         torch.manual_seed(3)
-        return module()
+        return module().to(dtype)
 
     return Program(build, batches(sizes))

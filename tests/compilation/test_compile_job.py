@@ -1,0 +1,169 @@
+"""The job as a rank runs it: real models, real data, the report on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from service import models
+from service.compilation.inputs import batches
+from service.compilation.job import run
+from service.jobs.layout import DataLayout
+from service.jobs.runtime import RecordingReporter, RunContext
+from service.jobs.spec import CompileSpec
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.model import MlpConfig, TransformerConfig
+from service.jobs.spec.train import CompileChoice
+from service.models.fingerprint import fingerprint
+from service.training.gate import allowed_backends
+
+JOB, TRAINED = "job_" + "1" * 20, "job_" + "2" * 20
+MLP = {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10}
+TRANSFORMER = {"family": "transformer", "vocab_size": 256, "dim": 16, "layers": 1, "heads": 2, "max_sequence": 16}
+
+
+class Reporter(RecordingReporter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[tuple[int, int]] = []
+        self.spans: list[str] = []
+
+    def progress(self, done: int, total: int, unit: str) -> None:
+        self.done.append((done, total))
+
+    def span(self, name: str, start: float, end: float, detail: Any = None) -> None:
+        assert start <= end
+        self.spans.append(name)
+
+
+def context(data: DataLayout, stop: bool = False) -> tuple[RunContext, Reporter]:
+    reporter = Reporter()
+    return RunContext(JOB, 1, 0, 0, 1, "cpu", data, reporter, lambda: stop), reporter
+
+
+def spec(**fields: Any) -> CompileSpec:
+    return CompileSpec.model_validate({"modes": ["eager", "aot_eager"], "shapes": [8], **fields})
+
+
+def report(data: DataLayout) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((data.job(JOB).artifacts / "report.json").read_text())
+    return found
+
+
+def test_the_digits_classifier_passes_the_whole_ladder(data: DataLayout) -> None:
+    where, reporter = context(data)
+    wanted = spec(model=MLP, data={"source": "digits"}, modes=["eager", "aot_eager", "inductor"], shapes=[16])
+    result = run(wanted, where)
+    assert result is not None
+    written = report(data)
+    assert [row["verdict"] for row in written["rungs"]] == ["pass"] * 6, written["rungs"]
+    assert (result["gate"]["train"], result["gate"]["inference"]) == ("inductor", "inductor")
+    assert result["gate"]["fingerprint"] == fingerprint(MlpConfig(**MLP), ParallelSpec(), torch.device("cpu"))
+    assert result["verdicts"] == {"pass": 6}
+    assert result["summary"][0] == "Training may be compiled with inductor: all 3 rungs passed."
+    assert written["toolchain_s"] > 0
+    for row in written["rungs"]:
+        assert row["fullgraph"]
+        assert row["step_ms"] > 0
+        assert row["compile_s"]["cold"] >= 0
+        assert row["parity"]["judged_by"] == "float64"
+        assert row["invocations"] == [{"phase": row["phase"], "shape": "[16, 64]", "calls": 4}]
+    assert reporter.done == [(done, 6) for done in range(7)]
+    assert reporter.spans[-1] == "inference/inductor"
+    assert reporter.series("train/inductor/passed") == [1.0]
+    assert reporter.artifacts == [data.job(JOB).artifacts / "report.json"]
+
+
+def test_a_training_job_reads_the_gate_that_was_written(data: DataLayout) -> None:
+    where, _ = context(data)
+    run(spec(model=TRANSFORMER, data={"source": "tokens", "sequence": 16}, phases=["train"]), where)
+    own = fingerprint(TransformerConfig(**TRANSFORMER), ParallelSpec(), torch.device("cpu"))
+    choice = CompileChoice(train=True, gate=JOB)
+    assert allowed_backends(choice, own, data) == {"train": "aot_eager"}
+
+
+def test_the_model_of_a_training_job_is_checked_with_its_weights(data: DataLayout) -> None:
+    config = MlpConfig(**MLP)
+    folder = data.job(TRAINED).artifacts
+    folder.mkdir(parents=True)
+    weights = {name: value.detach() * 0 for name, value in models.build(config, seed=1).named_parameters()}
+    save_file(weights, folder / "model.safetensors")
+    (folder / "model.json").write_text(
+        json.dumps({"config": config.model_dump(mode="json"), "step": 1, "parallel": {}})
+    )
+    where, _ = context(data)
+    run(spec(model={"job": TRAINED}, phases=["inference"], modes=["eager"]), where)
+    written = report(data)
+    assert written["model"]["hidden"] == [16]
+    assert written["rungs"][0]["verdict"] == "pass"
+
+
+def test_a_job_that_is_asked_to_stop_reaches_no_further_rung(data: DataLayout) -> None:
+    where, _ = context(data, stop=True)
+    result = run(spec(model=MLP), where)
+    assert result is not None
+    assert result["verdicts"] == {"not_reached": 4}
+    assert result["gate"]["train"] is None
+    assert report(data)["rungs"][0]["findings"][0]["message"] == "the job was asked to stop"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": MLP, "parallel": {"pp": 1, "tp": 2}}, "2 ranks were asked for, but 1 were started"),
+        ({"model": TRANSFORMER, "parallel": {"pp": 2}}, r"parallel\.pp=2: .* expected pp=1"),
+        ({"model": {**MLP, "in_features": 65}, "data": {"source": "digits"}}, "the data has 64 features"),
+        ({"model": {**MLP, "out_features": 9}, "data": {"source": "digits"}}, "the data has 10 classes"),
+        ({"model": MLP, "data": {"source": "tokens"}}, "an mlp takes features"),
+        ({"model": TRANSFORMER, "data": {"source": "digits"}}, "a transformer takes tokens"),
+        ({"model": TRANSFORMER, "data": {"source": "tokens", "sequence": 32}}, "longer than model.max_sequence=16"),
+        ({"model": {**TRANSFORMER, "vocab_size": 100}, "data": {"source": "tokens", "sequence": 8}}, "tokens up to"),
+        ({"model": {"job": TRAINED}}, "has no weights of step 'latest'"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused_before_anything_is_written(
+    data: DataLayout, fields: dict[str, Any], message: str
+) -> None:
+    where, reporter = context(data)
+    with pytest.raises(ValueError, match=message):
+        run(spec(**fields), where)
+    assert not data.job(JOB).root.exists()
+    assert not reporter.done
+
+
+def test_batches_take_the_shapes_in_turn_and_each_rank_its_own_samples() -> None:
+    wanted = spec(model=MLP, data={"source": "digits"}, shapes=[3, 5], steps=4)
+    config, device = MlpConfig(**MLP), torch.device("cpu")
+    first, second = batches(wanted, config, device), batches(wanted, config, device, part=1)
+    assert [len(batch.targets) for batch in first] == [3, 5, 3, 5]
+    assert not torch.equal(first[0].inputs[0], second[0].inputs[0])
+
+
+def test_random_tokens_are_followed_by_their_targets() -> None:
+    (batch, *_) = batches(spec(model=TRANSFORMER), TransformerConfig(**TRANSFORMER), torch.device("cpu"))
+    assert batch.inputs[0].shape == batch.targets.shape == (8, 16)
+    assert torch.equal(batch.inputs[0][:, 1:], batch.targets[:, :-1])
+
+
+def test_a_machine_without_a_compiler_fails_the_rung_that_needs_one(
+    data: DataLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    where, _ = context(data)
+    result = run(spec(model=MLP, modes=["eager", "aot_eager", "inductor"], phases=["inference"]), where)
+    assert result is not None
+    assert result["gate"]["inference"] == "aot_eager"
+    assert [row["verdict"] for row in report(data)["rungs"]] == ["pass", "pass", "fail_error"]
+    assert report(data)["toolchain_s"] is None
+
+
+def test_no_draft_is_left_beside_the_report(data: DataLayout) -> None:
+    where, _ = context(data, stop=True)
+    run(spec(model=MLP), where)
+    folder: Path = data.job(JOB).artifacts
+    assert [path.name for path in folder.iterdir()] == ["report.json"]

@@ -1,0 +1,99 @@
+"""The ladder on a real group: verdicts are the ranks' together, and the gate names the mesh."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+
+def climb_job(parallel: dict[str, int], model: dict[str, Any], folder: str) -> Any:
+    import torch.distributed as dist
+
+    from service.compilation.job import run
+    from service.jobs.layout import DataLayout
+    from service.jobs.runtime import NullReporter, RunContext
+    from service.jobs.spec import CompileSpec
+    from service.parallel import distributed
+
+    distributed.start("cpu")
+    spec = CompileSpec.model_validate(
+        {
+            "model": model,
+            "parallel": parallel,
+            "modes": ["eager", "aot_eager"],
+            "phases": ["train"],
+            "shapes": [4],
+            "steps": 3,
+        }
+    )
+    rank, world = dist.get_rank(), dist.get_world_size()
+    layout = DataLayout(Path(folder))
+    result = run(spec, RunContext("job_" + "0" * 20, 1, rank, rank, world, "cpu", layout, NullReporter(), bool))
+    distributed.stop()
+    return result
+
+
+def verdict_of_one_failing_rank() -> Any:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from service.compilation.ladder import climb
+    from service.compilation.observe import plan_for
+    from service.compilation.program import Batch, Program
+    from service.compilation.rungs import LADDER, Rung
+    from service.jobs.spec.compile import Tolerance
+    from service.parallel import distributed
+
+    def crashes(_graph: Any, _inputs: Any) -> Any:
+        raise RuntimeError("planted on rank 1")
+
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    distributed.start("cpu")
+    program = Program(lambda dtype: Linear().to(dtype), (Batch((torch.ones(3, 4),), torch.zeros(3).long()),))
+    rung = Rung("planted", crashes if dist.get_rank() else "aot_eager", compiles_backward=False)
+    torch.manual_seed(0)
+    plan = plan_for(program, 3, Tolerance(), lambda seconds: 1e-3)
+    results = list(climb(program, [rung, LADDER[1]], ["inference"], plan))
+    distributed.stop()
+    return [[result.verdict, [finding.message for finding in result.findings]] for result in results]
+
+
+MLP = {"family": "mlp", "in_features": 8, "hidden": [8, 8], "out_features": 4}
+
+
+@pytest.mark.parametrize("parallel", [{"tp": 2}, {"dp_shard": 2}])
+def test_the_ladder_is_climbed_on_the_mesh(
+    torchrun: Callable[..., list[Any]], tmp_path: Path, parallel: dict[str, int]
+) -> None:
+    first, second = torchrun(climb_job, 2, parallel=parallel, model=MLP, folder=str(tmp_path))
+    assert second is None
+    report = json.loads((tmp_path / "jobs" / ("job_" + "0" * 20) / "artifacts" / "report.json").read_text())
+    assert first["verdicts"] == {"pass": 2}, report["rungs"]
+    assert first["gate"]["train"] == "aot_eager"
+    (name, size), *_ = parallel.items()
+    assert first["gate"]["fingerprint"][f"parallel.{name}"] == size
+    trained = next(row for row in report["rungs"] if row["rung"] == "aot_eager" and row["phase"] == "train")
+    assert min(trained["parameters"]["compiled_backwards"]) > 0
+    assert trained["parameters"]["moved"] == trained["parameters"]["trainable"]
+
+
+def test_a_failure_on_one_rank_fails_the_rung_on_all(torchrun: Callable[..., list[Any]]) -> None:
+    first, second = torchrun(verdict_of_one_failing_rank, 2)
+    assert first == second
+    assert first[0][0] == "fail_error"
+    assert first[0][1][0].startswith("rank 1: BackendCompilerFailed")
+    assert first[1][0] == "not_reached"

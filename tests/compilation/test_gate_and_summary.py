@@ -1,0 +1,107 @@
+"""What the results open, and what is said of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.compilation.gate import break_even_steps, gate, highest_safe
+from service.compilation.ladder import Result
+from service.compilation.observation import Case, Cost, Observation
+from service.compilation.report import counts, metrics, rung_row
+from service.compilation.rungs import LADDER, climb_to
+from service.compilation.summary import summary
+from service.compilation.timing import Race, plan_race, summarise
+from service.compilation.verdicts import SEVERITY, Finding, Verdict, worst
+
+FINGERPRINT = {"torch": "x"}
+
+
+def cost(eager: float, compiled: float, faster: bool) -> Cost:
+    return Cost(10.0, 1.0, Race(compiled, eager, compiled / eager, noisy=False, faster=faster), None, None)
+
+
+def row(rung: int, verdict: Verdict, price: Cost | None = None, message: str = "why") -> Result:
+    case = Case(LADDER[rung], "train")
+    findings = () if verdict == "pass" else (Finding(verdict, message),)
+    return Result(case, verdict, findings, Observation(case, cost=price) if verdict != "not_reached" else None)
+
+
+@given(st.lists(st.sampled_from(SEVERITY), max_size=3))
+def test_the_gate_is_the_last_of_an_unbroken_row_of_passes(verdicts: list[Verdict]) -> None:
+    results = [row(index, verdict) for index, verdict in enumerate(verdicts)]
+    best = highest_safe(results, "train")
+    passes = next((index for index, verdict in enumerate(verdicts) if verdict != "pass"), len(verdicts))
+    assert (best.case.rung if best else None) == (LADDER[passes - 1] if passes else None)
+
+
+@given(st.lists(st.sampled_from(SEVERITY)))
+def test_the_worst_verdict_is_none_of_the_better_ones(verdicts: list[Verdict]) -> None:
+    found = worst(verdicts)
+    assert found == "pass" if not verdicts else all(SEVERITY.index(each) <= SEVERITY.index(found) for each in verdicts)
+
+
+def test_a_phase_that_was_not_checked_is_not_allowed_and_has_no_worth() -> None:
+    opened = gate([row(0, "pass", cost(1, 1, False))], ["train"], FINGERPRINT, None)
+    assert opened["train"] == "eager"
+    assert opened["inference"] is None
+    assert set(opened["worth"]) == {"train"}
+    assert opened["fingerprint"] == FINGERPRINT
+
+
+def test_worth_counts_the_toolchain_into_the_break_even() -> None:
+    opened = gate([row(0, "pass", cost(0.5, 0.25, True))], ["train"], FINGERPRINT, toolchain_s=5.0)
+    assert opened["worth"]["train"]["worth_it"]
+    assert opened["worth"]["train"]["break_even_steps"] == 60
+
+
+@pytest.mark.parametrize(
+    ("compile_s", "saved", "steps"), [(10, 0.1, 100), (10, 0.3, 34), (10, 0, None), (10, -1, None)]
+)
+def test_break_even(compile_s: float, saved: float, steps: int | None) -> None:
+    assert break_even_steps(compile_s, saved) == steps
+
+
+def test_the_summary_says_what_is_allowed_what_stopped_it_and_what_it_is_worth() -> None:
+    results = [row(0, "pass", cost(1, 2, False)), row(1, "frozen", message="no gradient: w"), row(2, "not_reached")]
+    opened = gate(results, ["train"], FINGERPRINT, None)
+    assert summary(results, opened) == [
+        "Training may be compiled with eager: aot_eager gave frozen (no gradient: w).",
+        "It is not worth it: a compiled step takes 2.00× an eager one.",
+    ]
+
+
+def test_the_summary_forbids_what_failed_at_once() -> None:
+    results = [row(0, "vacuous", message="no graph"), row(1, "not_reached"), row(2, "not_reached")]
+    opened = gate(results, ["train"], FINGERPRINT, None)
+    assert summary(results, opened) == ["Training must not be compiled: eager gave vacuous (no graph)."]
+    assert counts(results) == {"vacuous": 1, "not_reached": 2}
+
+
+def test_a_rung_that_was_not_reached_has_the_same_fields_all_unmeasured() -> None:
+    reached, missed = rung_row(row(0, "pass", cost(1, 1, False))), rung_row(row(1, "not_reached"))
+    assert reached.keys() == missed.keys()
+    measured = {name for name, value in missed.items() if value is not None}
+    assert measured == {"rung", "phase", "verdict", "findings"}
+    assert metrics(row(1, "not_reached")) == {}
+
+
+@given(st.floats(1e-6, 100))
+def test_a_race_has_enough_rounds_and_blocks_long_enough(seconds: float) -> None:
+    repeats, rounds = plan_race(seconds)
+    assert 5 <= rounds <= 11
+    assert repeats * seconds >= 0.02 - 1e-9
+
+
+def test_a_race_is_won_only_in_three_quarters_of_the_rounds() -> None:
+    steady = summarise([(1.0, 0.9)] * 8)
+    assert (steady.faster, steady.noisy, steady.ratio) == (True, False, 0.9)
+    wild = summarise([(1.0, 0.5), (1.0, 1.5)] * 4)
+    assert (wild.faster, wild.noisy) == (False, True)
+
+
+def test_modes_name_rungs_from_the_foot() -> None:
+    assert climb_to(("eager", "aot_eager")) == LADDER[:2]
+    with pytest.raises(ValueError, match=r"modes names 'cudagraphs'; the rungs are eager, aot_eager, inductor"):
+        climb_to(("eager", "cudagraphs"))

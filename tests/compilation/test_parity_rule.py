@@ -1,0 +1,113 @@
+"""The parity rule, by its properties and by its borders."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.compilation.parity import Comparison, Oracle, comparable, compare, judged_scale, multiplier, scale_of
+from service.jobs.spec.compile import Tolerance
+
+TOLERANCE = Tolerance()
+LARGE = 2000
+
+
+def verdict(result: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor | None, **oracle: float) -> Comparison:
+    scale = oracle.pop("scale", judged_scale(scale_of(eager), scale_of(eager)))
+    return compare(("gradient", "w"), 0, result, Oracle(eager, truth, scale, **oracle), TOLERANCE)
+
+
+def sample(seed: int, size: int = LARGE, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float64 values and their float32 rounding."""
+    truth = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    return truth.float(), truth
+
+
+@given(seed=st.integers(0, 10_000), exponent=st.integers(-20, 3))
+def test_the_same_result_always_passes(seed: int, exponent: int) -> None:
+    eager, truth = sample(seed, scale=10.0**exponent)
+    found = verdict(eager.clone(), eager, truth)
+    assert found.passed
+    assert found.excess == found.max_abs == 0 or found.ratio == 1
+
+
+@given(seed=st.integers(0, 10_000), exponent=st.integers(-12, 0), error=st.floats(0.01, 10))
+def test_a_relative_error_is_found_at_every_scale(seed: int, exponent: int, error: float) -> None:
+    eager, truth = sample(seed, scale=10.0**exponent)
+    assert not verdict(eager * (1 + error), eager, truth).passed
+
+
+@given(seed=st.integers(0, 10_000), noise=st.floats(1e-3, 1e-1))
+def test_a_result_as_far_from_the_truth_as_eager_passes_however_far_from_eager(seed: int, noise: float) -> None:
+    _, truth = sample(seed)
+    errors = torch.randn(2, LARGE, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64) * noise
+    eager, result = (truth + errors[0]).float(), (truth + errors[1]).float()
+    found = verdict(result, eager, truth)
+    assert found.max_abs > TOLERANCE.absolute
+    assert found.passed
+    assert not verdict(result, eager, None).passed
+
+
+@given(seed=st.integers(0, 10_000), times=st.floats(2.5, 100))
+def test_a_result_further_from_the_truth_than_the_ratio_fails(seed: int, times: float) -> None:
+    _, truth = sample(seed)
+    errors = torch.randn(2, LARGE, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64) * 1e-2
+    found = verdict((truth + errors[1] * times).float(), (truth + errors[0]).float(), truth)
+    assert not found.passed
+    assert found.ratio == pytest.approx(times, rel=0.2)
+
+
+def test_small_tensors_are_given_a_larger_ratio() -> None:
+    assert [multiplier(size, 2.0) for size in (10, 11, 500, 501, 1000, 1001)] == [10, 8, 8, 3, 3, 2]
+
+
+def test_a_tensor_of_pure_rounding_noise_is_judged_at_its_siblings_scale() -> None:
+    """The bias before a normalisation: its true gradient is zero, and each run leaves other rounding."""
+    truth = torch.zeros(LARGE, dtype=torch.float64)
+    eager, result = torch.zeros(LARGE), torch.full((LARGE,), 1e-8)
+    assert verdict(result, eager, truth, scale=judged_scale(0.0, largest=0.1)).passed
+    assert not verdict(result * 1e3, eager, truth, scale=judged_scale(0.0, largest=0.1)).passed
+
+
+def test_noise_of_eager_itself_is_tolerated() -> None:
+    eager, _ = sample(1)
+    assert not verdict(eager + 0.01, eager, None).passed
+    assert verdict(eager + 0.01, eager, None, noise=0.02).passed
+
+
+@pytest.mark.parametrize(
+    ("result", "note"),
+    [
+        (torch.zeros(3), "shape (3,) instead of (2,)"),
+        (torch.zeros(2, dtype=torch.float64), "dtype torch.float64 instead of torch.float32"),
+        (torch.tensor([0.0, math.nan]), "NaN or infinity"),
+    ],
+)
+def test_another_shape_dtype_or_finiteness_is_never_within_tolerance(result: torch.Tensor, note: str) -> None:
+    found = verdict(result, torch.zeros(2), None)
+    assert not found.passed
+    assert note in found.note
+
+
+def test_infinities_must_agree_in_sign_and_nan_matches_nan() -> None:
+    eager = torch.tensor([math.inf, math.nan, 1.0])
+    assert verdict(eager.clone(), eager, None).passed
+    assert not verdict(torch.tensor([-math.inf, math.nan, 1.0]), eager, None).passed
+    assert not verdict(torch.tensor([math.nan, math.nan, 1.0]), eager, None).passed
+
+
+def test_whole_numbers_and_empty_tensors_are_compared_too() -> None:
+    assert verdict(torch.arange(4), torch.arange(4), None).passed
+    assert not verdict(torch.arange(4) + 1, torch.arange(4), None).passed
+    assert verdict(torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.float64)).passed
+
+
+def test_another_computation_in_float64_is_told_from_rounding() -> None:
+    eager, truth = sample(2)
+    assert comparable(eager, truth)
+    assert not comparable(eager, truth.roll(1))
+    assert not comparable(eager, truth[:-1])
