@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from service.jobs.runtime import RunContext
 from service.jobs.spec.train import TrainSpec
-from service.parallel import distributed
+from service.parallel import checkpoint, distributed
 from service.training.export import export_model
 from service.training.loop import Loop
 from service.training.setup import prepare
@@ -39,6 +39,8 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
             weights, about = export_model(saved, context.paths.artifacts, training.description)
             context.report.artifact(weights)
             context.report.artifact(about, "application/json")
+            for kept in checkpoint.complete(context.paths.checkpoints):
+                context.report.artifact(kept.path)
         return loop.summary(evaluation, stopped=not finished)
 
 

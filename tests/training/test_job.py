@@ -1,0 +1,214 @@
+"""The training job in one process: it learns, reports, publishes, and refuses what it must."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from launching import Torchrun
+from safetensors.torch import load_file
+from torch._dynamo.utils import counters
+from training_runs import JOB, MLP, TRANSFORMER, Recording, train
+
+from service.jobs.layout import DataLayout
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.data import DigitsData
+from service.jobs.spec.model import MlpConfig
+from service.models import build, data
+from service.models.data import BatchOrder, Dataset, Split
+from service.models.fingerprint import fingerprint
+from service.parallel import checkpoint
+from service.training.gate import GateError
+from service.training.tally import NonFiniteError
+
+GATE = "job_" + "g" * 20
+CPU = torch.device("cpu")
+MLP_DATA = DigitsData()
+
+
+def test_digits_are_learned(tmp_path: Path) -> None:
+    spec = {**MLP, "steps": 300, "batch": {"global": 64}, "model": {**MLP["model"], "hidden": [128, 64]}}
+    result = train(tmp_path, spec)["result"]
+    assert result["eval_accuracy"] >= 0.9
+    assert result["loss"] < 0.1
+
+
+def test_text_becomes_less_surprising(tmp_path: Path) -> None:
+    run = train(tmp_path, {**TRANSFORMER, "steps": 60, "batch": {"global": 16}, "optimizer": {"lr": 1e-2}})
+    assert run["loss"][0] == pytest.approx(5.545, abs=0.1)  # ln 256: knows nothing yet
+    assert run["result"]["eval_loss"] < 3.4
+    assert run["result"]["eval_perplexity"] < 30
+
+
+def test_everything_is_reported_and_published(tmp_path: Path) -> None:
+    report = Recording()
+    spec = {**MLP, "steps": 4, "checkpoint": {"every": 1, "keep": 2}, "schedule": {"warmup": 2}}
+    result = train(tmp_path, spec, report=report)["result"]
+    artifacts = DataLayout(tmp_path).job(JOB).artifacts
+    first = report.metrics[0][1]
+    assert set(first) == {"loss", "grad_norm", "lr", "step_ms", "samples_per_s", "tflops"}
+    assert [values["lr"] for _, values in report.metrics if "lr" in values] == pytest.approx([5e-3, 1e-2, 1e-2, 1e-3])
+    assert report.done == (4, 4, "steps")
+    assert set(report.spans) == {"data", "forward_backward", "optimizer", "checkpoint", "evaluate"}
+    assert {path.name for path in report.artifacts} == {
+        "metrics.parquet",
+        "model.safetensors",
+        "model.json",
+        "step_3",
+        "step_4",
+    }
+    assert all(path.exists() for path in report.artifacts)
+    assert result["parameters"] == 64 * 32 + 32 + 32 * 32 + 32 + 32 * 10 + 10
+    about = json.loads((artifacts / "model.json").read_bytes())
+    assert (about["step"], about["config"]["family"], about["parallel"]["tp"]) == (4, "mlp", 1)
+    assert about["data_sha256"] == result["data_sha256"]
+    assert pq.read_table(artifacts / "metrics.parquet")["loss"].to_pylist() == list(report.series("loss"))
+
+
+def test_the_published_weights_give_the_reported_accuracy(tmp_path: Path) -> None:
+    result = train(tmp_path, {**MLP, "steps": 30})["result"]
+    model = build(MlpConfig.model_validate(MLP["model"]))
+    model.load_state_dict(load_file(DataLayout(tmp_path).job(JOB).artifacts / "model.safetensors"))
+    test = data.load(MLP_DATA).test
+    accuracy = (model(test.inputs).argmax(1) == test.targets).double().mean().item()
+    assert result["eval_accuracy"] == pytest.approx(accuracy, abs=1e-12)
+
+
+def test_tokens_per_second_are_reported_for_text(tmp_path: Path) -> None:
+    report = Recording()
+    train(tmp_path, {**TRANSFORMER, "steps": 1}, report=report)
+    values = report.metrics[0][1]
+    assert values["tokens_per_s"] == pytest.approx(8 * 32 / (values["step_ms"] / 1e3))
+    # 6·(N − N_emb) + 12·L·H·d_head·seq per token: q and output 2·32², k and v 2·32·16, SwiGLU 3·32·128, norms, head.
+    matrices = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 128 + 2 * 32) + 32 + 32 * 256
+    flop_per_token = 6 * matrices + 12 * 2 * 32 * 32
+    assert values["tflops"] == pytest.approx(flop_per_token * values["tokens_per_s"] / 1e12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": {"global": 10, "micro": 3}}, "each of 1 data-parallel ranks 10 samples, .* into 3 micro-batches"),
+        ({"batch": {"global": 9}, "parallel": {"dp_shard": 2}}, r"batch.global=9 does not divide over .* 2 ranks"),
+        ({"parallel": {"tp": 2}}, r"tp=2 = 2 ranks were asked for, but 1 were started"),
+        ({"precision": {"param": "bf16"}}, "needs a launched group"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_written(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path, {**MLP, "steps": 1, **change})
+    assert not DataLayout(tmp_path).job(JOB).root.exists()
+
+
+def poisoned(rank: int, ranks: int, step: int, loaded: Dataset) -> Dataset:
+    """A sample that ``rank`` of ``ranks`` meets first at ``step`` (from 1) holds a NaN."""
+    order = BatchOrder(0, len(loaded.train), MLP["batch"]["global"])
+    inputs = loaded.train.inputs.clone()
+    inputs[order.share(step - 1, rank, ranks)[0]] = float("nan")
+    return dataclasses.replace(loaded, train=Split(inputs, loaded.train.targets))
+
+
+def train_on_poison(folder: str) -> str:
+    """On two ranks: the error that each of them ends with."""
+    loaded = poisoned(1, 2, 3, data.load(MLP_DATA))
+    data.load = lambda spec: loaded
+    try:
+        train(folder, {**MLP, "steps": 5, "parallel": {"dp_shard": 2}, "checkpoint": {"every": 1}})
+    except NonFiniteError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.distributed
+def test_a_loss_that_is_no_number_ends_all_ranks_and_names_the_culprit(tmp_path: Path, torchrun: Torchrun) -> None:
+    errors = torchrun(train_on_poison, 2, folder=str(tmp_path))
+    assert all(error.startswith("the loss is not finite on rank 1 at step 3") for error in errors), errors
+    newest = checkpoint.latest(DataLayout(tmp_path).job(JOB).checkpoints)
+    assert newest is not None
+    assert newest.step == 2
+    assert all(tensor.isfinite().all() for tensor in checkpoint.load_whole(newest.path).values())
+
+
+def train_in_half_precision(folder: str) -> list[float]:
+    return train(folder, {**MLP, "steps": 5, "parallel": {"dp_shard": 2}, "precision": {"param": "bf16"}})["loss"]
+
+
+@pytest.mark.distributed
+def test_bf16_follows_float32_to_its_precision(tmp_path: Path, torchrun: Torchrun) -> None:
+    half = torchrun(train_in_half_precision, 2, folder=str(tmp_path / "half"))[0]
+    full = train(tmp_path / "full", {**MLP, "steps": 5})["loss"]
+    assert half == pytest.approx(full, rel=2e-2)  # bf16 has 8 bits: 2^-8 = 4e-3 a rounding
+    assert half != pytest.approx(full, rel=1e-6)
+
+
+def open_gate(folder: Path, train_rung: str | None, inference_rung: str | None, **other: object) -> None:
+    own = fingerprint(MlpConfig.model_validate(MLP["model"]), ParallelSpec(), CPU)
+    report = {"gate": {"train": train_rung, "inference": inference_rung, "fingerprint": {**own, **other}}}
+    artifacts = DataLayout(folder).job(GATE).artifacts
+    artifacts.mkdir(parents=True)
+    (artifacts / "report.json").write_text(json.dumps(report))
+
+
+def compiled(**phases: bool) -> dict[str, Any]:
+    return {**MLP, "steps": 3, "compile": {**phases, "gate": GATE}}
+
+
+@pytest.mark.parametrize("phases", [{"train": True}, {"inference": True}, {"train": True, "inference": True}])
+def test_an_open_gate_compiles_what_was_asked_for(tmp_path: Path, phases: dict[str, bool]) -> None:
+    open_gate(tmp_path, "aot_eager", "aot_eager")
+    eager = train(tmp_path / "eager", {**MLP, "steps": 3})
+    torch._dynamo.reset()
+    counters.clear()
+    run = train(tmp_path, compiled(**phases))
+    assert run["loss"] == pytest.approx(eager["loss"], rel=1e-6)
+    assert run["eval_loss"] == pytest.approx(eager["eval_loss"], rel=1e-6)
+    # One graph for each phase: they differ in whether gradients are recorded, and in the batch's last dimension not.
+    assert counters["stats"]["unique_graphs"] == len(phases)
+
+
+def test_no_compilation_unless_asked_for(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    train(tmp_path, {**MLP, "steps": 2})
+    assert counters["stats"]["unique_graphs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("rungs", "other", "change", "message"),
+    [
+        ((None, "aot_eager"), {}, {}, "compile.train: the gate of job_g+ allows nothing"),
+        (("eager", "eager"), {}, {}, "compile.train: the gate of job_g+ allows eager"),
+        (("inductor", None), {"torch": "1.0"}, {}, r"torch is '.*' here and '1.0' in the report"),
+        (
+            ("inductor", None),
+            {"model.hidden": "[8]"},
+            {},
+            r"model.hidden is '\[32, 32\]' here and '\[8\]' in the report",
+        ),
+        (
+            ("inductor", None),
+            {},
+            {"activation_checkpoint": "full"},
+            "activation_checkpoint is 'full' here and 'absent'",
+        ),
+    ],
+)
+def test_a_closed_gate_is_refused_by_field(
+    tmp_path: Path, rungs: tuple[str | None, str | None], other: dict[str, str], change: dict[str, str], message: str
+) -> None:
+    open_gate(tmp_path, *rungs, **other)
+    with pytest.raises(GateError, match=message):
+        train(tmp_path, {**compiled(train=True), **change})
+    assert not DataLayout(tmp_path).job(JOB).root.exists()
+
+
+def test_a_gate_that_published_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GateError, match=r"has published no report\.json"):
+        train(tmp_path, compiled(inference=True))
