@@ -89,6 +89,9 @@ def _serve(settings: Settings, store: Store, listening: socket.socket) -> int:
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=_SHUTDOWN_S,
     )
+    host, port = listening.getsockname()[:2]
+    scheme = "http" if settings.tls_cert is None else "https"
+    logging.getLogger("api").info("serving %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
     server = uvicorn.Server(config)
     server.run(sockets=[listening])
     return 0 if server.started else 1

@@ -59,7 +59,11 @@ def _problem(request: Request, error: Exception) -> Response:
 def _validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     endpoint = request.scope.get("endpoint")
-    errors = from_validation(error.errors(), None if endpoint is None else _body_locator(endpoint))
+    locator = None if endpoint is None else _body_locator(endpoint)
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if locator is not None and media_type != "application/json" and not media_type.endswith("+json"):
+        return respond(415, f"the body is {media_type}; send application/json")
+    errors = from_validation(error.errors(), locator)
     return respond(422, summary(errors), errors=errors)
 
 

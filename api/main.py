@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Security
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from api import errors, session
 from api.context import Context, attach, context_of
@@ -34,7 +35,6 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=_lifespan,
-        max_body_size=settings.max_body_bytes,
         redirect_slashes=False,
     )
     connected = store if store is not None else Store.connect(settings.broker_url, settings.layout)
@@ -50,6 +50,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.include_router(session.router)
     _mount_dashboard(app)
     document(app)
+    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
     app.add_middleware(Hardening)
     return app
 

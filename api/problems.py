@@ -185,7 +185,7 @@ def _words(error: Mapping[str, Any], place: Place, context: Mapping[str, Any]) -
     if kind == "extra_forbidden":
         return _unknown_field(place)
     if kind == "missing":
-        return "this field is required", _EXPECTED["missing"]
+        return "this field is required" if place.path else "a body is required", _EXPECTED["missing"]
     if kind in ("value_error", "assertion_error"):
         message = message.partition(", ")[2] or message
         return message, "values that agree"

@@ -1,0 +1,118 @@
+"""``python -m api`` as a process: where it binds, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+import redis as redis_py
+from api_world import TRAIN, bearer, wait_until
+
+
+@contextmanager
+def process(broker: str, data: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    environment = {**os.environ, "TRIVET_DATA": str(data), "TRIVET_REDIS_URL": broker, "TRIVET_PORT": "0"}
+    log = data.with_suffix(".log")
+    with log.open("w") as output:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "api", *arguments], env=environment, stdout=output, stderr=output, text=True
+        )
+    try:
+        yield started, log
+    finally:
+        started.kill()
+        started.wait()
+
+
+def address(log: Path) -> str:
+    found: list[str] = []
+
+    def ready() -> bool:
+        found[:] = re.findall(r"serving (https?://\S+)", log.read_text())
+        return bool(found) and "startup complete" in log.read_text()
+
+    wait_until(ready, 30)
+    return found[0]
+
+
+def test_the_first_start_writes_the_admin_key_for_its_owner_only(redis: redis_py.Redis, broker: str, tmp_path: Path) -> None:
+    key_file = tmp_path / "data" / "admin.key"
+    with process(broker, tmp_path / "data") as (_, log):
+        url = address(log)
+        assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+        secret = key_file.read_text().strip()
+        assert httpx2.get(f"{url}/v1/keys", headers=bearer(secret)).status_code == 200
+        assert secret not in log.read_text()
+    with process(broker, tmp_path / "data") as (_, log):
+        address(log)
+        assert key_file.read_text().strip() == secret
+
+
+def test_sigterm_ends_open_streams_and_the_process_at_once(redis: redis_py.Redis, broker: str, tmp_path: Path) -> None:
+    with process(broker, tmp_path / "data") as (running, log):
+        url = address(log)
+        headers = bearer((tmp_path / "data" / "admin.key").read_text().strip())
+        job_id = httpx2.post(f"{url}/v1/jobs", json=TRAIN, headers=headers).json()["id"]
+        stream = {**headers, "Accept": "text/event-stream"}
+        with httpx2.stream("GET", f"{url}/v1/jobs/{job_id}/events", headers=stream, timeout=30.0) as response:
+            events = iter(httpx2.EventSource(response))
+            assert next(event for event in events if event.event == "state")
+            running.send_signal(signal.SIGTERM)
+            started = time.monotonic()
+            assert [event.event for event in events][-1] == "bye"
+        assert running.wait(10) in (0, -signal.SIGTERM)
+        assert time.monotonic() - started < 4, "an open stream must not hold up the end (uvicorn's own limit is 5 s)"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])
+def test_an_open_address_without_encryption_is_refused(broker: str, tmp_path: Path, host: str) -> None:
+    with process(broker, tmp_path / "data", "--host", host) as (running, log):
+        assert running.wait(30) == 2
+        assert "--behind-proxy" in log.read_text()
+        assert "--tls-cert" in log.read_text()
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_open_address_behind_a_proxy_is_taken(redis: redis_py.Redis, broker: str, tmp_path: Path) -> None:
+    with process(broker, tmp_path / "data", "--host", "0.0.0.0", "--behind-proxy") as (_, log):
+        port = address(log).rpartition(":")[2]
+        assert httpx2.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port", "70000"], "port"),
+        (["--tls-cert", "x.pem"], "tls_key"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(broker: str, tmp_path: Path, arguments: list[str], said: str) -> None:
+    with process(broker, tmp_path / "data", *arguments) as (running, log):
+        assert running.wait(30) == 2
+        assert said in log.read_text()
+        assert "Traceback" not in log.read_text()
+
+
+def test_without_a_broker_it_says_how_to_get_one(tmp_path: Path) -> None:
+    with process(f"unix://{tmp_path}/nobody.sock", tmp_path / "data") as (running, log):
+        assert running.wait(30) == 2
+        assert "TRIVET_REDIS_URL" in log.read_text()
+        assert "Traceback" not in log.read_text()
+
+
+def test_a_taken_port_is_named(redis: redis_py.Redis, broker: str, tmp_path: Path) -> None:
+    with process(broker, tmp_path / "data") as (_, log):
+        port = address(log).rpartition(":")[2]
+        with process(broker, tmp_path / "data", "--port", port) as (second, second_log):
+            assert second.wait(30) == 2
+            assert port in second_log.read_text()

@@ -1,0 +1,88 @@
+"""Cursors and batches: whatever the order of arrival, a composite id resumes exactly after the event that bears it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api.frames import Batch, Cursor, Frame, batches, in_order
+from service.jobs.store.tail import RawEvent, parse_id
+
+JOBS = ["job_a", "job_b", "job_c"]
+
+
+def event(job_id: str, position: tuple[int, int], kind: str = "metric") -> RawEvent:
+    payload = json.dumps({"type": kind, "state": "queued"}).encode()
+    return RawEvent(job_id, f"{position[0]}-{position[1]}", kind, payload)
+
+
+_streams = st.fixed_dictionaries(
+    {job: st.sets(st.tuples(st.integers(1, 6), st.integers(0, 2)), max_size=8).map(sorted) for job in JOBS}
+)
+
+
+def read(streams: dict[str, list[tuple[int, int]]], cursor: Cursor, count: int) -> list[Frame]:
+    """One read of every stream after the cursor, as the hub does it."""
+    answer = {}
+    for job, positions in streams.items():
+        after = parse_id(cursor.of(job))
+        found = [event(job, position) for position in positions if position > after][:count]
+        if found:
+            answer[job] = found
+    return in_order(batches(answer, count))
+
+
+def drain(streams: dict[str, list[tuple[int, int]]], cursor: Cursor, count: int) -> list[tuple[str, str, str]]:
+    """(job, id, composite id) of everything after the cursor."""
+    seen = []
+    while frames := read(streams, cursor, count):
+        for frame in frames:
+            cursor.advance(frame)
+            seen.append((frame.job_id, frame.id, cursor.token))
+    return seen
+
+
+@settings(deadline=None)
+@given(streams=_streams, count=st.integers(1, 10), cut=st.integers(0, 30))
+def test_resuming_after_any_event_gives_exactly_the_rest(
+    streams: dict[str, list[tuple[int, int]]], count: int, cut: int
+) -> None:
+    whole = drain(streams, Cursor(), count)
+    assert sorted((job, frame) for job, frame, _ in whole) == sorted(
+        (job, f"{ms}-{seq}") for job, positions in streams.items() for ms, seq in positions
+    )
+    if whole:
+        cut %= len(whole)
+        rest = drain(streams, Cursor.resume(whole[cut][2]), count)
+        assert sorted(entry[:2] for entry in rest) == sorted(entry[:2] for entry in whole[cut + 1 :])
+
+
+@settings(deadline=None)
+@given(streams=_streams, count=st.integers(1, 10))
+def test_a_cut_read_keeps_nothing_beyond_what_is_known_to_be_complete(
+    streams: dict[str, list[tuple[int, int]]], count: int
+) -> None:
+    frames = read(streams, Cursor(), count)
+    if frames:
+        newest = frames[-1].position[0]
+        missing = [p for positions in streams.values() for p in positions if p[0] < newest]
+        delivered = {frame.position for frame in frames}
+        assert all(position in delivered for position in missing)
+
+
+@pytest.mark.parametrize("token", ["", ";", "x", "1;a", "1;a=", "1;=3", "1;a=x", "-1;a=1", "1;a=1,", "1-2-3", "¹", "1;a=²"])
+def test_what_is_no_position_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match=r"not|is"):
+        Cursor.resume(token)
+
+
+def test_a_frame_carries_its_job_and_id_and_stays_one_line() -> None:
+    frame = Frame.of(RawEvent("job_a", "5-1", "log", b'{"type":"log","line":"a\\nb"}'))
+    head, data, *rest = frame.body.decode().split("\n")
+    assert head == "event: log"
+    assert json.loads(data.removeprefix("data: ")) == {"job": "job_a", "id": "5-1", "type": "log", "line": "a\nb"}
+    assert rest == ["", ""]
+    assert Batch("job_a", (frame,)).encoded.startswith(b"id: 5-1\nevent: log\n")
