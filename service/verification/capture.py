@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,6 +72,13 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
     return program
 
 
+@dataclass(frozen=True)
+class _Unusable:
+    """The result of a call that is no tensor and no size: an error only where something uses it."""
+
+    fx: FxNode
+
+
 class _Reader:
     """Walks an exported program once: folds constants, types the nodes that depend on the input."""
 
@@ -111,17 +119,17 @@ class _Reader:
         self.values[user[0].name] = Ref(user[0].name)
 
     def _read_call(self, fx: FxNode) -> Any:
-        target = self._operator(fx)
-        arguments = self._bind(fx, target)
-        if not any(_depends(value) for value in arguments.values()):
-            return self._fold(fx)
         value = fx.meta.get("val")
         if isinstance(value, torch.SymInt):
-            if value.node.expr != self.batch.node.expr:
-                raise _unsupported(fx)
             return BatchSize()
+        if not isinstance(fx.target, torch._ops.OpOverload) or value is None:
+            return _Unusable(fx)
+        target = fx.target
+        arguments = self._bind(fx, target)
+        if not any(_depends(value) for value in arguments.values()):
+            return self._fold(fx, target)
         if not isinstance(value, Tensor):
-            raise _unsupported(fx)
+            return _Unusable(fx)
         self._check_batch(fx, value)
         shape = tuple(int(length) for length in value.shape[1:])
         inputs = tuple(self.shapes[ref.name] for argument in arguments.values() for ref in refs(argument))
@@ -132,14 +140,8 @@ class _Reader:
         self.nodes.append(node)
         self.shapes[node.name] = node.shape
 
-    def _operator(self, fx: FxNode) -> torch._ops.OpOverload:
-        if not isinstance(fx.target, torch._ops.OpOverload):
-            raise _unsupported(fx)
-        return fx.target
-
-    def _fold(self, fx: FxNode) -> Any:
+    def _fold(self, fx: FxNode, target: torch._ops.OpOverload) -> Any:
         """Compute what depends on constants only, unless that draws random numbers."""
-        target = self._operator(fx)
         if torch.Tag.nondeterministic_seeded in target.tags:
             raise _unsupported(fx)
         return target(*self._value(fx.args), **{name: self._value(value) for name, value in fx.kwargs.items()})
@@ -157,7 +159,10 @@ class _Reader:
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, FxNode):
-            return self.values[value.name]
+            known = self.values[value.name]
+            if isinstance(known, _Unusable):
+                raise _unsupported(known.fx)
+            return known
         if isinstance(value, list | tuple):
             return tuple(self._value(item) for item in value)
         return value

@@ -29,7 +29,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class BatchSize:
-    """Stands for the batch size where an operator takes it as an argument."""
+    """Stands for a size that depends on the batch, where an operator takes it as an argument."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.verification.graph import INPUT, Graph, UnsupportedModelError
+from service.verification.graph import INPUT, Graph, Node, UnsupportedModelError
 from service.verification.rules.affine import AddMatrixProduct, LinearLayer, MatrixProduct
 from service.verification.rules.arithmetic import Multiple, Negation, Sum
 from service.verification.rules.base import Rule
@@ -58,12 +58,16 @@ def check(graph: Graph) -> None:
     problems = []
     for node in graph.nodes[1:]:
         rule = RULES.get(node.operator)
-        reason = "the operator has no rule" if rule is None else rule.refusal(node)
+        reason = "the operator has no rule" if rule is None else _refusal(node, rule)
         if reason is not None:
             problems.append(f"{node}: {reason}")
     if problems:
         supported = ", ".join(sorted(RULES))
         raise UnsupportedModelError(f"cannot bound {'; '.join(problems)}. Supported operators: {supported}")
+
+
+def _refusal(node: Node, rule: Rule) -> str | None:
+    return rule.refusal(node) if node.inputs else "it repeats a constant for each instance"
 
 
 __all__ = ["INPUT", "RULES", "check"]

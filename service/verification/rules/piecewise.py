@@ -39,11 +39,11 @@ class LeakyRelu(NonlinearRule):
         slope = self.negative_slope(node)
         lower, upper = bounds.lower, bounds.upper
         open_ = self.improvable(node, bounds)
-        fixed = torch.where(lower >= 0, 1.0, slope).to(lower.dtype)
+        fixed = _either(lower >= 0, 1.0, slope, lower)
         chord = _chord_slope(lower, upper, slope)
         intercept = torch.where(lower.isfinite(), (slope - chord) * lower, (1 - chord) * upper)
         return Relaxation(
-            lower_slope=torch.where(open_, torch.where(upper > -lower, 1.0, slope).to(lower.dtype), fixed),
+            lower_slope=torch.where(open_, _either(upper > -lower, 1.0, slope, lower), fixed),
             upper_slope=torch.where(open_, chord, fixed),
             upper_intercept=torch.where(open_, intercept, torch.zeros_like(lower)),
         )
@@ -63,5 +63,10 @@ def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
     """
     width = upper / 2 - lower / 2  # halved: the difference of large ends may overflow
     chord = (upper / 2 - slope * (lower / 2)) / width
-    without_end = torch.where(upper.isfinite(), slope, 1.0).to(lower.dtype)
+    without_end = _either(upper.isfinite(), slope, 1.0, lower)
     return torch.where(lower.isfinite() & upper.isfinite(), chord, without_end)
+
+
+def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """``torch.where`` on two numbers, which alone would round them to the default dtype."""
+    return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))

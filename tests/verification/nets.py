@@ -1,0 +1,66 @@
+"""Small networks and boxes for the verification tests."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from service.verification.interval import Interval
+from service.verification.methods import METHODS, Effort
+from service.verification.network import Network, prepare
+
+
+def box_around(centre: Tensor, radius: float | Tensor) -> Interval:
+    return Interval(centre - radius, centre + radius)
+
+
+def output_bounds(network: Network, box: Interval, method: str, effort: Effort | None = None) -> Interval:
+    """Bounds of all outputs, flattened."""
+    size = network.graph.output.size
+    identity = torch.eye(size, dtype=box.lower.dtype)
+    rows = torch.cat([identity, -identity]).reshape(1, 2 * size, *network.graph.output.shape)
+    with torch.no_grad():
+        bounds = METHODS[method](network, box, effort or Effort()).lower_bounds(rows)
+    return Interval(bounds[:, :size], -bounds[:, size:])
+
+
+def prepared(module: nn.Module, *shape: int) -> Network:
+    return prepare(module, shape)
+
+
+def samples(box: Interval, count: int, generator: torch.Generator) -> Tensor:
+    """Random inputs of each box, half of them corners, ``(count, batch, *shape)``."""
+    weights = torch.rand((count, *box.lower.shape), generator=generator, dtype=box.lower.dtype)
+    weights[: count // 2] = weights[: count // 2].round()
+    return box.lower + weights * (box.upper - box.lower)
+
+
+class Residual(nn.Module):
+    """``x + second(activation(first(x)))``."""
+
+    def __init__(self, width: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.activation = nn.Linear(width, 2 * width), nn.Linear(2 * width, width), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(self.activation(self.first(x)))
+
+
+def mlp(widths: list[int], activation: nn.Module, seed: int, scale: float = 1.5) -> nn.Sequential:
+    """Scaled up, so that bounds are loose enough for mistakes to show."""
+    generator = torch.Generator().manual_seed(seed)
+    layers: list[nn.Module] = []
+    for index, (inputs, outputs) in enumerate(pairwise(widths)):
+        layers += [nn.Linear(inputs, outputs), *([activation] if index < len(widths) - 2 else [])]
+    net = nn.Sequential(*layers)
+    redraw(net, generator, scale)
+    return net
+
+
+def redraw(module: nn.Module, generator: torch.Generator, scale: float = 1.5) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            fan_in = parameter.shape[-1]
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale / fan_in**0.5)

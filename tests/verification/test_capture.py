@@ -1,0 +1,142 @@
+"""From modules to graphs, and what is refused, by name, before anything is bounded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from service.parallel.collectives import _copy_to_group, _gather_from_group, _reduce_from_group
+from service.verification.capture import capture
+from service.verification.graph import BatchSize, Graph, Node, Ref, UnsupportedModelError, refs
+from service.verification.placement import Placement, place
+from service.verification.rules import RULES, check
+
+
+class Function(nn.Module):
+    def __init__(self, function: object) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)  # type: ignore[operator]
+
+
+def traced(function: object) -> Graph:
+    graph = capture(Function(function), (4,))
+    check(graph)
+    return graph
+
+
+def operators(graph: Graph) -> list[str]:
+    return [node.operator for node in graph.nodes]
+
+
+def test_a_graph_is_typed_nodes_with_shapes_of_one_instance() -> None:
+    graph = capture(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), (4,))
+    assert operators(graph) == ["input", "aten.linear.default", "aten.relu.default", "aten.linear.default"]
+    assert [node.shape for node in graph.nodes] == [(4,), (6,), (6,), (2,)]
+    assert graph.nodes[3].input_shapes == ((6,),)
+    assert graph.nodes[1].constant("weight").shape == (6, 4)
+    assert graph.nodes[1].inputs == (graph.input.name,)
+
+
+def test_constants_are_computed_once() -> None:
+    graph = traced(lambda m, x: x @ (m.layer.weight.exp().t() * 2).softmax(0))
+    assert operators(graph) == ["input", "aten.matmul.default"]
+
+
+def test_what_does_not_reach_the_output_is_dropped() -> None:
+    graph = traced(lambda m, x: (torch.cumsum(x, 1), m.layer(x))[1])
+    assert operators(graph) == ["input", "aten.linear.default"]
+
+
+def test_a_module_keeps_its_mode_and_its_parameters() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU())
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert operators(capture(module, (4,)))[1:] == ["aten.linear.default", "aten.clone.default", "aten.relu.default"]
+    assert module.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_the_batch_size_is_no_constant() -> None:
+    graph = traced(lambda m, x: x.view(x.shape[0], 2, 2))
+    assert graph.output.arguments["size"] == (BatchSize(), 2, 2)
+    assert refs(graph.output.arguments["size"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda m, x: torch.cumsum(m.layer(x), 1), "aten.cumsum.default (node 'cumsum'"),
+        (lambda m, x: m.layer(x) * x, "both of its operands depend on the input"),
+        (lambda m, x: 1 / m.layer(x), "aten.reciprocal.default"),
+        (lambda m, x: m.layer.weight.sum() / m.layer(x), "its divisor depends on the input"),
+        (lambda m, x: m.layer(x) / torch.zeros(4), "its divisor contains zero"),
+        (lambda m, x: nn.functional.linear(m.layer(x), m.layer.weight, x[0]), "the batch must stay dimension 0"),
+        (lambda m, x: x[:2], "the batch must stay dimension 0"),
+        (lambda m, x: x[1:], "cannot be traced"),
+        (lambda m, x: x.t(), "the batch must stay dimension 0"),
+        (lambda m, x: x.flip(0), "aten.flip.default"),
+        (lambda m, x: x - x.mean(0, keepdim=True), "the batch must stay dimension 0"),
+        (lambda m, x: m.layer(x).double(), "bounded in one floating-point type"),
+        (lambda m, x: nn.functional.gelu(x, approximate="tanh"), "approximate='tanh'"),
+        (lambda m, x: torch.cat([x, m.layer.weight[0].expand(x.shape[0], 4)], dim=1), "it repeats a constant for each instance"),
+        (lambda m, x: (x, m.layer(x)), "must return one tensor"),
+        (lambda m, x: m.layer.weight, "must return one tensor"),
+        (lambda m, x: x if x.sum() > 0 else -x, "cannot be traced"),
+        (lambda m, x: m.layer(x.view(-1, 8)), "cannot be traced"),
+    ],
+)
+def test_what_cannot_be_bounded_is_refused_by_name(function: object, message: str) -> None:
+    with pytest.raises(UnsupportedModelError) as refused:
+        traced(function)
+    assert message in str(refused.value)
+
+
+def test_a_refusal_lists_every_problem_and_what_is_supported() -> None:
+    with pytest.raises(UnsupportedModelError) as refused:
+        traced(lambda m, x: torch.sin(m.layer(x)) + torch.cumsum(x, 1))
+    text = str(refused.value)
+    assert "aten.sin.default" in text
+    assert "aten.cumsum.default" in text
+    assert all(operator in text for operator in RULES)
+
+
+def collective_graph(function: object) -> Graph:
+    return traced(function)
+
+
+def test_collectives_decide_what_is_replicated() -> None:
+    graph = traced(lambda m, x: torch.relu(_reduce_from_group(torch.relu(m.layer(_copy_to_group(x, "g"))), "g")))
+    placed = [place(graph)[node.name] for node in graph.nodes]
+    own, replicated = Placement.OWN, Placement.REPLICATED
+    assert placed == [replicated, own, own, own, replicated, replicated]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda m, x: _reduce_from_group(m.layer(_copy_to_group(x, "g")) + x, "g"), "needs own inputs"),
+        (lambda m, x: _reduce_from_group(m.layer(x), "g"), "needs own inputs"),
+        (lambda m, x: _reduce_from_group(_copy_to_group(_copy_to_group(x, "g"), "g"), "g"), "needs replicated inputs"),
+        (lambda m, x: m.layer(_copy_to_group(x, "g")), "it must be replicated"),
+    ],
+)
+def test_a_graph_that_mixes_placements_is_refused(function: object, message: str) -> None:
+    graph = traced(function)
+    with pytest.raises(UnsupportedModelError, match=message):
+        place(graph)
+
+
+def test_a_collective_over_the_batch_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="batch"):
+        traced(lambda m, x: _gather_from_group(_copy_to_group(x, "g"), 0, "g", 2))
+
+
+def test_a_constant_is_asked_for_by_the_name_of_its_argument() -> None:
+    node = Node("f", "aten.linear.default", {"input": Ref("x"), "weight": Ref("w"), "bias": None}, (4,))
+    assert RULES[node.operator].refusal(node) == "its weight would have to be constant"
+    with pytest.raises(TypeError, match="'weight' is Ref"):
+        node.constant("weight")

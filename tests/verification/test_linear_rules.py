@@ -1,0 +1,141 @@
+"""Linear operators: bounds of a whole linear network are exact, whatever operators it is written with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import box_around, output_bounds, prepared, redraw, samples
+from torch import Tensor, nn
+
+from service.verification.backward import Pass
+from service.verification.methods.ibp import propagate
+from service.verification.network import Network
+from service.verification.rules.base import UnitRows
+
+Build = Callable[["Linears", Tensor], Tensor]
+
+
+class Linears(nn.Module):
+    """A linear map of ``(batch, 6)`` written with the operators of ``build``."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__()
+        self.build = build
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(6, 8)
+        self.narrow, self.single = nn.Linear(4, 3), nn.Linear(6, 1)
+        self.vector, self.matrix = nn.Parameter(torch.empty(8)), nn.Parameter(torch.empty(6, 5))
+        redraw(self, torch.Generator().manual_seed(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.build(self, x)
+
+
+BUILDS: dict[str, Build] = {
+    "linear": lambda m, x: m.first(x),
+    "linear without bias": lambda m, x: nn.functional.linear(x, m.first.weight),
+    "two linear layers": lambda m, x: m.narrow(m.first(x)[:, :4]),
+    "addmm": lambda m, x: torch.addmm(m.vector[:5], x, m.matrix, beta=0.5, alpha=2.0),
+    "addmm with a row": lambda m, x: torch.addmm(m.vector[None, :5], x, m.matrix),
+    "mm": lambda m, x: torch.mm(x, m.matrix),
+    "matmul of tokens": lambda m, x: torch.matmul(x.view(-1, 3, 2), m.matrix[:2]),
+    "linear of tokens": lambda m, x: m.narrow(m.first(x).view(-1, 2, 4)),
+    "sum of two": lambda m, x: m.first(x) + m.second(x),
+    "weighted sum of two": lambda m, x: torch.add(m.first(x), m.second(x), alpha=-0.5),
+    "difference of two": lambda m, x: m.first(x) - m.second(x),
+    "a value minus itself": lambda m, x: m.first(x) - m.first(x),
+    "plus a constant": lambda m, x: m.first(x) + m.vector,
+    "constant minus": lambda m, x: m.vector - m.first(x),
+    "one minus": lambda m, x: 1 - m.first(x),
+    "plus a number": lambda m, x: m.first(x) + 2.5,
+    "minus a number, weighted": lambda m, x: torch.sub(m.first(x), 2.5, alpha=3),
+    "times a vector": lambda m, x: m.first(x) * m.vector,
+    "vector times": lambda m, x: m.vector * m.first(x),
+    "times a negative number": lambda m, x: m.first(x) * -3.0,
+    "divided by a vector": lambda m, x: m.first(x) / m.vector,
+    "divided by a number": lambda m, x: m.first(x) / -4,
+    "negated": lambda m, x: -m.first(x),
+    "broadcast sum": lambda m, x: m.first(x) + m.single(x),
+    "broadcast product": lambda m, x: m.single(x) * m.vector,
+    "broadcast constant": lambda m, x: m.first(x).view(-1, 2, 4) + m.vector[:2, None],
+    "broadcast with a batch of one": lambda m, x: m.first(x) + m.vector[None],
+    "view": lambda m, x: m.narrow(m.first(x).view(x.shape[0], 2, 4)),
+    "flatten": lambda m, x: m.first(x).reshape(-1, 2, 4).flatten(1) + m.second(x),
+    "transpose": lambda m, x: m.first(x).view(-1, 2, 4).transpose(1, 2).reshape(-1, 8) + m.second(x),
+    "permute": lambda m, x: m.first(x).view(-1, 2, 2, 2).permute(0, 3, 1, 2).reshape(-1, 8) + m.second(x),
+    "unsqueeze and squeeze": lambda m, x: m.first(x).unsqueeze(1).squeeze(1),
+    "expand": lambda m, x: m.single(x).expand(-1, 8) + m.first(x),
+    "slice": lambda m, x: m.first(x)[:, 1:7:2] - m.second(x)[:, -3:],
+    "slice of the last dimension": lambda m, x: m.first(x).view(-1, 2, 4)[..., 1:3],
+    "concatenation": lambda m, x: torch.cat([m.first(x), m.second(x)], dim=-1),
+    "clone": lambda m, x: m.first(x).clone().contiguous(),
+    "the input itself": lambda m, x: x * 1.0,
+}
+
+
+def exact_bounds(network: nn.Module, centre: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """``J c + b ± |J| r`` of a linear function."""
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda x: network(x[None])[0].flatten()))(centre)
+    reach = torch.einsum("boi,bi->bo", jacobian.abs(), radius)
+    value = network(centre).flatten(1)
+    return value - reach, value + reach
+
+
+@pytest.fixture(params=BUILDS, scope="module")
+def linear_network(request: pytest.FixtureRequest) -> tuple[nn.Module, Network]:
+    module = Linears(BUILDS[request.param]).double()
+    return module, prepared(module, 6)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31), radius=st.sampled_from([0.0, 1e-6, 0.3, 1e3]))
+def test_backward_bounds_are_exact(linear_network: tuple[nn.Module, Network], seed: int, radius: float) -> None:
+    module, network = linear_network
+    generator = torch.Generator().manual_seed(seed)
+    centre = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    radii = radius * torch.rand(3, 6, generator=generator, dtype=torch.float64)
+    lower, upper = exact_bounds(module, centre, radii)
+    found = output_bounds(network, box_around(centre, radii), "crown")
+    tolerance = {"rtol": 1e-12, "atol": 1e-12 * (1 + radius)}
+    torch.testing.assert_close(found.lower, lower, **tolerance)
+    torch.testing.assert_close(found.upper, upper, **tolerance)
+
+
+def test_intervals_hold_every_intermediate_value(linear_network: tuple[nn.Module, Network]) -> None:
+    module, network = linear_network
+    generator = torch.Generator().manual_seed(3)
+    box = box_around(torch.randn(2, 6, generator=generator, dtype=torch.float64), 0.2)
+    output = propagate(network, box)[network.graph.output.name]
+    for x in samples(box, 50, generator):
+        y = module(x)
+        assert output.lower.shape == y.shape
+        assert (output.lower <= y + 1e-12).all()
+        assert (output.upper >= y - 1e-12).all()
+
+
+def test_rows_of_the_identity_need_not_be_materialised(linear_network: tuple[nn.Module, Network]) -> None:
+    _, network = linear_network
+    box = box_around(torch.randn(2, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64), 0.2)
+    walk = Pass(network, {network.graph.input.name: box}, {})
+    for node in network.graph.nodes[1:]:
+        index = torch.arange(node.size).flip(0)
+        for mirrored in (False, True):
+            units = UnitRows(index, mirrored)
+            dense = units.dense(node.shape, box.lower)
+            assert dense.shape[1] == units.count
+            torch.testing.assert_close(walk.lower_bounds(node.name, units), walk.lower_bounds(node.name, dense))
+
+
+def test_the_identity_never_exists_where_the_first_operator_backward_is_a_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = prepared(Linears(lambda m, x: m.first(x)).double(), 6)
+    monkeypatch.setattr(UnitRows, "dense", lambda *_: pytest.fail("the identity was materialised"))
+    box = box_around(torch.zeros(1, 6, dtype=torch.float64), 0.1)
+    found = Pass(network, {network.graph.input.name: box}, {}).lower_bounds(
+        network.graph.output.name, UnitRows(torch.arange(8))
+    )
+    assert found.shape == (1, 16)
