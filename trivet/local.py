@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -78,8 +78,10 @@ class LocalService:
 
     def stop(self) -> None:
         """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start."""
-        _end(self.children.pop("worker", None))
-        ended = end_supervisors(self.settings)
+        worker = self.children.pop("worker", None)
+        launched = [] if worker is None else _children(worker.pid)
+        _end(worker)
+        ended = end_supervisors(self.settings, launched)
         if ended and "API" in self.children:
             with contextlib.suppress(TrivetError):
                 self._queue_again(ended)
@@ -103,12 +105,12 @@ class LocalService:
             url = self.broker.url
         else:
             url = self.settings.broker_url
-        return {
-            **os.environ,
-            f"{ENV_PREFIX}DATA": str(self.settings.layout.root),
-            f"{ENV_PREFIX}REDIS_URL": url,
-            "PYTHONUNBUFFERED": "1",
+        chosen = {
+            f"{ENV_PREFIX}{name.upper()}": "" if value is None else str(value)
+            for name, value in self.settings.model_dump(include=self.settings.model_fields_set).items()
         }
+        own = {f"{ENV_PREFIX}DATA": str(self.settings.layout.root), f"{ENV_PREFIX}REDIS_URL": url}
+        return {**os.environ, **chosen, **own, "PYTHONUNBUFFERED": "1"}
 
     def _spawn(
         self, name: str, arguments: list[str], environment: dict[str, str], descriptors: tuple[int, ...] = ()
@@ -167,18 +169,29 @@ def _revive_dependents(client: Client, job_id: str) -> None:
                 _revive_dependents(client, job.id)
 
 
-def end_supervisors(settings: Settings) -> set[str]:
-    """Ask every supervisor of this host to end its group and report; returns the ids of the jobs they ran."""
+def end_supervisors(settings: Settings, launched: Sequence[psutil.Process] = ()) -> set[str]:
+    """Ask every supervisor of this host to end its group and report; returns the ids of the jobs they ran.
+
+    ``launched`` are processes of the worker that may have a part to run and have not entered themselves yet.
+    """
     found = dict(_supervisors(settings.layout.host(settings.worker_name)))
-    for process in found:
+    processes = list({*found, *launched})
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(list(found), timeout=settings.stop_grace_s + _REPORT_S)
+    _, alive = psutil.wait_procs(processes, timeout=settings.stop_grace_s + _REPORT_S)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()  # its keeper ends the group
     psutil.wait_procs(alive, timeout=_REPORT_S)
     return set(found.values())
+
+
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _supervisors(folder: Path) -> Iterator[tuple[psutil.Process, str]]:

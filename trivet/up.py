@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
-import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from rich.console import Console
@@ -16,29 +18,47 @@ _POLL_S = 0.2
 
 def run(settings: Settings, console: Console) -> int:
     """Run until a signal (0) or until a part dies (1)."""
-    stopping = stop_signal()
-    with LocalService(settings) as service:
-        console.print(f"Trivet is up: [bold]{service.url}[/bold]")
-        if service.first_start:
-            console.print(f"Admin key (shown this once): [bold]{service.key}[/bold]")
-        console.print(
-            f"Data in {settings.layout.root}. Ctrl-C stops everything; running jobs resume at the next start."
-        )
-        while not stopping.wait(_POLL_S):
-            if reason := service.dead_child():
-                console.print(reason, style="red", markup=False)
-                return 1
+    try:
+        with interruptible(), LocalService(settings) as service:
+            _announce(service, console)
+            return _watch(service, console)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _announce(service: LocalService, console: Console) -> None:
+    console.print(f"Trivet is up: [bold]{service.url}[/bold]")
+    if service.first_start:
+        console.print(f"Admin key (shown this once): [bold]{service.key}[/bold]")
+    folder = service.settings.layout.root
+    console.print(f"Data in {folder}. Ctrl-C stops everything; running jobs resume at the next start.")
+
+
+def _watch(service: LocalService, console: Console) -> int:
+    try:
+        while (reason := service.dead_child()) is None:
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
         console.print("stopping …")
-    return 0
+        return 0
+    console.print(reason, style="red", markup=False)
+    return 1
 
 
-def stop_signal() -> threading.Event:
-    """An event that SIGINT, SIGTERM and SIGHUP set; while starting they end the start as well."""
-    stopping = threading.Event()
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise ``KeyboardInterrupt``, once: what ends things in order is not interrupted."""
+    interrupted = False
 
     def handle(number: int, frame: FrameType | None) -> None:
-        stopping.set()
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handle)
-    return stopping
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

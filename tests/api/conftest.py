@@ -17,6 +17,7 @@ from api.main import create_app
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 
+
 @pytest.fixture(scope="session")
 def settings(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return Settings(

@@ -96,7 +96,7 @@ def test_waiting_in_vain_answers_with_the_job_as_it_is(client: TestClient) -> No
     started = time.monotonic()
     job = client.get(f"/v1/jobs/{job_id}", params={"wait_s": 0.2}).json()
     assert job["state"] == "queued"
-    assert 0.15 < time.monotonic() - started
+    assert time.monotonic() - started > 0.15
 
 
 def test_cancelling_a_queued_job_ends_it_at_once_and_retry_queues_it_again(client: TestClient) -> None:

@@ -45,7 +45,9 @@ def address(log: Path) -> str:
     return found[0]
 
 
-def test_the_first_start_writes_the_admin_key_for_its_owner_only(redis: redis_py.Redis, broker: str, tmp_path: Path) -> None:
+def test_the_first_start_writes_the_admin_key_for_its_owner_only(
+    redis: redis_py.Redis, broker: str, tmp_path: Path
+) -> None:
     key_file = tmp_path / "data" / "admin.key"
     with process(broker, tmp_path / "data") as (_, log):
         url = address(log)

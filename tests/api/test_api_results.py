@@ -130,7 +130,9 @@ def test_logs_by_rank_tail_and_position(client: TestClient, worker: Worker, stor
     worker.emit(ref, [log(str(n), n % 2) for n in range(10)])
 
     def lines(**params: Any) -> list[str]:
-        return [line.rpartition("] ")[2] for line in client.get(f"/v1/jobs/{job_id}/logs", params=params).text.splitlines()]
+        return [
+            line.rpartition("] ")[2] for line in client.get(f"/v1/jobs/{job_id}/logs", params=params).text.splitlines()
+        ]
 
     assert lines(rank=1) == ["1", "3", "5", "7", "9"]
     assert lines(tail=3) == ["7", "8", "9"]
@@ -270,7 +272,8 @@ def test_what_a_job_wrote_is_never_run_by_a_browser(
 
 
 @pytest.mark.parametrize(
-    "name", ["../../secret", "..%2f..%2fsecret", "%2e%2e/%2e%2e/secret", "/etc/passwd", "a/../../secret", "link", "a%00b"]
+    "name",
+    ["../../secret", "..%2f..%2fsecret", "%2e%2e/%2e%2e/secret", "/etc/passwd", "a/../../secret", "link", "a%00b"],
 )
 def test_no_name_leads_out_of_the_artifacts(client: TestClient, worker: Worker, store: Store, name: str) -> None:
     job_id = submit(client)

@@ -179,7 +179,7 @@ def test_a_key_in_the_header_goes_before_the_cookie(browser: TestClient, keys: K
 @pytest.mark.parametrize("path", ["/v1/jobs", "/healthz", "/login", "/nothing", "/v1/keys", "/openapi.json"])
 def test_every_answer_carries_security_headers(anonymous: TestClient, path: str) -> None:
     headers = anonymous.get(path).headers
-    assert set(name.lower() for name in SECURITY_HEADERS) <= set(headers)
+    assert {name.lower() for name in SECURITY_HEADERS} <= set(headers)
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy

@@ -73,7 +73,9 @@ def test_a_cut_read_keeps_nothing_beyond_what_is_known_to_be_complete(
         assert all(position in delivered for position in missing)
 
 
-@pytest.mark.parametrize("token", ["", ";", "x", "1;a", "1;a=", "1;=3", "1;a=x", "-1;a=1", "1;a=1,", "1-2-3", "¹", "1;a=²"])
+@pytest.mark.parametrize(
+    "token", ["", ";", "x", "1;a", "1;a=", "1;=3", "1;a=x", "-1;a=1", "1;a=1,", "1-2-3", "¹", "1;a=²"]
+)
 def test_what_is_no_position_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match=r"not|is"):
         Cursor.resume(token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,20 +69,22 @@ _HANDLERS: dict[str, Callable[[Watched, dict[str, Any]], None]] = {
 }
 
 
-def show(console: Console, title: str, events: Iterable[dict[str, Any]]) -> Watched:
-    """Draw events until they end; returns what is known then. Without a terminal: a line per change of state."""
-    seen = Watched()
+def show(console: Console, titles: Mapping[str, str], events: Iterable[dict[str, Any]]) -> None:
+    """Draw the events of jobs (``titles`` by id) until they end. Without a terminal: a line per change of state."""
+    seen = {job_id: Watched() for job_id in titles}
     if not console.is_terminal:
         for event in events:
-            _print_plainly(console, title, seen, event)
-        return seen
+            _print_plainly(console, titles[event["job"]], seen[event["job"]], event)
+        return
     with _bar(console) as bar:
-        task = bar.add_task(escape(title), total=None, state="queued", line="")
+        tasks = {
+            job_id: bar.add_task(escape(title), total=None, state="queued", line="") for job_id, title in titles.items()
+        }
         for event in events:
-            seen.see(event)
-            _announce(console, event)
-            _draw(bar, task, seen)
-    return seen
+            job_id = event["job"]
+            seen[job_id].see(event)
+            _announce(console, titles[job_id], event)
+            _draw(bar, tasks[job_id], seen[job_id])
 
 
 def _bar(console: Console) -> Progress:
@@ -108,17 +110,16 @@ def _draw(bar: Progress, task: TaskID, seen: Watched) -> None:
 
 
 def _print_plainly(console: Console, title: str, seen: Watched, event: dict[str, Any]) -> None:
-    before = seen.state
     seen.see(event)
-    if event["type"] == "state" and (seen.state != before or seen.reason):
+    if event["type"] == "state":
         reason = f" ({seen.reason})" if seen.reason else ""
         console.print(f"{title}: {seen.state}{reason}", markup=False)
-    _announce(console, event)
+    _announce(console, title, event)
 
 
-def _announce(console: Console, event: dict[str, Any]) -> None:
+def _announce(console: Console, title: str, event: dict[str, Any]) -> None:
     if event["type"] == "error":
-        where = "" if event.get("rank") is None else f"rank {event['rank']}: "
-        console.print(f"{where}{event['error']}: {event['message']}", style="red", markup=False)
+        where = "" if event.get("rank") is None else f" on rank {event['rank']}"
+        console.print(f"{title}: {event['error']}{where}: {event['message']}", style="red", markup=False)
     if event["type"] == "gap":
-        console.print("some events were removed before they could be shown", style="yellow")
+        console.print(f"{title}: some events were removed before they could be shown", style="yellow", markup=False)

@@ -61,7 +61,7 @@ def _finish(service: Client, job: Job, *, as_json: bool) -> None:
             print_json_line(event)
     else:
         title = f"{job.kind} {job.name}" if job.name != job.kind else job.kind
-        progress.show(out, title, service.follow(job.id, types=progress.WATCHED))
+        progress.show(out, {job.id: title}, service.follow(job.id, types=progress.WATCHED))
     over = service.job(job.id)
     if over.state != "succeeded":
         if over.error is not None:

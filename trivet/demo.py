@@ -1,0 +1,108 @@
+"""``trivet demo``: three linked jobs on a throw-away service, from nothing to a verdict.
+
+The specs are those of ``examples/``; only where they run and what they refer to is filled in.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from service.jobs.records import Host, Job
+from service.jobs.settings import Settings
+from trivet.cli import progress
+from trivet.cli.context import table
+from trivet.client import Client
+from trivet.errors import TrivetError
+from trivet.local import LocalService
+from trivet.up import interruptible
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+KINDS = ("train", "verify", "compile")
+_CPU_SLOTS = 4
+
+
+def run(console: Console) -> int:
+    """Run the demo: 0 if all three jobs succeeded, 1 if not, 130 if interrupted. Leaves nothing behind."""
+    if not EXAMPLES.is_dir():
+        raise TrivetError(f"the demo reads its specs from {EXAMPLES}, which is not there; run it from a checkout")
+    with interruptible(), tempfile.TemporaryDirectory(prefix="trivet-demo-") as folder:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        settings = Settings(
+            data=Path(folder), host="127.0.0.1", port=0, redis_url=None, key=None, cpu_slots=_CPU_SLOTS,
+            tls_cert=None, tls_key=None,
+        )  # fmt: skip
+        console.print("starting broker, API and worker …")
+        with LocalService(settings) as service, service.client() as client:
+            console.print(f"dashboard: {service.url}   key: {service.key}")
+            jobs = _run_jobs(client, console)
+            _print_results(console, client, jobs)
+    return 0 if all(job.state == "succeeded" for job in jobs.values()) else 1
+
+
+def _run_jobs(client: Client, console: Console) -> dict[str, Job]:
+    """All three are submitted at once; the service starts each when what it needs is there."""
+    host = client.hosts()[0]
+    train = client.submit(_spec("train", host))
+    links = {"model": {"job": train.id}}
+    jobs = {"train": train, **{kind: client.submit(_spec(kind, host, **links)) for kind in KINDS[1:]}}
+    titles = {job.id: kind for kind, job in jobs.items()}
+    progress.show(console, titles, client.follow_all(list(titles), types=progress.WATCHED))
+    return {kind: client.wait(job.id) for kind, job in jobs.items()}
+
+
+def _spec(kind: str, host: Host, **changes: Any) -> dict[str, Any]:
+    """An example's spec, on GPUs where there are enough of them."""
+    spec: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{kind}.yaml").read_text())
+    ranks = 1
+    for degree in spec.get("parallel", {}).values():
+        ranks *= degree
+    return {**spec, **changes, "device": "cuda" if len(host.cuda) >= ranks else "cpu"}
+
+
+def _print_results(console: Console, client: Client, jobs: Mapping[str, Job]) -> None:
+    rows = table("job", "state", "seconds", "what came out")
+    for kind, job in jobs.items():
+        took = "" if job.started_at is None or job.ended_at is None else _seconds(job)
+        came_out = _FINDINGS[kind](client, job) if job.state == "succeeded" else _why(job)
+        rows.add_row(kind, job.state, took, came_out)
+    console.print(rows)
+
+
+def _seconds(job: Job) -> str:
+    assert job.started_at is not None
+    assert job.ended_at is not None
+    return f"{(job.ended_at - job.started_at).total_seconds():.1f}"
+
+
+def _why(job: Job) -> str:
+    return "" if job.error is None else f"{job.error.type}: {job.error.message}"
+
+
+def _trained(client: Client, job: Job) -> str:
+    result = client.report(job.id)
+    ranks = sum(len(share.devices) for share in job.placement)
+    return f"accuracy {result['eval_accuracy']:.1%} on test images, trained on {ranks} ranks"
+
+
+def _verified(client: Client, job: Job) -> str:
+    result = client.report(job.id)
+    count = sum(result["verdicts"].values())
+    return (
+        f"certified accuracy {result['verdicts']['verified'] / count:.1%} at eps {result['eps']} "
+        f"({count} images, {job.spec['method']} bounds)"
+    )
+
+
+def _checked(client: Client, job: Job) -> str:
+    gate = client.report(job.id)["gate"]
+    return ", ".join(f"{phase}: {gate[phase] or 'must not be compiled'}" for phase in ("train", "inference"))
+
+
+_FINDINGS: dict[str, Callable[[Client, Job], str]] = {"train": _trained, "verify": _verified, "compile": _checked}
