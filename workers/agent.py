@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -17,7 +18,7 @@ from kombu.exceptions import OperationalError
 from service.jobs.records import AttemptRef, NotFound
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store, StoreLimits, StoreUnavailable
-from workers import app as wire
+from workers.app import Dispatcher, create_app, serve
 from workers.inventory import cpu_slots, cuda_devices
 from workers.orders import Order
 from workers.roster import Roster
@@ -41,12 +42,18 @@ class Agent:
         self._limits = StoreLimits.of(settings)
         self._host = settings.worker_name
         self._store = Store.connect(settings.broker_url, settings.layout, self._limits)
-        self._app = wire.create_app(settings.broker_url)
-        self._dispatcher = wire.Dispatcher(self._app)
+        self._app = create_app(settings.broker_url)
+        self._dispatcher = Dispatcher(self._app)
         folder = settings.layout.host(self._host)
         self._roster = Roster(folder)
         self._supervisors = Supervisors(supervisor, folder / "supervisors.log", settings.warm_supervisors)
-        self._cuda = cuda_devices(os.environ)
+        self._report = HostReport(
+            name=self._host,
+            address=settings.worker_address,
+            cuda=cuda_devices(os.environ),
+            cpu_slots=cpu_slots(settings.cpu_slots),
+            versions=_versions(),
+        )
         self._stop = threading.Event()
         self._fleet = 1
 
@@ -64,7 +71,7 @@ class Agent:
         for chore in chores:
             chore.start()
         try:
-            wire.serve(self._app, self._host, self.launch)
+            serve(self._app, self._host, self.launch)
         finally:
             self._stop.set()
             for chore in chores:
@@ -91,16 +98,7 @@ class Agent:
         )
 
     def _beat(self) -> None:
-        orders = self._store.hosts.beat(
-            HostReport(
-                name=self._host,
-                address=self._settings.worker_address,
-                cuda=self._cuda,
-                cpu_slots=cpu_slots(self._settings.cpu_slots),
-                versions=_versions(),
-                live=self._roster.live(),
-            )
-        )
+        orders = self._store.hosts.beat(replace(self._report, live=self._roster.live()))
         for ref in orders.kill:
             logger.warning("ending %s, which is no longer current", ref)
             self._roster.kill(ref)

@@ -82,7 +82,7 @@ class PartRun:
     async def run(self) -> None:
         await self._relay.start()
         exited = asyncio.create_task(self._group.wait())
-        uploads = asyncio.create_task(self._uploader.run())
+        uploads = self._start(self._uploader.run())
         work = (self._lease.keep(), self._limit_time(), self._launch(), self._watch(exited), self._keep_files_fresh())
         tasks = [self._start(each) for each in work]
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end, "terminated")

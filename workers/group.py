@@ -17,6 +17,17 @@ from pathlib import Path
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _TAIL = 20
+_LONGEST_FOLDER = 80
+"""A unix socket's path may have some 100 bytes."""
+
+
+def _scratch_folder() -> Path:
+    """A private folder whose path leaves room for a socket's name, wherever TMPDIR points."""
+    folder = Path(tempfile.mkdtemp(prefix="trivet-"))
+    if len(str(folder)) <= _LONGEST_FOLDER:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="trivet-", dir="/tmp"))
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class Group:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="trivet-"))
+        self.folder = _scratch_folder()
         self._output = self.folder / "launcher.log"
         life, self._life = os.pipe()
         command = [sys.executable, "-I", "-S", str(_KEEPER), str(life), sys.executable, "-m", "workers.launcher"]

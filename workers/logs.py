@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from pathlib import Path
@@ -58,14 +59,14 @@ class RankLog:
         return [self._notice(held_back), text] if held_back else [text]
 
     def flush(self) -> None:
+        """Bring what was printed into the file."""
         if self._file is not None:
-            self._file.flush()
+            with contextlib.suppress(OSError):
+                self._file.flush()
 
     def close(self) -> list[str]:
         """Close the file; the notice of what was held back last, if anything was."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._close_file()
         held_back, self._held_back = self._held_back, 0
         return [self._notice(held_back)] if held_back else []
 
@@ -76,9 +77,16 @@ class RankLog:
         if self._file is None:
             return
         self._room -= len(text) + 1
-        if self._room < 0:
-            self._file.write("[the log reached its largest size and ends here]\n")
-            self._file.close()
+        full = self._room < 0
+        try:
+            self._file.write("[the log reached its largest size and ends here]\n" if full else text + "\n")
+        except OSError:
+            full = True  # a full disk ends the file, not the job
+        if full:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
             self._file = None
-            return
-        self._file.write(text + "\n")

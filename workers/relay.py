@@ -21,6 +21,7 @@ from workers.logs import LONGEST_LINE, RankLog, printable
 
 _CHUNK = 1 << 16
 _GREETING_WITHIN_S = 10.0
+_LAST_WORDS_WITHIN_S = 1.0
 
 
 @dataclass
@@ -28,10 +29,12 @@ class Rank:
     """What is known of a rank since it greeted. ``ended_at`` is on the monotonic clock."""
 
     number: int
-    process: int
-    """A pidfd: signals sent through it cannot hit a stranger that got the same pid."""
+    process: int | None
+    """A pidfd: signals sent through it cannot hit a stranger that got the same pid. None once it is gone."""
     done: bool = False
     error: ErrorEvent | None = None
+    hung_up: bool = False
+    """Its events were read to the end."""
     ended_at: float | None = None
 
 
@@ -117,42 +120,51 @@ class Relay:
             greeting = wire.parse_greeting(await _first_line(reader))
         if greeting.channel == "events":
             self._meet(greeting.rank, _peer(writer))
-            await self._read_events(reader, greeting.rank)
+            try:
+                await self._read_events(reader, greeting.rank)
+            finally:
+                self.ranks[greeting.rank].hung_up = True
         else:
             await self._read_text(reader, greeting.rank, greeting.channel)
 
     def _meet(self, number: int, pid: int) -> None:
         if number in self.ranks:
             raise wire.Malformed(f"rank {number} greeted twice; the second connection is ignored")
+        rank = self.ranks[number] = Rank(number, None)
         try:
-            rank = Rank(number, os.pidfd_open(pid))
+            rank.process = os.pidfd_open(pid)
         except ProcessLookupError:
+            self._ended(rank)
             return
-        self.ranks[number] = rank
         asyncio.get_running_loop().add_reader(rank.process, self._ended, rank)
         if self._stopping:
             self._signal(rank, signal.SIGTERM)
 
     def _ended(self, rank: Rank) -> None:
-        asyncio.get_running_loop().remove_reader(rank.process)
-        if self._killed:
-            return
-        rank.ended_at = time.monotonic()
-        # Its last words may still be in the socket: give the readers a turn before calling it a surprise.
-        asyncio.get_running_loop().call_later(0.05, self._judge, rank)
+        self._forget(rank)
+        if not self._killed:
+            rank.ended_at = time.monotonic()
+            self._hear_out(rank, rank.ended_at + _LAST_WORDS_WITHIN_S)
 
-    def _judge(self, rank: Rank) -> None:
-        if not rank.done:
+    def _hear_out(self, rank: Rank, until: float) -> None:
+        """Its last words may still be in the socket: read them before calling its end a surprise."""
+        if rank.done or rank.error is not None:
+            return
+        if rank.hung_up or time.monotonic() > until:
             self.alarm()
+        else:
+            asyncio.get_running_loop().call_later(0.01, self._hear_out, rank, until)
 
     def _forget(self, rank: Rank) -> None:
-        with contextlib.suppress(OSError):
+        if rank.process is not None:
             asyncio.get_running_loop().remove_reader(rank.process)
             os.close(rank.process)
+            rank.process = None
 
     def _signal(self, rank: Rank, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(rank.process, number)
+        if rank.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(rank.process, number)
 
     async def _read_events(self, reader: asyncio.StreamReader, rank: int) -> None:
         splitter = LineSplitter(wire.LONGEST_EVENT)
@@ -177,8 +189,7 @@ class Relay:
 
     def _error(self, event: ErrorEvent, rank: int) -> None:
         self.errors.append(event)
-        if rank in self.ranks:
-            self.ranks[rank].error = event
+        self.ranks[rank].error = event
         self.take(event)
         self.alarm()
 

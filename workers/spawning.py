@@ -29,11 +29,9 @@ class Supervisors:
     def start(self, order: Order) -> None:
         """Give the order to a spare, or to a new process; returns at once."""
         with self._lock:
-            process = self._take()
-            assert process.stdin is not None
-            with process.stdin as pipe:
-                pipe.write(order.to_line())
-            self._started.append(process)
+            taken = any(self._give(self._spares.pop(0), order) for _ in range(len(self._spares)))
+            if not taken and not self._give(self._spawn(), order):
+                raise RuntimeError(f"no supervisor could be started for {order.ref}; see {self._log}")
             self._refill_at = time.monotonic() + REFILL_AFTER_S
 
     def tend(self) -> None:
@@ -56,12 +54,16 @@ class Supervisors:
                 process.wait()
             self._spares = []
 
-    def _take(self) -> subprocess.Popen[bytes]:
-        while self._spares:
-            process = self._spares.pop(0)
-            if process.poll() is None:
-                return process
-        return self._spawn()
+    def _give(self, process: subprocess.Popen[bytes], order: Order) -> bool:
+        """Whether the process took the order; one that has ended cannot."""
+        assert process.stdin is not None
+        try:
+            with process.stdin as pipe:
+                pipe.write(order.to_line())
+        except BrokenPipeError:
+            return False
+        self._started.append(process)
+        return True
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         self._log.parent.mkdir(parents=True, exist_ok=True)

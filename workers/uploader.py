@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 import orjson
 
@@ -21,6 +23,9 @@ _INTERVAL_S = 0.1
 _PATIENCE_S = 600.0
 """How long a batch is tried; far beyond any lease, after which the attempt is lost anyway."""
 _EXPENDABLE = frozenset({"log", "span", "metric", "progress"})
+
+
+logger = logging.getLogger(__name__)
 
 
 class Uploader:
@@ -60,18 +65,19 @@ class Uploader:
         """Send until closed and empty, or superseded."""
         while await self._something():
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]
-            await asyncio.to_thread(self._file.flush)
+            self._write(lambda file: file.flush())
             await self._send(batch)
             if len(self._queue) < _BATCH and not self._closing:
                 await asyncio.sleep(_INTERVAL_S)
+        self._write(lambda file: file.close())
 
     def close(self) -> None:
         """No more events will come; :meth:`run` ends when all are sent."""
         if self._missed and not self._lost:
-            self.put(wire.log_event(f"{self._missed} events were not relayed; they are in the attempt's record"))
+            notice = wire.log_event(f"{self._missed} events were not relayed; they are in the attempt's record")
+            self._queue.append(notice)
         self._closing = True
         self._wake.set()
-        self._file.close()
 
     async def _something(self) -> bool:
         while not self._queue and not self._closing and not self._lost:
@@ -93,5 +99,16 @@ class Uploader:
 
     def record(self, event: Event) -> None:
         """Only write an event to the attempt's record: the store puts it into the stream itself."""
-        if not self._file.closed:
-            self._file.write(orjson.dumps(event, default=repr, option=orjson.OPT_APPEND_NEWLINE))
+        line = orjson.dumps(event, default=repr, option=orjson.OPT_APPEND_NEWLINE)
+        self._write(lambda file: file.write(line))
+
+    def _write(self, act: Callable[[IO[bytes]], object]) -> None:
+        """A full disk ends the record, not the job."""
+        if self._file.closed:
+            return
+        try:
+            act(self._file)
+        except OSError as error:
+            logger.warning("the record of %s ends here: %s", self._ref, error)
+            with contextlib.suppress(OSError):
+                self._file.close()

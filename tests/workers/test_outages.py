@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from worker_fleet import Fleet, eventually, processes_of
+from worker_fleet import HOST, Fleet, Worker, eventually, processes_of, train_spec
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
@@ -103,3 +103,16 @@ def test_a_supervisor_that_finds_no_broker_waits_for_it(outage: Fleet, mortal: M
     assert outage.ended(ref).state == "succeeded"
     assert supervisor.wait(10) == 0
     assert not entry.exists()
+
+
+def test_a_worker_takes_up_its_work_after_an_outage(outage: Fleet, mortal: MortalBroker, tmp_path: Path) -> None:
+    worker = Worker(outage, tmp_path / "agent.log")
+    try:
+        eventually(outage.store.hosts.list)
+        mortal.down()
+        eventually(lambda: "dispatch: the broker does not answer" in worker.said())
+        mortal.up()
+        job, _ = outage.store.jobs.submit(train_spec("nothing"), "tester")
+        assert outage.ended(AttemptRef(job.id, 1, HOST)).state == "succeeded"
+    finally:
+        assert worker.end() == 0, worker.said()

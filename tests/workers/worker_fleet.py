@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +48,34 @@ def train_spec(name: str, ranks: int = 1, **fields: Any) -> TrainSpec:
             **fields,
         }
     )
+
+
+class Worker:
+    """An agent process that can be ended and started again."""
+
+    def __init__(self, fleet: Fleet, log: Path) -> None:
+        self._log = log
+        self._environment = os.environ | {
+            "TRIVET_DATA": str(fleet.data.root),
+            "TRIVET_REDIS_URL": fleet.url,
+            "TRIVET_WORKER_NAME": HOST,
+            "TRIVET_CPU_SLOTS": "4",
+            "TRIVET_LEASE_S": str(fleet.limits.lease_s),
+            "TRIVET_HEARTBEAT_S": "2",
+        }
+        self.start()
+
+    def start(self) -> None:
+        program = str(Path(__file__).with_name("fake_agent.py"))
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen([sys.executable, program], env=self._environment, stdout=log, stderr=log)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+    def said(self) -> str:
+        return self._log.read_text()
 
 
 @dataclass

@@ -1,0 +1,68 @@
+"""The way of events from the relay to the store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from worker_fleet import Fleet
+
+from service.jobs.records import AttemptRef
+from workers import wire
+from workers.uploader import Uploader
+
+
+@pytest.fixture
+def ref(fleet: Fleet) -> AttemptRef:
+    """A claimed part, without any process."""
+    ref = fleet.submit("nothing")
+    fleet.store.attempts.claim(ref, "tester")
+    return ref
+
+
+def upload(fleet: Fleet, ref: AttemptRef, record: Path, lines: int, capacity: int = 50_000) -> list[str]:
+    """Send log lines before the sending starts; what was said about losing the attempt."""
+    said: list[str] = []
+
+    async def work() -> None:
+        uploader = Uploader(fleet.store.attempts, ref, record, lambda: said.append("lost"), capacity)
+        for number in range(lines):
+            uploader.put(wire.log_event(f"line {number}"))
+        uploader.put({"type": "progress", "time": 0.0, "rank": 0, "done": 3, "total": 9, "unit": "steps"})  # type: ignore[typeddict-unknown-key]
+        uploader.close()
+        await uploader.run()
+
+    asyncio.run(work())
+    return said
+
+
+def test_events_arrive_in_order_and_are_on_record(fleet: Fleet, ref: AttemptRef, tmp_path: Path) -> None:
+    assert upload(fleet, ref, tmp_path / "events.jsonl", 1000) == []
+    expected = [f"line {number}" for number in range(1000)]
+    assert [event["line"] for event in fleet.events(ref, "log")] == expected
+    recorded = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["line"] for event in recorded if event["type"] == "log"] == expected
+    progress = fleet.job(ref).progress
+    assert progress is not None
+    assert progress.done == 3
+
+
+def test_what_does_not_fit_is_on_record_and_counted(fleet: Fleet, ref: AttemptRef, tmp_path: Path) -> None:
+    upload(fleet, ref, tmp_path / "events.jsonl", 30, capacity=20)
+    relayed = [event["line"] for event in fleet.events(ref, "log")]
+    assert relayed[:20] == [f"line {number}" for number in range(20)]
+    assert relayed[20:] == ["11 events were not relayed; they are in the attempt's record"]
+    assert "line 29" in (tmp_path / "events.jsonl").read_text()
+
+
+def test_a_full_disk_ends_the_record_but_not_the_relay(fleet: Fleet, ref: AttemptRef) -> None:
+    assert upload(fleet, ref, Path("/dev/full"), 500) == []
+    assert len(fleet.events(ref, "log")) == 500
+
+
+def test_a_superseded_attempt_is_told_once_and_sends_no_more(fleet: Fleet, ref: AttemptRef, tmp_path: Path) -> None:
+    stale = AttemptRef(ref.job_id, 7, ref.host)
+    assert upload(fleet, stale, tmp_path / "events.jsonl", 1000) == ["lost"]
+    assert fleet.events(ref, "log") == []
