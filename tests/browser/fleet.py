@@ -54,7 +54,7 @@ def compile_spec(name: str = "compile-check", **changes: Any) -> dict[str, Any]:
 
 
 def event(kind: str, rank: int | None, **fields: Any) -> Event:
-    return {"type": kind, "time": time.time(), "rank": rank, **fields}  # type: ignore[typeddict-item, return-value]
+    return {"type": kind, "time": time.time(), "rank": rank, **fields}  # type: ignore[typeddict-item]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import Complaints, Service
-from fleet import Fleet, compile_spec, train_spec, verify_spec
+from fleet import Fleet, compile_spec, event, train_spec, verify_spec
 from playwright.sync_api import Page, expect
 
 from api.dashboard.pages import CONTENT_SECURITY_POLICY
@@ -50,6 +50,7 @@ def addresses(fleet: Fleet) -> dict[str, str]:
     train.log("step 5", 0)
     train.log("a warning", 1, "stderr")
     train.artifact("model.safetensors", b"x" * 2000)
+    train.artifact("a/very/long/name/" + "of_a_file_that_goes_on" * 4, b"x")
     verify = fleet.run(verify_spec())
     verify.bound(0, 0.5)
     verify.bound(1, -0.2, "falsified", counterexample=[0.1] * 64)
@@ -239,7 +240,7 @@ def test_hostile_words_stay_words(page: Page, fleet: Fleet) -> None:
     job = fleet.run(train_spec(attack, labels={"team": attack[:110]}))
     job.log(attack)
     job.log("\x1b[31m" + attack, 1, "stderr")
-    job.metric(1, **{attack: 1.0, "__proto__": 2.0, "constructor": 3.0})
+    job.emit(event("metric", 0, step=1, values={attack: 1.0, "__proto__": 2.0, "constructor": 3.0}))
     job.artifact("javascript:alert(1)", b"x")
     shown(page, f"/jobs/{job.job_id}")
     expect(page.locator(".line .text").first).to_have_text(attack)
@@ -251,5 +252,9 @@ def test_hostile_words_stay_words(page: Page, fleet: Fleet) -> None:
     expect(page.locator(".failure strong")).to_contain_text(attack)
     shown(page, "/")
     expect(page.locator("#rows .name")).to_have_text(attack)
+    other = fleet.run(train_spec())
+    other.succeed({attack: 1.0, "constructor": 2.0, "toString": attack, "nested": {"__proto__": 3.0}})
+    shown(page, f"/jobs/{other.job_id}")
+    expect(page.locator("#result dd")).to_have_text(["1", "2", attack, "3"])
     assert page.evaluate("window.hit") is None
     assert page.locator("main img, main script").count() == 0

@@ -41,7 +41,7 @@ export class Artifacts extends Section {
 
   /** @param {Job} job */
   update(job) {
-    this.remark(this.artifacts.length ? `${many(this.artifacts.length, "file")} · ${bytes(total(this.artifacts))}` : "");
+    this.remark(this.artifacts.length ? `${many(this.artifacts.length, "entry", "entries")} · ${bytes(total(this.artifacts))}` : "");
     const words = isTerminal(job.state) ? "This job left no files" : "No files yet";
     fill(this.body, this.artifacts.length === 0 ? blank(words) : this.table(job));
   }
@@ -57,12 +57,21 @@ export class Artifacts extends Section {
 
 /** @param {Job} job @param {Artifact} artifact */
 function line(job, artifact) {
+  if (!artifact.sha256) return folder(artifact);
   const link = h("a", { class: "code", href: artifactPath(job.id, artifact.name), download: artifact.name.split("/").at(-1) },
     artifact.name);
   const age = h("td", { class: "right muted" });
   showAge(age, unix(artifact.created_at));
   return h("tr", {}, h("td", { class: "file" }, link), h("td", { class: "right" }, bytes(artifact.bytes)),
     h("td", { class: "code muted", title: artifact.sha256 }, artifact.sha256.slice(0, 12)), age);
+}
+
+/** Folders are listed for their size; their files are not served one by one. @param {Artifact} artifact */
+function folder(artifact) {
+  const age = h("td", { class: "right muted" });
+  showAge(age, unix(artifact.created_at));
+  return h("tr", {}, h("td", { class: "file code" }, `${artifact.name}/`), h("td", { class: "right" }, bytes(artifact.bytes)),
+    h("td", { class: "muted" }, "folder"), age);
 }
 
 /** @param {Artifact[]} artifacts */

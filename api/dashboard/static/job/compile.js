@@ -1,7 +1,7 @@
 /** The ladder of a compile check: a row per rung and phase, its findings, and the gate that follows. */
 
 import { magnitude, number } from "../lib/format.js";
-import { comparisons, entries, largestError, place, tally, tone, worthWords } from "../lib/report.js";
+import { comparisons, entries, largestError, place, tally, tone } from "../lib/report.js";
 import { isTerminal } from "../lib/state.js";
 import { call, items, jobPath } from "../ui/api.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
@@ -62,14 +62,14 @@ function gate(found) {
   const checked = PHASES.filter((phase) => !found.worth || phase in found.worth);
   const valid = entries(found.fingerprint);
   return h("div", { class: "gate" },
-    h("div", { class: "permissions" }, ...checked.map((phase) => permission(phase, found[phase] ?? null, worthWords(found.worth?.[phase])))),
+    h("div", { class: "permissions" }, ...checked.map((phase) => permission(phase, found[phase] ?? null))),
     valid.length > 0 && h("details", {}, h("summary", {}, "Holds for this configuration only"), pairs(valid)));
 }
 
-/** @param {string} phase @param {string | null} rung @param {string} words */
-const permission = (phase, rung, words) =>
+/** @param {string} phase @param {string | null} rung */
+const permission = (phase, rung) =>
   h("div", { class: "permission", "data-phase": phase }, h("span", { class: "muted" }, phase),
-    h("strong", {}, rung ?? "no rung"), stateMark(rung === null ? "denied" : "allowed"), words && h("p", { class: "muted" }, words));
+    h("strong", {}, rung ?? "no rung"), stateMark(rung === null ? "denied" : "allowed"));
 
 /** A row, and under it, on request, what was found. @param {Rung} rung */
 function lines(rung) {

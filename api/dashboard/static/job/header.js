@@ -26,13 +26,14 @@ export class Header {
     this.reason = h("p", { class: "reason muted" });
     this.progress = new ProgressBar();
     this.counts = h("span", { class: "muted" });
+    this.advance = h("div", { class: "advance" }, this.progress.element, this.counts);
     this.error = h("div", { class: "failure", role: "alert" });
     this.cancel = this.button("Cancel", "button", () => this.askCancel());
     this.retry = this.button("Retry", "button primary", () => this.askRetry());
     this.element = h("div", { class: "jobhead" },
       h("div", { class: "row" }, this.name, h("div", { class: "actions" }, this.cancel, this.retry)),
       h("div", { class: "facts-line" }, this.state, this.kind, this.where, this.duration),
-      this.reason, h("div", { class: "advance" }, this.progress.element, this.counts), this.error);
+      this.reason, this.advance, this.error);
   }
 
   /** @param {string} label @param {string} look @param {() => Promise<void>} act */
@@ -53,6 +54,7 @@ export class Header {
     this.duration.hidden = !job.started_at;
     setText(this.reason, isTerminal(job.state) ? "" : (job.reason ?? ""));
     this.progress.update(job);
+    this.advance.hidden = job.state === "succeeded" || !job.progress;
     setText(this.counts, job.progress ? `${job.progress.done} of ${job.progress.total} ${job.progress.unit}` : "");
     this.cancel.hidden = !canCancel(job.state);
     this.retry.hidden = !canRetry(job.state);

@@ -4,8 +4,17 @@ import { duration, number, percent } from "../lib/format.js";
 import { fill, h } from "../ui/dom.js";
 import { Section } from "./section.js";
 
-/** @type {Record<string, (value: number) => string>} */
-const FORMATS = { seconds: duration, wall_seconds: duration, clean_accuracy: share, certified_accuracy: share, accuracy: share, eval_accuracy: share, test_accuracy: share, mfu: share };
+/** Numbers that were written this short are shown as they were written. */
+const SHORT = 5;
+
+/** Maps, since the names come from a job: an object would answer to `constructor` too. */
+const NAMES = new Map([["seconds", "time"], ["wall_seconds", "wall time"]]);
+
+/** @type {Map<string, (value: number) => string>} */
+const FORMATS = new Map([
+  ...["seconds", "wall_seconds"].map((name) => /** @type {const} */ ([name, duration])),
+  ...["accuracy", "eval_accuracy", "clean_accuracy", "certified_accuracy", "mfu"].map((name) => /** @type {const} */ ([name, share])),
+]);
 
 export class Figures extends Section {
   /** @param {readonly string[]} skip entries that another section shows */
@@ -22,7 +31,7 @@ export class Figures extends Section {
     const figures = flat(kept(job.result ?? {}, this.skip)).filter(([, value]) => value !== false);
     this.element.hidden = figures.length === 0;
     fill(this.list, ...figures.map(([name, value]) =>
-      h("div", {}, h("dt", {}, name.replaceAll("_", " ").replaceAll(".", " · ")), h("dd", {}, shown(name, value)))));
+      h("div", {}, h("dt", {}, (NAMES.get(name) ?? name).replaceAll("_", " ").replaceAll(".", " · ")), h("dd", {}, shown(name, value)))));
   }
 }
 
@@ -46,8 +55,9 @@ function flat(result, prefix = "") {
 /** @param {string} name @param {unknown} value */
 function shown(name, value) {
   if (typeof value !== "number") return String(value);
-  const format = FORMATS[name.split(".").at(-1) ?? ""];
-  return format ? format(value) : number(Number(value.toPrecision(4)), 4).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+  const format = FORMATS.get(name.split(".").at(-1) ?? "");
+  if (format) return format(value);
+  return String(value).length <= SHORT ? String(value) : number(value);
 }
 
 /** @param {number} value */

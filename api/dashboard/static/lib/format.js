@@ -126,8 +126,9 @@ export function dateTime(seconds) {
  * A count with its noun: `1 line`, `20 lines`.
  * @param {number} count
  * @param {string} noun
+ * @param {string} [nouns]
  */
-export const many = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+export const many = (count, noun, nouns = `${noun}s`) => `${number(count)} ${count === 1 ? noun : nouns}`;
 
 /**
  * Indices as ranges: `0–3, 6`.

@@ -63,14 +63,3 @@ export function place({ file, line, function: inside }) {
   const where = [file, line].filter(Boolean).join(":");
   return [where, inside && `in ${inside}`].filter(Boolean).join(" ");
 }
-
-/**
- * What a rung brings, in words: `0.62× an eager step, paid back after 1,200 steps`.
- * @param {{ratio: number | null, noisy: boolean | null, worth_it: boolean, break_even_steps: number | null} | undefined} worth
- */
-export function worthWords(worth) {
-  if (!worth || worth.ratio === null) return "";
-  const pace = `${worth.ratio.toFixed(2)}× an eager step${worth.noisy ? " (noisy)" : ""}`;
-  if (!worth.worth_it) return `${pace}: not worth it`;
-  return worth.break_even_steps === null ? pace : `${pace}, paid back after ${number(worth.break_even_steps)} steps`;
-}
