@@ -12,7 +12,7 @@ import torch
 
 BLOCK_S = 0.02
 RACE_S = 3.0
-ROUNDS = (5, 11)
+ROUNDS = (5, 9)
 NOISY_SPREAD = 0.2
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.distributed
+# Two ranks trace at once: on a busy machine of few cores that takes its time.
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 
 def climb_job(parallel: dict[str, int], model: dict[str, Any], folder: str) -> Any:
@@ -79,7 +80,7 @@ MLP = {"family": "mlp", "in_features": 8, "hidden": [8, 8], "out_features": 4}
 def test_the_ladder_is_climbed_on_the_mesh(
     torchrun: Callable[..., list[Any]], tmp_path: Path, parallel: dict[str, int]
 ) -> None:
-    first, second = torchrun(climb_job, 2, parallel=parallel, model=MLP, folder=str(tmp_path))
+    first, second = torchrun(climb_job, 2, timeout_s=300, parallel=parallel, model=MLP, folder=str(tmp_path))
     assert second is None
     report = json.loads((tmp_path / "jobs" / ("job_" + "0" * 20) / "artifacts" / "report.json").read_text())
     assert first["verdicts"] == {"pass": 2}, report["rungs"]
@@ -92,7 +93,7 @@ def test_the_ladder_is_climbed_on_the_mesh(
 
 
 def test_a_failure_on_one_rank_fails_the_rung_on_all(torchrun: Callable[..., list[Any]]) -> None:
-    first, second = torchrun(verdict_of_one_failing_rank, 2)
+    first, second = torchrun(verdict_of_one_failing_rank, 2, timeout_s=300)
     assert first == second
     assert first[0][0] == "fail_error"
     assert first[0][1][0].startswith("rank 1: BackendCompilerFailed")

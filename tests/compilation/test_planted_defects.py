@@ -159,6 +159,8 @@ def test_an_input_updated_in_place_is_noted_and_passes(ascend: Climb) -> None:
     assert all("updates in place what it is given: input 0" in seen(result).notes for result in results)
 
 
+# The first generated kernel of a process starts the toolchain, most of a minute on a busy machine.
+@pytest.mark.timeout(400)
 def test_dropout_is_compared_draw_by_draw_up_to_generated_code(ascend: Climb) -> None:
     results = ascend(peculiar.DROPOUT, rungs=LADDER)
     assert verdicts(results) == ["pass"] * 3

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 GIB = 2**30
 
 
 def reset_peak(device: torch.device) -> None:
+    """Count from here, without what earlier runs left to the garbage collector."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.reset_peak_memory_stats(device)
 
 
