@@ -1,4 +1,5 @@
--- Give up what nobody answers for: ended leases, parts that a dead host did not claim, hosts long silent.
+-- Give up what nobody answers for: ended leases, parts that a dead host did not claim, hosts long silent
+-- (not the drained ones: that mark is an operator's, and must be there when the host comes back).
 -- A claimed part's devices stay held (an orphan) until its host confirms that its processes are gone.
 -- USES: core jobs queue devices ending
 -- ARGV: limits: json, most: int
@@ -44,11 +45,11 @@ end
 
 local forgotten = whole(now - limits.forget_host_ms)
 for _, host in ipairs(redis.call("ZRANGE", KEY.hosts(), "-inf", forgotten, "BYSCORE")) do
-  local held_by_living = false
+  local kept = redis.call("HEXISTS", KEY.host(host), "draining") == 1
   for _, held in ipairs(redis.call("HKEYS", KEY.host_parts(host))) do
-    held_by_living = held_by_living or redis.call("ZSCORE", KEY.leases(), held .. ":" .. host)
+    kept = kept or redis.call("ZSCORE", KEY.leases(), held .. ":" .. host)
   end
-  if not held_by_living then
+  if not kept then
     forget_host(host)
   end
 end
