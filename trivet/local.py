@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self
 
 import psutil
+from pydantic import SecretStr
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.settings import ENV_PREFIX, Settings
@@ -105,9 +106,11 @@ class LocalService:
             url = self.broker.url
         else:
             url = self.settings.broker_url
+        given = self.settings.model_dump(include=self.settings.model_fields_set)
         chosen = {
             f"{ENV_PREFIX}{name.upper()}": "" if value is None else str(value)
-            for name, value in self.settings.model_dump(include=self.settings.model_fields_set).items()
+            for name, value in given.items()
+            if not isinstance(value, SecretStr)  # the children have the environment and the file that it came from
         }
         own = {f"{ENV_PREFIX}DATA": str(self.settings.layout.root), f"{ENV_PREFIX}REDIS_URL": url}
         return {**os.environ, **chosen, **own, "PYTHONUNBUFFERED": "1"}

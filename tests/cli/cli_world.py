@@ -1,0 +1,144 @@
+"""The command as users run it, and a service for it to talk to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from pydantic import SecretStr
+
+from api.main import create_app
+from service.jobs.records import AttemptRef, JobError, Outcome
+from service.jobs.settings import Settings
+from service.jobs.store import HostReport, Store
+
+TRAIN: dict[str, Any] = {
+    "kind": "train",
+    "name": "mine",
+    "model": {"family": "mlp", "in_features": 64, "hidden": [16, 16], "out_features": 10},
+    "data": {"source": "digits"},
+    "steps": 10,
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A finished command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Cli:
+    """Runs ``trivet`` in a folder of its own against one service."""
+
+    folder: Path
+    variables: dict[str, str]
+
+    def start(self, *words: str, **changes: str | None) -> subprocess.Popen[str]:
+        outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
+        changed = {**self.variables, "COLUMNS": "200", **changes}
+        return subprocess.Popen(
+            [sys.executable, "-m", "trivet", *words],
+            env={**outer, **{name: value for name, value in changed.items() if value is not None}},
+            cwd=self.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *words: str, stdin: str = "", **changes: str | None) -> Ran:
+        process = self.start(*words, **changes)
+        out, err = process.communicate(stdin, timeout=60)
+        assert "Traceback" not in err, err
+        return Ran(process.returncode, out, err)
+
+    def ok(self, *words: str, stdin: str = "") -> Ran:
+        ran = self(*words, stdin=stdin)
+        assert ran.code == 0, ran.err
+        return ran
+
+    def spec(self, **changes: Any) -> str:
+        """A spec file; its path."""
+        path = self.folder / "spec.json"
+        path.write_text(json.dumps({**TRAIN, **changes}))
+        return str(path)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Stands in for a host."""
+
+    store: Store
+
+    def start(self, job_id: str) -> AttemptRef:
+        self.store.hosts.beat(HostReport("fake", "127.0.0.1", cpu_slots=4))
+        self.store.attempts.place()
+        ref = AttemptRef(job_id, self.store.jobs.get(job_id).attempt, "fake")
+        self.store.attempts.claim(ref, "supervisor")
+        return ref
+
+    def emit(self, ref: AttemptRef, events: Sequence[dict[str, Any]]) -> None:
+        self.store.attempts.emit(ref, [{"time": time.time(), "rank": 0, **event} for event in events])  # type: ignore[typeddict-item]
+
+    def end(self, ref: AttemptRef, error: str | None = None, **result: Any) -> None:
+        failure = None if error is None else JobError(type="ValueError", message=error)
+        self.store.attempts.finish(ref, Outcome("failed" if error else "succeeded", result=result, error=failure))
+
+    def run_next(self, act: Callable[[AttemptRef], None]) -> threading.Thread:
+        """Runs the next job that is queued, as soon as it is there."""
+
+        def work() -> None:
+            queued: list[str] = []
+            wait_until(lambda: bool(queued.extend(job.id for job in self.store.jobs.list().items) or queued))
+            act(self.start(queued[0]))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread
+
+
+@contextmanager
+def serving(settings: Settings, store: Store) -> Iterator[str]:
+    """A real server; its address."""
+    app = create_app(settings, store)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    listening = config.bind_socket()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    wait_until(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        app.state.context.hub.close_soon()
+        server.should_exit = True
+        thread.join(10)
+
+
+def settings_for(broker: str, data: Path) -> Settings:
+    return Settings(data=data, redis_url=SecretStr(broker))
+
+
+def wait_until(holds: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)

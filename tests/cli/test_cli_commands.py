@@ -1,0 +1,321 @@
+"""Every command against a real service, as a process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cli_world import TRAIN, Cli, Worker, wait_until
+
+from service.jobs.records import Artifact, AttemptRef
+from service.jobs.store import Store
+
+METRICS = [{"type": "metric", "step": step, "values": {"loss": 1.0 / step}} for step in (1, 2, 3)]
+
+
+def test_submit_prints_the_id_and_only_that(trivet: Cli, store: Store) -> None:
+    job_id = trivet.ok("submit", trivet.spec()).out.strip()
+    assert store.jobs.get(job_id).name == "mine"
+
+
+def test_submit_reads_yaml_from_standard_input_and_sets_values(trivet: Cli, store: Store) -> None:
+    model = "{family: mlp, in_features: 64, hidden: [8, 8], out_features: 10}"
+    text = f"kind: train\nmodel: {model}\ndata: {{source: digits}}\nsteps: 1\n"
+    changes = [
+        "steps=7",
+        "model.hidden.1=32",
+        "labels.team=a",
+        "optimizer.lr=1e-2",
+        "name=null me",
+        "batch={global: 32}",
+    ]
+    words = [word for change in changes for word in ("--set", change)]
+    job = trivet.ok("submit", "-", *words, "--json", stdin=text).json
+    spec = job["spec"]
+    assert (spec["steps"], spec["model"]["hidden"], spec["labels"]) == (7, [8, 32], {"team": "a"})
+    assert (spec["optimizer"]["lr"], spec["name"], spec["batch"]["global"]) == (0.01, "null me", 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("steps", "path=value"),
+        ("steps.x=1", "no parts"),
+        ("model.hidden.9=1", "position"),
+        ("model.hidden.a=1", "position"),
+        ("steps=[1", "YAML"),
+        ("=1", "path=value"),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_refused(trivet: Cli, store: Store, change: str, said: str) -> None:
+    ran = trivet("submit", trivet.spec(), "--set", change)
+    assert ran.code == 2
+    assert said in ran.err
+    assert not store.jobs.list().items
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("[1, 2]", "a list"), ("", "nothing"), ("{a: ", "neither YAML nor JSON")]
+)
+def test_a_file_that_is_no_spec_is_refused(trivet: Cli, content: str, said: str) -> None:
+    path = trivet.folder / "bad.yaml"
+    path.write_text(content)
+    ran = trivet("submit", str(path))
+    assert ran.code == 2
+    assert said in ran.err
+    assert trivet("submit", "missing.yaml").code == 2
+
+
+def test_a_refused_spec_is_a_table_of_fields(trivet: Cli) -> None:
+    ran = trivet("submit", trivet.spec(steps=0, stepz=1))
+    assert ran.code == 2
+    assert "2 problems" in ran.err
+    for word in ("steps", "at least 1", "stepz", "did you mean 'steps'?"):
+        assert word in ran.err
+
+
+def test_watching_a_success_exits_0(trivet: Cli, worker: Worker) -> None:
+    def act(ref: AttemptRef) -> None:
+        worker.emit(ref, METRICS)
+        worker.end(ref, loss=0.3)
+
+    thread = worker.run_next(act)
+    ran = trivet("submit", trivet.spec(), "--watch")
+    thread.join()
+    assert ran.code == 0, ran.err
+    assert [line.rpartition(": ")[2] for line in ran.out.splitlines()] == ["queued", "starting", "running", "succeeded"]
+
+
+def test_watching_a_failure_exits_1_and_says_why(trivet: Cli, worker: Worker) -> None:
+    thread = worker.run_next(lambda ref: worker.end(ref, "the loss is not finite"))
+    ran = trivet("submit", trivet.spec(), "--watch")
+    thread.join()
+    assert ran.code == 1
+    assert "the loss is not finite" in ran.err
+
+
+def test_watch_follows_a_job_and_as_json_gives_its_events(trivet: Cli, worker: Worker, store: Store) -> None:
+    job_id = trivet.ok("submit", trivet.spec()).out.strip()
+    watching = trivet.start("watch", job_id, "--json")
+    ref = worker.start(job_id)
+    worker.emit(ref, METRICS)
+    worker.end(ref)
+    out, err = watching.communicate(timeout=60)
+    assert watching.returncode == 0, err
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event["type"] for event in events] == ["state"] * 3 + ["metric"] * 3 + ["state"]
+    store.jobs.delete(job_id)
+    assert trivet("watch", job_id).code == 2
+
+
+def test_a_cancelled_job_exits_1(trivet: Cli, store: Store) -> None:
+    job_id = trivet.ok("submit", trivet.spec()).out.strip()
+    store.jobs.cancel(job_id)
+    assert trivet("watch", job_id).code == 1
+
+
+def test_an_interrupted_watch_leaves_the_job_alone(trivet: Cli, store: Store) -> None:
+    job_id = trivet.ok("submit", trivet.spec()).out.strip()
+    watching = trivet.start("watch", job_id)
+    assert watching.stdout is not None
+    assert "queued" in watching.stdout.readline()
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=30)
+    assert watching.returncode == 130
+    assert "Traceback" not in err
+    assert store.jobs.get(job_id).state == "queued"
+
+
+def test_jobs_lists_and_filters(trivet: Cli, store: Store) -> None:
+    first = trivet.ok("submit", trivet.spec(name="one [bold]")).out.strip()
+    second = trivet.ok("submit", trivet.spec(name="two", labels={"a": "b"})).out.strip()
+    text = trivet.ok("jobs").out
+    assert text.index(second) < text.index(first)
+    assert "one [bold]" in text
+    assert [job["id"] for job in trivet.ok("jobs", "--label", "a=b", "--json").json["items"]] == [second]
+    assert "no jobs" in trivet.ok("jobs", "--kind", "verify").out
+    assert trivet("jobs", "--state", "done").code == 2
+
+
+def test_show_cancel_retry_delete(trivet: Cli, store: Store) -> None:
+    job_id = trivet.ok("submit", trivet.spec()).out.strip()
+    text = trivet.ok("show", job_id).out
+    assert all(word in text for word in (job_id, "queued", "mine", "in_features: 64"))
+    assert trivet.ok("show", job_id, "--json").json["id"] == job_id
+    assert "cancelled" in trivet.ok("cancel", job_id).out
+    assert trivet.ok("retry", job_id, "--json").json["state"] == "queued"
+    conflict = trivet("retry", job_id)
+    assert conflict.code == 2
+    assert "queued" in conflict.err
+    trivet.ok("cancel", job_id)
+    assert trivet("delete", job_id, stdin="n\n").code == 2
+    assert store.jobs.get(job_id).state == "cancelled"
+    trivet.ok("delete", job_id, "--yes")
+    missing = trivet("show", job_id)
+    assert missing.code == 2
+    assert job_id in missing.err
+
+
+def test_logs_metrics_bounds_and_report(trivet: Cli, worker: Worker) -> None:
+    job_id = trivet.ok("submit", trivet.spec()).out.strip()
+    assert "no metrics yet" in trivet.ok("metrics", job_id).out
+    ref = worker.start(job_id)
+    worker.emit(ref, [{"type": "log", "stream": "stdout", "line": f"line {n}", "rank": n % 2} for n in range(4)])
+    worker.emit(ref, METRICS)
+    worker.end(ref, eval_accuracy=0.9)
+    assert [line.rpartition("] ")[2] for line in trivet.ok("logs", job_id, "-n", "2").out.splitlines()] == [
+        "line 2",
+        "line 3",
+    ]
+    assert len(trivet.ok("logs", job_id, "--rank", "1", "--json").out.splitlines()) == 2
+    assert [line for line in trivet.ok("logs", job_id, "-f").out.splitlines() if "rank 1" in line] == [
+        "[rank 1] line 1", "[rank 1] line 3",
+    ]  # fmt: skip
+    assert "loss" in trivet.ok("metrics", job_id).out
+    assert trivet.ok("metrics", job_id, "loss", "--json").json["series"]["loss"]["step"] == [1, 2, 3]
+    assert trivet.ok("report", job_id).out.strip() == "eval_accuracy: 0.9"
+    assert trivet("bounds", job_id).code == 2
+
+
+def test_bounds_of_a_verify_job(trivet: Cli, worker: Worker) -> None:
+    spec = {
+        "kind": "verify",
+        "model": TRAIN["model"],
+        "property": {"robustness": {"data": {"source": "digits"}, "eps": 0.1}},
+    }
+    job_id = trivet.ok("submit", "-", stdin=json.dumps(spec)).out.strip()
+    assert "no bounds yet" in trivet.ok("bounds", job_id).out
+    row = {
+        "type": "bound",
+        "instance": 3,
+        "verdict": "verified",
+        "lower": [0, None],
+        "upper": [0.5, None],
+        "margin": 0.25,
+    }
+    row |= {"method": "crown", "seconds": 0.1, "domains": 1, "counterexample": None}
+    worker.emit(worker.start(job_id), [row])
+    assert all(word in trivet.ok("bounds", job_id).out for word in ("verified", "0.25", "0.5"))
+    assert trivet.ok("bounds", job_id, "--json").json["items"][0]["instance"] == 3
+
+
+def test_artifacts_are_listed_and_fetched_whole(trivet: Cli, worker: Worker, store: Store) -> None:
+    job_id = trivet.ok("submit", trivet.spec()).out.strip()
+    assert "no artifacts" in trivet.ok("artifacts", job_id).out
+    ref, content = worker.start(job_id), b"\x00weights" * 100
+    path = store.artifacts.data.job(job_id).artifacts / "sub" / "model.bin"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    store.attempts.record_artifact(
+        ref,
+        Artifact(
+            name="sub/model.bin", bytes=len(content), sha256=digest, media_type="x/y", created_at=datetime.now(UTC)
+        ),
+    )
+    assert digest[:16] in trivet.ok("artifacts", job_id).out
+    trivet.ok("artifacts", job_id, "sub/model.bin", "-o", "got.bin")
+    assert (trivet.folder / "got.bin").read_bytes() == content
+    trivet.ok("artifacts", job_id, "sub/model.bin")
+    assert (trivet.folder / "model.bin").read_bytes() == content
+    before = sorted(trivet.folder.iterdir())
+    assert trivet("artifacts", job_id, "nothing", "-o", "none.bin").code == 2
+    assert sorted(trivet.folder.iterdir()) == before
+
+
+def test_hosts_drain_and_resume(trivet: Cli, worker: Worker) -> None:
+    assert "no hosts" in trivet.ok("hosts").out
+    job_id = trivet.ok("submit", trivet.spec()).out.strip()
+    worker.start(job_id)
+    text = trivet.ok("hosts").out
+    assert all(word in text for word in ("fake", "alive", "3/4", job_id))
+    assert "draining" in trivet.ok("hosts", "drain", "fake").out
+    assert trivet.ok("hosts", "--json").json["items"][0]["draining"] is True
+    trivet.ok("hosts", "resume", "fake")
+    assert trivet("hosts", "drain", "nobody").code == 2
+
+
+def test_keys_are_created_used_listed_and_revoked(trivet: Cli) -> None:
+    secret = trivet.ok("keys", "create", "ann", "--scope", "read").out.strip()
+    assert trivet("jobs", TRIVET_KEY=secret).code == 0
+    refused = trivet("submit", trivet.spec(), TRIVET_KEY=secret)
+    assert refused.code == 2
+    assert "scope 'submit'" in refused.err
+    listed = {key["name"]: key for key in trivet.ok("keys", "list", "--json").json["items"]}
+    assert listed["ann"]["scopes"] == ["read"]
+    assert "ann" in trivet.ok("keys", "list").out
+    trivet.ok("keys", "revoke", listed["ann"]["id"])
+    gone = trivet("jobs", TRIVET_KEY=secret)
+    assert gone.code == 2
+    assert "TRIVET_KEY" in gone.err
+
+
+def test_without_a_key_the_admin_key_of_this_machine_is_used(trivet: Cli, secret: str) -> None:
+    no_key = trivet("jobs", TRIVET_KEY=None)
+    assert no_key.code == 2
+    assert "TRIVET_KEY" in no_key.err
+    folder = trivet.folder / ".trivet"
+    folder.mkdir()
+    (folder / "admin.key").write_text(secret + "\n")
+    assert trivet("jobs", TRIVET_KEY=None).code == 0
+
+
+def test_the_admin_key_file_is_not_sent_to_another_machine(trivet: Cli, secret: str) -> None:
+    from trivet.connection import default_key
+
+    assert default_key("http://192.0.2.1:8437") is None
+
+
+def test_a_service_that_is_not_there_is_named_with_what_to_do(trivet: Cli) -> None:
+    ran = trivet("jobs", TRIVET_URL="http://127.0.0.1:9")
+    assert ran.code == 2
+    assert "http://127.0.0.1:9" in ran.err
+    assert "trivet up" in ran.err
+    assert trivet("jobs", TRIVET_URL="ftp://x").code == 2
+
+
+def test_settings_lists_every_setting_with_its_source(trivet: Cli) -> None:
+    (trivet.folder / "trivet.toml").write_text("port = 9999\n")
+    lines = {line["variable"]: line for line in trivet.ok("settings", "--json").json["settings"]}
+    assert (lines["TRIVET_PORT"]["value"], lines["TRIVET_PORT"]["source"]) == ("9999", "trivet.toml")
+    assert lines["TRIVET_URL"]["source"] == "environment"
+    assert "tvt_" not in trivet.ok("settings").out
+    bad = trivet("settings", TRIVET_PORT="x")
+    assert bad.code == 2
+    assert "port" in bad.err
+
+
+@pytest.mark.parametrize(
+    "words", [["nonsense"], ["submit"], ["show"], ["jobs", "--limit", "0"], ["logs", "x", "-n", "x"]]
+)
+def test_wrong_usage_exits_2(trivet: Cli, words: list[str]) -> None:
+    assert trivet(*words).code == 2
+
+
+def test_help_names_every_promised_command(trivet: Cli) -> None:
+    text = trivet.ok("--help").out
+    promised = "up api worker submit jobs show watch logs metrics bounds report cancel retry artifacts hosts keys"
+    assert all(f" {name} " in text for name in [*promised.split(), "settings", "demo"])
+
+
+def test_output_into_a_closed_pipe_is_no_error(trivet: Cli, worker: Worker) -> None:
+    job_id = trivet.ok("submit", trivet.spec()).out.strip()
+    ref = worker.start(job_id)
+    worker.emit(ref, [{"type": "log", "stream": "stdout", "line": "x" * 500} for _ in range(2000)])
+    process = trivet.start("logs", job_id)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    wait_until(lambda: process.poll() is not None)
+    assert process.stderr is not None
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+def test_no_data_folder_is_made_by_asking(trivet: Cli) -> None:
+    trivet.ok("jobs")
+    assert not Path(trivet.folder / ".trivet").exists()
