@@ -9,13 +9,17 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from service.models import FamilyConfig
 from service.parallel import checkpoint
 from service.training.state import MODEL_PREFIX
 
 
-def export_model(saved: checkpoint.Checkpoint, folder: Path, description: Mapping[str, Any]) -> tuple[Path, Path]:
+def export_model(
+    saved: checkpoint.Checkpoint, folder: Path, config: FamilyConfig, origin: Mapping[str, Any]
+) -> tuple[Path, Path]:
     """Write ``model.safetensors`` (whole tensors, plain names) and ``model.json`` from a checkpoint; no collective.
 
+    ``model.json`` is ``{step, config, parallel, data_sha256}``.
     Each file appears complete or not at all, the weights first.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -23,7 +27,8 @@ def export_model(saved: checkpoint.Checkpoint, folder: Path, description: Mappin
     tensors = {name: tensor.contiguous() for name, tensor in checkpoint.load_whole(saved.path, MODEL_PREFIX).items()}
     save_file(tensors, _working(weights), metadata={"format": "pt"})
     _working(weights).replace(weights)
-    _working(about).write_text(json.dumps({"step": saved.step, **description}, indent=2))
+    description = {"step": saved.step, "config": config.model_dump(mode="json"), **origin}
+    _working(about).write_text(json.dumps(description, indent=2))
     _working(about).replace(about)
     return weights, about
 

@@ -36,7 +36,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
         loop.history.write()
         context.report.artifact(loop.history.path, "application/vnd.apache.parquet")
         if finished:
-            weights, about = export_model(saved, context.paths.artifacts, training.description)
+            weights, about = export_model(saved, context.paths.artifacts, training.config, training.origin)
             context.report.artifact(weights)
             context.report.artifact(about, "application/json")
             for kept in checkpoint.complete(context.paths.checkpoints):

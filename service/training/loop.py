@@ -72,7 +72,8 @@ class Loop:
         """Publish a checkpoint of this step, unless there is one; the metrics so far go with it."""
         if self.saved is None or self.saved.step != self.step:
             with self._span("checkpoint", step=self.step):
-                meta = {**self.training.description, "loss": self.loss}
+                config = self.training.config.model_dump(mode="json")
+                meta = {"model": config, **self.training.origin, "loss": self.loss}
                 folder = self.context.paths.checkpoints
                 self.saved = checkpoint.save(folder, self.step, self._state(), meta, self.spec.checkpoint.keep)
             if self.context.rank == 0:
@@ -116,7 +117,9 @@ class Loop:
 
     def _batch(self) -> Split:
         order, dp = self.training.order, self.training.mesh.dp
-        return self.training.dataset.train.take(order.share(self.step, dp.rank, dp.size).to(self.training.device))
+        return self.training.dataset.train.take(
+            order.share(self.step, dp.rank, dp.size).to(self.training.device, non_blocking=True)
+        )
 
     def _update(self, loss: torch.Tensor, rate: float) -> Tally:
         """Agree on loss and gradient norm over the mesh, clip, and let AdamW step."""

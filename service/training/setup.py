@@ -46,14 +46,9 @@ class Training:
     parameters: int
 
     @property
-    def description(self) -> dict[str, Any]:
-        """What a checkpoint or an exported model says about itself."""
-        return {
-            "config": self.config.model_dump(mode="json"),
-            "model": self.config.model_dump(mode="json"),
-            "parallel": self.spec.parallel.model_dump(),
-            "data_sha256": self.dataset.sha256,
-        }
+    def origin(self) -> dict[str, Any]:
+        """Where weights come from, as checkpoints and exported models tell it."""
+        return {"parallel": self.spec.parallel.model_dump(), "data_sha256": self.dataset.sha256}
 
 
 def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Training:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import torch
 from launching import GroupFailureError, Torchrun
 from safetensors.torch import load_file
-from training_runs import JOB, MLP, TRANSFORMER, train
+from training_runs import JOB, MLP, TRANSFORMER
+from training_runs import train as train_and_evaluate_all
 
 from service.jobs.layout import DataLayout
 from service.models import load_whole
@@ -24,6 +26,9 @@ STEPS, STOP = 6, 3
 SPEC = {**TRANSFORMER, "steps": STEPS, "evaluate": {"every": 2}}
 FSDP, TENSOR, PIPELINE = {"dp_shard": 2}, {"tp": 2}, {"pp": 2}
 TOLERANCE = 2e-5  # as in test_layouts
+
+
+train = partial(train_and_evaluate_all, test_samples=37)
 
 
 def with_layout(parallel: dict[str, int]) -> dict[str, Any]:
