@@ -30,6 +30,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "base-uri 'none'",
     ]
 )
+COMMON_SHEETS = ("theme.css", "base.css", "controls.css", "panels.css")
 HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -43,22 +44,33 @@ SignedIn = Callable[[Request], bool]
 
 @dataclass(frozen=True)
 class Page:
-    """``nav`` is the page's word in the main navigation; a page without one belongs to the page at ``parent``."""
+    """``sheets`` are its own style sheets, besides the common ones.
+
+    ``nav`` is the page's word in the main navigation; a page without one belongs to the page at ``parent``.
+    """
 
     path: str
     title: str
     template: str
     module: str
+    sheets: tuple[str, ...] = ()
     nav: str | None = None
     parent: str | None = None
     public: bool = False
 
 
 PAGES = (
-    Page("/", "Jobs", "jobs.html", "jobs.js", nav="Jobs"),
-    Page("/jobs/{job_id}", "Job", "job.html", "job.js", parent="/"),
-    Page("/hosts", "Hosts", "hosts.html", "hosts.js", nav="Hosts"),
-    Page("/login", "Sign in", "login.html", "login.js", public=True),
+    Page("/", "Jobs", "jobs.html", "jobs.js", ("jobs.css",), nav="Jobs"),
+    Page(
+        "/jobs/{job_id}",
+        "Job",
+        "job.html",
+        "job.js",
+        ("job.css", "charts.css", "verify.css", "compile.css"),
+        parent="/",
+    ),
+    Page("/hosts", "Hosts", "hosts.html", "hosts.js", ("hosts.css",), nav="Hosts"),
+    Page("/login", "Sign in", "login.html", "login.js", ("jobs.css",), public=True),
 )
 
 
@@ -99,7 +111,13 @@ def _endpoint(page: Page, environment: Environment, signed_in: SignedIn | None) 
     def show(request: Request) -> Response:
         if signed_in is not None and not page.public and not signed_in(request):
             return RedirectResponse(f"/login?next={quote(_here(request), safe='')}", status_code=303, headers=HEADERS)
-        text = template.render(page=page, navigation=navigation, query=request.query_params, **request.path_params)
+        text = template.render(
+            page=page,
+            navigation=navigation,
+            sheets=COMMON_SHEETS + page.sheets,
+            query=request.query_params,
+            **request.path_params,
+        )
         return HTMLResponse(text, headers=HEADERS)
 
     return show
