@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from safetensors.torch import save_file
 
 from service import models
@@ -154,12 +155,10 @@ def test_random_tokens_are_followed_by_their_targets() -> None:
 
 # The first generated kernel of a process starts the toolchain, most of a minute on a busy machine.
 @pytest.mark.timeout(400)
-def test_a_machine_without_a_compiler_fails_the_rung_that_needs_one(
-    data: DataLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+def test_a_machine_without_a_compiler_fails_the_rung_that_needs_one(data: DataLayout) -> None:
     where, _ = context(data)
-    result = run(spec(model=MLP, modes=["eager", "aot_eager", "inductor"], phases=["inference"]), where)
+    with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        result = run(spec(model=MLP, modes=["eager", "aot_eager", "inductor"], phases=["inference"]), where)
     assert result is not None
     assert result["gate"]["inference"] == "aot_eager"
     assert [row["verdict"] for row in report(data)["rungs"]] == ["pass", "pass", "fail_error"]
