@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from api.main import create_app
 from service.jobs.settings import ENV_PREFIX, LOOPBACK, Settings
-from service.jobs.store import Store, StoreUnavailable
+from service.jobs.store import Store, StoreLimits, StoreUnavailable
 
 _SHUTDOWN_S = 5
 
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     if reason := exposure(settings):
         return _refuse(reason)
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    store = Store.connect(settings.broker_url, settings.layout)
+    store = Store.connect(settings.broker_url, settings.layout, StoreLimits.of(settings))
     try:
         announce_admin_key(settings, store)
     except StoreUnavailable as error:

@@ -20,7 +20,7 @@ from api.routes import artifacts, bounds, events, files, health, hosts, jobs, ke
 from api.security import SESSION_COOKIE, authenticated
 from api.stream import Hub
 from service.jobs.settings import Settings
-from service.jobs.store import Store
+from service.jobs.store import Store, StoreLimits
 from service.jobs.store.tail import StreamTail
 
 RESOURCES = (jobs, events, metrics, logs, bounds, report, artifacts, hosts, kinds, keys)
@@ -37,7 +37,9 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         lifespan=_lifespan,
         redirect_slashes=False,
     )
-    connected = store if store is not None else Store.connect(settings.broker_url, settings.layout)
+    connected = (
+        store if store is not None else Store.connect(settings.broker_url, settings.layout, StoreLimits.of(settings))
+    )
     hub = Hub(
         StreamTail.connect(settings.broker_url),
         max_streams=settings.max_streams,

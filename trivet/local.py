@@ -19,7 +19,7 @@ from typing import Self
 import psutil
 from pydantic import SecretStr
 
-from service.jobs.embedded import EmbeddedBroker
+from service.jobs.embedded import BrokerError, EmbeddedBroker
 from service.jobs.settings import ENV_PREFIX, Settings
 from trivet.client import Client
 from trivet.connection import read_key
@@ -102,7 +102,10 @@ class LocalService:
 
     def _environment(self) -> dict[str, str]:
         if self.settings.redis_url is None:
-            self.broker = EmbeddedBroker.start(self.settings.layout.broker)
+            try:
+                self.broker = EmbeddedBroker.start(self.settings.layout.broker)
+            except BrokerError as error:
+                raise StartError(str(error)) from error
             url = self.broker.url
         else:
             url = self.settings.broker_url

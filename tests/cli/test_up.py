@@ -1,0 +1,139 @@
+"""``trivet up`` as a user runs it: it comes up whole, and goes down whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+from cli_world import TRAIN, wait_until
+
+from trivet.client import Client
+
+STOP_S = 60
+
+
+@contextmanager
+def up(data: Path, **changes: str) -> Iterator[subprocess.Popen[bytes]]:
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
+    settings = {"TRIVET_DATA": str(data), "TRIVET_PORT": "0", "TRIVET_CPU_SLOTS": "2", "TRIVET_WORKER_NAME": "here"}
+    with said(data).open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trivet", "up"],
+            env={**outer, **settings, "TRIVET_WARM_SUPERVISORS": "0", "OMP_NUM_THREADS": "1", **changes},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(STOP_S)
+
+
+def said(data: Path) -> Path:
+    return data.with_suffix(".log")
+
+
+def address(process: subprocess.Popen[bytes], data: Path) -> str:
+    def announced() -> bool:
+        assert process.poll() is None, said(data).read_text()
+        return "Ctrl-C" in said(data).read_text()
+
+    wait_until(announced, 90)
+    found = re.search(r"http://\S+", said(data).read_text())
+    assert found is not None
+    return found[0]
+
+
+def belonging_to(data: Path) -> list[psutil.Process]:
+    """Every process that has the folder in its environment or on its command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(data) in word for word in [*process.cmdline(), *process.environ().values()]):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return [process for process in found if process.pid != os.getpid()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_comes_up_whole_and_goes_down_whole(tmp_path: Path, number: signal.Signals) -> None:
+    data = tmp_path / "data"
+    with up(data) as process:
+        url = address(process, data)
+        secret = (data / "admin.key").read_text().strip()
+        assert secret in said(data).read_text()
+        with Client(url, secret) as client:
+            assert client.is_ready()
+            assert [(host.name, host.alive, host.cpu_slots) for host in client.hosts()] == [("here", True, 2)]
+        assert httpx2.get(f"{url}/login").status_code == 200
+        process.send_signal(number)
+        assert process.wait(STOP_S) == 0
+    assert belonging_to(data) == []
+
+
+def test_a_second_one_on_the_same_data_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data) as process:
+        url = address(process, data)
+        first = said(data).read_text()
+        with up(data) as second:
+            assert second.wait(STOP_S) == 2
+        assert "another broker already runs" in said(data).read_text()
+        assert httpx2.get(f"{url}/readyz").status_code == 200
+        with up(tmp_path / "other", TRIVET_PORT=url.rpartition(":")[2]) as third:
+            assert third.wait(STOP_S) == 2
+        assert "TRIVET_PORT" in said(tmp_path / "other").read_text()
+        assert not (tmp_path / "other" / "broker").exists()
+        said(data).write_text(first)
+
+
+def test_a_part_that_dies_ends_it_with_a_message(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data) as process:
+        address(process, data)
+        worker = next(child for child in psutil.Process(process.pid).children() if "workers" in child.cmdline())
+        worker.kill()
+        assert process.wait(STOP_S) == 1
+    assert "the worker ended" in said(data).read_text()
+    assert belonging_to(data) == []
+
+
+@pytest.mark.distributed
+def test_jobs_that_run_when_it_stops_resume_when_it_starts(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    long: dict[str, Any] = {**TRAIN, "steps": 10**6, "checkpoint": {"every": 20}}
+    with up(data) as process:
+        with Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
+            job = client.submit(long)
+            verify = {"kind": "verify", "model": {"job": job.id}, "property": {"robustness": {
+                "data": {"source": "digits"}, "eps": 0.01}}}  # fmt: skip
+            dependent = client.submit(verify)
+            reached = next(e["step"] for e in client.follow(job.id, types=["metric"]) if e.get("step", 0) > 20)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_S) == 0
+    assert belonging_to(data) == []
+    with up(data) as process, Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
+        assert "Admin key" not in said(data).read_text()
+        assert client.job(dependent.id).state == "queued"
+        wait_until(lambda: client.job(job.id).state == "running", 60)
+        after = client.events(job.id, limit=1000)["next_after"]
+        step = next(e["step"] for e in client.follow(job.id, after=after, types=["metric"]) if "step" in e)
+        assert step > reached - 20
+        assert client.job(job.id).attempt == 2
+        client.cancel(job.id)
+        assert client.wait(job.id, timeout_s=60).state == "cancelled"
+    assert belonging_to(data) == []
