@@ -61,6 +61,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.processes: dict[AttemptRef, tuple[str, tuple[int, ...]]] = {}
         self.known: list[AttemptRef] = []
         """Every part that was ever dispatched; messages may arrive late and twice."""
+        self.ordered_dead: set[AttemptRef] = set()
+        """To be killed; they take until their host's next beat to die."""
         self.draining: set[str] = set()
         self.supervisors = 0
 
@@ -275,6 +277,9 @@ class StoreMachine(RuleBasedStateMachine):
         self._beat(host, slots)
 
     def _beat(self, host: str, slots: int | None = None) -> None:
+        for ref in [ref for ref in self.ordered_dead if ref.host == host]:
+            self.processes.pop(ref, None)
+            self.ordered_dead.discard(ref)
         cuda, cpu = DECLARED[host]
         live = {ref for ref in self.processes if ref.host == host}
         names = tuple(sorted(f"{ref.job_id}:{ref.attempt}" for ref in live))
@@ -283,8 +288,7 @@ class StoreMachine(RuleBasedStateMachine):
         current = {ref for ref in live if self.model.is_part(ref.job_id, ref.attempt, host, "running")}
         assert set(orders.kill) == live - current
         assert orders.drain == (host in self.draining)
-        for ref in orders.kill:
-            del self.processes[ref]
+        self.ordered_dead.update(orders.kill)
 
     @rule(host=hosts, crash=st.booleans())
     def fall_silent(self, host: str, crash: bool) -> None:

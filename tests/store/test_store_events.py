@@ -1,0 +1,112 @@
+"""Event streams as history: pages, types, the newest ones, gaps that the cap left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from service.jobs.layout import DataLayout
+from service.jobs.records import AttemptRef, Job, Rejected
+from service.jobs.store import Store, StoreLimits
+from service.jobs.store.keyspace import JOB_EVENTS
+from service.jobs.store.tail import StreamTail
+
+
+def logs(count: int, start: int = 0) -> list[Any]:
+    return [
+        {"type": "log", "time": float(number), "rank": 0, "stream": "stdout", "line": f"line {number}"}
+        for number in range(start, start + count)
+    ]
+
+
+@pytest.fixture
+def ref(store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]]) -> AttemptRef:
+    """A running part whose stream holds the three states up to ``running``."""
+    beat("a", cpu=1)
+    (only,) = start(submit())
+    return only
+
+
+def walk(store: Store, job_id: str, types: set[str] | None, limit: int) -> Iterator[dict[str, Any]]:
+    after = "0-0"
+    while (page := store.events.page(job_id, after, types, limit)).items:
+        yield from (stored.event for stored in page.items)
+        after = page.next_after
+
+
+def test_pages_follow_each_other_without_loss(store: Store, ref: AttemptRef) -> None:
+    written = logs(25)
+    store.attempts.emit(ref, written)
+    assert list(walk(store, ref.job_id, {"log"}, limit=4)) == written
+    assert [event["type"] for event in walk(store, ref.job_id, None, limit=7)] == ["state"] * 3 + ["log"] * 25
+
+
+def test_a_page_without_matches_still_moves_on(store: Store, ref: AttemptRef) -> None:
+    store.attempts.emit(ref, logs(5))
+    page = store.events.page(ref.job_id, types={"bound"})
+    assert page.items == []
+    assert page.next_after == store.events.latest_id(ref.job_id)
+    store.attempts.emit(ref, logs(1, 5))
+    assert [stored.event["line"] for stored in store.events.page(ref.job_id, page.next_after).items] == ["line 5"]
+
+
+def test_long_streams_are_read_in_chunks(store: Store, ref: AttemptRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.jobs.store.events._CHUNK", 3)
+    written = logs(20)
+    store.attempts.emit(ref, written)
+    assert list(walk(store, ref.job_id, {"log"}, limit=100)) == written
+    assert [stored.event for stored in store.events.tail(ref.job_id, {"log"}, 8)] == written[-8:]
+
+
+def test_tail_gives_the_newest_oldest_first(store: Store, ref: AttemptRef) -> None:
+    store.attempts.emit(ref, logs(5))
+    assert [stored.event["line"] for stored in store.events.tail(ref.job_id, None, 2)] == ["line 3", "line 4"]
+    assert [stored.event["state"] for stored in store.events.tail(ref.job_id, {"state"}, 1)] == ["running"]
+    assert store.events.tail(ref.job_id, {"bound"}, 5) == []
+
+
+def test_a_job_without_events_has_an_empty_page(store: Store) -> None:
+    page = store.events.page("job_" + "0" * 20)
+    assert (page.items, page.next_after, page.gap) == ([], "0-0", False)
+    assert store.events.latest_id("job_" + "0" * 20) == "0-0"
+
+
+def test_the_cap_trims_and_the_page_says_so(broker: str, data: DataLayout, ref: AttemptRef) -> None:
+    store = Store.connect(broker, data, StoreLimits(stream_cap=100))
+    assert not store.events.page(ref.job_id).gap
+    for start in range(0, 600, 100):
+        store.attempts.emit(ref, logs(100, start))
+    page = store.events.page(ref.job_id, limit=1000)
+    assert page.gap
+    assert page.items[-1].event["line"] == "line 599"
+    assert len(page.items) < 400
+    assert not store.events.page(ref.job_id, page.items[0].id).gap
+    store.close()
+
+
+@pytest.mark.parametrize("after", ["", "yesterday", "1-2-3", "-1", "1-"])
+def test_what_is_no_event_id_is_refused(store: Store, after: str) -> None:
+    with pytest.raises(Rejected, match="after"):
+        store.events.page("job_" + "0" * 20, after)
+
+
+def test_the_live_tail_sees_what_the_scripts_write(
+    broker: str, redis: redis_py.Redis, store: Store, ref: AttemptRef
+) -> None:
+    """The asynchronous reader and the scripts agree on keys, fields and encoding."""
+
+    async def read() -> Any:
+        tail = StreamTail.connect(broker)
+        try:
+            return await tail.read({ref.job_id: "0-0"}, count=10)
+        finally:
+            await tail.close()
+
+    store.attempts.emit(ref, logs(1))
+    found = asyncio.run(read())[ref.job_id]
+    assert [event.type for event in found] == ["state", "state", "state", "log"]
+    assert found[-1].id == redis.xrevrange(JOB_EVENTS(ref.job_id), count=1)[0][0].decode()

@@ -1,0 +1,157 @@
+"""Files and artifacts: streamed in, addressed by content or manifest, never outside their folders."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.jobs.layout import DataLayout
+from service.jobs.records import Artifact, AttemptRef, Job, NotFound
+from service.jobs.store import Store, StoreLimits, TooLarge
+from service.jobs.store.artifacts import checked_name
+from service.jobs.store.keyspace import JOB_ARTIFACTS
+
+
+def on_disk(data: DataLayout) -> list[Path]:
+    return [path for path in data.files.rglob("*") if path.is_file()]
+
+
+def test_a_file_is_its_content(store: Store, data: DataLayout) -> None:
+    stored = store.files.add(io.BytesIO(b"weights"), "application/octet-stream")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    assert (stored.id, stored.sha256, stored.bytes) == (f"file_{digest}", digest, 7)
+    found, path = store.files.get(stored.id)
+    assert found == stored
+    assert path.read_bytes() == b"weights"
+    assert store.files.add([b"wei", b"ghts"], "text/plain") == stored
+    assert len(on_disk(data)) == 1
+
+
+def test_too_large_an_upload_keeps_nothing(broker: str, store: Store, data: DataLayout) -> None:
+    small = Store.connect(broker, data, StoreLimits(max_upload_bytes=10))
+    assert small.files.add([b"0123456789"], "text/plain").bytes == 10
+    with pytest.raises(TooLarge, match="10 bytes"):
+        small.files.add(iter([b"01234", b"56789", b"x"]), "text/plain")
+    assert len(on_disk(data)) == 1
+    small.close()
+
+
+def test_an_upload_that_breaks_off_keeps_nothing(store: Store, data: DataLayout) -> None:
+    def broken() -> Any:
+        yield b"some"
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        store.files.add(broken(), "text/plain")
+    assert on_disk(data) == []
+
+
+def test_a_writer_without_commit_keeps_nothing(store: Store, data: DataLayout) -> None:
+    with store.files.writer() as writer:
+        writer.write(b"some")
+    assert on_disk(data) == []
+
+
+@pytest.mark.parametrize("name", ["file_" + "0" * 64, "file_1", "../../etc/passwd"])
+def test_unknown_files_are_not_found(store: Store, name: str) -> None:
+    with pytest.raises(NotFound):
+        store.files.get(name)
+
+
+def test_a_file_whose_bytes_are_gone_is_not_found(store: Store) -> None:
+    stored = store.files.add([b"x"], "text/plain")
+    store.files.get(stored.id)[1].unlink()
+    with pytest.raises(NotFound, match="gone"):
+        store.files.get(stored.id)
+
+
+@pytest.fixture
+def ref(store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]]) -> AttemptRef:
+    beat("a", cpu=1)
+    (only,) = start(submit())
+    return only
+
+
+def artifact(name: str) -> Artifact:
+    return Artifact(name=name, bytes=1, sha256="0" * 64, media_type="text/plain", created_at=datetime.now(UTC))
+
+
+def publish(store: Store, data: DataLayout, ref: AttemptRef, name: str) -> Path:
+    path = data.job(ref.job_id).artifacts / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x")
+    store.attempts.record_artifact(ref, artifact(name))
+    return path
+
+
+def test_artifacts_are_listed_by_name_and_announced(store: Store, data: DataLayout, ref: AttemptRef) -> None:
+    for name in ("model.json", "plots/a b.png", "model.json"):
+        publish(store, data, ref, name)
+    assert [each.name for each in store.artifacts.list(ref.job_id)] == ["model.json", "plots/a b.png"]
+    found, path = store.artifacts.get(ref.job_id, "plots/a b.png")
+    assert (found.name, path.read_text()) == ("plots/a b.png", "x")
+    events = store.events.page(ref.job_id, types={"artifact"}).items
+    assert [stored.event["name"] for stored in events] == ["model.json", "plots/a b.png", "model.json"]
+    assert events[0].event["bytes"] == 1
+
+
+def test_only_what_is_in_the_manifest_is_given_out(store: Store, data: DataLayout, ref: AttemptRef) -> None:
+    path = publish(store, data, ref, "known")
+    path.with_name("unknown").write_text("x")
+    with pytest.raises(NotFound):
+        store.artifacts.get(ref.job_id, "unknown")
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "./a", "a/.", "a\\b", "a\0b", "a\nb"])
+def test_names_that_are_no_plain_paths_are_refused(store: Store, ref: AttemptRef, name: str) -> None:
+    with pytest.raises(ValueError, match="artifact name"):
+        store.attempts.record_artifact(ref, artifact(name))
+    assert store.artifacts.list(ref.job_id) == []
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.text(alphabet="ab./\\%\0 ", max_size=12))
+def test_a_name_that_passes_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+    try:
+        checked_name(name)
+    except ValueError:
+        return
+    assert (tmp_path / name).resolve().is_relative_to(tmp_path.resolve())
+    assert (tmp_path / name).resolve() != tmp_path.resolve()
+
+
+@pytest.mark.parametrize("link", ["file", "folder", "root"])
+def test_symbolic_links_are_never_followed(store: Store, data: DataLayout, ref: AttemptRef, link: str) -> None:
+    path = publish(store, data, ref, "sub/file")
+    secret = data.root / "secret"
+    linked = {"file": path, "folder": path.parent, "root": data.job(ref.job_id).artifacts}[link]
+    linked.rename(secret)
+    linked.symlink_to(secret)
+    assert path.read_text() == "x"
+    with pytest.raises(NotFound):
+        store.artifacts.get(ref.job_id, "sub/file")
+
+
+def test_a_forged_manifest_entry_leads_nowhere(store: Store, data: DataLayout, ref: AttemptRef, redis: Any) -> None:
+    data.job(ref.job_id).artifacts.mkdir(parents=True)
+    (data.root / "secret").write_text("x")
+    name = "../../../secret"
+    assert (data.job(ref.job_id).artifacts / name).is_file()
+    redis.hset(JOB_ARTIFACTS(ref.job_id), name, artifact(name).model_dump_json())
+    with pytest.raises(NotFound):
+        store.artifacts.get(ref.job_id, name)
+
+
+def test_a_folder_is_not_an_artifact_that_can_be_read(store: Store, data: DataLayout, ref: AttemptRef) -> None:
+    (data.job(ref.job_id).artifacts / "folder").mkdir(parents=True)
+    store.attempts.record_artifact(ref, artifact("folder"))
+    with pytest.raises(NotFound):
+        store.artifacts.get(ref.job_id, "folder")

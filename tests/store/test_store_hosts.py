@@ -1,0 +1,137 @@
+"""Hosts: registration, restart, resizing, draining, leaving, being forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis as redis_py
+from store_builders import train
+
+from service.jobs.records import AttemptRef, Job, NotFound, Outcome
+from service.jobs.store import HostReport, Store
+from service.jobs.store.keyspace import HOSTS
+
+Start = Callable[[Job], list[AttemptRef]]
+
+
+def free(store: Store, name: str = "a", pool: str = "cpu") -> tuple[int, ...]:
+    return next(host.free[pool] for host in store.hosts.list() if host.name == name)
+
+
+def test_a_host_shows_what_it_reported(store: Store, beat: Any, submit: Callable[..., Job], start: Start) -> None:
+    beat("b", cpu=1)
+    orders = beat("a", cpu=12, cuda=2)
+    assert (orders.drain, orders.kill) == (False, ())
+    job = submit(device="cuda")
+    start(job)
+    host, other = store.hosts.list()
+    assert (host.name, other.name) == ("a", "b")
+    assert (host.alive, host.draining, host.address) == (True, False, "a.example")
+    assert (host.cuda, host.cpu_slots) == (("Test GPU", "Test GPU"), 12)
+    assert host.free == {"cuda": (1,), "cpu": tuple(range(12))}
+    assert host.running == (job.id,)
+    assert host.versions == {"trivet": "0"}
+    assert store.hosts.capacity() == {"cuda": 2, "cpu": 13}
+
+
+def test_capacity_counts_only_hosts_that_are_heard_of(store: Store, beat: Any, silence: Callable[[str], None]) -> None:
+    assert store.hosts.capacity() == {}
+    beat("a", cpu=4)
+    beat("b", cpu=2)
+    silence("a")
+    assert store.hosts.capacity() == {"cpu": 2}
+    assert [host.alive for host in store.hosts.list()] == [False, True]
+
+
+def test_a_restarted_agent_neither_frees_twice_nor_leaks(
+    store: Store, beat: Any, submit: Callable[..., Job], start: Start
+) -> None:
+    beat("a", cpu=4)
+    (ref,) = start(submit(2))
+    assert free(store) == (2, 3)
+    beat("a", cpu=4)
+    assert free(store) == (2, 3)
+    store.attempts.finish(ref, Outcome("succeeded"))
+    assert free(store) == (0, 1, 2, 3)
+
+
+def test_devices_that_are_gone_are_not_freed_and_new_ones_are_free(
+    store: Store, beat: Any, submit: Callable[..., Job], start: Start
+) -> None:
+    beat("a", cpu=4)
+    (ref,) = start(submit(3))
+    beat("a", cpu=2)
+    assert free(store) == ()
+    store.attempts.finish(ref, Outcome("succeeded"))
+    assert free(store) == (0, 1)
+    beat("a", cpu=3)
+    assert free(store) == (0, 1, 2)
+
+
+def test_draining_is_told_to_the_host_and_outlives_a_restart(store: Store, beat: Any) -> None:
+    beat("a", cpu=1)
+    assert store.hosts.drain("a").draining
+    assert beat("a", cpu=1).drain
+    assert not store.hosts.resume("a").draining
+    assert not beat("a", cpu=1).drain
+
+
+@pytest.mark.parametrize("call", ["drain", "resume", "leave"])
+def test_unknown_hosts_are_not_found(store: Store, call: str) -> None:
+    with pytest.raises(NotFound, match="nowhere"):
+        getattr(store.hosts, call)("nowhere")
+
+
+def test_an_idle_host_that_leaves_is_gone_and_a_busy_one_stays_listed(
+    store: Store, beat: Any, submit: Callable[..., Job], start: Start
+) -> None:
+    beat("a", cpu=1)
+    (ref,) = start(submit())
+    beat("b", cpu=1)
+    store.hosts.leave("a")
+    store.hosts.leave("b")
+    assert [(host.name, host.alive) for host in store.hosts.list()] == [("a", False)]
+    assert store.attempts.renew(ref) == "run"
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_host_is_forgotten_after_a_day_unless_an_operator_drained_it(
+    store: Store, redis: redis_py.Redis, beat: Any, drained: bool
+) -> None:
+    beat("a", cpu=1)
+    if drained:
+        store.hosts.drain("a")
+    redis.zadd(HOSTS(), {"a": 1})
+    store.attempts.reap()
+    assert [host.name for host in store.hosts.list()] == (["a"] if drained else [])
+
+
+def test_a_silent_host_is_not_forgotten_while_a_supervisor_there_renews(
+    store: Store, redis: redis_py.Redis, beat: Any, start: Start, expire: Any
+) -> None:
+    beat("a", cpu=1)
+    (ref,) = start(store.jobs.submit(train(), "ada")[0])
+    redis.zadd(HOSTS(), {"a": 1})
+    store.attempts.reap()
+    assert [host.name for host in store.hosts.list()] == ["a"]
+    expire(ref)
+    store.attempts.reap()
+    assert store.hosts.list() == []
+
+
+def test_attempts_that_nobody_knows_are_to_be_killed(store: Store, beat: Any) -> None:
+    name = "job_" + "0" * 20
+    assert beat("a", cpu=1, live=(f"{name}:3",)).kill == (AttemptRef(name, 3, "a"),)
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a b", "../a", "x" * 201])
+def test_host_names_that_would_confuse_keys_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="host name"):
+        HostReport(name, "address")
+
+
+def test_a_negative_number_of_slots_is_refused() -> None:
+    with pytest.raises(ValueError, match="cpu_slots"):
+        HostReport("a", "address", cpu_slots=-1)

@@ -1,0 +1,352 @@
+"""Jobs as users handle them: submission, idempotency, dependencies, listing, cancel, retry, delete."""
+
+from __future__ import annotations
+
+import string
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis as redis_py
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_builders import train
+
+from service.jobs.layout import DataLayout
+from service.jobs.records import AttemptRef, Conflict, Job, JobError, NotFound, Outcome, Rejected
+from service.jobs.spec import VerifySpec
+from service.jobs.store import JobFilter, Store
+from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS
+
+NOBODY = "job_" + "0" * 20
+FAILED = Outcome("failed", error=JobError(type="ValueError", message="no", rank=1))
+
+
+def verify(job_id: str) -> VerifySpec:
+    prop = {"robustness": {"data": {"source": "digits"}, "eps": 0.1}}
+    return VerifySpec.model_validate({"model": {"job": job_id}, "property": prop})
+
+
+def test_a_submitted_job_can_be_read_back(store: Store) -> None:
+    spec = train(2, name="mine", labels={"team": "x"}, priority=3)
+    job, created = store.jobs.submit(spec, "ada")
+    assert created
+    assert store.jobs.get(job.id) == job
+    assert (job.kind, job.name, job.owner, job.priority, job.state, job.attempt) == (
+        "train",
+        "mine",
+        "ada",
+        3,
+        "queued",
+        0,
+    )
+    assert job.labels == {"team": "x"}
+    assert type(spec).model_validate(job.spec) == spec
+
+
+def test_ids_are_short_and_sort_by_age(store: Store, submit: Callable[..., Job]) -> None:
+    ids = [submit().id for _ in range(20)]
+    assert ids == sorted(ids)
+    assert all(len(name) == 24 and set(name[4:]) <= set(string.ascii_lowercase + string.digits) for name in ids)
+
+
+def test_the_same_key_and_body_give_the_same_job(store: Store) -> None:
+    first, _ = store.jobs.submit(train(), "ada", "key-1")
+    again, created = store.jobs.submit(train(), "ada", "key-1")
+    other, other_created = store.jobs.submit(train(), "bob", "key-1")
+    assert (again.id, created) == (first.id, False)
+    assert other_created
+    assert other.id != first.id
+
+
+def test_the_same_key_with_another_body_is_a_conflict(store: Store) -> None:
+    store.jobs.submit(train(), "ada", "key-1", body_hash="one")
+    with pytest.raises(Conflict, match="another body"):
+        store.jobs.submit(train(), "ada", "key-1", body_hash="two")
+    assert len(store.jobs.list().items) == 1
+
+
+def test_a_key_still_leads_to_its_job_when_the_checks_would_now_refuse(
+    store: Store, submit: Callable[..., Job]
+) -> None:
+    needed = submit()
+    spec = train(after=[needed.id])
+    job, _ = store.jobs.submit(spec, "ada", "key-1")
+    store.jobs.cancel(needed.id)
+    assert store.jobs.submit(spec, "ada", "key-1") == (store.jobs.get(job.id), False)
+    with pytest.raises(Rejected):
+        store.jobs.submit(spec, "ada", "key-2")
+
+
+def test_a_key_is_remembered_for_a_day(store: Store, redis: redis_py.Redis) -> None:
+    store.jobs.submit(train(), "ada", "key-1")
+    (name,) = [key for key in redis.scan_iter() if IDEMPOTENCY.pattern.fullmatch(key.decode())]
+    assert 86_000 < redis.ttl(name) <= 86_400
+
+
+def test_owner_and_key_cannot_be_mixed_up(store: Store) -> None:
+    one, _ = store.jobs.submit(train(), "a:b", "c")
+    two, created = store.jobs.submit(train(), "a", "b:c")
+    assert created
+    assert one.id != two.id
+
+
+def test_concurrent_submissions_with_one_key_make_one_job(store: Store) -> None:
+    found: list[tuple[str, bool]] = []
+    gate = threading.Barrier(8)
+
+    def submit_at_once() -> None:
+        gate.wait()
+        job, created = store.jobs.submit(train(), "ada", "key-1")
+        found.append((job.id, created))
+
+    threads = [threading.Thread(target=submit_at_once) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({name for name, _ in found}) == 1
+    assert sorted(created for _, created in found) == [False] * 7 + [True]
+
+
+def test_a_refused_job_leaves_nothing(store: Store, redis: redis_py.Redis) -> None:
+    with pytest.raises(Rejected) as refusal:
+        store.jobs.submit(train(after=[NOBODY]), "ada", "key-1")
+    assert [problem.path for problem in refusal.value.problems] == ["after.0"]
+    assert redis.dbsize() == 0
+
+
+def test_a_dependency_that_ends_between_check_and_write_refuses_the_job(
+    store: Store, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = submit()
+    monkeypatch.setattr("service.jobs.store.jobs.check", lambda *_: [])
+    store.jobs.cancel(needed.id)
+    with pytest.raises(Rejected, match="is cancelled"):
+        store.jobs.submit(train(after=[needed.id]), "ada")
+    with pytest.raises(Rejected, match="there is no job"):
+        store.jobs.submit(train(after=[NOBODY]), "ada")
+    assert len(store.jobs.list().items) == 1
+
+
+def test_more_devices_than_the_fleet_has_are_refused_once_a_host_is_known(
+    store: Store, submit: Callable[..., Job], beat: Any
+) -> None:
+    assert submit(8).state == "queued"
+    beat("a", cpu=4)
+    with pytest.raises(Rejected, match="4 cpu devices"):
+        submit(8)
+
+
+def test_a_job_waits_for_all_that_it_needs(store: Store, submit: Callable[..., Job], beat: Any, start: Any) -> None:
+    beat("a", cpu=4)
+    one, two = submit(), submit()
+    last, _ = store.jobs.submit(train(after=[one.id, two.id]), "ada")
+    assert last.reason is not None
+    assert one.id in last.reason
+    assert set(store.attempts.place()) == {one.id, two.id}
+    for job in (one, two):
+        assert store.attempts.place() == []
+        ref = AttemptRef(job.id, 1, "a")
+        store.attempts.claim(ref, "s")
+        store.attempts.finish(ref, Outcome("succeeded"))
+    assert store.attempts.place() == [last.id]
+
+
+def test_a_model_from_a_job_implies_a_dependency(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+    trained = submit()
+    job, _ = store.jobs.submit(verify(trained.id), "ada")
+    beat("a", cpu=4)
+    assert store.attempts.place() == [trained.id]
+    assert store.jobs.get(job.id).state == "queued"
+
+
+def test_a_failure_fails_all_that_need_it_at_once(
+    store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]], states: Any
+) -> None:
+    beat("a", cpu=4)
+    root = submit()
+    left, right = submit(after=[root.id]), submit(after=[root.id])
+    tip = submit(after=[left.id, right.id])
+    (ref,) = start(root)
+    store.attempts.finish(ref, FAILED)
+    for job in (left, right, tip):
+        now = store.jobs.get(job.id)
+        assert now.state == "failed"
+        assert now.error is not None
+        assert now.error.type == "DependencyFailed"
+        assert states(job) == ["queued", "failed"]
+    assert store.attempts.place() == []
+
+
+def test_cancelling_what_others_need_fails_them(store: Store, submit: Callable[..., Job]) -> None:
+    root = submit()
+    user = submit(after=[root.id])
+    assert store.jobs.cancel(root.id).state == "cancelled"
+    assert store.jobs.get(user.id).state == "failed"
+
+
+def test_retry_starts_over_and_needs_its_dependencies_again(
+    store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]], states: Any
+) -> None:
+    beat("a", cpu=4)
+    root = submit()
+    user = submit(after=[root.id])
+    (ref,) = start(root)
+    store.attempts.finish(ref, FAILED)
+    with pytest.raises(Conflict, match=root.id):
+        store.jobs.retry(user.id)
+    again = store.jobs.retry(root.id)
+    assert (again.state, again.error, again.ended_at, again.placement) == ("queued", None, None, ())
+    assert store.jobs.retry(user.id).reason == f"waits for {root.id}"
+    (ref,) = start(root)
+    assert ref.attempt == 2
+    store.attempts.finish(ref, Outcome("succeeded"))
+    assert store.attempts.place() == [user.id]
+    assert states(root) == ["queued", "starting", "running", "failed", "queued", "starting", "running", "succeeded"]
+    with pytest.raises(Conflict, match="succeeded"):
+        store.jobs.retry(root.id)
+
+
+def test_delete_takes_terminal_jobs_that_nobody_needs(
+    store: Store, data: DataLayout, submit: Callable[..., Job], redis: redis_py.Redis
+) -> None:
+    root = submit(labels={"a": "b"})
+    user = submit(after=[root.id])
+    with pytest.raises(Conflict, match="queued"):
+        store.jobs.delete(root.id)
+    folder = data.job(root.id).artifacts
+    folder.mkdir(parents=True)
+    (folder / "x").write_text("x")
+    store.jobs.cancel(root.id)
+    store.jobs.delete(root.id)
+    assert not data.job(root.id).root.exists()
+    assert redis.keys(f"*{root.id}*") == []
+    assert [job.id for job in store.jobs.list().items] == [user.id]
+    with pytest.raises(NotFound):
+        store.jobs.delete(root.id)
+
+
+def test_a_finished_job_that_an_unfinished_one_will_read_is_kept(
+    store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]]
+) -> None:
+    beat("a", cpu=4)
+    root = submit()
+    (ref,) = start(root)
+    store.attempts.finish(ref, Outcome("succeeded"))
+    user, _ = store.jobs.submit(verify(root.id), "ada")
+    with pytest.raises(Conflict, match=user.id):
+        store.jobs.delete(root.id)
+    store.jobs.cancel(user.id)
+    store.jobs.delete(root.id)
+
+
+def test_cancelling_an_ended_job_is_a_conflict_and_twice_is_not(
+    store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]]
+) -> None:
+    beat("a", cpu=4)
+    done, stopped = submit(), submit()
+    (ref,) = start(done)
+    store.attempts.finish(ref, Outcome("succeeded"))
+    with pytest.raises(Conflict, match="final"):
+        store.jobs.cancel(done.id)
+    store.jobs.cancel(stopped.id)
+    assert store.jobs.cancel(stopped.id).state == "cancelled"
+
+
+@pytest.mark.parametrize("call", ["get", "cancel", "retry", "delete"])
+@pytest.mark.parametrize("name", [NOBODY, "job_1", "../../etc/passwd"])
+def test_unknown_jobs_are_not_found(store: Store, call: str, name: str) -> None:
+    with pytest.raises(NotFound):
+        getattr(store.jobs, call)(name)
+
+
+def test_delete_never_leaves_the_jobs_folder(store: Store, data: DataLayout) -> None:
+    precious = data.root / "precious"
+    precious.mkdir(parents=True)
+    with pytest.raises(NotFound):
+        store.jobs.delete("../precious")
+    assert precious.is_dir()
+
+
+def test_filters_combine(store: Store, submit: Callable[..., Job]) -> None:
+    one = submit(name="alpha", labels={"team": "x", "tier": "1"})
+    two = submit(name="beta", labels={"team": "y"})
+    three, _ = store.jobs.submit(train(name="alphabet", labels={"team": "x"}), "bob")
+    four, _ = store.jobs.submit(verify(one.id), "bob")
+    store.jobs.cancel(two.id)
+
+    def ids(**fields: str) -> set[str]:
+        return {job.id for job in store.jobs.list(JobFilter(**fields)).items}
+
+    assert ids() == {one.id, two.id, three.id, four.id}
+    assert ids(kind="verify") == {four.id}
+    assert ids(state="cancelled") == {two.id}
+    assert ids(label="team") == {one.id, two.id, three.id}
+    assert ids(label="team=x") == {one.id, three.id}
+    assert ids(owner="bob", kind="train") == {three.id}
+    assert ids(q="ALPHA") == {one.id, three.id}
+    assert ids(q="alpha", owner="ada", label="tier=1") == {one.id}
+    assert ids(q=four.id[-8:]) == {four.id}
+    assert ids(state="running") == set()
+
+
+def test_pages_are_stable_while_jobs_arrive(store: Store, submit: Callable[..., Job]) -> None:
+    jobs = [submit() for _ in range(7)]
+    first = store.jobs.list(limit=3)
+    submit()
+    second = store.jobs.list(limit=3, cursor=first.next_cursor)
+    submit()
+    third = store.jobs.list(limit=3, cursor=second.next_cursor)
+    walked = [job.id for page in (first, second, third) for job in page.items]
+    assert walked == [job.id for job in reversed(jobs)]
+    assert third.next_cursor is None
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(owners=st.lists(st.sampled_from("ab"), max_size=12), limit=st.integers(1, 5), owner=st.sampled_from(["a", None]))
+def test_walking_the_pages_finds_each_match_once(
+    store: Store, redis: redis_py.Redis, owners: list[str], limit: int, owner: str | None
+) -> None:
+    redis.flushall()
+    jobs = [store.jobs.submit(train(), name)[0] for name in owners]
+    walked: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = store.jobs.list(JobFilter(owner=owner, q="train"), limit, cursor)
+        walked += [job.id for job in page.items]
+        assert len(page.items) <= limit
+        if (cursor := page.next_cursor) is None:
+            break
+    assert walked == [job.id for job in reversed(jobs) if owner in (None, job.owner)]
+
+
+def test_a_page_ends_when_enough_was_looked_at(
+    store: Store, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = submit(name="needle")
+    for _ in range(4):
+        submit()
+    monkeypatch.setattr("service.jobs.store.jobs._MOST_LOOKED_AT", 3)
+    first = store.jobs.list(JobFilter(q="needle"))
+    assert first.items == ()
+    second = store.jobs.list(JobFilter(q="needle"), cursor=first.next_cursor)
+    assert [job.id for job in second.items] == [wanted.id]
+
+
+def test_bad_paging_is_refused(store: Store) -> None:
+    with pytest.raises(Rejected, match="cursor"):
+        store.jobs.list(cursor="yesterday")
+    with pytest.raises(Rejected, match="limit"):
+        store.jobs.list(limit=0)
+
+
+def test_all_jobs_are_in_the_index_with_equal_scores(
+    store: Store, redis: redis_py.Redis, submit: Callable[..., Job]
+) -> None:
+    """Lexical ranges over a sorted set are defined for equal scores only."""
+    for _ in range(3):
+        submit()
+    assert {score for _, score in redis.zrange(JOBS(), 0, -1, withscores=True)} == {0.0}
+    assert redis.exists(*(JOB(job.id) for job in store.jobs.list().items)) == 3

@@ -1,0 +1,210 @@
+"""Placement: order, best fit, gangs, backfill, and the bound on being overtaken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import placement_reference as reference
+import redis as redis_py
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from placement_reference import Room, Waiting
+from store_builders import LIMITS, train
+
+from service.jobs.records import Job
+from service.jobs.store import HostReport, Store
+from service.jobs.store.keyspace import JOB, PENDING, PENDING_SHAPE, SHAPES
+
+BOUND_MS = round(LIMITS.max_queue_bypass_s * 1000)
+
+
+def age(redis: redis_py.Redis, job: Job, by_ms: int) -> None:
+    """Let a pending job have waited for that much longer."""
+    redis.zincrby(PENDING(), -by_ms, job.id)
+    redis.hincrby(JOB(job.id), "queued_at", -by_ms)
+    for shape in redis.hkeys(SHAPES()):
+        if redis.zscore(PENDING_SHAPE(shape.decode()), job.id) is not None:
+            redis.zincrby(PENDING_SHAPE(shape.decode()), -by_ms, job.id)
+
+
+def shares(store: Store, job: Job) -> dict[str, tuple[int, ...]]:
+    return {share.host: share.devices for share in store.jobs.get(job.id).placement}
+
+
+def test_higher_priority_first_then_age(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+    old, urgent, young = submit(), submit(priority=5), submit()
+    beat("a", cpu=2)
+    assert store.attempts.place() == [urgent.id, old.id]
+    assert store.jobs.get(young.id).state == "queued"
+
+
+def test_best_fit_leaves_the_large_host_whole(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+    beat("large", cpu=8)
+    beat("small", cpu=3)
+    job = submit(2)
+    store.attempts.place()
+    assert shares(store, job) == {"small": (0, 1)}
+
+
+def test_a_gang_takes_the_fewest_hosts_all_or_nothing(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+    for name, slots in (("a", 2), ("b", 4), ("c", 3)):
+        beat(name, cpu=slots)
+    two, too_many = submit(6, max_hosts=3), submit(6, max_hosts=3)
+    assert store.attempts.place() == [two.id]
+    assert shares(store, two) == {"b": (0, 1, 2, 3), "a": (0, 1)}
+    waiting = store.jobs.get(too_many.id)
+    assert (waiting.state, waiting.placement) == ("queued", ())
+    assert waiting.reason is not None
+    assert "6 free cpu devices on at most 3 hosts" in waiting.reason
+
+
+def test_a_job_does_not_spread_unless_it_allows_that(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+    beat("a", cpu=2)
+    beat("b", cpu=2)
+    alone = submit(4)
+    assert store.attempts.place() == []
+    reason = store.jobs.get(alone.id).reason
+    assert reason is not None
+    assert "even when idle" in reason
+
+
+def test_backfill_until_the_bound_then_a_reservation(
+    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any
+) -> None:
+    beat("a", cpu=4)
+    running, large, small = submit(2), submit(4), submit(2)
+    assert store.attempts.place() == [running.id, small.id]
+    late = submit(1)
+    store.jobs.cancel(small.id)
+    age(redis, large, BOUND_MS)
+    assert store.attempts.place() == []
+    reason = store.jobs.get(late.id).reason
+    assert reason is not None
+    assert large.id in reason
+    store.jobs.cancel(running.id)
+    assert store.attempts.place() == [large.id]
+
+
+def test_a_reservation_binds_its_own_pool_and_what_is_behind_it_only(
+    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any
+) -> None:
+    beat("a", cpu=4, cuda=1)
+    holder = submit(1, device="cpu", priority=9)
+    large, ahead, other_pool = submit(4, device="cpu"), submit(1, device="cpu", priority=1), submit(1, device="cuda")
+    behind = submit(1, device="cpu")
+    age(redis, large, BOUND_MS)
+    assert store.attempts.place() == [holder.id, ahead.id, other_pool.id]
+    assert store.jobs.get(behind.id).state == "queued"
+
+
+def test_what_no_host_could_ever_hold_reserves_nothing(
+    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any
+) -> None:
+    impossible = [submit(8) for _ in range(300)]
+    for job in impossible:
+        age(redis, job, BOUND_MS)
+    last = submit(1)
+    beat("a", cpu=4)
+    assert store.attempts.place() == [last.id]
+
+
+def test_an_overdue_job_behind_a_younger_one_of_higher_priority_still_reserves(
+    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any
+) -> None:
+    beat("a", cpu=4)
+    submit(1, priority=9)
+    store.attempts.place()
+    submit(4, priority=1)
+    overdue = submit(4, priority=0)
+    behind = submit(1, priority=-1)
+    age(redis, overdue, BOUND_MS)
+    between = submit(1, priority=1)
+    assert store.attempts.place() == [between.id]
+    assert store.jobs.get(behind.id).state == "queued"
+
+
+def test_draining_and_silent_hosts_get_nothing(
+    store: Store, submit: Callable[..., Job], beat: Any, silence: Callable[[str], None]
+) -> None:
+    for name in ("drained", "silent"):
+        beat(name, cpu=4)
+    store.hosts.drain("drained")
+    silence("silent")
+    job = submit()
+    assert store.attempts.place() == []
+    store.hosts.resume("drained")
+    assert store.attempts.place() == [job.id]
+
+
+def test_auto_is_cuda_where_the_fleet_has_any(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+    beat("a", cpu=4)
+    first = submit()
+    store.attempts.place()
+    beat("b", cpu=4, cuda=1)
+    second = submit()
+    store.attempts.place()
+    assert [store.jobs.get(job.id).placement[0].pool for job in (first, second)] == ["cpu", "cuda"]
+
+
+jobs = st.lists(
+    st.tuples(
+        st.sampled_from(["auto", "cpu", "cuda"]),
+        st.integers(1, 6),
+        st.integers(1, 3),
+        st.integers(-1, 1),
+        st.sampled_from([0, 0, BOUND_MS]),
+    ),
+    max_size=8,
+)
+fleets = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=4)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(wanted=jobs, fleet=fleets, data=st.data())
+def test_placement_equals_the_obvious_one(
+    store: Store, redis: redis_py.Redis, wanted: list[Any], fleet: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Twice: on an idle fleet, and on the fragments that are free after some of the placed jobs were cancelled."""
+    redis.flushall()
+    waiting = [submit_aged(store, redis, each) for each in wanted]
+    rooms = []
+    for index, (cuda, cpu) in enumerate(fleet):
+        store.hosts.beat(HostReport(f"h{index}", "x", ("GPU",) * cuda, cpu))
+        rooms.append(Room(f"h{index}", {"cuda": cuda, "cpu": cpu}, {"cuda": cuda, "cpu": cpu}))
+    placed = check_against_reference(store, waiting, rooms)
+    for job_id, (pool, by_host) in placed.items():
+        if data.draw(st.booleans()):
+            store.jobs.cancel(job_id)
+            for host in rooms:
+                host.free[pool] += by_host.get(host.name, 0)
+    check_against_reference(store, [job for job in waiting if job.id not in placed], rooms)
+
+
+def submit_aged(store: Store, redis: redis_py.Redis, wanted: tuple[str, int, int, int, int]) -> Waiting:
+    device, ranks, max_hosts, priority, waited = wanted
+    job, _ = store.jobs.submit(train(ranks, device=device, max_hosts=max_hosts, priority=priority), "ada")
+    age(redis, job, waited)
+    queued_at = int(redis.hget(JOB(job.id), "queued_at"))
+    return Waiting(job.id, device, ranks, max_hosts, priority, waited, queued_at)
+
+
+def check_against_reference(
+    store: Store, waiting: list[Waiting], rooms: list[Room]
+) -> dict[str, tuple[str, dict[str, int]]]:
+    expected = reference.place(waiting, rooms, BOUND_MS)
+    assert set(store.attempts.place()) == set(expected)
+    for job_id, (pool, by_host) in expected.items():
+        placement = store.jobs.get(job_id).placement
+        assert {share.host: len(share.devices) for share in placement} == by_host
+        assert {share.pool for share in placement} == {pool}
+    return expected
+
+
+@given(room=st.lists(st.integers(0, 5), min_size=1, max_size=5), ranks=st.integers(1, 12))
+def test_the_reference_itself_uses_the_fewest_hosts(room: list[int], ranks: int) -> None:
+    by_host = reference.choose({f"h{index}": free for index, free in enumerate(room)}, ranks, len(room))
+    fewest = reference.fewest_hosts(room, ranks)
+    assert (None if by_host is None else len(by_host)) == fewest
+    if by_host is not None:
+        assert sum(by_host.values()) == ranks
