@@ -1,0 +1,276 @@
+"""Submit-time checks: every reason to refuse a job, with the field, the value and what would be accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.jobs.checks import check, dependencies, pool_of
+from service.jobs.records import Job
+from service.jobs.spec import spec_adapter
+from service.jobs.states import JobState
+
+MLP = {"family": "mlp", "in_features": 64, "hidden": [8, 12], "out_features": 10}
+TRANSFORMER = {"family": "transformer", "vocab_size": 256, "dim": 16, "heads": 4, "layers": 2, "max_sequence": 32}
+DIGITS = {"source": "digits"}
+TOKENS = {"source": "tokens", "sequence": 16}
+ROBUSTNESS = {"robustness": {"data": DIGITS, "eps": 0.1}}
+A, B, C = ("job_" + letter * 20 for letter in "abc")
+
+
+def job(job_id: str, kind: Any = "train", state: JobState = "succeeded", model: Any = MLP) -> Job:
+    return Job(
+        id=job_id,
+        kind=kind,
+        name="",
+        labels={},
+        owner="ada",
+        state=state,
+        attempt=1,
+        priority=0,
+        created_at=datetime.now(UTC),
+        spec={"kind": kind, "model": model},
+    )
+
+
+def spec(kind: str, **fields: Any) -> Any:
+    base: dict[str, dict[str, Any]] = {
+        "train": {"model": MLP, "data": DIGITS, "steps": 1},
+        "verify": {"model": MLP, "property": ROBUSTNESS},
+        "compile": {"model": MLP},
+    }
+    return spec_adapter.validate_python({"kind": kind, **base[kind], **fields})
+
+
+def found(given_spec: Any, *jobs: Job, fleet: Mapping[str, int] | None = None) -> list[tuple[str, Any, str]]:
+    known = {each.id: each for each in jobs}
+    return [(problem.path, problem.got, problem.expected) for problem in check(given_spec, fleet, known.get)]
+
+
+def message(given_spec: Any, *jobs: Job, fleet: Mapping[str, int] | None = None) -> str:
+    known = {each.id: each for each in jobs}
+    (problem,) = check(given_spec, fleet, known.get)
+    return problem.message
+
+
+GOOD = [
+    spec("train"),
+    spec("train", model=TRANSFORMER, data=TOKENS, parallel={"tp": 2, "pp": 2}),
+    spec("train", batch={"global": 24, "micro": 3}, parallel={"dp_shard": 2}, pipeline={"micro_batches": 4}),
+    spec("verify"),
+    spec("verify", property={"box": {"lower": [0.0] * 64, "upper": [1.0] * 64}}),
+    spec("compile"),
+    spec("compile", model=TRANSFORMER, data=TOKENS),
+]
+
+
+@pytest.mark.parametrize("good", GOOD)
+def test_what_fits_passes(good: Any) -> None:
+    assert found(good, fleet={"cpu": 8}) == []
+    assert found(good) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        # mesh
+        (spec("train", parallel={"pp": 3}, batch={"global": 6}), [("parallel.pp", 3, "at most 2")]),
+        (spec("train", parallel={"tp": 8}), [("model.hidden.1", 12, "a multiple of 8")]),
+        (
+            spec("compile", model=TRANSFORMER, parallel={"tp": 3}),
+            [
+                ("model.heads", 4, "a multiple of 3"),
+                ("model.kv_heads", 4, "a multiple of 3"),
+                ("model.ffn_dim", 64, "a multiple of 3"),
+                ("model.vocab_size", 256, "a multiple of 3"),
+            ],
+        ),
+        # model and data
+        (spec("train", model={**MLP, "in_features": 63}), [("model.in_features", 63, "64")]),
+        (spec("compile", model={**MLP, "out_features": 9}, data=DIGITS), [("model.out_features", 9, "10")]),
+        (
+            spec("train", model={**MLP, "in_features": 7, "out_features": 2}),
+            [("model.in_features", 7, "64"), ("model.out_features", 2, "10")],
+        ),
+        (spec("train", data={"source": "synthetic", "features": 64, "classes": 3}), [("model.out_features", 10, "3")]),
+        (spec("train", data=TOKENS), [("data.source", "tokens", "digits or synthetic")]),
+        (spec("train", model=TRANSFORMER), [("data.source", "digits", "tokens")]),
+        (
+            spec("train", model=TRANSFORMER, data={**TOKENS, "sequence": 33}),
+            [("data.sequence", 33, "at most 32")],
+        ),
+        (
+            spec("train", model={**TRANSFORMER, "vocab_size": 128}, data=TOKENS),
+            [("model.vocab_size", 128, "vocab_size of at least 256")],
+        ),
+        # verification
+        (spec("verify", model=TRANSFORMER), [("model.family", "transformer", "an mlp")]),
+        (spec("verify", model={**MLP, "in_features": 8}), [("model.in_features", 8, "64")]),
+        (
+            spec("verify", property={"robustness": {"data": DIGITS, "eps": 0.1, "count": 360}}),
+            [("property.robustness.count", 360, "at most 359")],
+        ),
+        (
+            spec("verify", property={"box": {"lower": [0.0], "upper": [1.0]}}),
+            [("property.box.lower", 1, "64 numbers")],
+        ),
+        (
+            spec(
+                "verify",
+                property={
+                    "box": {
+                        "lower": [0.0] * 64,
+                        "upper": [1.0] * 64,
+                        "output": [{"coefficients": [1.0] * 10}, {"coefficients": [1.0] * 9}],
+                    }
+                },
+            ),
+            [("property.box.output.1.coefficients", 9, "10 numbers")],
+        ),
+        # batch
+        (spec("train", batch={"global": 10}, parallel={"dp_shard": 4}), [("batch.global", 10, "a multiple of 4")]),
+        (spec("train", batch={"global": 12, "micro": 5}), [("batch.micro", 5, "a divisor of 12")]),
+        (
+            spec("train", batch={"global": 12, "micro": 3}, pipeline={"micro_batches": 2}),
+            [("pipeline.micro_batches", 2, "4, or absent")],
+        ),
+        (
+            spec("train", batch={"global": 10}, parallel={"pp": 2}),
+            [("batch.global", 10, "a multiple of 4, or another pipeline.micro_batches")],
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(bad: Any, expected: Any) -> None:
+    assert found(bad) == expected
+
+
+def test_the_arithmetic_is_in_the_message() -> None:
+    bad = spec("train", batch={"global": 10}, parallel={"dp_replicate": 2, "dp_shard": 2})
+    assert message(bad) == "10 samples do not divide by dp_replicate=2 × dp_shard=2 = 4"
+    bad = spec("train", batch={"global": 24, "micro": 5}, parallel={"dp_shard": 2})
+    assert message(bad) == "global=24 / dp=2 = 12 samples per data-parallel rank do not divide by micro=5"
+    bad = spec("train", parallel={"dp_shard": 8})
+    assert "dp_shard=8 × tp=1 = 8 ranks, but the fleet has 4 cpu devices" in message(bad, fleet={"cpu": 4})
+
+
+@pytest.mark.parametrize(
+    ("given_spec", "path", "kind"),
+    [
+        (spec("train", after=[A]), "after.0", "a job"),
+        (spec("verify", model={"job": A}), "model.job", "a train job"),
+        (spec("train", compile={"train": True, "gate": A}), "compile.gate", "a compile job"),
+    ],
+)
+def test_jobs_that_are_named_must_exist_and_not_have_failed(given_spec: Any, path: str, kind: Any) -> None:
+    expected = f"{kind} that has succeeded or still can"
+    assert found(given_spec) == [(path, A, expected)]
+    right = "compile" if path == "compile.gate" else "train"
+    for state in ("failed", "cancelled"):
+        assert found(given_spec, job(A, right, state)) == [(path, A, expected)]
+    for state in ("queued", "starting", "running", "cancelling", "succeeded"):
+        assert found(given_spec, job(A, right, state)) == []
+
+
+def test_jobs_that_are_named_must_be_of_the_right_kind() -> None:
+    assert found(spec("verify", model={"job": A}), job(A, "verify"))[0][:2] == ("model.job", A)
+    assert found(spec("train", compile={"train": True, "gate": A}), job(A, "train"))[0][:2] == ("compile.gate", A)
+
+
+def test_all_named_jobs_are_dependencies() -> None:
+    given_spec = spec("train", model={"job": A}, compile={"train": True, "gate": B}, after=[C, A])
+    named = [(needed.path, needed.job_id, needed.kind) for needed in dependencies(given_spec)]
+    assert named == [
+        ("model.job", A, "train"),
+        ("compile.gate", B, "compile"),
+        ("after.0", C, None),
+        ("after.1", A, None),
+    ]
+
+
+def test_the_model_of_a_job_is_checked_too() -> None:
+    given_spec = spec("verify", model={"job": A}, parallel={"tp": 8})
+    assert found(given_spec, job(A)) == [("parallel.tp", 8, "a divisor of 12")]
+    assert f"job {A}, model.hidden.1: 12 hidden features" in message(given_spec, job(A))
+    deep = spec("train", model={"job": A}, parallel={"pp": 3}, batch={"global": 6})
+    assert found(deep, job(A)) == [("parallel.pp", 3, "at most 2")]
+    assert found(spec("verify", model={"job": A}), job(A, model=TRANSFORMER)) == [
+        ("model.job", "transformer", "an mlp")
+    ]
+    narrow = job(A, model={**MLP, "in_features": 5})
+    assert found(spec("train", model={"job": A}), narrow) == [("data", 64, "5")]
+    small = job(A, model={**TRANSFORMER, "vocab_size": 64})
+    assert found(spec("train", model={"job": A}, data=TOKENS), small) == [
+        ("data.source", "tokens", "vocab_size of at least 256")
+    ]
+
+
+def test_a_model_is_followed_through_jobs_that_start_from_others() -> None:
+    chain = [job(A, model={"job": B}), job(B, model={"job": C, "step": 3}), job(C, model=TRANSFORMER)]
+    assert found(spec("verify", model={"job": A}), *chain) == [("model.job", "transformer", "an mlp")]
+    assert found(spec("verify", model={"job": A}), *chain[:2]) == []
+    assert found(spec("verify", model={"job": A}), job(A, model={"job": A})) == []
+
+
+def test_more_ranks_than_devices_are_refused_once_the_fleet_is_known() -> None:
+    given_spec = spec("train", parallel={"dp_shard": 8})
+    assert found(given_spec) == []
+    assert found(given_spec, fleet={"cpu": 8}) == []
+    assert found(given_spec, fleet={"cpu": 7}) == [("parallel", 8, "at most 7 ranks")]
+    assert found(given_spec, fleet={"cpu": 99, "cuda": 4}) == [("parallel", 8, "at most 4 ranks")]
+
+
+def test_a_device_that_the_fleet_lacks_is_refused() -> None:
+    assert found(spec("train", device="cuda"), fleet={"cpu": 8}) == [("device", "cuda", "a device that it has: cpu")]
+    assert found(spec("train"), fleet={}) == [("device", "auto", "a device that it has: none")]
+
+
+@pytest.mark.parametrize(
+    ("device", "fleet", "pool"),
+    [
+        ("auto", {"cpu": 1}, "cpu"),
+        ("auto", {"cpu": 1, "cuda": 1}, "cuda"),
+        ("cpu", {"cuda": 1}, "cpu"),
+        ("auto", {}, "cpu"),
+    ],
+)
+def test_auto_means_cuda_where_there_is_any(device: str, fleet: dict[str, int], pool: str) -> None:
+    assert pool_of(spec("train", device=device), fleet) == pool
+
+
+degrees = st.integers(1, 4)
+
+
+@given(
+    pp=st.integers(1, 2),
+    replicate=degrees,
+    shard=degrees,
+    tp=degrees,
+    batch=st.integers(1, 64),
+    micro=st.none() | st.integers(1, 8),
+    micro_batches=st.none() | st.integers(1, 8),
+    cpu=st.none() | st.integers(0, 64),
+)
+def test_a_spec_that_passes_adds_up(**drawn: Any) -> None:
+    given_spec = spec(
+        "train",
+        model={**MLP, "hidden": [12, 12]},
+        parallel={"pp": drawn["pp"], "dp_replicate": drawn["replicate"], "dp_shard": drawn["shard"], "tp": drawn["tp"]},
+        batch={"global": drawn["batch"], "micro": drawn["micro"]},
+        pipeline={"micro_batches": drawn["micro_batches"]},
+    )
+    fleet = None if drawn["cpu"] is None else {"cpu": drawn["cpu"]}
+    if check(given_spec, fleet, lambda _: None):
+        return
+    dp, forwards = given_spec.parallel.dp, given_spec.micro_batches
+    size = drawn["batch"] // (dp * forwards)
+    assert dp * forwards * size == drawn["batch"]
+    assert size == (drawn["micro"] or size)
+    if drawn["micro_batches"] is not None and (drawn["pp"] > 1 or drawn["micro"]):
+        assert forwards == drawn["micro_batches"]
+    assert 12 % drawn["tp"] == 0
+    assert fleet is None or given_spec.parallel.world_size <= fleet["cpu"]
