@@ -6,6 +6,7 @@ network. A folder is owned by one server at a time (a lock file says so).
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.resources
 import os
@@ -96,6 +97,9 @@ class EmbeddedBroker:
                 self.process.kill()
                 self.process.wait()
         self.socket.unlink(missing_ok=True)
+        if self.socket.parent != self.folder.resolve():
+            with contextlib.suppress(FileNotFoundError):
+                self.socket.parent.rmdir()
         self.lock.close()
 
     def _wait_until_ready(self, within_s: float) -> None:

@@ -116,10 +116,10 @@ class Worker:
 
 
 @contextmanager
-def serving(settings: Settings, store: Store) -> Iterator[str]:
+def serving(settings: Settings, store: Store, port: int = 0) -> Iterator[str]:
     """A real server; its address."""
     app = create_app(settings, store)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     listening = config.bind_socket()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

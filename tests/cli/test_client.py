@@ -1,0 +1,161 @@
+"""The client library over connections that break."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from cli_world import TRAIN, Worker, serving
+
+from service.jobs.settings import Settings
+from service.jobs.spec import TrainSpec
+from service.jobs.store import Store
+from trivet import Client, Refused, Unreachable
+from trivet.connection import Connection
+from trivet.follow import follow
+
+Cut = Callable[[int, int], bool]
+"""Whether to cut a connection (counted from 0) after so many bytes of the answer."""
+
+
+@contextmanager
+def proxy(url: str, cut: Cut) -> Iterator[str]:
+    """A way to the service that cuts connections, hiding what the service answered from there on."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    upstream = (str(urlsplit(url).hostname), int(urlsplit(url).port or 80))
+
+    def forward(source: socket.socket, target: socket.socket, stop: Callable[[int], bool]) -> None:
+        passed = 0
+        try:
+            while (data := source.recv(4096)) and not stop(passed := passed + len(data)):
+                target.sendall(data)
+        except OSError:
+            pass
+        for end in (source, target):
+            with_shutdown(end)
+
+    def accept() -> None:
+        number = 0
+        while True:
+            try:
+                near, _ = listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection(upstream)
+            threading.Thread(target=forward, args=(near, far, lambda _: False), daemon=True).start()
+            this = number
+            threading.Thread(target=forward, args=(far, near, lambda n, this=this: cut(this, n)), daemon=True).start()
+            number += 1
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        listening.close()
+
+
+def with_shutdown(end: socket.socket) -> None:
+    try:
+        end.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        end.close()
+
+
+def test_a_lost_answer_to_a_submission_is_asked_for_again_and_gives_one_job(
+    url: str, secret: str, store: Store
+) -> None:
+    with proxy(url, lambda connection, _: connection == 0) as lossy, Client(lossy, secret) as client:
+        job = client.submit(TRAIN)
+    assert [found.id for found in store.jobs.list().items] == [job.id]
+
+
+def test_following_over_broken_connections_sees_every_event_once(
+    url: str, secret: str, store: Store, worker: Worker
+) -> None:
+    job = store.jobs.submit(_spec(), "admin")[0]
+    ref = worker.start(job.id)
+    worker.emit(ref, [{"type": "metric", "step": step, "values": {"loss": 0.5}} for step in range(300)])
+    worker.end(ref)
+    cuts: set[int] = set()
+
+    def cut(connection: int, size: int) -> bool:
+        if connection < 4 and size > 9000:
+            cuts.add(connection)
+            return True
+        return False
+
+    with proxy(url, cut) as lossy, Client(lossy, secret) as client:
+        events = list(client.follow(job.id))
+    assert [event["step"] for event in events if event["type"] == "metric"] == list(range(300))
+    assert [event["state"] for event in events if event["type"] == "state"] == [
+        "queued", "starting", "running", "succeeded",
+    ]  # fmt: skip
+    assert len(cuts) >= 2
+
+
+def test_following_over_a_restarted_service_goes_on(
+    cli_settings: Settings, secret: str, store: Store, worker: Worker
+) -> None:
+    job = store.jobs.submit(_spec(), "admin")[0]
+    ref = worker.start(job.id)
+    with serving(cli_settings, store) as first:
+        port = int(first.rpartition(":")[2])
+        client = Client(first, secret)
+        events = client.follow(job.id)
+        assert [next(events)["type"] for _ in range(3)] == ["state"] * 3
+    with serving(cli_settings, store, port):
+        worker.emit(ref, [{"type": "metric", "step": 1, "values": {"loss": 0.5}}])
+        worker.end(ref)
+        assert [event["type"] for event in events] == ["metric", "state"]
+    client.close()
+
+
+def test_a_service_that_stays_away_is_given_up_on(url: str, secret: str) -> None:
+    pauses: list[float] = []
+    gone = Connection("http://127.0.0.1:9", secret)
+    with pytest.raises(Unreachable):
+        list(follow(gone, "/v1/events", {}, give_up_after_s=-1, sleep=pauses.append))
+    with pytest.raises(Refused) as refused:
+        list(follow(Connection(url, "tvt_a_b"), "/v1/events", {}, sleep=pauses.append))
+    assert refused.value.status == 401
+    assert pauses == []
+
+
+def test_waiting_gives_up_in_time(client: Client) -> None:
+    job = client.submit(TRAIN)
+    with pytest.raises(TimeoutError, match="queued"):
+        client.wait(job.id, timeout_s=0.2)
+    client.cancel(job.id)
+    assert client.wait(job.id).state == "cancelled"
+
+
+def test_a_download_that_breaks_off_leaves_no_file(client: Client, tmp_path: Path) -> None:
+    job = client.submit(TRAIN)
+    with pytest.raises(Refused):
+        client.download(job.id, "nothing", tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_upload_is_addressed_by_its_content(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"onnx" * 100_000)
+    stored = client.upload(path)
+    assert stored.id == f"file_{stored.sha256}"
+    assert stored.bytes == 400_000
+    assert client.upload(path) == stored
+
+
+def test_a_refusal_carries_its_fields(client: Client) -> None:
+    with pytest.raises(Refused, match="steps") as refused:
+        client.submit({**TRAIN, "steps": 0})
+    assert refused.value.status == 422
+    assert refused.value.errors[0]["path"] == "steps"
+
+
+def _spec() -> TrainSpec:
+    return TrainSpec.model_validate(TRAIN)
