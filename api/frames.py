@@ -97,9 +97,6 @@ class Cursor:
     def of(self, job_id: str) -> str:
         return self.positions.get(job_id, self.base)
 
-    def passed(self, frame: Frame) -> bool:
-        return frame.position <= parse_id(self.of(frame.job_id))
-
     def advance(self, frame: Frame) -> None:
         self.positions[frame.job_id] = frame.id
         millisecond, sequence = frame.position

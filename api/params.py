@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import Query, Request
 
@@ -18,7 +18,6 @@ After = Annotated[str | None, Query(max_length=4000, description="only what came
 Types = Annotated[str | None, Query(max_length=200, description="event types, separated by commas; all when absent")]
 
 EVENT_STREAM = "text/event-stream"
-Accepted = Literal["json", "stream"]
 
 
 def wants_stream(request: Request) -> bool:
