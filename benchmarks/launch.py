@@ -1,0 +1,205 @@
+"""How long a job takes to start: from submission to the first event of a rank, through the whole service.
+
+The peer is torchrun alone: ``python -m torch.distributed.run … -m workers.rank``, the same rank program with the same
+tiny training spec, its events read by this script. Both columns start where a user would wait: the service's when
+``submit`` is called (then placement, outbox, Celery, supervisor, keeper, torchrun), torchrun's when its process is
+started. *first event* is sent by rank 0 when it has imported its job kind, torch included; *first step* when it has
+trained one step.
+
+The service is an embedded broker and one ``python -m workers``, started here, with a warm spare supervisor and, in a
+second run, without. Repetitions of all three alternate, so that a busy machine disturbs them alike.
+
+    python benchmarks/launch.py [REPETITIONS [RANKS [cpu|cuda]]]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service.jobs.embedded import EmbeddedBroker
+from service.jobs.layout import DataLayout
+from service.jobs.spec import TrainSpec
+from service.jobs.store import Store
+
+SPARE_READY_S = 10.0
+"""After a start the next spare is begun 5 s later; the rest is for its import of torch."""
+PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """Seconds from the beginning to rank 0's first event and to its first training step."""
+
+    first_event: float
+    first_step: float
+
+
+def tiny_spec(ranks: int, device: str) -> TrainSpec:
+    return TrainSpec.model_validate(
+        {
+            "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
+            "data": {"source": "digits"},
+            "steps": 1,
+            "batch": {"global": 8},
+            "parallel": {"dp_shard": ranks},
+            "device": device,
+        }
+    )
+
+
+def through_service(store: Store, ranks: int, device: str) -> Start:
+    began = time.time()
+    job, _ = store.jobs.submit(tiny_spec(ranks, device), "benchmark")
+    moments = _moments(lambda: [item.event for item in store.events.page(job.id, after="0-0", limit=1000).items])
+    while store.jobs.get(job.id).ended_at is None:
+        time.sleep(0.05)
+    return Start(moments[0] - began, moments[1] - began)
+
+
+def through_torchrun(data: DataLayout, ranks: int, device: str, number: int) -> Start:
+    job_id = f"job_{number:020d}"
+    folder = data.job(job_id).attempt(1)
+    folder.mkdir(parents=True)
+    data.job(job_id).artifacts.mkdir()
+    (folder / "spec.json").write_text(tiny_spec(ranks, device).model_dump_json(by_alias=True))
+    with tempfile.TemporaryDirectory() as scratch, socket.socket(socket.AF_UNIX) as listening:
+        address = str(Path(scratch) / "events")
+        listening.bind(address)
+        listening.listen(64)
+        environment = os.environ | {
+            "TRIVET_JOB": job_id,
+            "TRIVET_ATTEMPT": "1",
+            "TRIVET_DATA": str(data.root),
+            "TRIVET_EVENTS": address,
+            "TRIVET_DEVICE": device,
+            "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks)),
+        }
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        began = time.time()
+        process = subprocess.Popen(
+            [*torchrun, "-m", "workers.rank"], env=environment, stderr=subprocess.DEVNULL, cwd=folder
+        )
+        moments = _listen(listening, 3 * ranks)
+        if process.wait() != 0:
+            raise SystemExit("torchrun alone did not succeed")
+    return Start(moments[0] - began, moments[1] - began)
+
+
+def _listen(listening: socket.socket, connections: int) -> tuple[float, float]:
+    """Read all channels to their end; when rank 0 sent its first event and its first metric."""
+    selector = selectors.DefaultSelector()
+    selector.register(listening, selectors.EVENT_READ)
+    texts: dict[socket.socket, bytes] = {}
+    ended = 0
+    while ended < connections:
+        for key, _ in selector.select():
+            if key.fileobj is listening:
+                texts[accepted := listening.accept()[0]] = b""
+                selector.register(accepted, selectors.EVENT_READ)
+                continue
+            peer = key.fileobj
+            assert isinstance(peer, socket.socket)
+            chunk = peer.recv(1 << 16)
+            texts[peer] += chunk
+            if not chunk:
+                selector.unregister(peer)
+                peer.close()
+                ended += 1
+    events = [
+        json.loads(line)
+        for text in texts.values()
+        if b'"channel":"events"' in text.partition(b"\n")[0]
+        for line in text.splitlines()[1:]
+    ]
+    return _moments(lambda: events)
+
+
+def _moments(look: Callable[[], list[dict[str, Any]]]) -> tuple[float, float]:
+    """When rank 0 sent its first span and its first metric, by its own clock, which is this machine's."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        events = [event for event in look() if event["rank"] == 0]
+        spans = [event["time"] for event in events if event["type"] == "span"]
+        metrics = [event["time"] for event in events if event["type"] == "metric"]
+        if spans and metrics:
+            return spans[0], metrics[0]
+        time.sleep(0.05)
+    raise SystemExit("the job did not report")
+
+
+@contextlib.contextmanager
+def service(folder: Path, spares: int, slots: int) -> Iterator[Store]:
+    data = DataLayout(folder / "data")
+    with EmbeddedBroker.start(folder / "broker") as broker:
+        store = Store.connect(broker.url, data)
+        environment = os.environ | {
+            "TRIVET_DATA": str(data.root),
+            "TRIVET_REDIS_URL": broker.url,
+            "TRIVET_CPU_SLOTS": str(slots),
+            "TRIVET_WARM_SUPERVISORS": str(spares),
+        }
+        with (folder / "worker.log").open("wb") as log:
+            worker = subprocess.Popen([sys.executable, "-m", "workers"], env=environment, stdout=log, stderr=log)
+        try:
+            while not store.hosts.list():
+                time.sleep(0.05)
+            yield store
+        finally:
+            worker.terminate()
+            worker.wait()
+            store.close()
+
+
+def row(name: str, starts: list[Start], peer: list[Start]) -> str:
+    cells = [name]
+    for moment in ("first_event", "first_step"):
+        values, others = ([float(getattr(start, moment)) for start in group] for group in (starts, peer))
+        median = statistics.median(values)
+        cells.append(f"{median:.2f} ({min(values):.2f}–{max(values):.2f})")
+        cells.append(f"{median / statistics.median(others):.2f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    given = sys.argv[1:]
+    count, size, device = (*given, *("7", "2", "cpu")[len(given) :])
+    repetitions, ranks = int(count), int(size)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    alone: list[Start] = []
+    warm: list[Start] = []
+    cold: list[Start] = []
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        plain = DataLayout(Path(first) / "plain")
+        with service(Path(first), 1, ranks) as with_spare, service(Path(second), 0, ranks) as without:
+            for number in range(repetitions):
+                time.sleep(SPARE_READY_S)
+                warm.append(through_service(with_spare, ranks, device))
+                cold.append(through_service(without, ranks, device))
+                alone.append(through_torchrun(plain, ranks, device, number))
+                print(number, warm[-1], cold[-1], alone[-1], file=sys.stderr)
+    print(f"### Start of a job: {ranks} ranks on {device}, {repetitions} repetitions\n")
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()},")
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"commit {commit.stdout.strip()}, load average at the end {load}. Seconds: median (least–most).\n")
+    print("| start | first event | ratio | first step | ratio |\n|---|---|---|---|---|")
+    print(row("service, warm spare", warm, alone))
+    print(row("service, no spare", cold, alone))
+    print(row("torchrun alone", alone, alone))
+
+
+if __name__ == "__main__":
+    main()
