@@ -67,6 +67,26 @@ def test_the_same_key_with_another_body_is_a_conflict(store: Store) -> None:
     assert len(store.jobs.list().items) == 1
 
 
+def test_a_race_between_two_bodies_of_one_key_is_decided_by_the_script(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both saw no earlier job when they looked."""
+    monkeypatch.setattr("service.jobs.store.jobs.Jobs._known", lambda *_: None)
+    first, _ = store.jobs.submit(train(), "ada", "key-1", body_hash="one")
+    assert store.jobs.submit(train(), "ada", "key-1", body_hash="one") == (first, False)
+    with pytest.raises(Conflict, match="another body"):
+        store.jobs.submit(train(), "ada", "key-1", body_hash="two")
+
+
+def test_a_key_of_a_deleted_job_makes_a_new_one(store: Store) -> None:
+    first, _ = store.jobs.submit(train(), "ada", "key-1")
+    store.jobs.cancel(first.id)
+    store.jobs.delete(first.id)
+    second, created = store.jobs.submit(train(), "ada", "key-1", body_hash="another")
+    assert created
+    assert second.id != first.id
+
+
 def test_a_key_still_leads_to_its_job_when_the_checks_would_now_refuse(
     store: Store, submit: Callable[..., Job]
 ) -> None:
@@ -207,6 +227,18 @@ def test_retry_starts_over_and_needs_its_dependencies_again(
     assert states(root) == ["queued", "starting", "running", "failed", "queued", "starting", "running", "succeeded"]
     with pytest.raises(Conflict, match="succeeded"):
         store.jobs.retry(root.id)
+
+
+def test_a_retry_brings_all_automatic_retries_back(
+    store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]]
+) -> None:
+    beat("a", cpu=1)
+    job = submit(retries=1)
+    for expected in ("queued", "failed"):
+        assert store.attempts.finish(start(job)[0], FAILED).state == expected
+    store.jobs.retry(job.id)
+    for expected in ("queued", "failed"):
+        assert store.attempts.finish(start(job)[0], FAILED).state == expected
 
 
 def test_delete_takes_terminal_jobs_that_nobody_needs(
