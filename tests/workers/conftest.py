@@ -22,8 +22,4 @@ def fleet(broker: str, redis: redis_py.Redis, data: DataLayout, limits: StoreLim
     store = Store.connect(broker, data, limits)
     fleet = Fleet(store, data, broker, limits)
     yield fleet
-    for process in fleet.processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-    store.close()
+    fleet.close()

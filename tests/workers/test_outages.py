@@ -43,11 +43,7 @@ def outage(mortal: MortalBroker, data: DataLayout, limits: StoreLimits) -> Itera
     store = Store.connect(mortal.server.url, data, limits)
     fleet = Fleet(store, data, mortal.server.url, limits)
     yield fleet
-    for process in fleet.processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-    store.close()
+    fleet.close()
 
 
 def steps_on_disk(fleet: Fleet, ref: AttemptRef) -> int:

@@ -19,6 +19,7 @@ from service.jobs.records import AttemptRef, Job
 from service.jobs.spec import TrainSpec
 from service.jobs.store import HostReport, Store, StoreLimits
 from workers.orders import Order
+from workers.roster import Roster
 
 SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")))
 HOST = "alpha"
@@ -89,6 +90,16 @@ class Fleet:
     slots: int = 4
     """CPU slots of each host."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def close(self) -> None:
+        """End what a failed test left, and clear away the scratch folders of supervisors that were killed."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+        roster = Roster(self.data.host(HOST))
+        eventually(lambda: roster.live() == ())
+        self.store.close()
 
     def beat(self, host: str = HOST, live: tuple[str, ...] = ()) -> tuple[AttemptRef, ...]:
         return self.store.hosts.beat(HostReport(host, "127.0.0.1", cpu_slots=self.slots, live=live)).kill
