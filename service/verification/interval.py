@@ -40,6 +40,13 @@ class Interval:
         lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
         return Interval(torch.minimum(lower, upper), torch.maximum(lower, upper))
 
+    def without_nan(self) -> Interval:
+        """Not-a-number compares false with everything, so a rule would take it for a sign that is known."""
+        return Interval(
+            torch.where(self.lower.isnan(), -torch.inf, self.lower),
+            torch.where(self.upper.isnan(), torch.inf, self.upper),
+        )
+
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:
         return Interval(centre - radius, centre + radius)

@@ -36,8 +36,9 @@ class Network:
         return tuple(node for node in self.graph.nodes[1:] if isinstance(RULES[node.operator], NonlinearRule))
 
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
-        """One step of interval propagation."""
-        return RULES[node.operator].interval(node, [known[name] for name in node.inputs], self.exchange)
+        """One step of interval propagation; an end that overflow has made meaningless becomes infinite."""
+        found = RULES[node.operator].interval(node, [known[name] for name in node.inputs], self.exchange)
+        return found.without_nan()
 
     def rule_of(self, node: Node) -> NonlinearRule:
         """The rule of one of ``nonlinear``."""

@@ -82,7 +82,10 @@ def test_the_batch_size_is_no_constant() -> None:
         (lambda m, x: x - x.mean(0, keepdim=True), "the batch must stay dimension 0"),
         (lambda m, x: m.layer(x).double(), "bounded in one floating-point type"),
         (lambda m, x: nn.functional.gelu(x, approximate="tanh"), "approximate='tanh'"),
-        (lambda m, x: torch.cat([x, m.layer.weight[0].expand(x.shape[0], 4)], dim=1), "it repeats a constant for each instance"),
+        (
+            lambda m, x: torch.cat([x, m.layer.weight[0].expand(x.shape[0], 4)], dim=1),
+            "it repeats a constant for each instance",
+        ),
         (lambda m, x: (x, m.layer(x)), "must return one tensor"),
         (lambda m, x: m.layer.weight, "must return one tensor"),
         (lambda m, x: x if x.sum() > 0 else -x, "cannot be traced"),

@@ -1,0 +1,240 @@
+"""Bounds on a tensor-parallel mesh are those of one process, and the tests would notice if they were not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+HIDDEN = {"four blocks": [16, 12, 24, 12, 16, 8, 16], "whole features at the head": [16, 12, 24, 12, 16, 8, 16, 8]}
+
+
+def _setting(hidden: list[int], activation: str, dtype: str, radius: float) -> dict[str, Any]:
+    """Both networks, boxes and the single process's bounds; ``divided`` bounds with the group's ranks."""
+    import torch
+    from nets import box_around, output_bounds
+
+    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.model import MlpConfig
+    from service.models import build
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+    from service.verification.methods import Effort
+    from service.verification.network import prepare
+
+    distributed.start("cpu")
+    mesh = build_mesh(ParallelSpec(tp=2), "cpu")
+    precision = getattr(torch, dtype)
+    config = MlpConfig(in_features=10, hidden=tuple(hidden), out_features=5, activation=activation)  # type: ignore[arg-type]
+    modules = [build(config, each, dtype=precision, seed=3) for each in (None, mesh)]
+    with torch.no_grad():
+        for module in modules:
+            for parameter in module.parameters():
+                parameter.mul_(2)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 10, generator=generator, dtype=torch.float64).to(precision)
+    whole, divided = prepare(modules[0], (10,)), prepare(modules[1], (10,), mesh.tp)
+    box = box_around(x, radius)
+
+    def bounds(network: Any, method: str, effort: Any = None) -> Any:
+        found = output_bounds(network, box, method, effort or Effort())
+        return torch.cat([found.lower, found.upper], dim=1)
+
+    return {"whole": whole, "divided": divided, "bounds": bounds, "module": modules[0], "box": box}
+
+
+def _difference(found: Any, expected: Any) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def compare(hidden: list[int], activation: str, dtype: str) -> dict[str, float]:
+    from service.parallel import distributed
+    from service.verification.methods import METHODS, Effort
+
+    setting = _setting(hidden, activation, dtype, 0.05)
+    efforts = {"": Effort(), " plain": Effort(intersect=False), " in small parts": Effort(elements=1000)}
+    found = {}
+    for method in METHODS:
+        for name, effort in efforts.items():
+            both = [setting["bounds"](setting[which], method, effort) for which in ("divided", "whole")]
+            found[method + name] = _difference(*both)
+    own = setting["divided"].is_own(setting["divided"].nonlinear[0].inputs[0])
+    widths = [
+        float(setting["bounds"](setting["whole"], method)[:, 5:].abs().mean()) for method in ("crown-ibp", "crown")
+    ]
+    distributed.stop()
+    return {**found, "own": own, "looser": widths[0] / widths[1]}
+
+
+@pytest.mark.parametrize(
+    ("hidden", "activation", "dtype", "tolerance"),
+    [
+        ("four blocks", "relu", "float64", 1e-10),
+        ("four blocks", "relu", "float32", 2e-5),
+        ("whole features at the head", "gelu", "float64", 1e-10),
+    ],
+)
+def test_two_ranks_find_the_bounds_of_one(
+    torchrun: Any, hidden: str, activation: str, dtype: str, tolerance: float
+) -> None:
+    results = torchrun(compare, 2, hidden=HIDDEN[hidden], activation=activation, dtype=dtype)
+    for result in results:
+        assert result.pop("own"), "hidden neurons must be divided, or nothing was tested"
+        assert result.pop("looser") > 2, "interval bounds in place of CROWN's must show, or depth was not tested"
+        assert {name: difference for name, difference in result.items() if not difference <= tolerance} == {}
+
+
+def break_it() -> dict[str, dict[str, float]]:
+    """How far bounds move under each mistake that tensor parallelism invites, and by how much samples then leave."""
+    from importlib import import_module
+    from unittest.mock import patch
+
+    import torch
+    from nets import samples
+
+    from service.parallel import distributed
+    from service.verification.backward import Pass
+    from service.verification.exchange import Exchange
+    from service.verification.rules.base import Pulled
+    from service.verification.rules.collectives import CopyToGroup, ReduceFromGroup
+
+    crown_module = import_module("service.verification.methods.crown")
+    setting = _setting(HIDDEN["four blocks"], "relu", "float64", 0.05)
+    account = Pass._account
+
+    def everything_partial(self: Pass, biases: Any, node: Any, waiting: Any, value: Any) -> None:
+        (biases.own if waiting.own else biases.partial).append(value)
+
+    def everything_replicated(self: Pass, biases: Any, node: Any, waiting: Any, value: Any) -> None:
+        (biases.own if waiting.own else biases.replicated).append(value)
+
+    def unsummed(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Pulled:
+        return Pulled((coefficients,))
+
+    def own_intervals(backward: Pass, node: Any, effort: Any) -> Any:
+        return backward.intervals[node.inputs[0]]
+
+    def bias_before_the_sum(self: Any, node: Any, inputs: Any, exchange: Exchange) -> Any:
+        return inputs[0].map(lambda end: exchange.sum(end) + 0.1)
+
+    mistakes = {
+        "none": patch.object(Pass, "_account", account),
+        "replicated biases counted once per rank": patch.object(Pass, "_account", everything_partial),
+        "partial biases not summed": patch.object(Pass, "_account", everything_replicated),
+        "no all-reduce at the column-parallel layer": patch.object(CopyToGroup, "pull", unsummed),
+        "intervals in place of intermediate bounds": patch.object(crown_module, "_refine", own_intervals),
+        "a bias in every rank's summand": patch.object(ReduceFromGroup, "interval", bias_before_the_sum),
+    }
+    outputs = torch.stack(
+        [setting["module"](x) for x in samples(setting["box"], 200, torch.Generator().manual_seed(1))]
+    )
+    outputs = outputs.detach()
+    found = {}
+    for name, mistake in mistakes.items():
+        with mistake:
+            method = "ibp" if "summand" in name else "crown"  # intervals go forward, the rest is about going backward
+            bounds = setting["bounds"](setting["divided"], method)
+        right = setting["bounds"](setting["whole"], method)
+        outside = torch.maximum((bounds[:, :5] - outputs).amax(), (outputs - bounds[:, 5:]).amax())
+        found[name] = {"difference": _difference(bounds, right), "outside": float(outside)}
+    distributed.stop()
+    return found
+
+
+def test_every_usual_mistake_would_show(torchrun: Any) -> None:
+    for found in torchrun(break_it, 2):
+        right = found.pop("none")
+        assert right["difference"] < 1e-10
+        assert right["outside"] <= 0
+        assert {name: result["difference"] for name, result in found.items() if not result["difference"] > 1e-3} == {}
+        for name in ("partial biases not summed", "no all-reduce at the column-parallel layer"):
+            assert found[name]["outside"] > 0, f"{name} is unsound, and samples show it"
+
+
+def forget_a_collective() -> str:
+    import torch
+    from torch import nn
+
+    from service.jobs.spec.base import ParallelSpec
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+    from service.verification.graph import UnsupportedModelError
+    from service.verification.network import prepare
+
+    distributed.start("cpu")
+    mesh = build_mesh(ParallelSpec(tp=2), "cpu")
+    torch.manual_seed(mesh.tp.rank)
+    try:
+        prepare(nn.Linear(3, 3), (3,), mesh.tp)
+    except UnsupportedModelError as error:
+        return str(error)
+    finally:
+        distributed.stop()
+    return ""
+
+
+def test_a_model_whose_ranks_differ_without_a_collective_is_refused(torchrun: Any) -> None:
+    for message in torchrun(forget_a_collective, 2):
+        assert "aten.linear.default" in message
+        assert "differs between tensor-parallel ranks" in message
+
+
+def unusual_graphs() -> dict[str, float]:
+    """Gathered outputs, activations right behind a scatter, and a region that takes up values of an earlier one."""
+    import torch
+    from nets import box_around, output_bounds, redraw
+    from torch import Tensor, nn
+
+    from service.jobs.spec.base import ParallelSpec
+    from service.parallel import distributed
+    from service.parallel.collectives import scatter_to_group
+    from service.parallel.mesh import SINGLE, Axis
+    from service.parallel.mesh import build as build_mesh
+    from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
+    from service.parallel.tensor.placement import own_part, sharded_dimensions
+    from service.verification.methods import METHODS
+    from service.verification.network import prepare
+
+    class Unusual(nn.Module):
+        def __init__(self, axis: Axis) -> None:
+            super().__init__()
+            self.axis = axis
+            self.gathered = ColumnParallelLinear(6, 8, axis, gather_output=True)
+            self.first, self.second = (RowParallelLinear(8, 6, axis) for _ in range(2))
+            self.column, self.later = (ColumnParallelLinear(6, 8, axis) for _ in range(2))
+            self.last = RowParallelLinear(8, 3, axis)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.gathered(x))
+            x = torch.tanh(scatter_to_group(x, -1, self.axis.group, self.axis.size))
+            early = torch.relu(self.column(self.first(x)))
+            return self.last(torch.relu(0.5 * early + self.later(torch.relu(self.second(early)))))
+
+    distributed.start("cpu")
+    axis = build_mesh(ParallelSpec(tp=2), "cpu").tp
+    whole, divided = Unusual(SINGLE).double(), Unusual(axis).double()
+    generator = torch.Generator().manual_seed(5)
+    redraw(whole, generator, scale=2)
+    weights = dict(whole.named_parameters())
+    with torch.no_grad():
+        for name, parameter, dimension in sharded_dimensions(divided):
+            parameter.copy_(own_part(weights[name], dimension, axis))
+    box = box_around(torch.randn(5, 6, generator=generator, dtype=torch.float64), 0.3)
+    networks = prepare(divided, (6,), axis), prepare(whole, (6,))
+    found = {}
+    for method in METHODS:
+        bounds = [output_bounds(network, box, method) for network in networks]
+        found[method] = max(
+            _difference(bounds[0].lower, bounds[1].lower), _difference(bounds[0].upper, bounds[1].upper)
+        )
+    found["slack"] = float((whole(box.centre) - bounds[0].lower).min())
+    distributed.stop()
+    return found
+
+
+def test_every_collective_keeps_the_bounds(torchrun: Any) -> None:
+    for found in torchrun(unusual_graphs, 2):
+        assert found.pop("slack") >= 0
+        assert {name: difference for name, difference in found.items() if not difference <= 1e-10} == {}

@@ -1,0 +1,181 @@
+"""From specifications to boxes, rows and verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from nets import mlp, prepared
+from pydantic import ValidationError
+from torch import nn
+
+from service.jobs.spec.verify import BoxProperty, RobustnessProperty, VerifySpec
+from service.verification.certify import Verdict, certify
+from service.verification.exchange import Exchange
+from service.verification.interval import Interval
+from service.verification.methods import METHODS, Effort
+from service.verification.properties import PropertyError, Question, read
+from service.verification.properties.robustness import margin_rows
+from service.verification.witness import Referee
+
+LIKE = torch.empty(0)
+
+
+def robustness(count: int = 5, eps: float = 0.01, **data: Any) -> RobustnessProperty:
+    return RobustnessProperty.model_validate(
+        {"robustness": {"data": {"source": "digits", **data}, "count": count, "eps": eps}}
+    )
+
+
+def box(**fields: Any) -> BoxProperty:
+    return BoxProperty.model_validate({"box": {"lower": [-1.0, 0.0], "upper": [1.0, 0.5], **fields}})
+
+
+def test_margins_leave_out_the_label_itself() -> None:
+    rows = margin_rows(torch.tensor([1, 0]), 3, torch.float32)
+    assert rows.tolist() == [[[-1, 1, 0], [0, 1, -1]], [[1, -1, 0], [1, 0, -1]]]
+
+
+def test_robustness_asks_for_balls_around_test_samples() -> None:
+    asked = read(robustness(count=7, eps=0.25), 64, 10)
+    question = asked.ask([2, 5], LIKE)
+    assert asked.count == 7
+    assert question.rows.shape == (2, 9, 10)
+    assert (question.box.lower <= question.witnesses - 0.25).all()
+    assert (question.box.upper >= question.witnesses + 0.25).all()
+    assert question.box.lower.min() < 0, "the ball isn't clipped to the data's range"
+    torch.testing.assert_close(question.box.width, torch.full_like(question.witnesses, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("spec", "features", "classes", "message"),
+    [
+        (robustness(count=10_000), 64, 10, "property.robustness.count=10000, but the test split has 359 samples"),
+        (robustness(), 32, 10, "property.robustness.data has 64 features, the model takes 32"),
+        (robustness(), 64, 4, "property.robustness.data has class 9, the model gives 4 outputs"),
+        (box(), 3, 2, "property.box.lower has 2 entries, the model takes 3"),
+        (
+            box(output=[{"coefficients": [1.0, 2.0]}, {"coefficients": [1.0]}]),
+            2,
+            2,
+            "property.box.output.1.coefficients has 1 entries, the model gives 2 outputs",
+        ),
+    ],
+)
+def test_a_property_that_does_not_fit_is_refused(spec: Any, features: int, classes: int, message: str) -> None:
+    with pytest.raises(PropertyError) as refused:
+        read(spec, features, classes)
+    assert message in str(refused.value)
+
+
+def test_pipeline_stages_are_refused_in_the_specification() -> None:
+    with pytest.raises(ValidationError) as refused:
+        VerifySpec.model_validate(
+            {
+                "kind": "verify",
+                "model": {"family": "mlp", "in_features": 64, "out_features": 10},
+                "property": robustness().model_dump(),
+                "parallel": {"pp": 2},
+            }
+        )
+    (error,) = refused.value.errors()
+    assert error["loc"] == ("parallel",)
+    assert "pp must be 1, got 2" in error["msg"]
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0, 1e3))
+def test_float32_boxes_are_rounded_outwards(lower: float, width: float) -> None:
+    exact = torch.tensor([lower], dtype=torch.float64), torch.tensor([lower + width], dtype=torch.float64)
+    found = Interval.enclosing(*exact, torch.float32)
+    assert found.lower.dtype == torch.float32
+    assert found.lower.double().item() <= exact[0].item()
+    assert found.upper.double().item() >= exact[1].item()
+    assert found.width.item() <= width * (1 + 1e-6) + 4 * torch.finfo(torch.float32).eps * (abs(lower) + width + 1e-38)
+
+
+class Shifted(nn.Module):
+    """``(x₀ + shift, 0)``."""
+
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+            self.layer.bias.copy_(torch.tensor([shift, 0.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def verdict_of(shift: float, threshold: float = 0.0, output: list[dict[str, Any]] | None = None) -> Any:
+    halfspaces = [{"coefficients": [1.0, 0.0], "threshold": threshold}] if output is None else output
+    module = Shifted(shift)
+    question = read(box(output=halfspaces), 2, 2).ask([0], LIKE)
+    return certify(prepared(module, 2), Referee(module, Exchange()), METHODS["crown"], Effort(), question)
+
+
+@pytest.mark.parametrize(
+    ("shift", "threshold", "verdict"),
+    [
+        (1.5, 0.0, Verdict.VERIFIED),
+        (1.5, 0.4, Verdict.VERIFIED),
+        (1.5, 0.6, Verdict.UNKNOWN),
+        (1.0, 0.0, Verdict.UNKNOWN),
+        (1.0 + 1e-6, 0.0, Verdict.UNKNOWN),
+        (-0.1, 0.0, Verdict.FALSIFIED),
+    ],
+)
+def test_verdicts_of_a_halfspace(shift: float, threshold: float, verdict: Verdict) -> None:
+    """x₀ is in [−1, 1]: a margin within rounding proves nothing, and a centre that violates falsifies."""
+    outcome = verdict_of(shift, threshold)
+    assert outcome.verdicts == (verdict,)
+    assert outcome.margin.item() == pytest.approx(shift - 1 - threshold, abs=1e-5)
+
+
+def test_every_halfspace_must_hold() -> None:
+    both = [{"coefficients": [1.0, 0.0], "threshold": 0.0}, {"coefficients": [-1.0, 0.0], "threshold": -2.0}]
+    assert verdict_of(1.5, output=both[:1]).verdicts == (Verdict.VERIFIED,)
+    assert verdict_of(1.5, output=both).verdicts == (Verdict.UNKNOWN,)
+
+
+def test_without_halfspaces_there_are_bounds_and_no_claim() -> None:
+    outcome = verdict_of(0.0, output=[])
+    assert outcome.verdicts == (Verdict.UNKNOWN,)
+    assert outcome.margin.item() == torch.inf
+    torch.testing.assert_close(outcome.output.lower, torch.tensor([[-1.0, 0.0]]))
+    torch.testing.assert_close(outcome.output.upper, torch.tensor([[1.0, 0.0]]))
+
+
+def test_a_violation_that_float64_does_not_confirm_does_not_count() -> None:
+    class Rounding(nn.Module):
+        """Zero, but for the rounding of float32, which makes it negative."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + self.one * 2.0**25 - 2.0**25) - x
+
+    module = Rounding()
+    point = Interval.point(torch.tensor([[0.5]]))
+    question = Question([0], point, torch.ones(1, 1, 1), torch.zeros(1, 1), point.lower)
+    assert module(point.lower).item() < 0
+    assert module.double()(point.lower.double()).item() == 0
+    module.float()
+    assert Referee(module, Exchange()).violated(question).tolist() == [False]
+
+
+def test_misclassified_samples_and_only_those_are_falsified() -> None:
+    module = mlp([64, 16, 10], nn.ReLU(), seed=3)
+    asked = read(robustness(count=60, eps=1e-4), 64, 10)
+    question = asked.ask(range(60), LIKE)
+    outcome = certify(prepared(module, 64), Referee(module, Exchange()), METHODS["crown"], Effort(), question)
+    exact = module.double()(question.witnesses.double())
+    wrong = torch.einsum("brk,bk->br", question.rows.double(), exact).amin(dim=1) < 0
+    assert [verdict is Verdict.FALSIFIED for verdict in outcome.verdicts] == wrong.tolist()
+    assert 0 < int(wrong.sum()) < 60
+    assert Verdict.VERIFIED in outcome.verdicts
