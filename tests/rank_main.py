@@ -23,3 +23,8 @@ def main(file: str, function: str, arguments: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # gloo's threads may outlive the group while anyone refers to it, and abort the process when one of them meets an
+    # interpreter that is being finalised ("terminate called without an active exception").
+    os._exit(0)
