@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import sqrt
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import erfc
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,15 +20,22 @@ from service.verification.rules import RULES
 from service.verification.rules.base import NonlinearRule
 from service.verification.rules.smooth import Smooth
 
+
+def exact_gelu(z: Tensor) -> Tensor:
+    """By SciPy: torch's own GELU and normal distribution lose digits in the lower tail."""
+    return z * torch.from_numpy(erfc(-z.numpy() / sqrt(2))) / 2
+
+
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, object]]] = {
     "aten.relu.default": (torch.relu, {}),
     "aten.leaky_relu.default": (lambda z: functional.leaky_relu(z, 0.2), {"negative_slope": 0.2}),
     "aten.tanh.default": (torch.tanh, {}),
     "aten.sigmoid.default": (torch.sigmoid, {}),
-    "aten.gelu.default": (functional.gelu, {"approximate": "none"}),
+    "aten.gelu.default": (exact_gelu, {"approximate": "none"}),
     "aten.exp.default": (torch.exp, {}),
 }
 ROUNDING = {torch.float64: 1e-13, torch.float32: 2e-6}
+NOTHING = {torch.float64: 1e-20, torch.float32: 1e-12}
 EDGE_CASES = [
     (0.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (-1.0, -1.0), (-1e-30, 1e-30), (1.0, 1.0 + 1e-7),
     (-0.0, 0.0), (-1.0, 1.0), (-1e-3, 30.0), (-30.0, 1e-3), (-5.0, 5.0), (-1.5, -1.3), (-0.76, -0.75), (1.3, 1.5),
@@ -45,7 +54,7 @@ def rule_of(operator: str) -> NonlinearRule:
     return rule
 
 
-def check(operator: str, ends: list[tuple[float, float]], dtype: torch.dtype) -> None:
+def check(operator: str, ends: list[tuple[float, float]], dtype: torch.dtype, may_give_up: bool = False) -> None:
     """Lines and interval against the function on a grid, judged in float64 from the very ends that were used."""
     function = FUNCTIONS[operator][0]
     tensor = torch.tensor(ends, dtype=dtype)
@@ -64,7 +73,9 @@ def check(operator: str, ends: list[tuple[float, float]], dtype: torch.dtype) ->
     )
     slopes = relaxation.lower_slope.abs() + relaxation.upper_slope.abs()
     scale = values.abs().amax(dim=1, keepdim=True) + (slopes * bounds.lower.abs().maximum(bounds.upper.abs())).double()
-    slack = ROUNDING[dtype] * scale + torch.finfo(dtype).tiny
+    slack = ROUNDING[dtype] * scale + NOTHING[dtype]
+    if may_give_up:  # not-a-number is no line; a pass takes it for an infinite bound
+        lower_line, upper_line = lower_line.nan_to_num(-torch.inf), upper_line.nan_to_num(torch.inf)
     assert (lower_line <= values + slack).all(), (operator, ends, (lower_line - values - slack).amax(dim=1))
     assert (upper_line >= values - slack).all(), (operator, ends, (values - slack - upper_line).amax(dim=1))
     assert (image.lower <= values + slack).all(), (operator, ends)
@@ -93,7 +104,7 @@ def test_degenerate_intervals(operator: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("operator", [name for name in FUNCTIONS if "exp" not in name])
 def test_huge_intervals(operator: str, dtype: torch.dtype) -> None:
-    check(operator, HUGE, dtype)
+    check(operator, HUGE, dtype, may_give_up=operator == "aten.gelu.default")
 
 
 @pytest.mark.parametrize("ends", [(-torch.inf, 2.0), (-1.0, torch.inf), (-torch.inf, torch.inf)])

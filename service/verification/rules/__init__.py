@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.verification.graph import INPUT, Graph, Node, UnsupportedModelError
+from service.verification.graph import Graph, Node, UnsupportedModelError
 from service.verification.rules.affine import AddMatrixProduct, LinearLayer, MatrixProduct
 from service.verification.rules.arithmetic import Multiple, Negation, Sum
 from service.verification.rules.base import Rule
@@ -70,4 +70,4 @@ def _refusal(node: Node, rule: Rule) -> str | None:
     return rule.refusal(node) if node.inputs else "it repeats a constant for each instance"
 
 
-__all__ = ["INPUT", "RULES", "check"]
+__all__ = ["RULES", "check"]
