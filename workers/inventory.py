@@ -7,6 +7,9 @@ from collections.abc import Mapping
 
 import pynvml
 
+_SMALL_MESH = 4
+"""Ranks that only take turns still show that a mesh works: two by two is the smallest with two dimensions."""
+
 
 def cuda_devices(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Names of the GPUs that a process with ``environment`` may use, by CUDA index (PCI bus order); asks the
@@ -28,8 +31,8 @@ def cuda_devices(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def cpu_slots(setting: int | None) -> int:
-    """How many CPU ranks may run here: the operator's choice, else one per usable core."""
-    return usable_cores() if setting is None else setting
+    """How many CPU ranks may run here: the operator's choice, else one per usable core, but enough for a small mesh."""
+    return max(_SMALL_MESH, usable_cores()) if setting is None else setting
 
 
 def usable_cores() -> int:

@@ -67,7 +67,9 @@ class Settings(BaseSettings):
     stop_grace_s: float = Field(
         10.0, ge=0, description="seconds that ranks get to write a checkpoint when their job is stopped"
     )
-    cpu_slots: int | None = Field(None, ge=0, le=4096, description="CPU ranks that may run here; by cores when absent")
+    cpu_slots: int | None = Field(
+        None, ge=0, le=4096, description="CPU ranks that may run here; one per core, but at least 4, when absent"
+    )
 
     lease_s: float = Field(15.0, gt=0, description="a running part that is silent for so long is lost, in seconds")
     starting_lease_s: float = Field(60.0, gt=0, description="a placed part must be claimed within so long, in seconds")

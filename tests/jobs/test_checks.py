@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from service.jobs.checks import check, dependencies, pool_of
 from service.jobs.records import Job
@@ -274,3 +275,9 @@ def test_a_spec_that_passes_adds_up(**drawn: Any) -> None:
         assert forwards == drawn["micro_batches"]
     assert 12 % drawn["tp"] == 0
     assert fleet is None or given_spec.parallel.world_size <= fleet["cpu"]
+
+
+@pytest.mark.parametrize("kind", ["verify", "compile"])
+def test_kinds_without_a_pipeline_refuse_stages(kind: str) -> None:
+    with pytest.raises(ValidationError, match="pp must be 1, got 2"):
+        spec(kind, parallel={"pp": 2})

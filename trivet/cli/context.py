@@ -93,7 +93,7 @@ def table(*columns: str) -> Table:
     """A borderless table."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold", no_wrap=column == "id")
     return made
 
 
