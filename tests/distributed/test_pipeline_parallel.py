@@ -265,6 +265,6 @@ def test_a_failing_rank_names_itself_and_ends_the_group(torchrun: Any) -> None:
     began = time.monotonic()
     with pytest.raises(AssertionError) as caught:
         torchrun(failing_rank, ranks=2)
-    message = "rank 1: instruction 2 of 8 (forward of stage 1, micro-batch 0) failed: loss is not finite"
+    message = "rank 1: instruction 1 of 8 (forward of stage 1, micro-batch 0) failed: loss is not finite"
     assert message in str(caught.value)
     assert "still running" not in str(caught.value), time.monotonic() - began
