@@ -11,7 +11,7 @@ from service.parallel import mesh
 from service.parallel.distributed import Launch, LaunchError, local_device, read_launch
 
 DEGREES = st.integers(1, 4)
-SPECS = st.builds(ParallelSpec, pp=DEGREES, dp_replicate=DEGREES, dp_shard=DEGREES, tp=DEGREES)
+SPECS = st.fixed_dictionaries(dict.fromkeys(PARALLEL_DIMENSIONS, DEGREES)).map(ParallelSpec.model_validate)
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
