@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import orjson
 
@@ -109,5 +109,12 @@ def _give_up(report: SocketReporter, error: BaseException) -> None:
     os._exit(1)
 
 
+def _leave(status: int) -> NoReturn:
+    """End without finalising the interpreter: threads of gloo that outlive their group may abort it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave(main())
