@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
+import torch
 import torch.distributed as dist
 
 from service.parallel.collectives import resolve
@@ -60,4 +61,20 @@ def _own_communicators(
         group = dist.new_group(sorted(rank * per_stage + pipeline for rank in (sender, receiver)))
         if pipeline == mesh.rank % per_stage and mesh.pp.rank in (sender, receiver):
             own[route] = group
+    _warm_up(mesh, own)
     return own
+
+
+def _warm_up(mesh: Mesh, own: dict[tuple[int, int, Kind], dist.ProcessGroup]) -> None:
+    """Send one number over each route, in the order that all ranks share.
+
+    NCCL connects two ranks at their first transfer, and both hosts wait there for each other. In the midst of a
+    schedule one of them may be behind a kernel that waits for the other: a deadlock.
+    """
+    number = torch.zeros(1, device=mesh.device_type)
+    for (sender, receiver, _), group in own.items():
+        if mesh.pp.rank == sender:
+            dist.send(number, mesh.pp_ranks[receiver], group)
+        else:
+            dist.recv(number, mesh.pp_ranks[sender], group)
+    torch.cuda.synchronize()
