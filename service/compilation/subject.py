@@ -13,7 +13,6 @@ from service import models
 from service.compilation.inputs import batches
 from service.compilation.program import Program
 from service.jobs.runtime import RunContext
-from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import FromJob, MlpConfig, TransformerConfig
 from service.parallel import mesh as meshes
@@ -56,25 +55,15 @@ class Subject:
 def program_of(spec: CompileSpec, context: RunContext, device: torch.device) -> tuple[Program, Config]:
     """The program of a compile job on this rank, and the configuration that its gate will hold for.
 
-    Raises ``ValueError`` for a mesh that cannot be checked yet, or data that does not fit the model, before
+    Raises ``ValueError`` for a mesh that was not started, or data that does not fit the model, before
     anything is compiled.
     """
-    check_mesh(spec.parallel)
     config, weights = _resolve(spec, context)
     mesh = meshes.build(spec.parallel, device.type)
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     subject = Subject(config, weights, mesh, axis, device, spec.seed)
     inputs = batches(spec, config, device, mesh.dp.rank)
     return Program(subject.build, inputs, subject.loss, seed=spec.seed), config
-
-
-def check_mesh(parallel: ParallelSpec) -> None:
-    """Raise ``ValueError`` for a pipeline: its stages cannot be climbed yet."""
-    if parallel.pp > 1:
-        raise ValueError(
-            f"parallel.pp={parallel.pp}: a compile job checks one process or a mesh of dp_replicate, dp_shard and tp; "
-            "expected pp=1"
-        )
 
 
 def _resolve(spec: CompileSpec, context: RunContext) -> tuple[Config, dict[str, Tensor] | None]:

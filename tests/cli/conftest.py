@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from cli_world import Cli, Worker, serving, settings_for
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 from trivet.client import Client
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Commands under test obey Ctrl-C even where the tests themselves were started in the background, ignoring it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
