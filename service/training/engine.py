@@ -15,7 +15,7 @@ from service.models.data import Split
 from service.parallel.fsdp import synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
-from service.parallel.pipeline.schedule import GENERATORS, Schedule, forward_only
+from service.schedules.schedule import GENERATORS, Schedule, forward_only
 from service.training.objective import Objective
 
 

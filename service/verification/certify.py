@@ -9,9 +9,9 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from service.verification.interval import Interval
-from service.verification.methods import Analysis, Effort, Method
-from service.verification.network import Network
+from service.bounds.interval import Interval
+from service.bounds.methods import Analysis, Effort, Method
+from service.bounds.network import Network
 from service.verification.properties import Question
 from service.verification.witness import Referee
 

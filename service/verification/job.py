@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from service.bounds.graph import UnsupportedModelError
+from service.bounds.methods import METHODS, Effort
+from service.bounds.network import Network, prepare
 from service.jobs.runtime import RunContext
 from service.jobs.spec.model import FromJob, MlpConfig
 from service.jobs.spec.verify import VerifySpec
@@ -19,9 +22,6 @@ from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh
 from service.verification import report
 from service.verification.certify import certify
-from service.verification.graph import UnsupportedModelError
-from service.verification.methods import METHODS, Effort
-from service.verification.network import Network, prepare
 from service.verification.properties import Property, read
 from service.verification.tally import LayerTally, Row, gather_rows, rows_of, summary
 from service.verification.witness import Referee

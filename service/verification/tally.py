@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from service.bounds.network import Network
 from service.parallel.collectives import gather_from_group, reduce_from_group
 from service.parallel.mesh import Mesh
 from service.verification.certify import Outcome, Verdict
-from service.verification.network import Network
 
 Row = dict[str, Any]
 _VERDICTS = tuple(Verdict)

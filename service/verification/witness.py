@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from service.bounds.exchange import Exchange
 from service.parallel.tensor import local_copy
-from service.verification.exchange import Exchange
 from service.verification.properties import Question
 
 

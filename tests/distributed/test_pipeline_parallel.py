@@ -16,10 +16,10 @@ from service.models import FamilyConfig, WeightsError, build, load_into, whole
 from service.parallel import distributed, mesh
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.runtime import InstructionError, PipelineRuntime, Work
-from service.parallel.pipeline.schedule import GENERATORS, Instruction, Op, forward_only, lower
 from service.parallel.pipeline.stage import Part
-from service.parallel.pipeline.verify import verify
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
+from service.schedules.schedule import GENERATORS, Instruction, Op, forward_only, lower
+from service.schedules.verify import verify
 
 pytestmark = pytest.mark.distributed
 TOLERANCE = 1e-10

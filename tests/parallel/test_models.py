@@ -20,9 +20,9 @@ from service.models.registry import family_builder
 from service.parallel import checkpoint, mesh
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
-from service.parallel.pipeline.schedule import one_f_one_b
 from service.parallel.pipeline.stage import Part
 from service.parallel.tensor.placement import sharded_dimensions
+from service.schedules.schedule import one_f_one_b
 
 TRANSFORMER = TransformerConfig(vocab_size=16, dim=8, layers=3, heads=4, kv_heads=2, max_sequence=6)
 MLP = MlpConfig(in_features=3, hidden=(4, 8, 4), out_features=2)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from service.parallel.pipeline.schedule import (
+from service.schedules.schedule import (
     GENERATORS,
     Generator,
     Instruction,
@@ -21,7 +21,7 @@ from service.parallel.pipeline.schedule import (
     lower,
     one_f_one_b,
 )
-from service.parallel.pipeline.verify import RECEIVES, SENDS, ScheduleError, channel, peer, verify
+from service.schedules.verify import RECEIVES, SENDS, ScheduleError, channel, peer, verify
 
 GENERATED = st.sampled_from([*GENERATORS.values(), forward_only])
 STAGES, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 16)

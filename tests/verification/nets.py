@@ -7,9 +7,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from service.verification.interval import Interval
-from service.verification.methods import METHODS, Effort
-from service.verification.network import Network, prepare
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
+from service.bounds.network import Network, prepare
 
 
 def box_around(centre: Tensor, radius: float | Tensor) -> Interval:

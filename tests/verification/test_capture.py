@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from service.bounds.capture import capture
+from service.bounds.graph import BatchSize, Graph, Node, Ref, UnsupportedModelError, refs
+from service.bounds.placement import Placement, place
+from service.bounds.rules import RULES, check
 from service.parallel.collectives import _copy_to_group, _gather_from_group, _reduce_from_group
-from service.verification.capture import capture
-from service.verification.graph import BatchSize, Graph, Node, Ref, UnsupportedModelError, refs
-from service.verification.placement import Placement, place
-from service.verification.rules import RULES, check
 
 
 class Function(nn.Module):

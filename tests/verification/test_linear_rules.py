@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from nets import box_around, output_bounds, prepared, redraw, samples
 from torch import Tensor, nn
 
-from service.verification.backward import Pass
-from service.verification.methods.ibp import propagate
-from service.verification.network import Network
-from service.verification.rules.base import UnitRows
+from service.bounds.backward import Pass
+from service.bounds.methods.ibp import propagate
+from service.bounds.network import Network
+from service.bounds.rules.base import UnitRows
 
 Build = Callable[["Linears", Tensor], Tensor]
 

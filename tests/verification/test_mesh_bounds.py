@@ -16,13 +16,13 @@ def _setting(hidden: list[int], activation: str, dtype: str, radius: float) -> d
     import torch
     from nets import box_around, output_bounds
 
+    from service.bounds.methods import Effort
+    from service.bounds.network import prepare
     from service.jobs.spec.base import ParallelSpec
     from service.jobs.spec.model import MlpConfig
     from service.models import build
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
-    from service.verification.methods import Effort
-    from service.verification.network import prepare
 
     distributed.start("cpu")
     mesh = build_mesh(ParallelSpec(tp=2), "cpu")
@@ -50,8 +50,8 @@ def _difference(found: Any, expected: Any) -> float:
 
 
 def compare(hidden: list[int], activation: str, dtype: str) -> dict[str, float]:
+    from service.bounds.methods import METHODS, Effort
     from service.parallel import distributed
-    from service.verification.methods import METHODS, Effort
 
     setting = _setting(hidden, activation, dtype, 0.05)
     efforts = {"": Effort(), " plain": Effort(intersect=False), " in small parts": Effort(elements=1000)}
@@ -94,13 +94,13 @@ def break_it() -> dict[str, dict[str, float]]:
     import torch
     from nets import samples
 
+    from service.bounds.backward import Pass
+    from service.bounds.exchange import Exchange
+    from service.bounds.rules.base import Pulled
+    from service.bounds.rules.collectives import CopyToGroup, ReduceFromGroup
     from service.parallel import distributed
-    from service.verification.backward import Pass
-    from service.verification.exchange import Exchange
-    from service.verification.rules.base import Pulled
-    from service.verification.rules.collectives import CopyToGroup, ReduceFromGroup
 
-    crown_module = import_module("service.verification.methods.crown")
+    crown_module = import_module("service.bounds.methods.crown")
     setting = _setting(HIDDEN["four blocks"], "relu", "float64", 0.05)
     account = Pass._account
 
@@ -157,11 +157,11 @@ def forget_a_collective() -> str:
     import torch
     from torch import nn
 
+    from service.bounds.graph import UnsupportedModelError
+    from service.bounds.network import prepare
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
-    from service.verification.graph import UnsupportedModelError
-    from service.verification.network import prepare
 
     distributed.start("cpu")
     mesh = build_mesh(ParallelSpec(tp=2), "cpu")
@@ -187,6 +187,8 @@ def unusual_graphs() -> dict[str, float]:
     from nets import box_around, output_bounds, redraw
     from torch import Tensor, nn
 
+    from service.bounds.methods import METHODS
+    from service.bounds.network import prepare
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
     from service.parallel.collectives import scatter_to_group
@@ -194,8 +196,6 @@ def unusual_graphs() -> dict[str, float]:
     from service.parallel.mesh import build as build_mesh
     from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
     from service.parallel.tensor.placement import own_part, sharded_dimensions
-    from service.verification.methods import METHODS
-    from service.verification.network import prepare
 
     class Unusual(nn.Module):
         def __init__(self, axis: Axis) -> None:

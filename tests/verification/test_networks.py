@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from nets import Residual, box_around, mlp, output_bounds, prepared, redraw, samples
 from torch import Tensor, nn
 
-from service.verification.interval import Interval
-from service.verification.methods import METHODS, Effort
-from service.verification.network import Network
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
+from service.bounds.network import Network
 
 DEEP = [5, 12, 10, 12, 8, 4]
 NETWORKS: dict[str, nn.Module] = {

@@ -11,9 +11,9 @@ from nets import output_bounds
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from service.verification.interval import Interval
-from service.verification.methods import METHODS, Effort
-from service.verification.network import Network, prepare
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
+from service.bounds.network import Network, prepare
 from service.verification.properties.robustness import margin_rows
 
 PEER_NAMES = {"ibp": "IBP", "crown-ibp": "CROWN-IBP", "crown": "CROWN"}

@@ -12,11 +12,11 @@ from nets import mlp, prepared
 from pydantic import ValidationError
 from torch import nn
 
+from service.bounds.exchange import Exchange
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
 from service.jobs.spec.verify import BoxProperty, RobustnessProperty, VerifySpec
 from service.verification.certify import Verdict, certify
-from service.verification.exchange import Exchange
-from service.verification.interval import Interval
-from service.verification.methods import METHODS, Effort
 from service.verification.properties import PropertyError, Question, read
 from service.verification.properties.robustness import margin_rows
 from service.verification.witness import Referee

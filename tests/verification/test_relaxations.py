@@ -13,12 +13,12 @@ from scipy.special import erfc
 from torch import Tensor
 from torch.nn import functional
 
-from service.verification.exchange import Exchange
-from service.verification.graph import Node, Ref
-from service.verification.interval import Interval
-from service.verification.rules import RULES
-from service.verification.rules.base import NonlinearRule
-from service.verification.rules.smooth import Smooth
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node, Ref
+from service.bounds.interval import Interval
+from service.bounds.rules import RULES
+from service.bounds.rules.base import NonlinearRule
+from service.bounds.rules.smooth import Smooth
 
 
 def exact_gelu(z: Tensor) -> Tensor:

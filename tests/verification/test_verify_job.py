@@ -13,6 +13,7 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 from torch import nn
 
+from service.bounds.graph import UnsupportedModelError
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
 from service.jobs.spec.model import MlpConfig
@@ -20,7 +21,6 @@ from service.jobs.spec.verify import VerifySpec
 from service.models import build, load_into
 from service.models.data import load
 from service.verification import job
-from service.verification.graph import UnsupportedModelError
 from service.verification.properties import PropertyError
 
 TRAINED = "job_" + "0" * 20

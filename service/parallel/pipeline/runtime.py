@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from service.parallel.fsdp import synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.channels import Channels, connect
-from service.parallel.pipeline.schedule import Instruction, Op, Schedule
 from service.parallel.pipeline.tags import Kind, Message
 from service.parallel.pipeline.transport import Pending, Transport
-from service.parallel.pipeline.verify import verify
+from service.schedules.schedule import Instruction, Op, Schedule
+from service.schedules.verify import verify
 
 Objective = Callable[[Tensor, Tensor], Tensor]
 Observer = Callable[[Instruction, float, float], None]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from service.verification.interval import Interval
+from service.bounds.interval import Interval
 
 
 class PropertyError(ValueError):

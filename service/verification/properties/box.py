@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.bounds.interval import Interval
 from service.jobs.spec.verify import Box, BoxProperty
-from service.verification.interval import Interval
 from service.verification.properties.base import PropertyError, Question
 
 

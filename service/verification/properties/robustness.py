@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.bounds.interval import Interval
 from service.jobs.spec.verify import RobustnessProperty
 from service.models.data import Split, load
-from service.verification.interval import Interval
 from service.verification.properties.base import PropertyError, Question
 
 

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from service.verification.backward import Pass
-from service.verification.interval import Interval
-from service.verification.network import Network
+from service.bounds.backward import Pass
+from service.bounds.interval import Interval
+from service.bounds.network import Network
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, default_decompositions, export
 from torch.fx import Node as FxNode
 
+from service.bounds.graph import INPUT, BatchSize, Graph, Node, Ref, UnsupportedModelError, refs
 from service.parallel.tensor.placement import local
-from service.verification.graph import INPUT, BatchSize, Graph, Node, Ref, UnsupportedModelError, refs
 
 EXAMPLE_BATCH = 3  # 0 and 1 would be specialised; any other size stays symbolic
 WHOLE = {"aten.linear.default", "aten.matmul.default"}  # composite operators that have rules of their own

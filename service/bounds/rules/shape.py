@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from service.verification.exchange import Exchange
-from service.verification.graph import Node
-from service.verification.interval import Interval
-from service.verification.rules.arithmetic import unbroadcast
-from service.verification.rules.base import LinearRule, Pulled, UnitRows
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.rules.arithmetic import unbroadcast
+from service.bounds.rules.base import LinearRule, Pulled, UnitRows
 
 
 class SameOrder(LinearRule):

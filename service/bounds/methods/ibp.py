@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from service.verification.backward import Pass
-from service.verification.interval import Interval
-from service.verification.methods.base import Analysis, Effort, LinearAnalysis
-from service.verification.network import Network
+from service.bounds.backward import Pass
+from service.bounds.interval import Interval
+from service.bounds.methods.base import Analysis, Effort, LinearAnalysis
+from service.bounds.network import Network
 
 
 def propagate(network: Network, box: Interval) -> dict[str, Interval]:

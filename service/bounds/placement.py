@@ -7,10 +7,10 @@ from enum import Enum
 
 from torch import Tensor
 
-from service.verification.exchange import Exchange
-from service.verification.graph import Graph, Node, UnsupportedModelError
-from service.verification.rules import RULES
-from service.verification.rules.base import Crossing
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Graph, Node, UnsupportedModelError
+from service.bounds.rules import RULES
+from service.bounds.rules.base import Crossing
 
 
 class Placement(Enum):

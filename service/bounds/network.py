@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from service.bounds.capture import capture
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Graph, Node
+from service.bounds.interval import Interval
+from service.bounds.placement import Placement, check_constants, place
+from service.bounds.rules import RULES, check
+from service.bounds.rules.base import NonlinearRule
 from service.parallel.mesh import SINGLE, Axis
-from service.verification.capture import capture
-from service.verification.exchange import Exchange
-from service.verification.graph import Graph, Node
-from service.verification.interval import Interval
-from service.verification.placement import Placement, check_constants, place
-from service.verification.rules import RULES, check
-from service.verification.rules.base import NonlinearRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ def prepare(module: nn.Module, input_shape: Sequence[int], axis: Axis = SINGLE) 
     """Trace ``module`` and check that it can be bounded; every rank of ``axis`` calls it with its part of the model.
 
     ``input_shape`` is that of one instance. Raises
-    :class:`~service.verification.graph.UnsupportedModelError` that names what stands in the way.
+    :class:`~service.bounds.graph.UnsupportedModelError` that names what stands in the way.
     """
     return from_graph(capture(module, input_shape), axis)
 

@@ -14,10 +14,10 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from service.verification.exchange import Exchange
-from service.verification.graph import Node
-from service.verification.interval import Interval
-from service.verification.relaxation import Relaxation
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.relaxation import Relaxation
 
 
 class Crossing(Enum):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.verification.graph import Graph, Node, UnsupportedModelError
-from service.verification.rules.affine import AddMatrixProduct, LinearLayer, MatrixProduct
-from service.verification.rules.arithmetic import Multiple, Negation, Sum
-from service.verification.rules.base import Rule
-from service.verification.rules.collectives import CopyToGroup, GatherFromGroup, ReduceFromGroup, ScatterToGroup
-from service.verification.rules.exponential import EXPONENTIAL
-from service.verification.rules.gelu import GELU
-from service.verification.rules.piecewise import LeakyRelu, Relu
-from service.verification.rules.shape import Concatenate, Expand, Permute, SameOrder, Slice
-from service.verification.rules.sigmoid import SIGMOID
-from service.verification.rules.tanh import TANH
+from service.bounds.graph import Graph, Node, UnsupportedModelError
+from service.bounds.rules.affine import AddMatrixProduct, LinearLayer, MatrixProduct
+from service.bounds.rules.arithmetic import Multiple, Negation, Sum
+from service.bounds.rules.base import Rule
+from service.bounds.rules.collectives import CopyToGroup, GatherFromGroup, ReduceFromGroup, ScatterToGroup
+from service.bounds.rules.exponential import EXPONENTIAL
+from service.bounds.rules.gelu import GELU
+from service.bounds.rules.piecewise import LeakyRelu, Relu
+from service.bounds.rules.shape import Concatenate, Expand, Permute, SameOrder, Slice
+from service.bounds.rules.sigmoid import SIGMOID
+from service.bounds.rules.tanh import TANH
 
 RULES: Mapping[str, Rule] = {
     "aten.linear.default": LinearLayer(),

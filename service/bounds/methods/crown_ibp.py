@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from service.verification.backward import Pass
-from service.verification.interval import Interval
-from service.verification.methods.base import Analysis, Effort, LinearAnalysis
-from service.verification.methods.ibp import inputs_of, propagate
-from service.verification.network import Network
+from service.bounds.backward import Pass
+from service.bounds.interval import Interval
+from service.bounds.methods.base import Analysis, Effort, LinearAnalysis
+from service.bounds.methods.ibp import inputs_of, propagate
+from service.bounds.network import Network
 
 
 def crown_ibp(network: Network, box: Interval, effort: Effort) -> Analysis:

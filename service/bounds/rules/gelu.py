@@ -7,8 +7,8 @@ from math import pi, sqrt
 import torch
 from torch import Tensor
 
-from service.verification.graph import Node
-from service.verification.rules.smooth import Smooth
+from service.bounds.graph import Node
+from service.bounds.rules.smooth import Smooth
 
 MINIMUM = -0.7517915246935645  # where Φ(z) + z·φ(z) = 0, the only zero of the derivative
 

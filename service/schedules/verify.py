@@ -11,7 +11,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from service.parallel.pipeline.schedule import Instruction, Op, Schedule
+from service.schedules.schedule import Instruction, Op, Schedule
 
 SENDS = {Op.SEND_ACTIVATION: Op.RECV_ACTIVATION, Op.SEND_GRADIENT: Op.RECV_GRADIENT}
 RECEIVES = frozenset(SENDS.values())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.verification.methods.base import Analysis, Effort, Method
-from service.verification.methods.crown import crown
-from service.verification.methods.crown_ibp import crown_ibp
-from service.verification.methods.ibp import ibp
+from service.bounds.methods.base import Analysis, Effort, Method
+from service.bounds.methods.crown import crown
+from service.bounds.methods.crown_ibp import crown_ibp
+from service.bounds.methods.ibp import ibp
 
 METHODS: Mapping[str, Method] = {"ibp": ibp, "crown-ibp": crown_ibp, "crown": crown}
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from service.verification.exchange import Exchange
-from service.verification.graph import Node
-from service.verification.interval import Interval
-from service.verification.rules.base import LinearRule, Pulled, UnitRows
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.rules.base import LinearRule, Pulled, UnitRows
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,15 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.verification.backward import Pass
-from service.verification.graph import Node
-from service.verification.interval import Interval
-from service.verification.methods.base import Analysis, Effort, LinearAnalysis, rows_at_once
-from service.verification.methods.ibp import inputs_of
-from service.verification.network import Network
-from service.verification.relaxation import Relaxation
-from service.verification.rules import RULES
-from service.verification.rules.base import UnitRows
+from service.bounds.backward import Pass
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.methods.base import Analysis, Effort, LinearAnalysis, rows_at_once
+from service.bounds.methods.ibp import inputs_of
+from service.bounds.network import Network
+from service.bounds.relaxation import Relaxation
+from service.bounds.rules import RULES
+from service.bounds.rules.base import UnitRows
 
 
 def crown(network: Network, box: Interval, effort: Effort) -> Analysis:

@@ -14,11 +14,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from service.verification.exchange import Exchange
-from service.verification.graph import Node
-from service.verification.interval import Interval
-from service.verification.relaxation import Relaxation
-from service.verification.rules.base import NonlinearRule
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.relaxation import Relaxation
+from service.bounds.rules.base import NonlinearRule
 
 UNIFORM_POINTS = 8
 Function = Callable[[Tensor], Tensor]

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from service.verification.exchange import Exchange
-from service.verification.graph import Node
-from service.verification.interval import Interval
-from service.verification.rules.base import Crossing, EnteringRule, LinearRule, Pulled, UnitRows
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.rules.base import Crossing, EnteringRule, LinearRule, Pulled, UnitRows
 
 
 class CopyToGroup(EnteringRule):

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from service.verification.graph import Node
-from service.verification.interval import Interval, minimum_over
-from service.verification.network import Network
-from service.verification.relaxation import Relaxation
-from service.verification.rules import RULES
-from service.verification.rules.base import Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
+from service.bounds.graph import Node
+from service.bounds.interval import Interval, minimum_over
+from service.bounds.network import Network
+from service.bounds.relaxation import Relaxation
+from service.bounds.rules import RULES
+from service.bounds.rules.base import Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
 
 
 @dataclass(frozen=True, eq=False)

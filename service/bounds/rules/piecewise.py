@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from service.verification.exchange import Exchange
-from service.verification.graph import Node
-from service.verification.interval import Interval
-from service.verification.relaxation import Relaxation
-from service.verification.rules.base import NonlinearRule
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.relaxation import Relaxation
+from service.bounds.rules.base import NonlinearRule
 
 
 class LeakyRelu(NonlinearRule):

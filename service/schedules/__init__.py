@@ -1,0 +1,1 @@
+"""Pipeline schedules as plain data: written, checked and priced without torch, so that a submit can do it too."""
