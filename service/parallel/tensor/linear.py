@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from service.parallel.collectives import copy_to_group, gather_from_group, reduce_from_group, scatter_to_group
 from service.parallel.mesh import SINGLE, Axis
+from service.parallel.tensor.deferred import linear
 from service.parallel.tensor.placement import divided, local
 
 
@@ -45,7 +45,7 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.copied_input:
             x = copy_to_group(x, self.axis.group)
-        x = functional.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
+        x = linear(x, self.weight, self.bias)
         return gather_from_group(x, -1, self.axis.group, self.axis.size) if self.gather_output else x
 
     def extra_repr(self) -> str:
@@ -80,8 +80,8 @@ class RowParallelLinear(nn.Module):
         if self.scatter_input:
             x = scatter_to_group(x, -1, self.axis.group, self.axis.size)
         if self.axis.size == 1:
-            return functional.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
-        x = reduce_from_group(functional.linear(x, local(self.weight)), self.axis.group)
+            return linear(x, self.weight, self.bias)
+        x = reduce_from_group(linear(x, self.weight, None), self.axis.group)
         return x if self.bias is None else x + local(self.bias)
 
     def extra_repr(self) -> str:
