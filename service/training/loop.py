@@ -60,7 +60,7 @@ class Loop:
     def train(self) -> bool:
         """Step until the spec's number of steps; False when the attempt was asked to stop before that."""
         while self.step < self.spec.steps:
-            if self._advance().stop and self.step < self.spec.steps:
+            if self.advance().stop and self.step < self.spec.steps:
                 return False
             if _due(self.step, self.spec.checkpoint.every):
                 self.save()
@@ -99,7 +99,7 @@ class Loop:
             "stopped": stopped,
         }
 
-    def _advance(self) -> StepTotals:
+    def advance(self) -> StepTotals:
         """One optimizer step and its metrics."""
         training, began = self.training, time.time()
         with self._step_span("data"):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from service.jobs.runtime import RunContext
-from service.jobs.spec.data import TokensData
 from service.jobs.spec.model import FromJob, MlpConfig, ModelRef, TransformerConfig
 from service.jobs.spec.train import PrecisionSpec, TrainSpec
 from service.models import build, data, load_into, load_whole
@@ -21,7 +20,7 @@ from service.parallel.mesh import Mesh
 from service.training.engine import Engine, build_engine
 from service.training.flops import count_parameters
 from service.training.gate import Phase, allowed_backends
-from service.training.objective import Objective
+from service.training.objective import Objective, is_per_token
 from service.training.parallelize import parallelize
 
 FamilyConfig = MlpConfig | TransformerConfig
@@ -51,6 +50,19 @@ class Training:
         return {"parallel": self.spec.parallel.model_dump(), "data_sha256": self.dataset.sha256}
 
 
+@dataclass(frozen=True)
+class Ingredients:
+    """What a run is made of before anything is built. ``weights`` replace the drawn ones; ``state`` is the type of
+    parameters, gradients and moments (float32 is what a spec's precision means).
+    """
+
+    config: FamilyConfig
+    dataset: Dataset
+    backends: dict[Phase, str]
+    weights: dict[str, Tensor] | None = None
+    state: torch.dtype = torch.float32
+
+
 def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Training:
     """Build, load and shard the model; nothing is written."""
     check_batch(spec)
@@ -58,11 +70,17 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     config, weights = resolve_model(spec.model, context)
     dataset = data.load(spec.data).to(device)
     backends = allowed_backends(spec.compile, own_fingerprint(config, spec, device), context.data)
-    model = build(config, mesh, device=device, seed=spec.seed)
-    if weights is not None:
-        load_into(model, weights)
-    parallelize(model, spec, mesh, backends)
-    objective = Objective(isinstance(spec.data, TokensData), model.output_axis)  # type: ignore[arg-type]
+    return assemble(spec, context, device, mesh, Ingredients(config, dataset, backends, weights))
+
+
+def assemble(spec: TrainSpec, context: RunContext, device: torch.device, mesh: Mesh, given: Ingredients) -> Training:
+    """The run over ``mesh``, from its ingredients."""
+    config, dataset = given.config, given.dataset
+    model = build(config, mesh, dtype=given.state, device=device, seed=spec.seed)
+    if given.weights is not None:
+        load_into(model, given.weights)
+    parallelize(model, spec, mesh, given.backends)
+    objective = Objective(is_per_token(dataset.train), model.output_axis)  # type: ignore[arg-type]
     return Training(
         spec=spec,
         context=context,
@@ -75,7 +93,7 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
         model=model,
         engine=build_engine(model, objective, spec, mesh, device),
         optimizer=build_optimizer(model, spec, device),
-        backends=backends,
+        backends=given.backends,
         parameters=count_parameters(build(config, device="meta")),
     )
 
