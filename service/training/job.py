@@ -14,7 +14,7 @@ from service.jobs.spec.train import TrainSpec
 from service.parallel import checkpoint, distributed
 from service.training.export import export_model
 from service.training.loop import Loop
-from service.training.setup import prepare
+from service.training.setup import Training, prepare
 
 
 def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
@@ -28,20 +28,28 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
         training = prepare(spec, context, device)
         loop = Loop(training)
         loop.resume()
-        finished = loop.train()
-        saved = loop.save()
-        evaluation = loop.evaluate() if finished else {}
+        with loop.saver:
+            finished = loop.train()
+            loop.save()
+            evaluation = loop.evaluate() if finished else {}
         if context.rank != 0:
             return None
+        if finished:
+            publish(training, loop)
         loop.history.write()
         context.report.artifact(loop.history.path, "application/vnd.apache.parquet")
-        if finished:
-            weights, about = export_model(saved, context.paths.artifacts, training.config, training.origin)
-            context.report.artifact(weights)
-            context.report.artifact(about, "application/json")
-            for kept in checkpoint.complete(context.paths.checkpoints):
-                context.report.artifact(kept.path)
         return loop.summary(evaluation, stopped=not finished)
+
+
+def publish(training: Training, loop: Loop) -> None:
+    """The finished model and the checkpoints that were kept; no collective."""
+    paths, report = training.context.paths, training.context.report
+    saved = checkpoint.require(paths.checkpoints / f"step_{loop.step}")
+    weights, about = export_model(saved, paths.artifacts, training.config, training.origin)
+    report.artifact(weights)
+    report.artifact(about, "application/json")
+    for kept in checkpoint.complete(paths.checkpoints):
+        report.artifact(kept.path)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch.compiler import set_stance
 
 from service.models.data import Split
 from service.parallel import checkpoint
-from service.parallel.checkpoint import Checkpoint
+from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.training.evaluation import evaluate
 from service.training.gate import Phase
 from service.training.gradients import clip_, present, squared_norm
@@ -38,7 +38,8 @@ class Loop:
         self.parameters = list(training.model.parameters())
         self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
         self.step = 0
-        self.saved: Checkpoint | None = None
+        self.saved_step: int | None = None
+        self.saver = self._build_saver()
         self.loss = float("nan")
         self.started = time.time()
         self.history = self._open_history()
@@ -50,9 +51,9 @@ class Loop:
         if newest is None:
             return
         check_same_data(newest, self.training.dataset.sha256)
-        self.saved = checkpoint.load(newest.path, self._state())
-        self.step = self.saved.step
-        self.loss = self.saved.meta.get("loss", self.loss)
+        saved = checkpoint.load(newest.path, self._state())
+        self.step = self.saved_step = saved.step
+        self.loss = saved.meta.get("loss", self.loss)
         self.history = self._open_history()
         if self.context.rank == 0:
             self.context.report.log(f"resumed from the checkpoint of step {self.step}")
@@ -68,17 +69,19 @@ class Loop:
                 self.evaluate()
         return True
 
-    def save(self) -> Checkpoint:
-        """Publish a checkpoint of this step, unless there is one; the metrics so far go with it."""
-        if self.saved is None or self.saved.step != self.step:
-            with self._span("checkpoint", step=self.step):
-                config = self.training.config.model_dump(mode="json")
-                meta = {"model": config, **self.training.origin, "loss": self.loss}
-                folder = self.context.paths.checkpoints
-                self.saved = checkpoint.save(folder, self.step, self._state(), meta, self.spec.checkpoint.keep)
+    def save(self) -> None:
+        """Take a checkpoint of this step, unless there is one; the metrics so far go with it.
+
+        It may still be being written afterwards: the span ``checkpoint`` is how long training stood still for it.
+        """
+        if self.saved_step == self.step:
+            return
+        with self._span("checkpoint", step=self.step):
+            config = self.training.config.model_dump(mode="json")
+            self.saver.save(self.step, self._state(), {"model": config, **self.training.origin, "loss": self.loss})
+            self.saved_step = self.step
             if self.context.rank == 0:
                 self.history.write()
-        return self.saved
 
     def evaluate(self) -> dict[str, float]:
         """Metrics over the test split, reported at this step."""
@@ -101,6 +104,7 @@ class Loop:
 
     def advance(self) -> StepTotals:
         """One optimizer step and its metrics."""
+        self.saver.check()
         training, began = self.training, time.time()
         with self._step_span("data"):
             batch = self._batch()
@@ -146,6 +150,12 @@ class Loop:
 
     def _state(self) -> dict[str, torch.Tensor]:
         return training_tensors([self.training.model], self.training.optimizer)
+
+    def _build_saver(self) -> Saver:
+        folder, choice = self.context.paths.checkpoints, self.spec.checkpoint
+        if choice.async_:
+            return BackgroundSaver(folder, choice.keep, self.training.device.type)
+        return DirectSaver(folder, choice.keep)
 
     def _open_history(self) -> History:
         return History(self.context.paths.artifacts / "metrics.parquet", self.step)

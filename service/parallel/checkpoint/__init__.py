@@ -1,0 +1,25 @@
+"""Checkpoints that any layout can load, published atomically.
+
+A folder ``step_<n>`` appears under its name only when it is complete and on disk; its ``meta.json`` lists the files.
+"""
+
+from service.parallel.checkpoint.folder import META, Checkpoint, complete, latest, read, require
+from service.parallel.checkpoint.saver import BackgroundSaver, CheckpointError, DirectSaver, Saver
+from service.parallel.checkpoint.storage import PublishError, load, load_whole, save
+
+__all__ = [
+    "META",
+    "BackgroundSaver",
+    "Checkpoint",
+    "CheckpointError",
+    "DirectSaver",
+    "PublishError",
+    "Saver",
+    "complete",
+    "latest",
+    "load",
+    "load_whole",
+    "read",
+    "require",
+    "save",
+]

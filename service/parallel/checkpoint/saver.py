@@ -1,0 +1,114 @@
+"""When a checkpoint is written: at once, or in the background while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+from service.parallel.checkpoint.storage import save
+
+LAST_WRITE_S = 10.0
+"""How long an error of the job waits for a write that is under way: peers must not learn of it too late."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that was being written in the background could not be finished."""
+
+
+class Saver(Protocol):
+    """Publishes checkpoints of one job; every rank makes the same calls. Leave the context before the group ends."""
+
+    def save(self, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        """Take the tensors as they are now; they may change when this returns."""
+
+    def check(self) -> None:
+        """Raise :class:`CheckpointError` if a write has failed since the last call."""
+
+    def wait(self) -> None:
+        """Return when everything that was taken is published; raises :class:`CheckpointError` likewise."""
+
+    def __enter__(self) -> Saver: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class DirectSaver:
+    """Writes before it returns: no copy is kept."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+
+    def save(self, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        save(self._folder, step, state, meta, self._keep)
+
+    def check(self) -> None:
+        """Nothing is ever under way."""
+
+    def wait(self) -> None:
+        """Nothing is ever under way."""
+
+    def __enter__(self) -> DirectSaver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class BackgroundSaver:
+    """Copies to the CPU and returns; a thread writes and publishes. At most one write is under way.
+
+    The copies of CUDA tensors lie in pinned memory that is kept from save to save. The thread's collectives have
+    a gloo group of their own, so they can't meet those of training in another order on another rank.
+    """
+
+    def __init__(self, folder: Path, keep: int, device_type: str) -> None:
+        self._folder, self._keep = folder, keep
+        self._stager = BlockingAsyncStager(cache_staged_state_dict=device_type == "cuda")
+        self._group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
+        self._writing: threading.Thread | None = None
+        self._failed: BaseException | None = None
+
+    def save(self, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        self.wait()
+        staged = self._stager.stage(dict(state))
+        # A daemon: a rank that fails leaves at once, even if its peers, whom a write waits for, are gone.
+        self._writing = threading.Thread(
+            target=self._write, args=(step, staged, dict(meta)), name=f"checkpoint-{step}", daemon=True
+        )
+        self._writing.start()
+
+    def check(self) -> None:
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise CheckpointError(f"{failed} (while a checkpoint was written in the background)") from failed
+
+    def wait(self) -> None:
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        self.check()
+
+    def __enter__(self) -> BackgroundSaver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """After an error elsewhere, what is under way still gets a little time to become a checkpoint."""
+        if kind is None:
+            self.wait()
+        elif self._writing is not None:
+            self._writing.join(LAST_WRITE_S)
+
+    def _write(self, step: int, staged: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+        try:
+            save(self._folder, step, staged, meta, self._keep, group=self._group)
+        except BaseException as error:
+            self._failed = error

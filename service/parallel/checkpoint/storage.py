@@ -1,0 +1,137 @@
+"""Saving and loading: sharded safetensors files that any layout can read.
+
+Tensors are saved and resharded by ``torch.distributed.checkpoint`` under global names, each rank writing its own
+shards. The safetensors form is used, and not DCP's own, because the latter's metadata is a pickle.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from service.parallel.checkpoint import folder as folders
+from service.parallel.checkpoint.folder import Checkpoint, require
+
+
+class PublishError(RuntimeError):
+    """The first rank could not publish a checkpoint that all ranks had written."""
+
+
+def save(
+    folder: Path,
+    step: int,
+    state: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    keep: int = 2,
+    *,
+    group: ProcessGroup | None = None,
+) -> Checkpoint:
+    """Publish ``state`` as ``folder/step_<step>``; all ranks call this with the tensors they hold.
+
+    A DTensor is written as its global tensor; a plain tensor under one name must be equal on every rank that has
+    it. Afterwards only the ``keep`` newest checkpoints remain. A step that is already published is left as it is.
+    ``group`` spans all ranks (the default group when absent). A write that fails anywhere raises on every rank.
+    """
+    working = folders.working_folder(folder, step)
+    if _is_first_rank():
+        shutil.rmtree(working, ignore_errors=True)
+        working.mkdir(parents=True)
+    if _distributed():
+        dist.barrier(group=group)
+    writer = HuggingFaceStorageWriter(str(working), save_distributed=True)
+    with _no_group_meant(not _distributed()):
+        dcp_save(dict(state), storage_writer=writer, process_group=group, no_dist=not _distributed())
+    _publish(folder, step, meta, keep, group)
+    return require(folder / f"step_{step}")
+
+
+def load(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
+    """Fill the tensors of ``state`` in place, whatever layout saved them; all ranks call this.
+
+    Raises ``ValueError`` when ``path`` isn't a complete checkpoint, lacks a name or holds it in another shape.
+    """
+    checkpoint = require(path)
+    reader = HuggingFaceStorageReader(str(path))
+    _check_fits(path, reader, state)
+    with _no_group_meant(not _distributed()):
+        dcp_load(dict(state), storage_reader=reader, no_dist=not _distributed())
+    return checkpoint
+
+
+def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """The unsharded tensors whose names start with ``prefix`` (which is cut off), on the CPU; no collective."""
+    require(path)
+    reader = HuggingFaceStorageReader(str(path))
+    whole = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in _contents(reader).items()
+        if name.startswith(prefix)
+    }
+    with _no_group_meant(True):
+        dcp_load(whole, storage_reader=reader, no_dist=True)
+    return {name.removeprefix(prefix): tensor for name, tensor in whole.items()}
+
+
+def _publish(folder: Path, step: int, meta: Mapping[str, Any], keep: int, group: ProcessGroup | None) -> None:
+    """The first rank publishes, and tells the others how it went."""
+    failed: OSError | None = None
+    if _is_first_rank():
+        try:
+            folders.publish(folder, step, meta, keep)
+        except OSError as error:
+            failed = error
+    if _distributed():
+        outcome = [None if failed is None else str(failed)]
+        dist.broadcast_object_list(outcome, src=0, group=group, device=torch.device("cpu"))
+        if failed is None and outcome[0] is not None:
+            raise PublishError(f"rank 0 could not publish {folder / f'step_{step}'}: {outcome[0]}")
+    if failed is not None:
+        raise failed
+
+
+def _check_fits(path: Path, reader: HuggingFaceStorageReader, state: Mapping[str, Tensor]) -> None:
+    """Refuse before DCP's planner does, with a message that names the first tensor that doesn't fit."""
+    held = _contents(reader)
+    for name, tensor in state.items():
+        if name not in held:
+            raise ValueError(f"{path} holds no tensor {name!r}: it was saved from another model")
+        shape = tuple(held[name].size)
+        if shape != tuple(tensor.shape):
+            raise ValueError(f"{path} holds {name!r} in shape {shape}; this model has it in {tuple(tensor.shape)}")
+
+
+def _contents(reader: HuggingFaceStorageReader) -> dict[str, TensorStorageMetadata]:
+    entries = reader.read_metadata().state_dict_metadata
+    return {name: entry for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
+
+
+@contextmanager
+def _no_group_meant(alone: bool) -> Iterator[None]:
+    """Silence DCP's warning about working in one process where that is meant."""
+    if not alone:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _distributed() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _is_first_rank() -> bool:
+    return not _distributed() or dist.get_rank() == 0
