@@ -40,6 +40,23 @@ class DataLayout:
         """Uploaded files by content hash."""
         return self.root / "files"
 
+    def file(self, file_id: str) -> Path:
+        """The content of an uploaded file (``file_`` and the SHA-256 of the content)."""
+        digest = file_id.removeprefix("file_")
+        return self.files / digest[:2] / digest
+
+    @property
+    def cache(self) -> Path:
+        """What ranks made of uploaded files (tokens of a text, the parts of an archive). May be deleted at any time
+        when no job is starting; it is made again where it is needed.
+        """
+        return self.root / "cache"
+
+    def file(self, file_id: str) -> Path:
+        """Where the content of an uploaded file lies; its id ends with the content's SHA-256."""
+        digest = file_id.removeprefix("file_")
+        return self.files / digest[:2] / digest
+
     def host(self, name: str) -> Path:
         """What the worker of one host keeps: which attempts it supervises, the log of its supervisors."""
         return self.root / "hosts" / name
