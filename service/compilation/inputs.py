@@ -7,14 +7,13 @@ from torch import Tensor
 
 from service.compilation.program import Batch
 from service.jobs.spec.compile import CompileSpec
-from service.jobs.spec.model import MlpConfig, TransformerConfig
+from service.jobs.spec.model import ModelConfig
+from service.jobs.spec.samples import Features, Tokens
 from service.models import data
 from service.models.data import Split
 
 
-def batches(
-    spec: CompileSpec, config: MlpConfig | TransformerConfig, device: torch.device, part: int = 0
-) -> tuple[Batch, ...]:
+def batches(spec: CompileSpec, config: ModelConfig, device: torch.device, part: int = 0) -> tuple[Batch, ...]:
     """One batch for each step, with the sizes of ``spec.shapes`` in turn.
 
     ``part`` is the data-parallel rank: each sees samples of its own. Raises ``ValueError`` when the data set does
@@ -27,7 +26,7 @@ def batches(
     return tuple(Batch((inputs.to(device),), targets.to(device)) for inputs, targets in pieces)
 
 
-def _samples(spec: CompileSpec, config: MlpConfig | TransformerConfig, count: int, part: int) -> Split:
+def _samples(spec: CompileSpec, config: ModelConfig, count: int, part: int) -> Split:
     if spec.data is None:
         return random_samples(config, count, spec.seed + part)
     split = data.load(spec.data).train
@@ -36,46 +35,50 @@ def _samples(spec: CompileSpec, config: MlpConfig | TransformerConfig, count: in
     return split.take(indices)
 
 
-def random_samples(config: MlpConfig | TransformerConfig, count: int, seed: int) -> Split:
+def random_samples(config: ModelConfig, count: int, seed: int) -> Split:
     """Standard normal features with random classes, or random tokens over the longest sequence."""
     generator = torch.Generator().manual_seed(seed)
 
     def integers(high: int, *shape: int) -> Tensor:
         return torch.randint(high, shape, generator=generator)
 
-    if isinstance(config, MlpConfig):
-        inputs = torch.randn(count, config.in_features, generator=generator)
-        return Split(inputs, integers(config.out_features, count))
-    tokens = integers(config.vocab_size, count, config.max_sequence + 1)
+    reads = config.reads
+    if isinstance(reads, Features):
+        inputs = torch.randn(count, reads.features, generator=generator)
+        return Split(inputs, integers(reads.classes, count))
+    tokens = integers(reads.vocabulary, count, reads.sequence + 1)
     return Split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
-def check_fit(split: Split, config: MlpConfig | TransformerConfig) -> None:
+def check_fit(split: Split, config: ModelConfig) -> None:
     """Raise ``ValueError`` naming the field unless the samples are what the model takes."""
-    if isinstance(config, MlpConfig):
-        _check_features(split, config)
+    reads = config.reads
+    if isinstance(reads, Features):
+        _check_features(split, config.family, reads)
     else:
-        _check_tokens(split, config)
+        _check_tokens(split, config.family, reads)
 
 
-def _check_features(split: Split, config: MlpConfig) -> None:
+def _check_features(split: Split, family: str, reads: Features) -> None:
     if not split.inputs.is_floating_point():
-        raise ValueError("data: an mlp takes features; expected the source digits or synthetic, got tokens")
+        raise ValueError(f"data: a model of family {family} reads features; expected a source of them, got tokens")
     features, classes = split.inputs.shape[1], int(split.targets.max()) + 1
-    if features != config.in_features:
-        raise ValueError(f"model.in_features={config.in_features}, but the data has {features} features")
-    if classes > config.out_features:
-        raise ValueError(f"model.out_features={config.out_features}, but the data has {classes} classes")
+    if features != reads.features:
+        raise ValueError(_misfit(reads.features_field, "features", reads.features, f"{features} features"))
+    if classes > reads.classes:
+        raise ValueError(_misfit(reads.classes_field, "classes", reads.classes, f"{classes} classes"))
 
 
-def _check_tokens(split: Split, config: TransformerConfig) -> None:
+def _check_tokens(split: Split, family: str, reads: Tokens) -> None:
     if split.inputs.is_floating_point():
-        raise ValueError("data: a transformer takes tokens; expected the source tokens, got features")
-    if split.inputs.shape[1] > config.max_sequence:
-        raise ValueError(
-            f"data.sequence={split.inputs.shape[1]} is longer than model.max_sequence={config.max_sequence}"
-        )
-    if int(split.inputs.max()) >= config.vocab_size:
-        raise ValueError(
-            f"model.vocab_size={config.vocab_size}, but the data has tokens up to {int(split.inputs.max())}"
-        )
+        raise ValueError(f"data: a model of family {family} reads tokens; expected a source of them, got features")
+    sequence, highest = split.inputs.shape[1], int(split.inputs.max())
+    if sequence > reads.sequence:
+        longest = reads.sequence_field or "the longest sequence"
+        raise ValueError(f"data.sequence={sequence} is longer than model.{longest}={reads.sequence}")
+    if highest >= reads.vocabulary:
+        raise ValueError(_misfit(reads.vocabulary_field, "vocabulary", reads.vocabulary, f"tokens up to {highest}"))
+
+
+def _misfit(field: str | None, name: str, built: int, given: str) -> str:
+    return f"model.{field or name}={built}, but the data has {given}"

@@ -17,10 +17,11 @@ from service.compilation.program import Program
 from service.compilation.ranks import slowest
 from service.compilation.report import counts, metrics, rung_row
 from service.compilation.rungs import Rung, climb_to
-from service.compilation.subject import Config, program_of
+from service.compilation.subject import program_of
 from service.compilation.summary import summary
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
+from service.jobs.spec.model import ModelConfig
 from service.models.fingerprint import fingerprint
 from service.parallel import distributed
 
@@ -67,7 +68,7 @@ def _tell(context: RunContext, result: Result, done: int, total: int, started: f
 
 
 def _report(
-    spec: CompileSpec, config: Config, device: torch.device, results: list[Result], toolchain_s: float | None
+    spec: CompileSpec, config: ModelConfig, device: torch.device, results: list[Result], toolchain_s: float | None
 ) -> dict[str, Any]:
     opened = gate(results, spec.phases, fingerprint(config, spec.parallel, device), toolchain_s)
     return {

@@ -14,13 +14,13 @@ from service.compilation.inputs import batches
 from service.compilation.program import Program
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
-from service.jobs.spec.model import FromJob, MlpConfig, TransformerConfig
+from service.jobs.spec.model import ModelConfig
+from service.jobs.spec.samples import Features
+from service.models.reference import resolve
 from service.parallel import mesh as meshes
 from service.parallel.fsdp import apply_fsdp
 from service.parallel.mesh import Axis, Mesh
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
-
-Config = MlpConfig | TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Subject:
     ``output_axis`` is the axis over which the logits are divided.
     """
 
-    config: Config
+    config: ModelConfig
     weights: dict[str, Tensor] | None
     mesh: Mesh
     output_axis: Axis
@@ -47,26 +47,20 @@ class Subject:
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of this rank's samples over the data-parallel ranks, as FSDP sums gradients."""
-        if isinstance(self.config, MlpConfig):
+        if isinstance(self.config.reads, Features):
             return functional.cross_entropy(logits, targets) / self.mesh.dp.size
         return vocabulary_parallel_cross_entropy(logits, targets, self.output_axis) / self.mesh.dp.size
 
 
-def program_of(spec: CompileSpec, context: RunContext, device: torch.device) -> tuple[Program, Config]:
+def program_of(spec: CompileSpec, context: RunContext, device: torch.device) -> tuple[Program, ModelConfig]:
     """The program of a compile job on this rank, and the configuration that its gate will hold for.
 
     Raises ``ValueError`` for a mesh that was not started, or data that does not fit the model, before
     anything is compiled.
     """
-    config, weights = _resolve(spec, context)
+    config, weights = resolve(spec.model, context.data)
     mesh = meshes.build(spec.parallel, device.type)
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     subject = Subject(config, weights, mesh, axis, device, spec.seed)
     inputs = batches(spec, config, device, mesh.dp.rank)
     return Program(subject.build, inputs, subject.loss, seed=spec.seed), config
-
-
-def _resolve(spec: CompileSpec, context: RunContext) -> tuple[Config, dict[str, Tensor] | None]:
-    if isinstance(spec.model, FromJob):
-        return models.load_whole(context.data.job(spec.model.job), spec.model.step)
-    return spec.model, None

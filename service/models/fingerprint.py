@@ -9,13 +9,13 @@ from collections.abc import Mapping
 import torch
 
 from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
-from service.jobs.spec.model import MlpConfig, TransformerConfig
+from service.jobs.spec.model import ModelConfig
 
 Fingerprint = dict[str, str | int | float]
 ABSENT = "absent"
 
 
-def fingerprint(config: MlpConfig | TransformerConfig, parallel: ParallelSpec, device: torch.device) -> Fingerprint:
+def fingerprint(config: ModelConfig, parallel: ParallelSpec, device: torch.device) -> Fingerprint:
     """Model, torch version, device architecture and mesh as flat fields, ready for JSON."""
     fields: Fingerprint = {f"model.{name}": _plain(value) for name, value in config.model_dump().items()}
     fields |= {f"parallel.{name}": getattr(parallel, name) for name in PARALLEL_DIMENSIONS}

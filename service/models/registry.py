@@ -8,13 +8,13 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from service.jobs.spec.model import BUILDERS, MlpConfig, TransformerConfig
+from service.jobs.spec.model import BUILDERS, ModelConfig
 from service.models.initialize import Distribution, materialize
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
 from service.parallel.tensor.placement import distribute
 
-FamilyConfig = MlpConfig | TransformerConfig
+FamilyConfig = ModelConfig
 
 
 class Model(Protocol):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from service.jobs.spec.model import MlpConfig, TransformerConfig
-
 # Dense bf16 peak in FLOP/s from NVIDIA's data sheets, SXM parts; the longest matching name wins.
 PEAKS = {
     "NVIDIA A100": 312e12,
@@ -18,18 +16,6 @@ PEAKS = {
 def count_parameters(whole: nn.Module) -> int:
     """Elements of all parameters of an unsharded model (on ``meta``, say)."""
     return sum(parameter.numel() for parameter in whole.parameters())
-
-
-def flop_per_sample(config: MlpConfig | TransformerConfig, parameters: int, sequence: int) -> int:
-    """Floating-point operations to train on one sample, forward and backward, without recomputation.
-
-    Transformer, per token: ``6·(N − N_emb) + 12·L·H·d_head·sequence`` (PaLM, Chowdhery et al., 2022, appendix B), which
-    counts attention as if it were not causal, as is customary. MLP: ``6·N``.
-    """
-    if isinstance(config, MlpConfig):
-        return 6 * parameters
-    matrices = parameters - config.vocab_size * config.dim
-    return (6 * matrices + 12 * config.layers * config.dim * sequence) * sequence
 
 
 def peak_flops(device_name: str) -> float | None:

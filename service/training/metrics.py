@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from service.training.flops import flop_per_sample, peak_flops
+from service.training.flops import peak_flops
 from service.training.setup import Training
 from service.training.tally import StepTotals
 
@@ -14,7 +14,7 @@ GIB = 2**30
 def step_metrics(training: Training, totals: StepTotals, rate: float, seconds: float) -> dict[str, float]:
     """``step_ms`` and throughput are of this step alone; ``tflops`` and ``mfu`` are per device."""
     samples, tokens = training.spec.batch.global_, tokens_per_sample(training)
-    flop = flop_per_sample(training.config, training.parameters, tokens or 1) * samples
+    flop = training.config.flop_per_sample(training.parameters, tokens or 1) * samples
     flops = flop / seconds / training.spec.parallel.world_size
     metrics = {
         "loss": totals.loss,

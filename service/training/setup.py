@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from service.jobs.runtime import RunContext
-from service.jobs.spec.model import FromJob, MlpConfig, ModelRef, TransformerConfig
+from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.train import PrecisionSpec, TrainSpec
-from service.models import build, data, load_into, load_whole
+from service.models import build, data, load_into
 from service.models.data import BatchOrder, Dataset
 from service.models.fingerprint import Fingerprint, fingerprint
+from service.models.reference import resolve
 from service.parallel import mesh as meshes
 from service.parallel.mesh import Mesh
 from service.training.engine import Engine, build_engine
@@ -22,8 +23,6 @@ from service.training.flops import count_parameters
 from service.training.gate import Phase, allowed_backends
 from service.training.objective import Objective, is_per_token
 from service.training.parallelize import parallelize
-
-FamilyConfig = MlpConfig | TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Training:
     context: RunContext
     device: torch.device
     mesh: Mesh
-    config: FamilyConfig
+    config: ModelConfig
     dataset: Dataset
     order: BatchOrder
     objective: Objective
@@ -56,7 +55,7 @@ class Ingredients:
     parameters, gradients and moments (float32 is what a spec's precision means).
     """
 
-    config: FamilyConfig
+    config: ModelConfig
     dataset: Dataset
     backends: dict[Phase, str]
     weights: dict[str, Tensor] | None = None
@@ -67,7 +66,7 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     """Build, load and shard the model; nothing is written."""
     check_batch(spec)
     mesh = meshes.build(spec.parallel, device.type)
-    config, weights = resolve_model(spec.model, context)
+    config, weights = resolve(spec.model, context.data)
     dataset = data.load(spec.data).to(device)
     backends = allowed_backends(spec.compile, own_fingerprint(config, spec, device), context.data)
     return assemble(spec, context, device, mesh, Ingredients(config, dataset, backends, weights))
@@ -98,14 +97,7 @@ def assemble(spec: TrainSpec, context: RunContext, device: torch.device, mesh: M
     )
 
 
-def resolve_model(reference: ModelRef, context: RunContext) -> tuple[FamilyConfig, dict[str, Tensor] | None]:
-    """The configuration, and the weights to start from when another job trained them."""
-    if isinstance(reference, FromJob):
-        return load_whole(context.data.job(reference.job), reference.step)
-    return reference, None
-
-
-def own_fingerprint(config: FamilyConfig, spec: TrainSpec, device: torch.device) -> Fingerprint:
+def own_fingerprint(config: ModelConfig, spec: TrainSpec, device: torch.device) -> Fingerprint:
     """What a gate must have been written for. Compile jobs check float32 without recomputation, so anything else is
     a field that their reports lack.
     """

@@ -14,9 +14,10 @@ from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, prepare
 from service.jobs.runtime import RunContext
-from service.jobs.spec.model import FromJob, MlpConfig
+from service.jobs.spec.samples import Features
 from service.jobs.spec.verify import VerifySpec
-from service.models import build, load_into, load_whole
+from service.models import build, load_into
+from service.models.reference import resolve
 from service.parallel import distributed
 from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh
@@ -74,22 +75,19 @@ def _prepare(spec: VerifySpec, context: RunContext, device: torch.device) -> Tas
     if spec.parallel.pp > 1:
         raise UnsupportedModelError(f"parallel.pp={spec.parallel.pp}: bounds do not cross pipeline stages; use pp=1")
     mesh = build_mesh(spec.parallel, context.device_type)
-    config, weights = (
-        load_whole(context.data.job(spec.model.job), spec.model.step)
-        if isinstance(spec.model, FromJob)
-        else (spec.model, None)
-    )
-    if not isinstance(config, MlpConfig):
+    config, weights = resolve(spec.model, context.data)
+    reads = config.reads
+    if not isinstance(reads, Features):
         raise UnsupportedModelError(
             f"a {config.family} takes token ids, and its first operator, aten.embedding, has no rule: "
-            "there is no box of inputs to certify; expected family mlp"
+            "there is no box of inputs to certify; expected a model that reads features"
         )
     module = build(config, mesh, dtype=torch.float32, device=device, seed=spec.seed)
     if weights is not None:
         load_into(module, weights)
     module.eval().requires_grad_(False)
-    network = prepare(module, (config.in_features,), mesh.tp)
-    return Task(spec, mesh, device, module, network, read(spec.property, config.in_features, config.out_features))
+    network = prepare(module, (reads.features,), mesh.tp)
+    return Task(spec, mesh, device, module, network, read(spec.property, reads.features, reads.classes))
 
 
 def _bound_all(task: Task, context: RunContext, layers: LayerTally) -> Iterator[Row]:

@@ -99,8 +99,8 @@ def test_what_fits_passes(good: Any) -> None:
             [("model.in_features", 7, "64"), ("model.out_features", 2, "10")],
         ),
         (spec("train", data={"source": "synthetic", "features": 64, "classes": 3}), [("model.out_features", 10, "3")]),
-        (spec("train", data=TOKENS), [("data.source", "tokens", "digits or synthetic")]),
-        (spec("train", model=TRANSFORMER), [("data.source", "digits", "tokens")]),
+        (spec("train", data=TOKENS), [("data.source", "tokens", "a source of features")]),
+        (spec("train", model=TRANSFORMER), [("data.source", "digits", "a source of tokens")]),
         (
             spec("train", model=TRANSFORMER, data={**TOKENS, "sequence": 33}),
             [("data.sequence", 33, "at most 32")],
@@ -110,7 +110,7 @@ def test_what_fits_passes(good: Any) -> None:
             [("model.vocab_size", 128, "vocab_size of at least 256")],
         ),
         # verification
-        (spec("verify", model=TRANSFORMER), [("model.family", "transformer", "an mlp")]),
+        (spec("verify", model=TRANSFORMER), [("model.family", "transformer", "a model that reads features")]),
         (spec("verify", model={**MLP, "in_features": 8}), [("model.in_features", 8, "64")]),
         (
             spec("verify", property={"robustness": {"data": DIGITS, "eps": 0.1, "count": 360}}),
@@ -196,11 +196,11 @@ def test_all_named_jobs_are_dependencies() -> None:
 def test_the_model_of_a_job_is_checked_too() -> None:
     given_spec = spec("verify", model={"job": A}, parallel={"tp": 8})
     assert found(given_spec, job(A)) == [("parallel.tp", 8, "a divisor of 12")]
-    assert f"job {A}, model.hidden.1: 12 hidden features" in message(given_spec, job(A))
+    assert f"job {A}, model.hidden.1: 12 does not divide by tp=8" in message(given_spec, job(A))
     deep = spec("train", model={"job": A}, parallel={"pp": 3}, batch={"global": 6})
     assert found(deep, job(A)) == [("parallel.pp", 3, "at most 2")]
     assert found(spec("verify", model={"job": A}), job(A, model=TRANSFORMER)) == [
-        ("model.job", "transformer", "an mlp")
+        ("model.job", "transformer", "a model that reads features")
     ]
     narrow = job(A, model={**MLP, "in_features": 5})
     assert found(spec("train", model={"job": A}), narrow) == [("data", 64, "5")]
@@ -212,7 +212,7 @@ def test_the_model_of_a_job_is_checked_too() -> None:
 
 def test_a_model_is_followed_through_jobs_that_start_from_others() -> None:
     chain = [job(A, model={"job": B}), job(B, model={"job": C, "step": 3}), job(C, model=TRANSFORMER)]
-    assert found(spec("verify", model={"job": A}), *chain) == [("model.job", "transformer", "an mlp")]
+    assert found(spec("verify", model={"job": A}), *chain) == [("model.job", "transformer", "a model that reads features")]
     assert found(spec("verify", model={"job": A}), *chain[:2]) == []
     assert found(spec("verify", model={"job": A}), job(A, model={"job": A})) == []
 

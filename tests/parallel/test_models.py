@@ -115,7 +115,7 @@ def test_an_indivisible_layer_is_refused() -> None:
 
 
 def test_an_unknown_family_is_refused() -> None:
-    with pytest.raises(ValueError, match="no model family 'rnn'; expected one of mlp, transformer"):
+    with pytest.raises(ValueError, match="no model family 'rnn'; expected one of convnet, mlp, transformer"):
         family_builder("rnn")
 
 

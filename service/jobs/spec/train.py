@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from service.jobs.spec.base import CommonSpec, JobId, Strict
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
+from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
 
 
 class OptimizerSpec(Strict):
@@ -40,11 +41,36 @@ class BatchSpec(Strict):
 class PrecisionSpec(Strict):
     param: Literal["fp32", "bf16"] = "fp32"
     reduce: Literal["fp32", "bf16"] = "fp32"
+    float8: bool = Field(False, description="linear layers in float8; needs a CUDA device of sm_89 or later")
 
 
 class PipelineSpec(Strict):
-    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    """How micro-batches move through the ``parallel.pp`` ranks of a pipeline; nothing of it matters when pp is 1."""
+
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = "1f1b"
     micro_batches: int | None = Field(None, ge=1, description="2·pp when absent")
+    virtual_stages: int | None = Field(
+        None, ge=1, le=64, description="stages on each rank; when absent 2 for interleaved and zbv, else 1"
+    )
+
+    @property
+    def stages_per_rank(self) -> int:
+        """``virtual_stages``, or what the schedule takes when it is absent."""
+        if self.virtual_stages is not None:
+            return self.virtual_stages
+        return 2 if self.schedule in ("interleaved", "zbv") else 1
+
+    @model_validator(mode="after")
+    def _stages_of_the_schedule(self) -> PipelineSpec:
+        asked = self.stages_per_rank
+        if self.schedule == "zbv" and asked != 2:
+            raise ValueError(f"a V schedule has two stages on each rank: virtual_stages={asked}, expected 2 or absent")
+        if self.schedule in ("gpipe", "1f1b", "zero_bubble") and asked != 1:
+            raise ValueError(
+                f"{self.schedule} has one stage on each rank: virtual_stages={asked}, expected 1 or absent; "
+                "interleaved takes any number"
+            )
+        return self
 
 
 class CompileChoice(Strict):
@@ -64,6 +90,7 @@ class CompileChoice(Strict):
 class CheckpointSpec(Strict):
     every: int | None = Field(None, ge=1, description="steps; only at the end when absent")
     keep: int = Field(2, ge=1)
+    async_: bool = Field(True, alias="async", description="write while training goes on")
 
 
 class EvaluateSpec(Strict):
@@ -76,17 +103,22 @@ class TrainSpec(CommonSpec):
     kind: Literal["train"] = "train"
     model: ModelRef
     data: DataSpec
-    objective: Literal["cross_entropy"] = "cross_entropy"
+    objective: ObjectiveSpec = CrossEntropy()
     optimizer: OptimizerSpec = OptimizerSpec()
     schedule: ScheduleSpec = ScheduleSpec()
     steps: int = Field(ge=1, le=10**9)
     batch: BatchSpec = BatchSpec.model_validate({})
     precision: PrecisionSpec = PrecisionSpec()
-    activation_checkpoint: Literal["none", "full"] = "none"
+    activation_checkpoint: Literal["none", "selective", "full"] = "none"
     pipeline: PipelineSpec = PipelineSpec()
     compile: CompileChoice = CompileChoice()
-    checkpoint: CheckpointSpec = CheckpointSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec.model_validate({})
     evaluate: EvaluateSpec = EvaluateSpec()
+
+    @property
+    def stages(self) -> int:
+        """Pieces that the model is cut into; 1 without a pipeline."""
+        return 1 if self.parallel.pp == 1 else self.parallel.pp * self.pipeline.stages_per_rank
 
     @property
     def micro_batches(self) -> int:

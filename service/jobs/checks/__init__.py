@@ -1,0 +1,36 @@
+"""Checks of a whole spec at submit: everything that can be known before a device is touched.
+
+A spec that passes pydantic is well-formed; these rules ask whether its parts fit each other, the jobs that it names
+and the fleet: one file per concern. Pure: the fleet and the other jobs are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.jobs.checks.batch import check_batch
+from service.jobs.checks.dependencies import Dependency, check_dependencies, dependencies, resolve
+from service.jobs.checks.fit import check_fit
+from service.jobs.checks.fleet import check_fleet, pool_of
+from service.jobs.checks.mesh import check_mesh
+from service.jobs.checks.pipeline import check_pipeline
+from service.jobs.checks.subject import AnySpec, Lookup
+from service.jobs.records import Problem
+
+__all__ = ["Dependency", "check", "dependencies", "pool_of"]
+
+
+def check(spec: AnySpec, fleet_capacity: Mapping[str, int] | None, lookup: Lookup) -> list[Problem]:
+    """Every reason why this job could never run; empty when there is none.
+
+    ``fleet_capacity`` counts the devices of the known hosts by pool (``cuda``, ``cpu``); ``None``: no host is known.
+    """
+    config = resolve(spec.model, lookup)
+    return [
+        *check_dependencies(spec, lookup),
+        *check_mesh(spec, config),
+        *check_fit(spec, config),
+        *check_batch(spec),
+        *check_pipeline(spec),
+        *check_fleet(spec, fleet_capacity),
+    ]

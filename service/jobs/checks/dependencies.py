@@ -1,0 +1,74 @@
+"""The jobs that a spec names, and the model that is behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from service.jobs.checks.subject import AnySpec, Lookup
+from service.jobs.records import Problem
+from service.jobs.spec import TrainSpec
+from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
+from service.jobs.states import TERMINAL
+
+_LONGEST_CHAIN = 64
+"""Of training jobs that start from each other's models."""
+_reference: TypeAdapter[ModelRef] = TypeAdapter(ModelRef)
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """A job that must succeed first: where the spec names it, and which kind it has to be (any when ``None``)."""
+
+    path: str
+    job_id: str
+    kind: Literal["train", "compile"] | None = None
+
+
+def dependencies(spec: AnySpec) -> tuple[Dependency, ...]:
+    """All jobs that the spec names: its model's, its gate's, and those of ``after``. One job may appear twice."""
+    found = []
+    if isinstance(spec.model, FromJob):
+        found.append(Dependency("model.job", spec.model.job, "train"))
+    if isinstance(spec, TrainSpec) and spec.compile.gate is not None:
+        found.append(Dependency("compile.gate", spec.compile.gate, "compile"))
+    return (*found, *(Dependency(f"after.{index}", job_id) for index, job_id in enumerate(spec.after)))
+
+
+def check_dependencies(spec: AnySpec, lookup: Lookup) -> Iterator[Problem]:
+    for needed in dependencies(spec):
+        job = lookup(needed.job_id)
+        wanted = f"a {needed.kind} job" if needed.kind else "a job"
+        expected = f"{wanted} that has succeeded or still can"
+        if job is None:
+            yield Problem(needed.path, f"there is no job {needed.job_id}", needed.job_id, expected)
+        elif needed.kind not in (None, job.kind):
+            yield Problem(needed.path, f"job {job.id} is a {job.kind} job", job.id, expected)
+        elif job.state in TERMINAL - {"succeeded"}:
+            yield Problem(needed.path, f"job {job.id} has {_ended(job.state)}", job.id, expected)
+
+
+def resolve(model: ModelRef, lookup: Lookup) -> ModelConfig | None:
+    """The family's configuration behind a reference, through jobs that start from others.
+
+    ``None`` where only the ranks will know it: the configuration is in a file, or the job is not there.
+    """
+    for _ in range(_LONGEST_CHAIN):
+        if isinstance(model, FromHuggingFace):
+            return None
+        if isinstance(model, FromSafetensors):
+            return model.config
+        if not isinstance(model, FromJob):
+            return model
+        job = lookup(model.job)
+        if job is None or job.kind != "train":
+            return None
+        model = _reference.validate_python(job.spec["model"])
+    return None
+
+
+def _ended(state: str) -> str:
+    return "failed" if state == "failed" else "been cancelled"

@@ -1,0 +1,83 @@
+"""Whether model, data and property fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.jobs.checks.subject import AnySpec
+from service.jobs.records import Problem
+from service.jobs.spec import VerifySpec
+from service.jobs.spec.data import DataSpec
+from service.jobs.spec.model import FromJob, ModelConfig
+from service.jobs.spec.samples import Features, Tokens
+from service.jobs.spec.verify import Box, BoxProperty, Robustness
+
+
+def check_fit(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
+    if config is None:
+        return
+    where = "model" if not isinstance(spec.model, FromJob) else None
+    reads = config.reads
+    if not isinstance(spec, VerifySpec):
+        if spec.data is not None:
+            yield from _check_data(spec.data, "data", config, where)
+    elif isinstance(reads, Tokens):
+        path = "model.job" if where is None else "model.family"
+        message = "token ids have no box around them to certify"
+        yield Problem(path, message, config.family, "a model that reads features")
+    elif isinstance(spec.property, BoxProperty):
+        yield from _check_box(spec.property.box, reads)
+    else:
+        yield from _check_robustness(spec.property.robustness, config, where)
+
+
+def _check_data(data: DataSpec, path: str, config: ModelConfig, model_path: str | None) -> Iterator[Problem]:
+    """``model_path`` is where the spec holds the configuration; ``None`` when it comes from a job."""
+    gives, reads = data.gives, config.reads
+    if isinstance(gives, Tokens) and isinstance(reads, Tokens):
+        yield from _check_tokens(data.source, path, gives, reads, model_path)
+    elif isinstance(gives, Features) and isinstance(reads, Features):
+        given = (("features", gives.features), ("classes", gives.classes))
+        built = ((reads.features_field, reads.features), (reads.classes_field, reads.classes))
+        for (name, size), (field, wanted) in zip(given, built, strict=True):
+            message = f"the model has {field or name}={wanted}, the data has {name}={size}"
+            if size != wanted and model_path is None:
+                yield Problem(path, message, size, str(wanted))
+            elif size != wanted:
+                yield Problem(f"{model_path}.{field}" if field else str(model_path), message, wanted, str(size))
+    else:
+        wanted_kind = "tokens" if isinstance(reads, Tokens) else "features"
+        message = f"a model of family {config.family} reads {wanted_kind}"
+        yield Problem(f"{path}.source", message, data.source, f"a source of {wanted_kind}")
+
+
+def _check_tokens(source: str, path: str, gives: Tokens, reads: Tokens, model_path: str | None) -> Iterator[Problem]:
+    longest, vocabulary = reads.sequence_field or "the longest sequence", reads.vocabulary_field or "vocabulary"
+    if gives.sequence > reads.sequence:
+        message = f"sequence={gives.sequence} is longer than the model's {longest}={reads.sequence}"
+        yield Problem(f"{path}.sequence", message, gives.sequence, f"at most {reads.sequence}")
+    if reads.vocabulary < gives.vocabulary:
+        message = f"the data has {gives.vocabulary} tokens, the model has {vocabulary}={reads.vocabulary}"
+        where = f"{path}.source" if model_path is None else f"{model_path}.{vocabulary}"
+        got = source if model_path is None else reads.vocabulary
+        yield Problem(where, message, got, f"{vocabulary} of at least {gives.vocabulary}")
+
+
+def _check_box(box: Box, reads: Features) -> Iterator[Problem]:
+    if len(box.lower) != reads.features:
+        inputs = reads.features_field or "features"
+        message = f"the box has {len(box.lower)} dimensions, the model has {inputs}={reads.features}"
+        yield Problem("property.box.lower", message, len(box.lower), f"{reads.features} numbers")
+    for index, halfspace in enumerate(box.output):
+        if (length := len(halfspace.coefficients)) != reads.classes:
+            message = f"{length} coefficients for {reads.classes_field or 'classes'}={reads.classes}"
+            path = f"property.box.output.{index}.coefficients"
+            yield Problem(path, message, length, f"{reads.classes} numbers")
+
+
+def _check_robustness(robustness: Robustness, config: ModelConfig, model_path: str | None) -> Iterator[Problem]:
+    data = robustness.data
+    yield from _check_data(data, "property.robustness.data", config, model_path)
+    if data.held_out is not None and robustness.count > data.held_out:
+        message = f"the test split of {data.source} has {data.held_out} samples"
+        yield Problem("property.robustness.count", message, robustness.count, f"at most {data.held_out}")

@@ -1,0 +1,29 @@
+"""Whether the fleet has the devices that a job asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from service.jobs.checks.subject import AnySpec
+from service.jobs.records import Problem
+
+
+def pool_of(spec: AnySpec, fleet_capacity: Mapping[str, int]) -> Literal["cuda", "cpu"]:
+    """Where the ranks would run: as the spec says, or CUDA if the fleet has any."""
+    if spec.device != "auto":
+        return spec.device
+    return "cuda" if fleet_capacity.get("cuda", 0) else "cpu"
+
+
+def check_fleet(spec: AnySpec, fleet_capacity: Mapping[str, int] | None) -> Iterator[Problem]:
+    if fleet_capacity is None:
+        return
+    pool = pool_of(spec, fleet_capacity)
+    available = fleet_capacity.get(pool, 0)
+    if available == 0:
+        others = ", ".join(name for name, count in fleet_capacity.items() if count) or "none"
+        yield Problem("device", f"the fleet has no {pool} devices", spec.device, f"a device that it has: {others}")
+    elif spec.parallel.world_size > available:
+        message = f"{spec.parallel.arithmetic} ranks, but the fleet has {available} {pool} devices"
+        yield Problem("parallel", message, spec.parallel.world_size, f"at most {available} ranks")

@@ -1,0 +1,32 @@
+"""Whether the pipeline's schedule exists for these numbers and is proved to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.jobs.checks.subject import AnySpec
+from service.jobs.records import Problem
+from service.jobs.spec import TrainSpec
+from service.schedules.schedule import GENERATORS
+from service.schedules.verify import ScheduleError, verify
+
+LARGEST = 2**14
+"""Stages × micro-batches: what can be proved while a client waits for its answer."""
+
+
+def check_pipeline(spec: AnySpec) -> Iterator[Problem]:
+    """Write the schedule that the ranks would follow, and prove it complete and free of deadlock."""
+    if not isinstance(spec, TrainSpec) or spec.parallel.pp == 1:
+        return
+    stages, micro_batches, pipeline = spec.stages, spec.micro_batches, spec.pipeline
+    if stages * micro_batches > LARGEST:
+        message = f"{stages} stages × {micro_batches} micro-batches = {stages * micro_batches} forwards in a step"
+        yield Problem("pipeline.micro_batches", message, micro_batches, f"at most {LARGEST // stages}")
+        return
+    numbers = f"pp={spec.parallel.pp}, {pipeline.stages_per_rank} stages per rank, {micro_batches} micro-batches"
+    try:
+        verify(GENERATORS[pipeline.schedule](stages, micro_batches))
+    except ScheduleError as error:
+        yield Problem("pipeline.schedule", f"{numbers}: {error}", pipeline.schedule, "another schedule")
+    except ValueError as error:
+        yield Problem("pipeline.micro_batches", f"{numbers}: {error}", micro_batches, "numbers that the schedule takes")

@@ -1,0 +1,58 @@
+"""What every model family's configuration answers without torch: the parallel plan, the inputs, the arithmetic."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from service.jobs.spec.base import ParallelSpec, Strict
+from service.jobs.spec.samples import Samples
+
+Reason = tuple[str, str, Any, str]
+"""Why something does not fit, as (path, message, got, expected)."""
+
+
+class ModelConfig(Strict):
+    """A family's own class adds ``family: Literal["its name"] = "its name"`` and its fields."""
+
+    family: str
+
+    @property
+    @abstractmethod
+    def places(self) -> int:
+        """Blocks in the chain: into at most as many stages a pipeline cuts the model."""
+
+    @property
+    @abstractmethod
+    def divided(self) -> Mapping[str, int]:
+        """Sizes that are divided over tensor-parallel ranks, by the field that holds each (``hidden.0``)."""
+
+    @property
+    @abstractmethod
+    def reads(self) -> Samples:
+        """The samples that the model is for."""
+
+    def flop_per_sample(self, parameters: int, sequence: int) -> int:
+        """Floating-point operations to train on one sample, forward and backward, without recomputation.
+
+        ``sequence`` is 1 where samples are no sequences. ``6·N`` holds where each weight is used once per sample or
+        token (Kaplan et al., 2020).
+        """
+        return 6 * parameters * sequence
+
+    def check_parallel(self, parallel: ParallelSpec, stages: int) -> list[Reason]:
+        """Reasons why this model cannot be cut into ``stages`` over the ranks of ``parallel``."""
+        problems: list[Reason] = []
+        if stages > self.places:
+            per_rank = stages // parallel.pp
+            arithmetic = f"pp={parallel.pp} × {per_rank} per rank = {stages} stages"
+            message = f"{arithmetic}, but this {self.family} has {self.places} blocks and a stage needs one"
+            most = self.places // per_rank
+            expected = f"at most {most}" if most else f"at most {self.places} stages"
+            problems.append(("parallel.pp", message, parallel.pp, expected))
+        for field, size in self.divided.items():
+            if size % parallel.tp:
+                message = f"{size} does not divide by tp={parallel.tp}"
+                problems.append((f"model.{field}", message, size, f"a multiple of {parallel.tp}"))
+        return problems

@@ -1,0 +1,33 @@
+"""The fully connected classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from service.jobs.spec.families.base import ModelConfig
+from service.jobs.spec.samples import Features
+
+
+class MlpConfig(ModelConfig):
+    """A fully connected classifier: ``in_features → hidden… → out_features``."""
+
+    family: Literal["mlp"] = "mlp"
+    in_features: int = Field(ge=1, le=2**24)
+    hidden: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] = Field((64, 64), min_length=1, max_length=1024)
+    out_features: int = Field(ge=1, le=2**24)
+    activation: Literal["relu", "gelu", "tanh"] = "relu"
+
+    @property
+    def places(self) -> int:
+        return len(self.hidden)
+
+    @property
+    def divided(self) -> Mapping[str, int]:
+        return {f"hidden.{index}": width for index, width in enumerate(self.hidden)}
+
+    @property
+    def reads(self) -> Features:
+        return Features(self.in_features, self.out_features, "in_features", "out_features")

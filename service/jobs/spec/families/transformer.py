@@ -1,0 +1,69 @@
+"""The decoder-only transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from service.jobs.spec.families.base import ModelConfig
+from service.jobs.spec.samples import Tokens
+
+
+class TransformerConfig(ModelConfig):
+    """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+
+    family: Literal["transformer"] = "transformer"
+    vocab_size: int = Field(256, ge=2, le=2**24)
+    dim: int = Field(64, ge=2, le=2**20)
+    layers: int = Field(2, ge=1, le=4096)
+    heads: int = Field(4, ge=1, le=4096)
+    kv_heads: int | None = Field(None, ge=1, le=4096, description="key/value heads; as many as heads when absent")
+    ffn_dim: int | None = Field(None, ge=1, le=2**24, description="SwiGLU width; 4·dim when absent")
+    max_sequence: int = Field(128, ge=1, le=2**24)
+    norm_eps: float = Field(1e-5, gt=0)
+    rope_theta: float = Field(10_000.0, gt=0)
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def feed_forward_dim(self) -> int:
+        return 4 * self.dim if self.ffn_dim is None else self.ffn_dim
+
+    @property
+    def places(self) -> int:
+        return self.layers
+
+    @property
+    def divided(self) -> Mapping[str, int]:
+        return {
+            "heads": self.heads,
+            "kv_heads": self.key_value_heads,
+            "ffn_dim": self.feed_forward_dim,
+            "vocab_size": self.vocab_size,
+        }
+
+    @property
+    def reads(self) -> Tokens:
+        return Tokens(self.vocab_size, self.max_sequence, "vocab_size", "max_sequence")
+
+    def flop_per_sample(self, parameters: int, sequence: int) -> int:
+        """Per token ``6·(N − N_emb) + 12·L·H·d_head·sequence`` (PaLM, Chowdhery et al., 2022, appendix B).
+
+        That counts attention as if it were not causal, as is customary.
+        """
+        matrices = parameters - self.vocab_size * self.dim
+        return (6 * matrices + 12 * self.layers * self.dim * sequence) * sequence
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> TransformerConfig:
+        if self.dim % self.heads:
+            raise ValueError(f"dim={self.dim} does not divide into heads={self.heads}")
+        if (self.dim // self.heads) % 2:
+            raise ValueError(f"dim/heads = {self.dim // self.heads} must be even for rotary positions")
+        if self.heads % self.key_value_heads:
+            raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.key_value_heads}")
+        return self

@@ -1,0 +1,32 @@
+"""From a model reference to a configuration and the weights to start from."""
+
+from __future__ import annotations
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from service.jobs.layout import DataLayout
+from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
+from service.models.whole import WeightsError, load_whole
+
+
+def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, dict[str, Tensor] | None]:
+    """The configuration, and whole weights on the CPU where the reference has any.
+
+    Raises :class:`WeightsError` when they are not there or cannot be read.
+    """
+    if isinstance(reference, FromJob):
+        return load_whole(data.job(reference.job), reference.step)
+    if isinstance(reference, FromSafetensors):
+        return reference.config, _read(data, reference.safetensors)
+    if isinstance(reference, FromHuggingFace):
+        raise WeightsError(f"model.huggingface: {reference.huggingface} cannot be read")
+    return reference, None
+
+
+def _read(data: DataLayout, file: str) -> dict[str, Tensor]:
+    try:
+        return load_file(data.file(file))
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"model.safetensors: {file} cannot be read: {error}") from error
