@@ -52,11 +52,6 @@ class DataLayout:
         """
         return self.root / "cache"
 
-    def file(self, file_id: str) -> Path:
-        """Where the content of an uploaded file lies; its id ends with the content's SHA-256."""
-        digest = file_id.removeprefix("file_")
-        return self.files / digest[:2] / digest
-
     def host(self, name: str) -> Path:
         """What the worker of one host keeps: which attempts it supervises, the log of its supervisors."""
         return self.root / "hosts" / name
