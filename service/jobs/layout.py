@@ -40,11 +40,6 @@ class DataLayout:
         """Uploaded files by content hash."""
         return self.root / "files"
 
-    def file(self, file_id: str) -> Path:
-        """The content of an uploaded file (``file_`` and the SHA-256 of the content)."""
-        digest = file_id.removeprefix("file_")
-        return self.files / digest[:2] / digest
-
     @property
     def cache(self) -> Path:
         """What ranks made of uploaded files (tokens of a text, the parts of an archive). May be deleted at any time
