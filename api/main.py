@@ -16,14 +16,29 @@ from api import errors, session
 from api.context import Context, attach, context_of
 from api.hardening import Hardening
 from api.openapi import document
-from api.routes import artifacts, bounds, events, files, health, hosts, jobs, keys, kinds, logs, metrics, report
+from api.routes import (
+    artifacts,
+    bounds,
+    events,
+    files,
+    health,
+    hosts,
+    jobs,
+    keys,
+    kinds,
+    logs,
+    metrics,
+    report,
+    schedule,
+    timeline,
+)
 from api.security import SESSION_COOKIE, authenticated
 from api.stream import Hub
 from service.jobs.settings import Settings
 from service.jobs.store import Store, StoreLimits
 from service.jobs.store.tail import StreamTail
 
-RESOURCES = (jobs, events, metrics, logs, bounds, report, artifacts, hosts, kinds, keys)
+RESOURCES = (jobs, events, metrics, logs, bounds, report, schedule, timeline, artifacts, hosts, kinds, keys)
 
 
 def create_app(settings: Settings, store: Store | None = None) -> FastAPI:

@@ -66,7 +66,7 @@ PAGES = (
         "Job",
         "job.html",
         "job.js",
-        ("job.css", "charts.css", "verify.css", "compile.css"),
+        ("job.css", "charts.css", "timeline.css", "verify.css", "compile.css"),
         parent="/",
     ),
     Page("/hosts", "Hosts", "hosts.html", "hosts.js", ("hosts.css",), nav="Hosts"),

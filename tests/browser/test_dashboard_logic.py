@@ -141,6 +141,44 @@ def test_metrics_are_sorted_into_panels(run: Any) -> None:
     assert [panel["names"] for panel in panels] == [["loss", "eval_loss"], ["eval_accuracy"], ["lr"], ["zeta"]]
 
 
+def test_shares_of_time_and_accuracies_have_a_panel_each(run: Any) -> None:
+    names = ["mfu", "bubble_fraction", "eval_certified_accuracy", "memory_gib", "data_wait_fraction", "eval_accuracy"]
+    panels = run("series", "panels", names)
+    assert [(panel["title"], panel["unit"], panel["names"]) for panel in panels] == [
+        ("Accuracy", "%", ["eval_accuracy", "eval_certified_accuracy"]),
+        ("Time spent waiting", "%", ["bubble_fraction", "data_wait_fraction"]),
+        ("Model FLOPs utilisation", "%", ["mfu"]),
+        ("Peak memory", "GiB per device", ["memory_gib"]),
+    ]
+    assert run("scales", "percentLabel", 0.125) == "12.5\u202f%"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(12.0, "12 s"), (1.5, "1.50 s"), (0.0123456, "12.3 ms"), (0.0009999, "1 ms"), (85e-6, "85 µs")],
+)
+def test_short_times(run: Any, seconds: float, shown: str) -> None:
+    assert run("spans", "precise", seconds).replace("\u202f", " ") == shown
+
+
+def test_a_resumed_attempt_begins_its_step_anew(bench: Page) -> None:
+    kept = bench.evaluate("""async () => {
+        const { take } = await import("/static/lib/spans.js");
+        const span = (name, rank, start) => ({ name, rank, start, end: start + 1, detail: { step: 7 } });
+        const steps = new Map();
+        const old = [span("data", 0, 1), span("data", 1, 1), span("optimizer", 0, 2)];
+        for (const one of [...old, ...old, span("data", 0, 10), span("optimizer", 0, 11)]) take(steps, one);
+        return steps.get(7).map((one) => [one.name, one.rank, one.start]);
+    }""")
+    assert kept == [["data", 1, 1], ["data", 0, 10], ["optimizer", 0, 11]]
+
+
+def test_of_cells_under_a_pointer_the_right_one_is_found(run: Any) -> None:
+    cells = [{"start": 0, "end": 1}, {"start": 1.5, "end": 4}, {"start": 6, "end": 7}]
+    places = {0.5: 0, 3.9: 1, 4.1: 1, 5.9: 2, 5.0: -1, 99.0: -1}
+    assert {at: run("gantt", "cellAt", cells, at, 0.2) for at in places} == places
+
+
 def test_the_stream_may_repeat_the_snapshot_but_not_swallow_equal_lines(bench: Page) -> None:
     kept = bench.evaluate("""async () => {
         const { LogStore, fromEvent } = await import("/static/lib/log.js");

@@ -222,7 +222,7 @@ def test_a_job_can_be_opened_and_left_by_keyboard(page: Page, addresses: dict[st
     page.locator("#rows .name").last.focus()
     page.keyboard.press("Enter")
     expect(page.locator(".jobhead h1")).to_be_visible()
-    canvas = page.locator("canvas").first
+    canvas = page.locator(".chart canvas").first
     canvas.focus()
     page.keyboard.press("ArrowLeft")
     expect(page.locator(".chart[data-chart='Loss'] .value")).to_have_text("0.2500")

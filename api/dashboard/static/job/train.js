@@ -13,7 +13,8 @@ const NAMES = new Map([["seconds", "time"], ["wall_seconds", "wall time"]]);
 /** @type {Map<string, (value: number) => string>} */
 const FORMATS = new Map([
   ...["seconds", "wall_seconds"].map((name) => /** @type {const} */ ([name, duration])),
-  ...["accuracy", "eval_accuracy", "clean_accuracy", "certified_accuracy", "mfu"].map((name) => /** @type {const} */ ([name, share])),
+  ...["accuracy", "eval_accuracy", "clean_accuracy", "certified_accuracy", "eval_certified_accuracy", "mfu", "bubble_fraction",
+    "data_wait_fraction"].map((name) => /** @type {const} */ ([name, share])),
 ]);
 
 export class Figures extends Section {

@@ -139,5 +139,8 @@ export function tickLabel(value) {
   return String(Number(value.toPrecision(6))).replace("-", "−");
 }
 
+/** The label of a share of one: `12.5 %`. @param {number} value */
+export const percentLabel = (value) => `${tickLabel(Number((value * 100).toPrecision(12)))}\u202f%`;
+
 /** @param {string} text */
 const trim = (text) => text.replace(/\.0+(?=$|e)/, "").replace(/(\.\d*?)0+(?=$|e)/, "$1");

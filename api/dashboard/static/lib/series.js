@@ -76,6 +76,9 @@ export function table(answer) {
 /** @param {unknown} value JSON has no NaN: such a value arrives as null or as a word */
 const numeric = (value) => (typeof value === "number" ? value : Number.NaN);
 
+/** The unit of shares of one, which are shown as percent. */
+export const PERCENT = "%";
+
 /**
  * @typedef {object} Panel one chart: series that share a meaning and a unit
  * @property {string} key
@@ -88,18 +91,22 @@ const numeric = (value) => (typeof value === "number" ? value : Number.NaN);
 /** @type {Record<string, [title: string, unit: string]>} */
 const KNOWN = {
   loss: ["Loss", ""],
-  accuracy: ["Accuracy", ""],
+  accuracy: ["Accuracy", PERCENT],
   grad_norm: ["Gradient norm", ""],
   lr: ["Learning rate", ""],
   tokens_per_s: ["Throughput", "tokens/s"],
   samples_per_s: ["Throughput", "samples/s"],
-  tflops: ["Compute", "TFLOP/s"],
-  mfu: ["Model FLOPs utilisation", ""],
   step_ms: ["Step time", "ms"],
-  memory_gib: ["Peak memory", "GiB"],
-  bubble_fraction: ["Pipeline bubble", "fraction"],
+  waiting: ["Time spent waiting", PERCENT],
+  mfu: ["Model FLOPs utilisation", PERCENT],
+  tflops: ["Compute", "TFLOP/s per device"],
+  memory_gib: ["Peak memory", "GiB per device"],
 };
 const ORDER = Object.keys(KNOWN);
+/** Metrics that share a panel with others. */
+const TOGETHER = new Map([
+  ["certified_accuracy", "accuracy"], ["bubble_fraction", "waiting"], ["data_wait_fraction", "waiting"],
+]);
 
 /**
  * Sorts metric names into panels: `loss` with `eval_loss`, the well-known first, the rest by name.
@@ -110,7 +117,8 @@ export function panels(names) {
   /** @type {Map<string, Panel>} */
   const found = new Map();
   for (const name of [...names].sort()) {
-    const key = name.replace(/^(eval|train)_/, "");
+    const bare = name.replace(/^(eval|train)_/, "");
+    const key = TOGETHER.get(bare) ?? bare;
     const [title, unit] = Object.hasOwn(KNOWN, key) ? (KNOWN[key] ?? [key, ""]) : [words(key), ""];
     const panel = found.get(key) ?? { key, title, unit, log: false, names: [] };
     panel.names.push(name);

@@ -3,12 +3,14 @@
 import { Artifacts } from "../job/artifacts.js";
 import { Compile } from "../job/compile.js";
 import { Details } from "../job/details.js";
+import { Execution } from "../job/execution.js";
 import { Header } from "../job/header.js";
+import { History } from "../job/history.js";
 import { Layers } from "../job/layers.js";
 import { Log } from "../job/log.js";
 import { Metrics } from "../job/metrics.js";
+import { PipelinePlan } from "../job/plan.js";
 import { Spec } from "../job/spec.js";
-import { Timeline } from "../job/timeline.js";
 import { Figures } from "../job/train.js";
 import { Verify } from "../job/verify.js";
 import { isTerminal, reduce } from "../lib/state.js";
@@ -22,7 +24,7 @@ import { Stream } from "../ui/stream.js";
 
 /** What the middle of the page shows, by kind. @type {Record<Job["kind"], () => Section[]>} */
 const KIND_SECTIONS = {
-  train: () => [new Figures(["data_sha256"]), new Metrics(true)],
+  train: () => [new Figures(["data_sha256"]), new Metrics(true), new PipelinePlan(), new Execution()],
   verify: () => [new Verify(), new Figures(["verdicts", "method"]), new Layers(), new Metrics(false)],
   compile: () => [new Compile()],
 };
@@ -37,7 +39,7 @@ class JobPage {
     this.job = job;
     this.header = new Header((changed) => this.acted(changed));
     this.main = [...KIND_SECTIONS[job.kind](), new Log(), new Artifacts()];
-    this.side = [new Details(), new Timeline(), new Spec()];
+    this.side = [new Details(), new History(), new Spec()];
     this.sections = [...this.main, ...this.side];
     /** @type {Stream | null} */
     this.stream = null;
@@ -72,7 +74,7 @@ class JobPage {
   /** @param {string | null} after */
   connect(after) {
     this.stream?.close();
-    const types = "state,metric,bound,log,artifact,progress";
+    const types = "state,metric,bound,span,log,artifact,progress";
     const url = (/** @type {string | null} */ last) =>
       jobPath(id, `/events?types=${types}&after=${encodeURIComponent(last ?? after ?? "0-0")}`);
     this.stream = new Stream(url, {

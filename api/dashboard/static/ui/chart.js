@@ -1,8 +1,9 @@
 /** A live line chart: several series, linear or logarithmic, with a crosshair that reads the values. */
 
 import { decimate, nearest } from "../lib/decimate.js";
-import { number } from "../lib/format.js";
-import { extent, linear, linearTicks, logarithmic, logTicks, padded } from "../lib/scales.js";
+import { number, percent } from "../lib/format.js";
+import { extent, linear, linearTicks, logarithmic, logTicks, padded, percentLabel, tickLabel } from "../lib/scales.js";
+import { PERCENT } from "../lib/series.js";
 import { Surface, colour, crisp, follow, frame, line } from "./canvas.js";
 import { h, setAttribute, setText } from "./dom.js";
 
@@ -19,6 +20,9 @@ export class Chart {
    */
   constructor(panel, crosshair, axis) {
     this.panel = panel;
+    const shares = panel.unit === PERCENT;
+    this.value = shares ? (/** @type {number | undefined} */ value) => percent(value, 1) : (/** @type {number | undefined} */ value) => number(value);
+    this.tick = shares ? percentLabel : tickLabel;
     this.log = panel.log;
     this.crosshair = crosshair;
     this.axis = axis;
@@ -35,7 +39,7 @@ export class Chart {
     this.toggle = h("button", { class: "tiny", type: "button", "aria-pressed": String(this.log), title: "Logarithmic axis" },
       "log");
     this.element = h("figure", { class: "chart", "data-chart": panel.title },
-      h("figcaption", {}, h("span", { class: "title" }, panel.title), h("span", { class: "unit" }, panel.unit), this.toggle),
+      h("figcaption", {}, h("span", { class: "title" }, panel.title), h("span", { class: "unit" }, shares ? "" : panel.unit), this.toggle),
       this.legend, this.canvas);
     this.surface = new Surface(this.canvas, (context, area) => this.paint(context, area));
     this.toggle.addEventListener("click", () => this.setLog(!this.log));
@@ -51,7 +55,7 @@ export class Chart {
     this.reach = reach;
     if (curves.map((curve) => curve.name).join() !== this.curves.map((curve) => curve.name).join()) this.relist(curves);
     this.curves = curves;
-    const last = curves.map((curve) => `${curve.name} ${number(curve.y.at(-1))}`).join(", ");
+    const last = curves.map((curve) => `${curve.name} ${this.value(curve.y.at(-1))}`).join(", ");
     const points = Math.max(0, ...curves.map((curve) => curve.x.length));
     setAttribute(this.canvas, "aria-label", `${this.panel.title}: ${points} points, last ${last}`);
     setAttribute(this.canvas, "data-points", points);
@@ -90,7 +94,7 @@ export class Chart {
     this.curves.forEach((curve, index) => {
       const at = this.crosshair.at === null ? curve.x.length - 1 : nearest(curve.x, this.crosshair.at);
       const value = this.legend.children[index]?.querySelector(".value");
-      if (value) setText(value, number(curve.y[at]));
+      if (value) setText(value, this.value(curve.y[at]));
     });
     this.surface.changed();
   }
@@ -152,7 +156,7 @@ export class Chart {
     const columns = Math.max(Math.floor((area.right - area.left) / 96), 2);
     const vertical = (up.log ? logTicks : linearTicks)(up.domain[0], up.domain[1], rows);
     const horizontal = linearTicks(this.across.domain[0], this.across.domain[1], columns);
-    frame(context, area, { scale: this.across, ticks: horizontal, label: this.axis.label }, { scale: up, ticks: vertical },
+    frame(context, area, { scale: this.across, ticks: horizontal, label: this.axis.label }, { scale: up, ticks: vertical, label: this.tick },
       reading);
   }
 

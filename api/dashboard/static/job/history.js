@@ -9,14 +9,14 @@ import { Section } from "./section.js";
 
 /** @typedef {{id: string, event: import("../lib/types.js").JobEvent}} Change */
 
-export class Timeline extends Section {
+export class History extends Section {
   constructor() {
     super("History", "history");
     /** @type {Map<string, Change>} */
     this.changes = new Map();
     /** @type {Map<string, {element: Element, update: (change: Change) => void}>} */
     this.rows = new Map();
-    this.list = h("ol", { class: "timeline" });
+    this.list = h("ol", { class: "changes" });
     this.body.append(this.list);
   }
 

@@ -1,0 +1,57 @@
+/** The pipeline's schedule as it was planned at submit: who computes what and when, and what it will cost. */
+
+import { number, percent } from "../lib/format.js";
+import { reach } from "../lib/gantt.js";
+import { plannedRows, tones } from "../lib/plan.js";
+import { tickLabel } from "../lib/scales.js";
+import { call, jobPath } from "../ui/api.js";
+import { fill, h } from "../ui/dom.js";
+import { Gantt, key } from "../ui/gantt.js";
+import { Section } from "./section.js";
+
+/** @typedef {import("../lib/plan.js").Plan} Plan */
+
+export class PipelinePlan extends Section {
+  constructor() {
+    super("Pipeline schedule", "plan");
+    this.figures = h("dl", { class: "figures" });
+    this.legend = h("div", {});
+    this.gantt = new Gantt("Planned schedule", tickLabel);
+    this.body.append(this.figures, this.legend, this.gantt.element);
+    this.element.hidden = true;
+    this.fetched = false;
+  }
+
+  /** @param {import("../lib/types.js").Job} job */
+  show(job) {
+    this.element.hidden = !((job.spec.parallel?.pp ?? 1) > 1);
+  }
+
+  /** A plan never changes. @param {import("../lib/types.js").Job} job */
+  async fetch(job) {
+    if (this.fetched || !((job.spec.parallel?.pp ?? 1) > 1)) return;
+    const plan = /** @type {Plan} */ (await call(jobPath(job.id, "/schedule")));
+    this.fetched = true;
+    this.remark(`${plan.schedule}, as planned · in units of one forward`);
+    fill(this.figures, ...figures(plan).map(([name, value, title]) => h("div", { title }, h("dt", {}, name), h("dd", {}, value))));
+    fill(this.legend, key(tones(plan)));
+    const rows = plannedRows(plan);
+    this.gantt.set(rows, reach(rows));
+  }
+}
+
+/** @param {Plan} plan @returns {[string, string, string][]} */
+const figures = (plan) => [
+  ["predicted bubble", percent(plan.bubble, 1), "share of the time in which ranks wait"],
+  ["stages", `${number(plan.stages)} on ${number(plan.ranks)} ranks`, "pieces of the model"],
+  ["micro-batches", number(plan.micro_batches), "per step and data-parallel rank"],
+  ["activations kept", byRank(plan, (row) => row.peak_activations), "most at once, in micro-batches, by rank"],
+  ["receive buffers", byRank(plan, (row) => row.peak_buffers), "most at once, by rank"],
+];
+
+/** A number for all, or one for each rank; of many ranks the extremes. @param {Plan} plan @param {(row: Plan["rows"][number]) => number} of */
+function byRank(plan, of) {
+  const values = plan.rows.map(of);
+  if (new Set(values).size === 1) return number(values[0]);
+  return values.length <= 8 ? values.join(" · ") : `${Math.min(...values)}–${Math.max(...values)}`;
+}

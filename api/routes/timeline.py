@@ -1,0 +1,76 @@
+"""When a training job's ranks did what, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from api import history
+from api.context import SettingsDep, StoreDep
+from api.problems import ProblemError
+from api.security import Reader
+
+router = APIRouter(tags=["timeline"])
+
+FIRST = "data"
+"""The span with which every rank begins a step."""
+
+Steps = dict[int, dict[int | None, list[Mapping[str, Any]]]]
+
+
+class Span(BaseModel):
+    """A timed piece of work; ``start`` and ``end`` in Unix seconds. Instructions of a pipeline say in ``detail``
+    which ``op`` they are, and of which ``stage`` and ``micro_batch``."""
+
+    rank: int | None
+    name: str
+    start: float
+    end: float
+    detail: dict[str, Any]
+
+
+class StepTimeline(BaseModel):
+    """The spans of one step by rank and start, and the steps that have any: the first ones and a sample."""
+
+    steps: list[int]
+    step: int | None
+    spans: list[Span]
+
+
+@router.get("/jobs/{job_id}/timeline")
+def job_timeline(
+    *,
+    job_id: str,
+    key: Reader,
+    store: StoreDep,
+    settings: SettingsDep,
+    step: Annotated[int | None, Query(ge=0, description="the newest measured one when absent")] = None,
+) -> StepTimeline:
+    """What each rank did in one step, as it measured it."""
+    store.jobs.get(job_id)
+    found = by_step(history.events(store, settings.layout, job_id, frozenset({"span"})))
+    if step is not None and step not in found:
+        known = f"steps {min(found)} to {max(found)} have some" if found else "no step has any yet"
+        raise ProblemError(404, f"there are no spans of step {step} of job {job_id}; {known}")
+    chosen = max(found, default=None) if step is None else step
+    spans = [span for rank in found.get(chosen, {}).values() for span in rank] if chosen is not None else []
+    items = [Span.model_validate({"detail": {}, **span}) for span in spans]
+    order = sorted(items, key=lambda span: (-1 if span.rank is None else span.rank, span.start))
+    return StepTimeline(steps=sorted(found), step=chosen, spans=order)
+
+
+def by_step(events: Iterable[Mapping[str, Any]]) -> Steps:
+    """``step -> rank -> spans``. A rank that begins a step again, in a later attempt, replaces what it had of it."""
+    found: Steps = {}
+    for event in events:
+        step = event.get("detail", {}).get("step")
+        if not isinstance(step, int):
+            continue
+        ranks = found.setdefault(step, {})
+        if event["name"] == FIRST:
+            ranks[event["rank"]] = []
+        ranks.setdefault(event["rank"], []).append(event)
+    return found
