@@ -40,6 +40,11 @@ class DataLayout:
         """Uploaded files by content hash."""
         return self.root / "files"
 
+    def file(self, file_id: str) -> Path:
+        """The content of an uploaded file; its id ends with the content's SHA-256."""
+        digest = file_id.removeprefix("file_")
+        return self.files / digest[:2] / digest
+
     @property
     def cache(self) -> Path:
         """What ranks made of uploaded files (tokens of a text, the parts of an archive). May be deleted at any time
