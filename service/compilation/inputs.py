@@ -6,33 +6,40 @@ import torch
 from torch import Tensor
 
 from service.compilation.program import Batch
+from service.jobs.layout import DataLayout
+from service.jobs.plugins import Features, Tokens
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import ModelConfig
-from service.jobs.spec.samples import Features, Tokens
 from service.models import data
 from service.models.data import Split
 
 
-def batches(spec: CompileSpec, config: ModelConfig, device: torch.device, part: int = 0) -> tuple[Batch, ...]:
+def batches(
+    spec: CompileSpec,
+    config: ModelConfig,
+    device: torch.device,
+    part: int = 0,
+    layout: DataLayout | None = None,
+) -> tuple[Batch, ...]:
     """One batch for each step, with the sizes of ``spec.shapes`` in turn.
 
-    ``part`` is the data-parallel rank: each sees samples of its own. Raises ``ValueError`` when the data set does
-    not fit the model.
+    ``part`` is the data-parallel rank: each sees samples of its own. ``layout`` has uploaded files. Raises
+    ``ValueError`` when the data set does not fit the model.
     """
     count = max(spec.steps, len(spec.shapes))
     sizes = [spec.shapes[index % len(spec.shapes)] for index in range(count)]
-    samples = _samples(spec, config, sum(sizes), part)
+    samples = _samples(spec, config, sum(sizes), part, layout)
     pieces = zip(torch.split(samples.inputs, sizes), torch.split(samples.targets, sizes), strict=True)
     return tuple(Batch((inputs.to(device),), targets.to(device)) for inputs, targets in pieces)
 
 
-def _samples(spec: CompileSpec, config: ModelConfig, count: int, part: int) -> Split:
+def _samples(spec: CompileSpec, config: ModelConfig, count: int, part: int, layout: DataLayout | None) -> Split:
     if spec.data is None:
         return random_samples(config, count, spec.seed + part)
-    split = data.load(spec.data).train
-    check_fit(split, config)
-    indices = torch.arange(part * count, (part + 1) * count) % len(split)
-    return split.take(indices)
+    samples = data.load(spec.data, layout).train
+    taken = samples.take(torch.arange(part * count, (part + 1) * count) % len(samples))
+    check_fit(taken, config)
+    return taken
 
 
 def random_samples(config: ModelConfig, count: int, seed: int) -> Split:

@@ -12,10 +12,10 @@ from torch.nn import functional
 from service import models
 from service.compilation.inputs import batches
 from service.compilation.program import Program
+from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import ModelConfig
-from service.jobs.spec.samples import Features
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
 from service.parallel.fsdp import apply_fsdp
@@ -62,5 +62,5 @@ def program_of(spec: CompileSpec, context: RunContext, device: torch.device) -> 
     mesh = meshes.build(spec.parallel, device.type)
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     subject = Subject(config, weights, mesh, axis, device, spec.seed)
-    inputs = batches(spec, config, device, mesh.dp.rank)
+    inputs = batches(spec, config, device, mesh.dp.rank, context.data)
     return Program(subject.build, inputs, subject.loss, seed=spec.seed), config

@@ -33,7 +33,7 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, seconds: f
 
 def tokens_per_sample(training: Training) -> int | None:
     """Length of a sequence; None where samples aren't sequences."""
-    return training.dataset.train.inputs.shape[1] if training.objective.per_token else None
+    return training.dataset.train.sequence
 
 
 def peak_memory_gib(device: torch.device) -> float:

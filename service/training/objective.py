@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.models.data import Split
+from service.models.data import Samples, Split
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
 
@@ -46,5 +46,5 @@ class Objective:
         return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
 
 
-def is_per_token(samples: Split) -> bool:
-    return samples.targets.dim() == 2
+def is_per_token(samples: Samples) -> bool:
+    return samples.sequence is not None

@@ -67,7 +67,7 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     check_batch(spec)
     mesh = meshes.build(spec.parallel, device.type)
     config, weights = resolve(spec.model, context.data)
-    dataset = data.load(spec.data).to(device)
+    dataset = data.load(spec.data, context.data).to(device)
     backends = allowed_backends(spec.compile, own_fingerprint(config, spec, device), context.data)
     return assemble(spec, context, device, mesh, Ingredients(config, dataset, backends, weights))
 

@@ -1,17 +1,17 @@
-"""Data sources that a training or verification job can name."""
+"""Data sources that a training or verification job can name: the built-in ones, and those of installed packages."""
 
 from __future__ import annotations
 
-from math import prod
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from service.jobs.spec.base import FileId, Strict
-from service.jobs.spec.samples import Features, Samples, Tokens
+from service.jobs.plugins import DataConfig, DataSource, Features, Samples, Tokens
+from service.jobs.plugins.catalogue import catalogue
+from service.jobs.spec.files import FileArrays, FileTokens
 
 
-class DigitsData(Strict):
+class DigitsData(DataConfig):
     """scikit-learn's 1,797 handwritten digits: 64 features in [0, 1], 10 classes; the last fifth is the test split."""
 
     source: Literal["digits"] = "digits"
@@ -25,7 +25,7 @@ class DigitsData(Strict):
         return 1797 // 5
 
 
-class TokensData(Strict):
+class TokensData(DataConfig):
     """Next-byte prediction on the text of Python's own language reference; the last tenth is the test split."""
 
     source: Literal["tokens"] = "tokens"
@@ -36,12 +36,8 @@ class TokensData(Strict):
     def gives(self) -> Samples:
         return Tokens(vocabulary=256, sequence=self.sequence)
 
-    @property
-    def held_out(self) -> int | None:
-        return None
 
-
-class SyntheticData(Strict):
+class SyntheticData(DataConfig):
     """Points labelled by a fixed random teacher; for tests and benchmarks, not for conclusions."""
 
     source: Literal["synthetic"] = "synthetic"
@@ -58,44 +54,17 @@ class SyntheticData(Strict):
         return self.samples // 5
 
 
-class FileData(Strict):
-    """An uploaded file: packed token ids, or arrays of samples with class labels. Samples reach a model flat."""
+SOURCES = catalogue(
+    DataSource,
+    (
+        DataSource(DigitsData, "service.models.data.digits:load"),
+        DataSource(TokensData, "service.models.data.corpus:load"),
+        DataSource(SyntheticData, "service.models.data.synthetic:load"),
+        DataSource(FileTokens, "service.models.data.files:load", variants=(FileArrays,)),
+    ),
+)
 
-    source: Literal["file"] = "file"
-    format: Literal["tokens", "arrays"]
-    file: FileId
-    test_file: FileId | None = Field(None, description="a part of the file is held out when absent")
-    tokenizer: FileId | None = Field(None, description="tokens: a tokenizer for a file of text")
-    sequence: int | None = Field(None, ge=1, le=2**20, description="tokens: tokens per sample")
-    vocabulary: int | None = Field(None, ge=2, le=2**24, description="tokens: one more than the largest id")
-    shape: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] | None = Field(
-        None, min_length=1, max_length=4, description="arrays: shape of one sample"
-    )
-    classes: int | None = Field(None, ge=2, le=2**20, description="arrays: one more than the largest label")
-
-    @property
-    def gives(self) -> Samples:
-        """What the spec says of the file; a rank compares it with the file itself."""
-        if self.format == "tokens":
-            return Tokens(self.vocabulary or 0, self.sequence or 0)
-        return Features(prod(self.shape or ()), self.classes or 0)
-
-    @property
-    def held_out(self) -> int | None:
-        return None
-
-    @model_validator(mode="after")
-    def _fields_of_the_format(self) -> FileData:
-        own = {"tokens": ("sequence", "vocabulary"), "arrays": ("shape", "classes")}
-        for name in own[self.format]:
-            if getattr(self, name) is None:
-                raise ValueError(f"format {self.format} needs '{name}'")
-        foreign = {"tokens": ("shape", "classes"), "arrays": ("sequence", "vocabulary", "tokenizer")}
-        for name in foreign[self.format]:
-            if getattr(self, name) is not None:
-                raise ValueError(f"format {self.format} has no '{name}'")
-        return self
-
-
-ClassData = Annotated[DigitsData | SyntheticData, Field(discriminator="source")]
-DataSpec = Annotated[DigitsData | TokensData | SyntheticData | FileData, Field(discriminator="source")]
+if TYPE_CHECKING:
+    DataSpec = DataConfig
+else:
+    DataSpec = Annotated[SOURCES.union(), Field(discriminator=SOURCES.tag), BeforeValidator(SOURCES.refuse_unavailable)]

@@ -1,0 +1,71 @@
+"""Data in uploaded files: packed token ids, or arrays of labelled samples."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from service.jobs.plugins import DataConfig, Features, FileId, Samples, Tokens
+
+TestFraction = Annotated[
+    float, Field(gt=0, lt=1, description="of the samples, from the end, unless there is a test_file")
+]
+
+
+class FileTokens(DataConfig):
+    """Token ids in one long row, cut into sequences; a target is the token after its input.
+
+    The file is a flat array (``uint8`` reads any file as bytes), an array in NumPy's format, or UTF-8 text for
+    ``tokenizer``, a ``tokenizer.json``. It is read where it lies.
+    """
+
+    source: Literal["file"] = "file"
+    format: Literal["tokens"] = "tokens"
+    file: FileId
+    encoding: Literal["uint8", "uint16", "uint32", "npy", "text"] = "uint16"
+    tokenizer: FileId | None = Field(None, description="for the encoding text")
+    sequence: int = Field(ge=1, le=2**20, description="tokens per sample")
+    vocabulary: int = Field(ge=2, le=2**24, description="every id is below it")
+    test_file: FileId | None = Field(None, description="of the same encoding")
+    test_fraction: TestFraction = 0.1
+
+    @property
+    def gives(self) -> Samples:
+        return Tokens(self.vocabulary, self.sequence)
+
+    @model_validator(mode="after")
+    def _text_has_a_tokenizer(self) -> FileTokens:
+        if (self.encoding == "text") != (self.tokenizer is not None):
+            got = "one" if self.tokenizer else "none"
+            raise ValueError(
+                f"encoding={self.encoding} with {got}; expected encoding=text with the id of a tokenizer.json in "
+                "'tokenizer', or another encoding without one"
+            )
+        return self
+
+
+class FileArrays(DataConfig):
+    """Arrays ``inputs`` (n, …) and ``targets`` (n,) in a safetensors or npz file; targets are class labels.
+
+    ``test_inputs`` and ``test_targets`` are the test split where the file has them. Samples reach a model flat, as
+    float32; uint8 pixels are divided by 255. A safetensors file is read where it lies, an npz as a whole.
+    """
+
+    source: Literal["file"] = "file"
+    format: Literal["arrays"] = "arrays"
+    file: FileId
+    shape: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] = Field(
+        min_length=1, max_length=4, description="of one sample"
+    )
+    classes: int = Field(ge=2, le=2**20, description="every label is below it")
+    test_file: FileId | None = Field(None, description="with arrays inputs and targets")
+    test_fraction: TestFraction = 0.2
+
+    @property
+    def gives(self) -> Samples:
+        return Features(prod(self.shape), self.classes)
+
+
+FileData = Annotated[FileTokens | FileArrays, Field(discriminator="format")]

@@ -1,0 +1,12 @@
+"""Data sets, and the order in which a training run visits them.
+
+Everything is a pure function of the spec and the seed, so that every layout and every resumed run sees the
+same samples at the same step. Nothing is downloaded.
+"""
+
+from service.models.data.feeding import Feed, open_feed
+from service.models.data.order import BatchOrder
+from service.models.data.samples import Dataset, Samples, Split
+from service.models.data.sources import LOADERS, Loader, load
+
+__all__ = ["LOADERS", "BatchOrder", "Dataset", "Feed", "Loader", "Samples", "Split", "load", "open_feed"]

@@ -1,0 +1,119 @@
+"""Labelled samples in named arrays."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from service.jobs.spec.files import FileArrays
+from service.models.data.samples import Split
+
+INPUTS, TARGETS, TEST = "inputs", "targets", "test_"
+LARGEST_NPZ = 2**34
+"""Bytes of all arrays of an npz file, which is read as a whole; a safetensors file has no limit."""
+
+
+@dataclass(frozen=True)
+class ArraySamples:
+    """Inputs ``(n, …)`` of any real type, flattened and made float32 as they are asked for; int64 labels ``(n,)``."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def sequence(self) -> int | None:
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def take(self, indices: Tensor) -> Split:
+        indices = indices.cpu()
+        inputs = self.inputs[indices].flatten(1)
+        scaled = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs.float()
+        return Split(scaled, self.labels[indices])
+
+    def to(self, device: torch.device) -> ArraySamples:
+        """They stay where they are."""
+        return self
+
+
+def read(path: Path, field: str) -> Mapping[str, Tensor]:
+    """The arrays of a file: those of safetensors are mapped, those of npz are read. Pickles are never loaded."""
+    with path.open("rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"
+    return _read_npz(path, field) if is_zip else _map_safetensors(path, field)
+
+
+def samples(arrays: Mapping[str, Tensor], spec: FileArrays, prefix: str, field: str) -> ArraySamples:
+    """One split; ``ValueError`` where its arrays do not agree with the spec or with each other."""
+    names = (prefix + INPUTS, prefix + TARGETS)
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise ValueError(f"{field} has no array {missing[0]!r}, but {', '.join(sorted(arrays)) or 'none'}")
+    inputs, targets = (arrays[name] for name in names)
+    _check_inputs(inputs, spec, f"{field}: {names[0]}")
+    if targets.dim() != 1 or targets.is_floating_point() or len(targets) != len(inputs):
+        got = f"{targets.dtype} of shape {tuple(targets.shape)}"
+        raise ValueError(f"{field}: {names[1]} is {got}; expected one whole number for each of {len(inputs)} inputs")
+    labels = targets.long()
+    if int(labels.min()) < 0 or int(labels.max()) >= spec.classes:
+        got = f"{int(labels.min())} to {int(labels.max())}"
+        raise ValueError(f"{field}: {names[1]} are {got}; data.classes={spec.classes} allows 0 to {spec.classes - 1}")
+    return ArraySamples(inputs, labels)
+
+
+def divide(whole: ArraySamples, test_fraction: float) -> tuple[ArraySamples, ArraySamples]:
+    """Training and test split: the latter is the last ``test_fraction``, one sample at least."""
+    held_out = max(int(len(whole) * test_fraction), 1)
+    rest = len(whole) - held_out
+    if rest < 1:
+        raise ValueError(f"data.file holds {len(whole)} samples: too few for a test split")
+    return (
+        ArraySamples(whole.inputs[:rest], whole.labels[:rest]),
+        ArraySamples(whole.inputs[rest:], whole.labels[rest:]),
+    )
+
+
+def _check_inputs(inputs: Tensor, spec: FileArrays, what: str) -> None:
+    if inputs.is_complex() or inputs.dtype == torch.bool:
+        raise ValueError(f"{what} are {inputs.dtype}; expected real numbers")
+    own = tuple(inputs.shape[1:])
+    if not len(inputs) or (own != spec.shape and prod(own) != prod(spec.shape)):
+        raise ValueError(f"{what} have shape {tuple(inputs.shape)}; data.shape says (n, {str(spec.shape)[1:]}")
+
+
+def _map_safetensors(path: Path, field: str) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{field} is neither safetensors nor npz: {error}") from error
+
+
+def _read_npz(path: Path, field: str) -> dict[str, Tensor]:
+    try:
+        _check_size(path)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
+    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{field} is no npz file of numbers: {error}") from error
+
+
+def _check_size(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > LARGEST_NPZ:
+        raise ValueError(f"its arrays have {size} bytes, an npz file may have {LARGEST_NPZ}; use safetensors")

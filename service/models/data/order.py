@@ -1,0 +1,93 @@
+"""The order in which a training run visits its samples: a pure function of seed and step."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+LARGEST_LIST = 2**26
+"""Samples up to which the permutation of an epoch is kept as a list (half a gigabyte); beyond, it is computed."""
+ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """Which samples make up the batch of a step: a pure function, the same for every layout.
+
+    The batches cut one endless row of sample indices into pieces of ``global_batch``; each epoch of
+    ``samples`` entries in that row is a permutation drawn from ``(seed, epoch)``. A batch may straddle epochs.
+    """
+
+    seed: int
+    samples: int
+    global_batch: int
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.global_batch < 1:
+            raise ValueError(f"samples={self.samples} and global_batch={self.global_batch} must be at least 1")
+
+    def indices(self, step: int) -> Tensor:
+        """Sample indices of the ``step``-th batch (from 0), int64 ``(global_batch,)``."""
+        position, end = step * self.global_batch, (step + 1) * self.global_batch
+        pieces: list[Tensor] = []
+        while position < end:
+            epoch, offset = divmod(position, self.samples)
+            last = min(offset + end - position, self.samples)
+            pieces.append(self._piece(epoch, offset, last))
+            position += last - offset
+        return torch.cat(pieces)
+
+    def share(self, step: int, rank: int, ranks: int) -> Tensor:
+        """The part of the batch that data-parallel ``rank`` of ``ranks`` computes."""
+        if self.global_batch % ranks:
+            raise ValueError(f"global_batch={self.global_batch} does not divide over {ranks} data-parallel ranks")
+        size = self.global_batch // ranks
+        return self.indices(step)[rank * size : (rank + 1) * size]
+
+    def _piece(self, epoch: int, first: int, last: int) -> Tensor:
+        """Entries ``first`` to ``last`` (excluded) of an epoch's permutation."""
+        if self.samples <= LARGEST_LIST:
+            return _permutation(self.seed, epoch, self.samples)[first:last]
+        return scatter(torch.arange(first, last), self.samples, f"{self.seed}:{epoch}")
+
+
+def scatter(positions: Tensor, samples: int, key: str) -> Tensor:
+    """Where a keyed permutation of ``range(samples)`` takes each position, without a list of them all.
+
+    A Feistel network permutes the next power of four; what falls outside the range goes through it again until it is
+    inside (Black & Rogaway, 2002, "cycle walking"), four times at most on average.
+    """
+    half = max((samples - 1).bit_length() + 1, 2) // 2
+    found = _feistel(positions, half, key)
+    while bool((outside := found >= samples).any()):
+        found[outside] = _feistel(found[outside], half, key)
+    return found
+
+
+def _feistel(values: Tensor, half: int, key: str) -> Tensor:
+    mask = (1 << half) - 1
+    left, right = values >> half, values & mask
+    for turn in range(ROUNDS):
+        secret = int.from_bytes(hashlib.sha256(f"{key}:{turn}".encode()).digest()[:4], "little")
+        left, right = right, left ^ (_mix(right ^ secret) & mask)
+    return left << half | right
+
+
+def _mix(values: Tensor) -> Tensor:
+    """Mixes the lower 32 bits (the finaliser of MurmurHash3); a product keeps them even where it wraps."""
+    low = 0xFFFF_FFFF
+    values = (values ^ values >> 16) * 0x85EB_CA6B & low
+    values = (values ^ values >> 13) * 0xC2B2_AE35 & low
+    return values ^ values >> 16
+
+
+@lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, samples: int) -> Tensor:
+    """Seeded by a hash, so that neighbouring seeds and epochs share nothing."""
+    digest = hashlib.sha256(f"{seed}:{epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.randperm(samples, generator=generator)

@@ -1,0 +1,133 @@
+"""Token ids in one long row on disk, mapped into memory and cut into sequences as they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from service.jobs.spec.files import FileTokens
+from service.models.data.samples import Split
+
+CHECKED_WHOLE = 2**26
+"""Ids up to which a file is looked through when it is opened; of a larger one, evenly spaced windows are. Every batch
+is looked at when it is read.
+"""
+WINDOWS, WINDOW = 1024, 2**14
+
+Ids = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """A file of ids: ``encoding`` is ``npy``, or the type of a flat array."""
+
+    path: Path
+    encoding: str
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """Sequences ``first`` to ``first + count`` of a row of ids; the last target of one begins the next."""
+
+    ids: Ids
+    length: int
+    vocabulary: int
+    field: str
+    first: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def sequence(self) -> int | None:
+        return self.length
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def take(self, indices: Tensor) -> Split:
+        rows = np.empty((len(indices), self.length + 1), dtype=np.int64)
+        for row, index in zip(rows, indices.tolist(), strict=True):
+            start = (self.first + index) * self.length
+            row[:] = self.ids[start : start + self.length + 1]
+        check_ids(rows, self.vocabulary, self.field)
+        tokens = torch.from_numpy(rows)
+        return Split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+    def to(self, device: torch.device) -> PackedTokens:
+        """They stay where they are."""
+        return self
+
+
+def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
+    """All sequences of a file. ``ValueError`` with the field where it holds no sequence, or an id that is too large."""
+    ids = _map(file, field)
+    count = (len(ids) - 1) // spec.sequence
+    if count < 1:
+        raise ValueError(
+            f"{field} holds {len(ids)} tokens; data.sequence={spec.sequence} needs at least {spec.sequence + 1}"
+        )
+    step = max((len(ids) - WINDOW) // WINDOWS, 1)
+    windows = (
+        [ids] if len(ids) <= CHECKED_WHOLE else [ids[start : start + WINDOW] for start in range(0, len(ids), step)]
+    )
+    for window in windows:
+        check_ids(window, spec.vocabulary, field)
+    return PackedTokens(ids, spec.sequence, spec.vocabulary, field, 0, count)
+
+
+def divide(tokens: PackedTokens, test_fraction: float) -> tuple[PackedTokens, PackedTokens]:
+    """Training and test split: the latter is the last ``test_fraction``, one sequence at least."""
+    held_out = max(int(len(tokens) * test_fraction), 1)
+    rest = len(tokens) - held_out
+    if rest < 1:
+        raise ValueError(f"{tokens.field} holds {len(tokens)} sequences of {tokens.length}: too few for a test split")
+    return replace(tokens, count=rest), replace(tokens, first=rest, count=held_out)
+
+
+def check_ids(ids: Ids, vocabulary: int, field: str) -> None:
+    highest, lowest = int(ids.max()), int(ids.min())
+    if highest >= vocabulary or lowest < 0:
+        worst = highest if highest >= vocabulary else lowest
+        raise ValueError(
+            f"{field} holds the token id {worst}; data.vocabulary={vocabulary} allows 0 to {vocabulary - 1} "
+            "(is the encoding right?)"
+        )
+
+
+def _windows(ids: Ids) -> Iterator[Ids]:
+    if len(ids) <= CHECKED_WHOLE:
+        yield ids
+        return
+    for start in range(0, len(ids), len(ids) // WINDOWS):
+        yield ids[start : start + WINDOW]
+
+
+def _map(file: TokenFile, field: str) -> Ids:
+    if file.encoding == "npy":
+        return _map_npy(file.path, field)
+    kind = np.dtype(file.encoding).newbyteorder("<")
+    size = file.path.stat().st_size
+    if size % kind.itemsize:
+        raise ValueError(f"{field} has {size} bytes, which are no whole number of {file.encoding} ids")
+    return np.memmap(file.path, kind, mode="r")
+
+
+def _map_npy(path: Path, field: str) -> Ids:
+    try:
+        ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{field} is no array in NumPy's format: {error}") from error
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
+        got = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
+        raise ValueError(f"{field} holds {got}; expected one row of integers")
+    return ids

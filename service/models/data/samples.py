@@ -1,0 +1,71 @@
+"""Samples, in memory or on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples in memory, along dimension 0 of both tensors.
+
+    Classes: inputs ``(n, features)`` float32, targets ``(n,)`` int64.
+    Tokens: inputs and targets ``(n, sequence)`` int64; a target is the token after its input.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return self.inputs.shape[0]
+
+    @property
+    def sequence(self) -> int | None:
+        return self.targets.shape[1] if self.targets.dim() == 2 else None
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs.device
+
+    def take(self, indices: Tensor) -> Split:
+        indices = indices.to(self.device, non_blocking=True)
+        return Split(self.inputs[indices], self.targets[indices])
+
+    def to(self, device: torch.device) -> Split:
+        return Split(self.inputs.to(device), self.targets.to(device))
+
+
+class Samples(Protocol):
+    """Samples that may be more than memory holds."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def sequence(self) -> int | None:
+        """Tokens in a sample; ``None`` where samples have class labels."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where :meth:`take` leaves what it reads."""
+
+    def take(self, indices: Tensor) -> Split:
+        """The samples of these indices (int64, on any device), in their order."""
+
+    def to(self, device: torch.device) -> Samples:
+        """The same samples, on ``device`` if they are kept in memory."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """``sha256`` names the content: two runs with the same digest saw the same samples."""
+
+    train: Samples
+    test: Samples
+    sha256: str
+
+    def to(self, device: torch.device) -> Dataset:
+        return Dataset(self.train.to(device), self.test.to(device), self.sha256)

@@ -1,0 +1,53 @@
+"""Text to token ids, once for all jobs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from service.models.data.packed import TokenFile
+from service.models.once import once
+
+CHUNK = 2**20
+"""Characters that are tokenised at a time; a chunk ends with a line, unless that is as long again."""
+
+
+def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> TokenFile:
+    """The ids of a UTF-8 text, from the cache or put there by the first rank while the others wait.
+
+    The text is cut at line ends into pieces of about a mebibyte, which are tokenised one by one without special
+    tokens. ``ValueError`` names the field when either file can't be read or the tokenizer has too many tokens.
+    """
+    # Imported here, as only this needs it.
+    import tokenizers  # noqa: PLC0415
+
+    try:
+        model = tokenizers.Tokenizer.from_file(str(tokenizer))
+    except Exception as error:
+        raise ValueError(f"data.tokenizer is no tokenizer.json: {error}") from error
+    size = model.get_vocab_size(with_added_tokens=True)
+    if size > vocabulary:
+        raise ValueError(f"data.tokenizer has {size} tokens; data.vocabulary={vocabulary} must be at least that")
+    kind = "uint16" if vocabulary <= 2**16 else "uint32"
+    # Uploaded files are named by their hash; another version of the library may cut the same text otherwise.
+    key = f"{text.name}\n{tokenizer.name}\n{tokenizers.__version__}\n{kind}"
+    path = cache / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()}.{kind}"
+
+    def write(target: Path) -> None:
+        with target.open("wb") as ids:
+            for chunk in _chunks(text):
+                np.asarray(model.encode(chunk, add_special_tokens=False).ids, dtype=kind).tofile(ids)
+
+    return TokenFile(once(path, write), kind)
+
+
+def _chunks(text: Path) -> Iterator[str]:
+    try:
+        with text.open(encoding="utf-8", newline="") as lines:
+            while chunk := lines.read(CHUNK) + lines.readline(CHUNK):
+                yield chunk
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data.file is no UTF-8 text: {error}") from error

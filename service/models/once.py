@@ -1,0 +1,40 @@
+"""Files that the first rank makes and all ranks read."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+POLL_S = 0.1
+
+
+def once(path: Path, make: Callable[[Path], None]) -> Path:
+    """``path``, made by the first rank if it is not there; the others wait, however long that takes.
+
+    ``make`` writes a file or folder at the path that it is given, which appears as ``path`` when it is complete.
+    """
+    if dist.is_initialized() and dist.get_rank() > 0:
+        # No collective: it could time out. If the first rank fails, the launcher ends this one.
+        while not path.exists():
+            time.sleep(POLL_S)
+    elif not path.exists():
+        _make(path, make)
+    return path
+
+
+def _make(path: Path, make: Callable[[Path], None]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    working = Path(tempfile.mkdtemp(prefix=".making-", dir=path.parent))
+    try:
+        make(working / path.name)
+        (working / path.name).rename(path)
+    except OSError:
+        if not path.exists():  # else another job has made the same meanwhile
+            raise
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
