@@ -1,7 +1,8 @@
-"""Initial weights that depend on the seed and the parameter's name alone.
+"""Initial weights that depend on the seed, the parameter's name and the element's place alone.
 
-Every parameter has a generator of its own, seeded by (seed, name), and is drawn whole; a rank keeps its part. So the
-global weights are the same for every layout, at the price of drawing what other ranks keep: one parameter at a time.
+Random bits come from a counter, not from a stream: element i of a parameter has the i-th output of SplitMix64
+(Steele, Lea & Flood, 2014) with a key from (seed, name). So each rank draws its own part only, on its own device, and
+the global weights are the same for every layout (between kinds of device up to the rounding of a logarithm).
 """
 
 from __future__ import annotations
@@ -9,27 +10,34 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import pi, prod
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from service.parallel.mesh import SINGLE, Axis
-from service.parallel.tensor.placement import global_shape, own_part, sharded_dimensions
+from service.parallel.tensor.placement import divided, global_shape, sharded_dimensions
+
+AT_ONCE = 2**22
+"""Elements drawn together: bounds the temporaries, which take some 50 bytes each."""
 
 
 class Distribution(Protocol):
-    """Draws a whole float32 parameter on the CPU."""
+    """Turns 64 random bits per element (int64) into float32 values of the same shape, on the same device."""
 
-    def __call__(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor: ...
+    def __call__(self, bits: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Normal:
+    """Mean 0, by the transform of Box & Muller (1958)."""
+
     std: float
 
-    def __call__(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") * self.std
+    def __call__(self, bits: Tensor) -> Tensor:
+        radius = (-2 * unit(bits >> 32).log()).sqrt()
+        return radius * (2 * pi * unit(bits)).cos() * self.std
 
 
 @dataclass(frozen=True)
@@ -38,23 +46,77 @@ class Uniform:
 
     bound: float
 
-    def __call__(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        uniform = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")
-        return (2 * uniform - 1) * self.bound
+    def __call__(self, bits: Tensor) -> Tensor:
+        return (2 * unit(bits >> 32) - 1) * self.bound
 
 
 @dataclass(frozen=True)
 class Constant:
     value: float
 
-    def __call__(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        return torch.full(shape, self.value, dtype=torch.float32, device="cpu")
+    def __call__(self, bits: Tensor) -> Tensor:
+        return torch.full_like(bits, self.value, dtype=torch.float32)
 
 
-def generator_for(seed: int, name: str) -> torch.Generator:
-    """The generator of one parameter."""
-    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
-    return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "big") >> 1)
+def unit(bits: Tensor) -> Tensor:
+    """The lower 32 bits as a float32 in (0, 1]."""
+    return ((bits & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
+
+
+def key_of(seed: int, name: str) -> int:
+    """The key of one parameter, a signed 64-bit number."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def random_bits(key: int, counters: Tensor) -> Tensor:
+    """SplitMix64 at int64 ``counters``; products and sums wrap around."""
+    state = (counters + 1) * _signed(0x9E3779B97F4A7C15) + key
+    state = (state ^ _shifted(state, 30)) * _signed(0xBF58476D1CE4E5B9)
+    state = (state ^ _shifted(state, 27)) * _signed(0x94D049BB133111EB)
+    mixed: Tensor = state ^ _shifted(state, 31)
+    return mixed
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+def _shifted(state: Tensor, places: int) -> Tensor:
+    """Right shift that brings in zeros; that of int64 tensors brings in the sign."""
+    return (state >> places) & (2 ** (64 - places) - 1)
+
+
+def draw(
+    distribution: Distribution,
+    key: int,
+    shape: tuple[int, ...],
+    dimension: int | None,
+    axis: Axis,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """This rank's part of a parameter of global ``shape``, divided along ``dimension`` over ``axis``."""
+    own = [divided(size, axis, "dimension") if index == dimension else size for index, size in enumerate(shape)]
+    starts = [axis.rank * size if index == dimension else 0 for index, size in enumerate(own)]
+    part = torch.empty(own, dtype=dtype, device=device)
+    rows = part if part.dim() else part.view(1)
+    step = max(AT_ONCE // max(prod(own[1:]), 1), 1)
+    for row in range(0, len(rows), step):
+        chunk = rows[row : row + step]
+        first = [starts[0] + row, *starts[1:]] if own else [0]
+        chunk.copy_(distribution(random_bits(key, _counters(tuple(chunk.shape), first, shape or (1,), device))))
+    return part
+
+
+def _counters(sizes: tuple[int, ...], first: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Row-major places, in a tensor of ``shape``, of the block of ``sizes`` that begins at ``first``."""
+    places = torch.zeros((), dtype=torch.int64, device=device)
+    for index, (size, start) in enumerate(zip(sizes, first, strict=True)):
+        stride = prod(shape[index + 1 :])
+        along = torch.arange(start, start + size, device=device) * stride
+        places = places + along.view(-1, *(1 for _ in sizes[index + 1 :]))
+    return places
 
 
 def materialize(
@@ -69,8 +131,7 @@ def materialize(
     """Give a model planned on the meta device its weights: this rank's part of each, on ``device``."""
     for name, planned, dimension in list(sharded_dimensions(model)):
         shape = global_shape(planned.shape, dimension, axis)
-        whole = distribution(name)(shape, generator_for(seed, name))
-        part = own_part(whole, dimension, axis).to(device=device, dtype=dtype, copy=True).contiguous()
+        part = draw(distribution(name), key_of(seed, name), shape, dimension, axis, dtype=dtype, device=device)
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, nn.Parameter(part, requires_grad=planned.requires_grad))
     model.to(device=device)
