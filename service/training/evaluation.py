@@ -13,7 +13,7 @@ def evaluate(training: Training) -> dict[str, float]:
     totals = torch.zeros(2, dtype=torch.float64, device=training.device)
     samples = len(training.dataset.test)
     for rows, valid in batches(samples, training.order.global_batch, training.mesh.dp.rank, training.mesh.dp.size):
-        batch = training.dataset.test.take(rows.to(training.device))
+        batch = training.dataset.test.take(rows).to(training.device)
         totals += training.engine.evaluate(batch, valid)
     totals /= training.mesh.tp.size  # ranks of a tensor-parallel group have computed the same
     if dist.is_initialized():

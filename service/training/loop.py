@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from torch.compiler import set_stance
 
-from service.models.data import Split
+from service.models.data import open_feed
 from service.parallel import checkpoint
 from service.parallel.checkpoint import BackgroundSaver, Checkpoint, DirectSaver, Saver
 from service.training.evaluation import evaluate
 from service.training.gate import Phase
 from service.training.gradients import clip_, present, squared_norm
 from service.training.history import History
-from service.training.metrics import peak_memory_gib, step_metrics
+from service.training.metrics import Timing, peak_memory_gib, step_metrics
 from service.training.schedule import learning_rate
 from service.training.setup import Training
 from service.training.state import prime, training_tensors
@@ -40,6 +40,8 @@ class Loop:
         self.step = 0
         self.saved_step: int | None = None
         self.saver = self._build_saver()
+        dp, train = training.mesh.dp, training.dataset.train
+        self.feed = open_feed(train, training.order, dp.rank, dp.size, training.device)
         self.loss = float("nan")
         self.started = time.time()
         self.history = self._open_history()
@@ -107,7 +109,8 @@ class Loop:
         self.saver.check()
         training, began = self.training, time.time()
         with self._step_span("data"):
-            batch = self._batch()
+            batch = self.feed.batch(self.step)
+        waited = time.time() - began
         with self._step_span("forward_backward"), self._phase("train"):
             loss = training.engine.forward_backward(batch)
         with self._step_span("optimizer"):
@@ -115,15 +118,9 @@ class Loop:
             tally = self._update(loss, rate)
             totals = tally.read(self.step + 1)
         self.step, self.loss = self.step + 1, totals.loss
-        self._report(step_metrics(training, totals, rate, time.time() - began))
+        self._report(step_metrics(training, totals, rate, Timing(time.time() - began, waited)))
         self.context.report.progress(self.step, self.spec.steps, "steps")
         return totals
-
-    def _batch(self) -> Split:
-        order, dp = self.training.order, self.training.mesh.dp
-        return self.training.dataset.train.take(
-            order.share(self.step, dp.rank, dp.size).to(self.training.device, non_blocking=True)
-        )
 
     def _update(self, loss: torch.Tensor, rate: float) -> Tally:
         """Agree on loss and gradient norm over the mesh, clip, and let AdamW step."""

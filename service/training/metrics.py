@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from service.training.flops import peak_flops
@@ -11,8 +13,20 @@ from service.training.tally import StepTotals
 GIB = 2**30
 
 
-def step_metrics(training: Training, totals: StepTotals, rate: float, seconds: float) -> dict[str, float]:
-    """``step_ms`` and throughput are of this step alone; ``tflops`` and ``mfu`` are per device."""
+@dataclass(frozen=True)
+class Timing:
+    """How long a step took on this rank, in seconds, and for how much of that it waited for its batch."""
+
+    seconds: float
+    data_wait: float
+
+
+def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Timing) -> dict[str, float]:
+    """``step_ms`` and throughput are of this step alone; ``tflops`` and ``mfu`` are per device.
+
+    ``data_wait_fraction`` is the share of the step in which the first rank waited for its batch.
+    """
+    seconds = timing.seconds
     samples, tokens = training.spec.batch.global_, tokens_per_sample(training)
     flop = training.config.flop_per_sample(training.parameters, tokens or 1) * samples
     flops = flop / seconds / training.spec.parallel.world_size
@@ -21,6 +35,7 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, seconds: f
         "grad_norm": totals.grad_norm,
         "lr": rate,
         "step_ms": seconds * 1e3,
+        "data_wait_fraction": timing.data_wait / seconds,
         "tokens_per_s" if tokens else "samples_per_s": samples * (tokens or 1) / seconds,
         "tflops": flops / 1e12,
     }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.models.data import Samples, Split
+from service.models.data import Samples
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
 

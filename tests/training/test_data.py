@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from service.jobs.spec.data import DataSpec, DigitsData, SyntheticData, TokensData
 from service.models import data
+from service.models.data import corpus
 
 sizes = st.integers(1, 60)
 
@@ -41,7 +42,7 @@ def test_sequence_longer_than_the_corpus_is_refused_with_the_numbers() -> None:
 
 
 def test_a_python_without_its_documentation_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    data.python_reference.cache_clear()
+    corpus.python_reference.cache_clear()
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(RuntimeError, match="pydoc_data"):
         data.load(TokensData())

@@ -51,7 +51,7 @@ def test_everything_is_reported_and_published(tmp_path: Path) -> None:
     result = train(tmp_path, spec, report=report)["result"]
     artifacts = DataLayout(tmp_path).job(JOB).artifacts
     first = report.metrics[0][1]
-    assert set(first) == {"loss", "grad_norm", "lr", "step_ms", "samples_per_s", "tflops"}
+    assert set(first) == {"loss", "grad_norm", "lr", "step_ms", "data_wait_fraction", "samples_per_s", "tflops"}
     assert [values["lr"] for _, values in report.metrics if "lr" in values] == pytest.approx([5e-3, 1e-2, 1e-2, 1e-3])
     assert report.done == (4, 4, "steps")
     assert set(report.spans) == {"data", "forward_backward", "optimizer", "checkpoint", "evaluate"}
@@ -118,7 +118,7 @@ def poisoned(rank: int, ranks: int, step: int, loaded: Dataset) -> Dataset:
 def train_on_poison(folder: str) -> str:
     """On two ranks: the error that each of them ends with."""
     loaded = poisoned(1, 2, 3, data.load(MLP_DATA))
-    data.load = lambda spec: loaded
+    data.load = lambda spec, layout: loaded
     try:
         train(folder, {**MLP, "steps": 5, "parallel": {"dp_shard": 2}, "checkpoint": {"every": 1}})
     except NonFiniteError as error:

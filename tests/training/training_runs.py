@@ -96,8 +96,8 @@ def train(
 def _shorter_test_split(samples: int | None) -> Iterator[None]:
     load = data.load
 
-    def load_less(spec: DataSpec) -> Dataset:
-        whole = load(spec)
+    def load_less(spec: DataSpec, layout: DataLayout) -> Dataset:
+        whole = load(spec, layout)
         return replace(whole, test=whole.test.take(torch.arange(len(whole.test))[:samples]))
 
     with patch.object(data, "load", load_less):
