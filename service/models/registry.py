@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from service.jobs.spec.model import BUILDERS, ModelConfig
+from service.jobs.plugins import ModelConfig
+from service.jobs.spec.families import FAMILIES
+from service.models.dotted import dotted
 from service.models.initialize import Distribution, materialize
 from service.parallel.mesh import SINGLE, Axis, Mesh
 from service.parallel.pipeline.stage import Part, cut
@@ -34,12 +36,16 @@ class Model(Protocol):
     def distribution(self, name: str) -> Distribution: ...
 
 
-def family_builder(family: str) -> object:
+Builder = Callable[[Any, Axis], nn.Module]
+"""From a family's configuration to a :class:`Model`, planned on the meta device, divided over the ``tp`` axis."""
+
+
+def family_builder(family: str) -> Builder:
     """The function of a family that plans its module; raises ``ValueError`` for an unknown family."""
-    if family not in BUILDERS:
-        raise ValueError(f"no model family {family!r}; expected one of {', '.join(sorted(BUILDERS))}")
-    module, _, function = BUILDERS[family].partition(":")
-    return getattr(import_module(module), function)
+    if family not in FAMILIES.provided:
+        raise ValueError(f"no model family {family!r}; expected one of {', '.join(sorted(FAMILIES.provided))}")
+    builder: Builder = dotted(FAMILIES.provided[family].declaration.builder)
+    return builder
 
 
 def build(
@@ -60,12 +66,13 @@ def build(
     if part is None:
         part = Part() if mesh is None else Part(mesh.pp.rank, mesh.pp.size)
     with torch.device("meta"):
-        model = family_builder(config.family)(config, axis)  # type: ignore[operator]
-    cut(cast(Model, model), part)
+        model = family_builder(config.family)(config, axis)
+    planned = cast(Model, model)
+    cut(planned, part)
     if torch.device(device).type == "meta":
-        for parameter in cast(nn.Module, model).parameters():
+        for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
     else:
-        materialize(model, model.distribution, axis=axis, dtype=dtype, device=torch.device(device), seed=seed)
+        materialize(model, planned.distribution, axis=axis, dtype=dtype, device=torch.device(device), seed=seed)
     distribute(model, mesh.tp_mesh if mesh is not None else None)
-    return cast(nn.Module, model)
+    return model

@@ -14,7 +14,7 @@ from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, prepare
 from service.jobs.runtime import RunContext
-from service.jobs.spec.samples import Features
+from service.jobs.plugins import Features
 from service.jobs.spec.verify import VerifySpec
 from service.models import build, load_into
 from service.models.reference import resolve

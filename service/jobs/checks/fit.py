@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.jobs.checks.subject import AnySpec
+from service.jobs.plugins import Features, Tokens
 from service.jobs.records import Problem
 from service.jobs.spec import VerifySpec
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import FromJob, ModelConfig
-from service.jobs.spec.samples import Features, Tokens
 from service.jobs.spec.verify import Box, BoxProperty, Robustness
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from service.jobs.checks.subject import AnySpec
 from service.jobs.records import Problem
 from service.jobs.spec import TrainSpec
-from service.schedules.schedule import GENERATORS
+from service.schedules import generator
 from service.schedules.verify import ScheduleError, verify
 
 LARGEST = 2**14
@@ -25,7 +25,7 @@ def check_pipeline(spec: AnySpec) -> Iterator[Problem]:
         return
     numbers = f"pp={spec.parallel.pp}, {pipeline.stages_per_rank} stages per rank, {micro_batches} micro-batches"
     try:
-        verify(GENERATORS[pipeline.schedule](stages, micro_batches))
+        verify(generator(pipeline.schedule)(spec.parallel.pp, pipeline.stages_per_rank, micro_batches))
     except ScheduleError as error:
         yield Problem("pipeline.schedule", f"{numbers}: {error}", pipeline.schedule, "another schedule")
     except ValueError as error:

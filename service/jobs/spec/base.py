@@ -1,48 +1,18 @@
-"""Common ground of all job specs: strict models, identifiers, the parallel degrees."""
+"""Common ground of all job specs."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-JobId = Annotated[str, StringConstraints(pattern=r"^job_[0-9a-z]{20}$")]
-FileId = Annotated[str, StringConstraints(pattern=r"^file_[0-9a-f]{64}$")]
+from service.jobs.fragments import PARALLEL_DIMENSIONS, FileId, JobId, ParallelSpec, Strict
+
+__all__ = ["PARALLEL_DIMENSIONS", "CommonSpec", "DeviceChoice", "FileId", "JobId", "ParallelSpec", "Strict"]
+
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=120)]
 DeviceChoice = Literal["auto", "cuda", "cpu"]
-
-PARALLEL_DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "tp")
-
-
-class Strict(BaseModel):
-    """A frozen spec fragment that refuses unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class ParallelSpec(Strict):
-    """Degrees of parallelism; their product is the number of ranks (one device each)."""
-
-    pp: int = Field(1, ge=1, le=1024, description="pipeline stages in space (ranks in a pipeline)")
-    dp_replicate: int = Field(1, ge=1, le=4096, description="replicas of the sharded model (HSDP)")
-    dp_shard: int = Field(1, ge=1, le=4096, description="FSDP2 shards of parameters, gradients and optimizer state")
-    tp: int = Field(1, ge=1, le=1024, description="tensor-parallel ranks")
-
-    @property
-    def world_size(self) -> int:
-        return self.pp * self.dp_replicate * self.dp_shard * self.tp
-
-    @property
-    def dp(self) -> int:
-        """Ranks that see different data."""
-        return self.dp_replicate * self.dp_shard
-
-    @property
-    def arithmetic(self) -> str:
-        """The product as a user would check it, e.g. ``pp=2 × dp_replicate=1 × dp_shard=1 × tp=2 = 4``."""
-        factors = " × ".join(f"{name}={getattr(self, name)}" for name in PARALLEL_DIMENSIONS)
-        return f"{factors} = {self.world_size}"
 
 
 class CommonSpec(Strict):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
+from service.jobs.plugins import ModelConfig
 from service.jobs.spec.base import FileId, JobId, Strict
-from service.jobs.spec.families import ConvnetConfig, MlpConfig, ModelConfig, TransformerConfig
+from service.jobs.spec.families import FAMILIES, ConvnetConfig, MlpConfig, TransformerConfig
 
 __all__ = [
-    "BUILDERS",
     "ConvnetConfig",
     "FamilyConfig",
     "FromHuggingFace",
@@ -23,12 +31,12 @@ __all__ = [
     "TransformerConfig",
 ]
 
-FamilyConfig = Annotated[MlpConfig | ConvnetConfig | TransformerConfig, Field(discriminator="family")]
-BUILDERS = {
-    "mlp": "service.models.mlp:build",
-    "convnet": "service.models.convnet:build",
-    "transformer": "service.models.transformer:build",
-}
+if TYPE_CHECKING:
+    FamilyConfig = ModelConfig
+else:
+    FamilyConfig = Annotated[
+        FAMILIES.union(), Field(discriminator=FAMILIES.tag), BeforeValidator(FAMILIES.refuse_unavailable)
+    ]
 
 
 class FromJob(Strict):

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from service.jobs.spec.base import CommonSpec, ParallelSpec, Strict
-from service.jobs.spec.data import ClassData
+from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
 
 
 class Robustness(Strict):
     """No input within ``eps`` (L∞, in the data's units) of a test sample changes its correct class."""
 
-    data: ClassData
+    data: DataSpec
     count: int = Field(16, ge=1, le=10**6, description="how many samples of the test split, from the first")
     eps: float = Field(gt=0)
     norm: Literal["inf"] = "inf"

@@ -1,8 +1,18 @@
-"""Configurations of the built-in model families, without torch."""
+"""The model families: the built-in ones, and those of installed packages."""
 
-from service.jobs.spec.families.base import ModelConfig, Reason
+from service.jobs.plugins import ModelFamily
+from service.jobs.plugins.catalogue import catalogue
 from service.jobs.spec.families.convnet import ConvnetConfig
 from service.jobs.spec.families.mlp import MlpConfig
 from service.jobs.spec.families.transformer import TransformerConfig
 
-__all__ = ["ConvnetConfig", "MlpConfig", "ModelConfig", "Reason", "TransformerConfig"]
+__all__ = ["FAMILIES", "ConvnetConfig", "MlpConfig", "TransformerConfig"]
+
+FAMILIES = catalogue(
+    ModelFamily,
+    (
+        ModelFamily(MlpConfig, "service.models.mlp:build"),
+        ModelFamily(ConvnetConfig, "service.models.convnet:build"),
+        ModelFamily(TransformerConfig, "service.models.transformer:build"),
+    ),
+)

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from service.jobs.spec.families.base import ModelConfig
-from service.jobs.spec.samples import Features
+from service.jobs.plugins import Features, ModelConfig
 
 Width = Annotated[int, Field(ge=1, le=2**24)]
 

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.jobs.spec.families.base import ModelConfig
-from service.jobs.spec.samples import Features
+from service.jobs.plugins import Features, ModelConfig
 
 
 class MlpConfig(ModelConfig):

@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from service.jobs.spec.families.base import ModelConfig
-from service.jobs.spec.samples import Tokens
+from service.jobs.plugins import ModelConfig, Tokens
 
 
 class TransformerConfig(ModelConfig):

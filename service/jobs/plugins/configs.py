@@ -1,4 +1,4 @@
-"""What every model family's configuration answers without torch: the parallel plan, the inputs, the arithmetic."""
+"""What the configurations of families, sources and objectives answer without torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from service.jobs.spec.base import ParallelSpec, Strict
-from service.jobs.spec.samples import Samples
+from service.jobs.fragments import ParallelSpec, Strict
+from service.jobs.plugins.samples import Samples
 
 Reason = tuple[str, str, Any, str]
 """Why something does not fit, as (path, message, got, expected)."""
@@ -56,3 +56,29 @@ class ModelConfig(Strict):
                 message = f"{size} does not divide by tp={parallel.tp}"
                 problems.append((f"model.{field}", message, size, f"a multiple of {parallel.tp}"))
         return problems
+
+
+class DataConfig(Strict):
+    """A source's own class adds ``source: Literal["its name"] = "its name"`` and its fields."""
+
+    source: str
+
+    @property
+    @abstractmethod
+    def gives(self) -> Samples:
+        """What its samples are; a model must read the same."""
+
+    @property
+    def held_out(self) -> int | None:
+        """Samples in the test split; ``None`` where only the ranks will know."""
+        return None
+
+
+class ObjectiveConfig(Strict):
+    """An objective's own class adds ``name: Literal["its name"] = "its name"`` and its fields."""
+
+    name: str
+
+    def check_fit(self, samples: Samples, parallel: ParallelSpec) -> list[Reason]:
+        """Reasons why it cannot be minimised on such samples over the ranks of ``parallel``; paths from the spec."""
+        return []

@@ -1,0 +1,39 @@
+"""How a package brings its own model families, data sources and objectives. The stable import path for its author.
+
+A package declares what it brings without importing torch, since the API reads the declaration too, and names it as an
+entry point whose name is the one that jobs will use::
+
+    [project.entry-points."trivet.models"]
+    gated-mlp = "example.declared:FAMILY"       # a ModelFamily
+    [project.entry-points."trivet.data"]
+    spirals = "example.declared:SOURCE"         # a DataSource
+    [project.entry-points."trivet.objectives"]
+    hinge = "example.declared:OBJECTIVE"        # an ObjectiveKind
+
+A declaration is a configuration class, which checks what a job says (unknown fields are refused) and answers what has
+to be known at submit, and the dotted name of what only ranks import. The built-in ones are declared alike
+(``service.jobs.spec.families``, ``service.jobs.spec.data``, ``service.jobs.spec.objective``) and are examples to read.
+A package is the operator's choice: it runs with all rights of the service. One that cannot be used (an import that
+fails, a name that is taken, a wrong type) is logged and listed as unavailable, and stops nothing else.
+"""
+
+from service.jobs.fragments import FileId, ParallelSpec, Strict
+from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig, Reason
+from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind
+from service.jobs.plugins.samples import Features, Samples, Tokens
+
+__all__ = [
+    "DataConfig",
+    "DataSource",
+    "Features",
+    "FileId",
+    "ModelConfig",
+    "ModelFamily",
+    "ObjectiveConfig",
+    "ObjectiveKind",
+    "ParallelSpec",
+    "Reason",
+    "Samples",
+    "Strict",
+    "Tokens",
+]

@@ -1,0 +1,137 @@
+"""What can be named in a spec: the built-in declarations and those of installed packages."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points, version
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+
+from pydantic_core import PydanticCustomError
+
+from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind, one_of
+
+logger = logging.getLogger(__name__)
+Kind = TypeVar("Kind", ModelFamily, DataSource, ObjectiveKind)
+HOUSE = "trivet"
+
+
+class PluginError(Exception):
+    """A declaration that cannot be used; says why."""
+
+
+@dataclass(frozen=True)
+class Provided(Generic[Kind]):
+    """A usable declaration and the distribution that it came with."""
+
+    declaration: Kind
+    distribution: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """An entry point that cannot be used."""
+
+    group: str
+    name: str
+    distribution: str
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Catalogue(Generic[Kind]):
+    """Everything of one group by name."""
+
+    tag: str
+    provided: Mapping[str, Provided[Kind]]
+    unavailable: tuple[Unavailable, ...] = ()
+
+    def union(self) -> Any:
+        """The type of all configurations, for a pydantic field that is discriminated by ``tag``."""
+        return one_of(tuple(each.declaration.form for each in self.provided.values()))
+
+    def refuse_unavailable(self, value: Any) -> Any:
+        """A validator that goes before the union: says why a name that was installed is not there."""
+        named = value.get(self.tag) if isinstance(value, Mapping) else None
+        for each in self.unavailable:
+            if each.name == named and named not in self.provided:
+                known = ", ".join(self.provided)
+                raise PydanticCustomError(
+                    "plugin_unavailable",
+                    "{tag} {name} of {package} is installed but unavailable: {reason}; available are {known}",
+                    {
+                        "tag": self.tag,
+                        "name": repr(named),
+                        "package": f"{each.distribution} {each.version}",
+                        "reason": each.reason,
+                        "known": known,
+                    },
+                )
+        return value
+
+
+def installed(group: str) -> Sequence[EntryPoint]:
+    """The entry points of a group, in an order that does not depend on the search path."""
+    found = {(point.name, point.value, _distribution(point)): point for point in entry_points(group=group)}
+    return [found[key] for key in sorted(found)]
+
+
+def catalogue(
+    kind: type[Kind], built_in: Iterable[Kind], find: Callable[[str], Sequence[EntryPoint]] = installed
+) -> Catalogue[Kind]:
+    """Load every declaration; what is broken or claims a taken name is logged and set aside, whatever it raises."""
+    provided = {name_of(each): Provided(each, HOUSE, version(HOUSE)) for each in built_in}
+    points = find(kind.group)
+    claims = Counter(point.name for point in points)
+    unavailable = []
+    for point in points:
+        try:
+            _check_name(point.name, provided, claims[point.name])
+            provided[point.name] = Provided(_load(kind, point), *_distribution(point))
+        except BaseException as error:  # a package may raise anything, and must not take the service down
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+            unavailable.append(Unavailable(kind.group, point.name, *_distribution(point), reason))
+            logger.warning("%s %r of %s is unavailable: %s", kind.group, point.name, _distribution(point)[0], reason)
+    return Catalogue(kind.tag, provided, tuple(unavailable))
+
+
+def name_of(declaration: ModelFamily | DataSource | ObjectiveKind) -> str:
+    """The name that a spec uses; raises :class:`PluginError` where the configuration does not fix one."""
+    field = declaration.config.model_fields[declaration.tag]
+    names = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    if len(names) != 1 or not isinstance(names[0], str) or field.default != names[0]:
+        wanted = f'{declaration.tag}: Literal["name"] = "name"'
+        raise PluginError(f"{declaration.config.__name__} must have one name, as in {wanted}")
+    return names[0]
+
+
+def _check_name(name: str, provided: Mapping[str, Any], claims: int) -> None:
+    """Of several packages that claim a name none gets it: a job would run what happened to be found first."""
+    if claims > 1:
+        raise PluginError(f"{claims} installed packages claim this name")
+    if name in provided:
+        raise PluginError("the name is taken by a built-in one")
+
+
+def _load(kind: type[Kind], point: EntryPoint) -> Kind:
+    declaration = point.load()
+    if not isinstance(declaration, kind):
+        raise PluginError(f"{point.value} is a {type(declaration).__name__}; expected a {kind.__name__}")
+    if not (isinstance(declaration.config, type) and issubclass(declaration.config, kind.base)):
+        raise PluginError(f"its config is {declaration.config!r}; expected a subclass of {kind.base.__name__}")
+    if missing := sorted(getattr(declaration.config, "__abstractmethods__", ())):
+        raise PluginError(f"{declaration.config.__name__} lacks {', '.join(missing)}")
+    if (name := name_of(declaration)) != point.name:
+        raise PluginError(f"{declaration.config.__name__} is named {name!r}, its entry point {point.name!r}")
+    declaration.config.model_json_schema()
+    return declaration
+
+
+def _distribution(point: EntryPoint) -> tuple[str, str]:
+    return (point.dist.name, point.dist.version) if point.dist is not None else ("unknown", "")
