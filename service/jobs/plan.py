@@ -1,13 +1,12 @@
-"""What a training job's pipeline is going to do: its schedule with predicted times, from the spec alone, without torch."""
+"""What a training job's pipeline is going to do: its schedule with predicted times, from the spec alone."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from service.jobs.spec import TrainSpec
-from service.schedules.schedule import GENERATORS, Instruction, Op, Schedule
-from service.schedules.verify import DURATION, _source, verify
+from service.schedules import generator
+from service.schedules.verify import predict, verify
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,10 @@ def plan(spec: TrainSpec) -> Plan | None:
     """The plan of one optimizer step; ``None`` when the spec has no pipeline."""
     if spec.parallel.pp == 1:
         return None
-    schedule = GENERATORS[spec.pipeline.schedule](spec.parallel.pp, spec.micro_batches)
+    pipeline = spec.pipeline
+    schedule = generator(pipeline.schedule)(spec.parallel.pp, pipeline.stages_per_rank, spec.micro_batches)
     report = verify(schedule)
-    cells = _timeline(schedule)
+    spans = predict(schedule)
     rows = tuple(
         PlannedRank(
             rank=rank,
@@ -59,10 +59,14 @@ def plan(spec: TrainSpec) -> Plan | None:
             peak_activations=report.peak_activations[rank],
             peak_buffers=report.peak_buffers[rank],
             cells=tuple(
-                PlannedCell(str(each.op), each.stage, each.micro_batch, start, end) for each, start, end in own
+                PlannedCell(
+                    str(each.instruction.op), each.instruction.stage, each.instruction.micro_batch, each.start, each.end
+                )
+                for each in spans
+                if each.rank == rank
             ),
         )
-        for rank, own in enumerate(cells)
+        for rank in range(spec.parallel.pp)
     )
     return Plan(
         schedule=spec.pipeline.schedule,
@@ -73,18 +77,3 @@ def plan(spec: TrainSpec) -> Plan | None:
         duration=max(row.cells[-1].end for row in rows),
         rows=rows,
     )
-
-
-def _timeline(schedule: Schedule) -> list[list[tuple[Instruction, float, float]]]:
-    queues = [deque(each for each in instructions if each.op in DURATION) for instructions in schedule.ranks]
-    finished: dict[Instruction, float] = {}
-    clock = [0.0] * len(queues)
-    out: list[list[tuple[Instruction, float, float]]] = [[] for _ in queues]
-    while any(queues):
-        for rank, queue in enumerate(queues):
-            while queue and ((source := _source(queue[0], schedule.stages)) is None or source in finished):
-                instruction = queue.popleft()
-                start = clock[rank] if source is None else max(clock[rank], finished[source])
-                clock[rank] = finished[instruction] = start + DURATION[instruction.op]
-                out[rank].append((instruction, start, clock[rank]))
-    return out

@@ -1,12 +1,12 @@
 """Schedules: what each rank of a pipeline does, in order, as plain data. Nothing here knows of torch.
 
-A schedule is written as the order of computations per rank; :func:`lower` adds the communication. Stages are
-virtual: a rank may own several, so that a schedule with more stages than ranks is one more function like those below.
+A schedule is written as the order of computations per rank; :func:`service.schedules.lowering.lower` adds the rest.
+Stages are virtual: a rank may own several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -14,25 +14,38 @@ from enum import StrEnum
 class Op(StrEnum):
     """What an instruction does for ``stage``: sends go to, and receives come from, the neighbour that the name implies.
 
-    Activations move from stage s to s + 1, gradients from s to s - 1.
+    Activations move from stage s to s + 1, gradients from s to s - 1. ``BACKWARD`` computes the gradients of input and
+    weights; ``BACKWARD_INPUT`` and ``BACKWARD_WEIGHT`` are its halves. ``REDUCE`` adds up the data-parallel ranks'
+    gradients of a stage whose backward is split; otherwise the last backward does so.
     """
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    BACKWARD_INPUT = "backward_input"
+    BACKWARD_WEIGHT = "backward_weight"
+    REDUCE = "reduce"
     SEND_ACTIVATION = "send_activation"
     RECV_ACTIVATION = "recv_activation"
     SEND_GRADIENT = "send_gradient"
     RECV_GRADIENT = "recv_gradient"
 
 
+COMPUTATIONS = frozenset({Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT})
+# What passes a gradient on to the stage before.
+BACKWARDS = frozenset({Op.BACKWARD, Op.BACKWARD_INPUT})
+
+
 @dataclass(frozen=True, slots=True)
 class Instruction:
+    """``micro_batch`` is 0 where an instruction is about all of them (``REDUCE``)."""
+
     op: Op
     stage: int
     micro_batch: int
 
     def __str__(self) -> str:
-        return f"{self.op} of stage {self.stage}, micro-batch {self.micro_batch}"
+        place = f"{self.op} of stage {self.stage}"
+        return place if self.op is Op.REDUCE else f"{place}, micro-batch {self.micro_batch}"
 
 
 @dataclass(frozen=True)
@@ -54,91 +67,34 @@ class Schedule:
         return self.owners[boundary] == self.owners[boundary + 1]
 
 
-Generator = Callable[[int, int], Schedule]
+Generator = Callable[[int, int, int], Schedule]
+"""From ``(pp, virtual_stages, micro_batches)``: ranks of a pipeline, stages of each rank, parts of a batch."""
 
 
-def gpipe(stages: int, micro_batches: int) -> Schedule:
-    """All forwards, then all backwards (Huang et al., 2019). Keeps the activations of every micro-batch."""
-    _check(stages, micro_batches)
-    every = range(micro_batches)
-    orders = [
-        [Instruction(op, stage, each) for op in (Op.FORWARD, Op.BACKWARD) for each in every] for stage in range(stages)
-    ]
-    return lower("gpipe", micro_batches, tuple(range(stages)), orders)
+class ScheduleError(ValueError):
+    """A schedule that must not run; names the rank and the position of the instruction at fault."""
+
+    def __init__(self, rank: int, index: int | None, message: str) -> None:
+        place = f"rank {rank}" if index is None else f"rank {rank}, instruction {index}"
+        super().__init__(f"{place}: {message}")
+        self.rank, self.index = rank, index
 
 
-def one_f_one_b(stages: int, micro_batches: int) -> Schedule:
-    """One forward, one backward after a warm-up (PipeDream-Flush, Narayanan et al., 2021).
-
-    Stage s keeps the activations of at most ``stages - s`` micro-batches.
-    """
-    _check(stages, micro_batches)
-    orders = [_one_f_one_b_order(stage, stages - stage - 1, micro_batches) for stage in range(stages)]
-    return lower("1f1b", micro_batches, tuple(range(stages)), orders)
+def loop(pp: int, virtual_stages: int) -> tuple[int, ...]:
+    """Owners of stages that go round the ranks: 0 … pp - 1, 0 … pp - 1, and so on."""
+    return tuple(range(pp)) * virtual_stages
 
 
-def forward_only(stages: int, micro_batches: int) -> Schedule:
-    """Evaluation: every micro-batch forward once; nothing is kept."""
-    _check(stages, micro_batches)
-    orders = [[Instruction(Op.FORWARD, stage, each) for each in range(micro_batches)] for stage in range(stages)]
-    return lower("forward_only", micro_batches, tuple(range(stages)), orders, trains=False)
+def vee(pp: int) -> tuple[int, ...]:
+    """Owners of two stages per rank that go down the ranks and back up: 0 … pp - 1, pp - 1 … 0."""
+    return (*range(pp), *reversed(range(pp)))
 
 
-GENERATORS: dict[str, Generator] = {"gpipe": gpipe, "1f1b": one_f_one_b}
-
-
-def _one_f_one_b_order(stage: int, warm_up: int, micro_batches: int) -> list[Instruction]:
-    ahead = min(warm_up, micro_batches)
-    order = [Instruction(Op.FORWARD, stage, each) for each in range(ahead)]
-    for each in range(micro_batches):
-        if each + ahead < micro_batches:
-            order.append(Instruction(Op.FORWARD, stage, each + ahead))
-        order.append(Instruction(Op.BACKWARD, stage, each))
-    return order
-
-
-def lower(
-    name: str,
-    micro_batches: int,
-    owners: tuple[int, ...],
-    orders: Sequence[Sequence[Instruction]],
-    *,
-    trains: bool = True,
-    ahead: int = 1,
-) -> Schedule:
-    """Add sends and receives to the computations of each rank.
-
-    A receive is posted ``ahead`` computations before the one that needs it: its transfer overlaps them, and where
-    both sides of a boundary post their receives before either sends, not even sends that wait for their receiver
-    can deadlock (one is enough for ours; stages in a loop may need more). The price is as many more receive buffers.
-    """
-    ranks = []
-    for order in orders:
-        posted = [receive for compute in order[:ahead] for receive in _receives(compute, owners)]
-        for index, compute in enumerate(order):
-            for later in order[index + ahead : index + ahead + 1]:
-                posted += _receives(later, owners)
-            posted += [compute, *_sends(compute, owners)]
-        ranks.append(tuple(posted))
-    return Schedule(name, micro_batches, owners, tuple(ranks), trains)
-
-
-def _receives(compute: Instruction, owners: tuple[int, ...]) -> Iterator[Instruction]:
-    stage, last = compute.stage, len(owners) - 1
-    if compute.op is Op.FORWARD and stage > 0 and owners[stage - 1] != owners[stage]:
-        yield Instruction(Op.RECV_ACTIVATION, stage, compute.micro_batch)
-    if compute.op is Op.BACKWARD and stage < last and owners[stage + 1] != owners[stage]:
-        yield Instruction(Op.RECV_GRADIENT, stage, compute.micro_batch)
-
-
-def _sends(compute: Instruction, owners: tuple[int, ...]) -> Iterator[Instruction]:
-    stage, last = compute.stage, len(owners) - 1
-    if compute.op is Op.FORWARD and stage < last and owners[stage + 1] != owners[stage]:
-        yield Instruction(Op.SEND_ACTIVATION, stage, compute.micro_batch)
-    if compute.op is Op.BACKWARD and stage > 0 and owners[stage - 1] != owners[stage]:
-        yield Instruction(Op.SEND_GRADIENT, stage, compute.micro_batch)
-
-
-def _check(stages: int, micro_batches: int) -> None:
-    if stages < 1 or micro_batches < 1:
-        raise ValueError(f"a schedule needs a stage and a micro-batch, not stages={stages}, {micro_batches=}")
+def check_sizes(name: str, pp: int, virtual_stages: int, micro_batches: int, *, only: int | None = None) -> None:
+    """Refuse what no schedule, or not this one, can do; ``only`` is the one number of stages per rank it knows."""
+    if min(pp, virtual_stages, micro_batches) < 1:
+        raise ValueError(
+            f"a schedule needs a rank, a stage and a micro-batch, not {pp=}, {virtual_stages=}, {micro_batches=}"
+        )
+    if only is not None and virtual_stages != only:
+        raise ValueError(f"{name} has {only} stage{'s' * (only > 1)} on each rank, not {virtual_stages=}")

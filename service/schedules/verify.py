@@ -7,37 +7,32 @@ receiver, activation or gradient - are matched in order, as NCCL does, whatever 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from service.schedules.schedule import Instruction, Op, Schedule
+from service.schedules.clock import Clock, Span
+from service.schedules.schedule import BACKWARDS, COMPUTATIONS, Instruction, Op, Schedule, ScheduleError
 
 SENDS = {Op.SEND_ACTIVATION: Op.RECV_ACTIVATION, Op.SEND_GRADIENT: Op.RECV_GRADIENT}
 RECEIVES = frozenset(SENDS.values())
 STEP_TO_PEER = {Op.SEND_ACTIVATION: 1, Op.RECV_ACTIVATION: -1, Op.SEND_GRADIENT: -1, Op.RECV_GRADIENT: 1}
-# A backward costs about two forwards: gradients of the input and of the weights.
-DURATION = {Op.FORWARD: 1.0, Op.BACKWARD: 2.0}
+_OPPOSITE = {**SENDS, **{receive: send for send, receive in SENDS.items()}}
 Channel = tuple[int, int, bool]
-
-
-class ScheduleError(ValueError):
-    """A schedule that must not run; names the rank and the position of the instruction at fault."""
-
-    def __init__(self, rank: int, index: int | None, message: str) -> None:
-        place = f"rank {rank}" if index is None else f"rank {rank}, instruction {index}"
-        super().__init__(f"{place}: {message}")
-        self.rank, self.index = rank, index
 
 
 @dataclass(frozen=True)
 class Report:
-    """Per rank: micro-batches whose activations are kept at once, and receive buffers in use at once.
+    """Per rank, the most at any one time: ``peak_activations`` counts (stage, micro-batch) pairs between forward and
+    the end of backward; ``peak_receives`` messages asked for and not yet used; ``peak_buffers`` these and those that
+    a stage still needs as its input or output gradient.
 
-    ``bubble`` is the predicted idle share of all ranks when a forward takes 1, a backward 2 and a transfer 0.
+    ``bubble`` is the predicted idle share of all ranks when a forward takes 1, each half of a backward 1, a transfer
+    nothing.
     """
 
     peak_activations: tuple[int, ...]
+    peak_receives: tuple[int, ...]
     peak_buffers: tuple[int, ...]
     bubble: float
 
@@ -49,33 +44,56 @@ def verify(schedule: Schedule) -> Report:
         _check_order(schedule, rank)
     _check_channels(schedule)
     _check_progress(schedule)
-    costs = [_peaks(schedule, instructions) for instructions in schedule.ranks]
-    return Report(tuple(kept for kept, _ in costs), tuple(buffers for _, buffers in costs), _bubble(schedule))
+    peaks = [_peaks(schedule, instructions) for instructions in schedule.ranks]
+    activations, receives, buffers = zip(*peaks, strict=True)
+    return Report(activations, receives, buffers, bubble(schedule))
+
+
+def predict(schedule: Schedule) -> tuple[Span, ...]:
+    """When each rank will compute what, under the assumptions of :class:`Report`, rank by rank in order of time."""
+    return tuple(span for spans in _clock(schedule).spans for span in spans)
+
+
+def bubble(schedule: Schedule) -> float:
+    """Predicted idle share of all ranks, under the assumptions of :class:`Report`."""
+    clock = _clock(schedule)
+    busy = sum(span.end - span.start for spans in clock.spans for span in spans)
+    return 1 - busy / (len(schedule.ranks) * clock.makespan)
+
+
+def _clock(schedule: Schedule) -> Clock:
+    return Clock(schedule.stages, [[each for each in order if each.op in COMPUTATIONS] for order in schedule.ranks])
 
 
 def peer(instruction: Instruction) -> Instruction:
     """The other side of a send or a receive."""
     stage = instruction.stage + STEP_TO_PEER[instruction.op]
-    opposite = {**SENDS, **{receive: send for send, receive in SENDS.items()}}
-    return Instruction(opposite[instruction.op], stage, instruction.micro_batch)
+    return Instruction(_OPPOSITE[instruction.op], stage, instruction.micro_batch)
 
 
 def _expected(schedule: Schedule, rank: int) -> Iterator[Instruction]:
-    """Every instruction that the rank must have exactly once."""
+    """Every instruction that the rank must have exactly once. One split backward of a stage splits all of them."""
     last = schedule.stages - 1
+    halves = {Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.REDUCE}
+    split = {each.stage for each in schedule.ranks[rank] if each.op in halves}
     for stage in (stage for stage, owner in enumerate(schedule.owners) if owner == rank):
         below = stage > 0 and not schedule.is_local(stage - 1)
         above = stage < last and not schedule.is_local(stage)
+        trains, splits = schedule.trains, schedule.trains and stage in split
         present = [
             (Op.RECV_ACTIVATION, below),
             (Op.FORWARD, True),
             (Op.SEND_ACTIVATION, above),
-            (Op.RECV_GRADIENT, above and schedule.trains),
-            (Op.BACKWARD, schedule.trains),
-            (Op.SEND_GRADIENT, below and schedule.trains),
+            (Op.RECV_GRADIENT, above and trains),
+            (Op.BACKWARD, trains and not splits),
+            (Op.BACKWARD_INPUT, splits),
+            (Op.BACKWARD_WEIGHT, splits),
+            (Op.SEND_GRADIENT, below and trains),
         ]
         for op in (op for op, needed in present if needed):
             yield from (Instruction(op, stage, each) for each in range(schedule.micro_batches))
+        if splits:
+            yield Instruction(Op.REDUCE, stage, 0)
 
 
 def _check_complete(schedule: Schedule, rank: int) -> None:
@@ -92,27 +110,37 @@ def _check_complete(schedule: Schedule, rank: int) -> None:
         raise ScheduleError(rank, None, f"{first} is missing, and {len(missing) - 1} more")
 
 
-def _needs(schedule: Schedule, instruction: Instruction) -> Iterator[Instruction]:
+def _needs(schedule: Schedule, instruction: Instruction, done: set[Instruction]) -> Iterator[Instruction]:
     """What must come before an instruction on its own rank."""
     op, stage, each = instruction.op, instruction.stage, instruction.micro_batch
     if op is Op.FORWARD and stage > 0:
         local = schedule.is_local(stage - 1)
         yield Instruction(Op.FORWARD, stage - 1, each) if local else Instruction(Op.RECV_ACTIVATION, stage, each)
-    if op is Op.BACKWARD:
+    elif op in BACKWARDS:
         yield Instruction(Op.FORWARD, stage, each)
         if stage < schedule.stages - 1:
             local = schedule.is_local(stage)
-            yield Instruction(Op.BACKWARD, stage + 1, each) if local else Instruction(Op.RECV_GRADIENT, stage, each)
-    if op is Op.SEND_ACTIVATION:
+            yield _backward(stage + 1, each, done) if local else Instruction(Op.RECV_GRADIENT, stage, each)
+    elif op is Op.BACKWARD_WEIGHT:
+        yield Instruction(Op.BACKWARD_INPUT, stage, each)
+    elif op is Op.REDUCE:
+        yield from (Instruction(Op.BACKWARD_WEIGHT, stage, each) for each in range(schedule.micro_batches))
+    elif op is Op.SEND_ACTIVATION:
         yield Instruction(Op.FORWARD, stage, each)
-    if op is Op.SEND_GRADIENT:
-        yield Instruction(Op.BACKWARD, stage, each)
+    elif op is Op.SEND_GRADIENT:
+        yield _backward(stage, each, done)
+
+
+def _backward(stage: int, micro_batch: int, done: set[Instruction]) -> Instruction:
+    """The instruction that passes on the gradient of a stage's input: whole, or the first half."""
+    whole = Instruction(Op.BACKWARD, stage, micro_batch)
+    return whole if whole in done else Instruction(Op.BACKWARD_INPUT, stage, micro_batch)
 
 
 def _check_order(schedule: Schedule, rank: int) -> None:
     done: set[Instruction] = set()
     for index, instruction in enumerate(schedule.ranks[rank]):
-        for needed in _needs(schedule, instruction):
+        for needed in _needs(schedule, instruction, done):
             if needed not in done:
                 raise ScheduleError(rank, index, f"{instruction} comes before {needed}")
         done.add(instruction)
@@ -164,7 +192,7 @@ def _waits_for(instruction: Instruction, done: set[Instruction]) -> Instruction 
     """What another rank must do first."""
     if instruction.op in SENDS:
         awaited = peer(instruction)
-    elif instruction.op in DURATION:
+    elif instruction.op is Op.FORWARD or instruction.op in BACKWARDS:
         receive = Op.RECV_ACTIVATION if instruction.op is Op.FORWARD else Op.RECV_GRADIENT
         posted = Instruction(receive, instruction.stage, instruction.micro_batch)
         if posted not in done:
@@ -175,42 +203,27 @@ def _waits_for(instruction: Instruction, done: set[Instruction]) -> Instruction 
     return None if awaited in done else awaited
 
 
-def _peaks(schedule: Schedule, instructions: tuple[Instruction, ...]) -> tuple[int, int]:
-    """Most activations kept for a backward, and most receive buffers in use, at any time on one rank.
-
-    A received activation is in use until its backward (its forward, where nothing trains); so is a gradient.
-    """
-    kept = peak_kept = buffers = peak_buffers = 0
-    received: Counter[tuple[int, int]] = Counter()
+def _peaks(schedule: Schedule, instructions: tuple[Instruction, ...]) -> tuple[int, int, int]:
+    """Most activations, unused messages and receive buffers at once on a rank; a backward ends with its weights."""
+    kept = waiting = buffers = 0
+    peaks = (0, 0, 0)
+    held: Counter[tuple[int, int]] = Counter()
+    split = any(each.op is Op.BACKWARD_WEIGHT for each in instructions)
+    ends = (Op.BACKWARD_WEIGHT if split else Op.BACKWARD) if schedule.trains else Op.FORWARD
+    posted: set[Instruction] = set()
     for instruction in instructions:
         place = (instruction.stage, instruction.micro_batch)
         if instruction.op in RECEIVES:
-            received[place] += 1
+            held[place] += 1
             buffers += 1
-        kept += schedule.trains * (instruction.op is Op.FORWARD)
-        peak_kept, peak_buffers = max(peak_kept, kept), max(peak_buffers, buffers)
-        if instruction.op is (Op.BACKWARD if schedule.trains else Op.FORWARD):
+            waiting += 1
+            posted.add(instruction)
+        kept += schedule.trains and instruction.op is Op.FORWARD
+        peaks = (max(peaks[0], kept), max(peaks[1], waiting), max(peaks[2], buffers))
+        if instruction.op is Op.FORWARD or instruction.op in BACKWARDS:
+            receive = Op.RECV_ACTIVATION if instruction.op is Op.FORWARD else Op.RECV_GRADIENT
+            waiting -= Instruction(receive, *place) in posted
+        if instruction.op is ends:
             kept -= schedule.trains
-            buffers -= received.pop(place, 0)
-    return peak_kept, peak_buffers
-
-
-def _bubble(schedule: Schedule) -> float:
-    """Idle share under :data:`DURATION`, with transfers and sends that take no time."""
-    queues = [deque(each for each in instructions if each.op in DURATION) for instructions in schedule.ranks]
-    busy = sum(DURATION[each.op] for queue in queues for each in queue)
-    finished: dict[Instruction, float] = {}
-    clock = [0.0] * len(queues)
-    while any(queues):
-        for rank, queue in enumerate(queues):
-            while queue and ((source := _source(queue[0], schedule.stages)) is None or source in finished):
-                instruction = queue.popleft()
-                start = clock[rank] if source is None else max(clock[rank], finished[source])
-                clock[rank] = finished[instruction] = start + DURATION[instruction.op]
-    return 1 - busy / (len(clock) * max(clock))
-
-
-def _source(compute: Instruction, stages: int) -> Instruction | None:
-    """The neighbouring stage's computation whose result this one consumes."""
-    neighbour = compute.stage + (-1 if compute.op is Op.FORWARD else 1)
-    return Instruction(compute.op, neighbour, compute.micro_batch) if 0 <= neighbour < stages else None
+            buffers -= held.pop(place, 0)
+    return peaks

@@ -15,7 +15,8 @@ from service.models.data import Split
 from service.parallel.fsdp import synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
-from service.schedules.schedule import GENERATORS, Schedule, forward_only
+from service.schedules import forward_only, generator
+from service.schedules.schedule import Schedule
 from service.training.objective import Objective
 
 
@@ -110,8 +111,8 @@ def build_engine(model: nn.Module, objective: Objective, spec: TrainSpec, mesh: 
         model=model,
         objective=objective,
         runtime=PipelineRuntime({mesh.pp.rank: model}, mesh, device=device),
-        schedule=GENERATORS[spec.pipeline.schedule](stages, micro_batches),
-        evaluation=forward_only(stages, micro_batches),
+        schedule=generator(spec.pipeline.schedule)(stages, 1, micro_batches),
+        evaluation=forward_only(tuple(range(stages)), micro_batches),
         global_batch=global_batch,
     )
 

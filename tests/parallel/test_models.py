@@ -22,7 +22,7 @@ from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
 from service.parallel.pipeline.stage import Part
 from service.parallel.tensor.placement import sharded_dimensions
-from service.schedules.schedule import one_f_one_b
+from service.schedules.one_f_one_b import one_f_one_b
 
 TRANSFORMER = TransformerConfig(vocab_size=16, dim=8, layers=3, heads=4, kv_heads=2, max_sequence=6)
 MLP = MlpConfig(in_features=3, hidden=(4, 8, 4), out_features=2)
@@ -96,7 +96,7 @@ def test_one_process_runs_a_schedule_too() -> None:
         device=torch.device("cpu"),
         observe=lambda instruction, *when: seen.append((instruction, when)),
     )
-    plan = one_f_one_b(1, 3)
+    plan = one_f_one_b(1, 1, 3)
     runtime.run(plan, Work(loss, x.chunk(3), targets.chunk(3)))
     for parameter, gradient in zip(model.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-12)
