@@ -8,7 +8,8 @@ from service.jobs.checks.subject import AnySpec
 from service.jobs.records import Problem
 from service.jobs.spec import TrainSpec
 from service.schedules import generator
-from service.schedules.verify import ScheduleError, verify
+from service.schedules.schedule import ScheduleError
+from service.schedules.verify import verify
 
 LARGEST = 2**14
 """Stages × micro-batches: what can be proved while a client waits for its answer."""

@@ -7,6 +7,6 @@ same samples at the same step. Nothing is downloaded.
 from service.models.data.feeding import Feed, open_feed
 from service.models.data.order import BatchOrder
 from service.models.data.samples import Dataset, Samples, Split
-from service.models.data.sources import LOADERS, Loader, load
+from service.models.data.sources import Loader, load
 
-__all__ = ["LOADERS", "BatchOrder", "Dataset", "Feed", "Loader", "Samples", "Split", "load", "open_feed"]
+__all__ = ["BatchOrder", "Dataset", "Feed", "Loader", "Samples", "Split", "load", "open_feed"]
