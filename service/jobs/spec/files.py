@@ -66,6 +66,3 @@ class FileArrays(DataConfig):
     @property
     def gives(self) -> Samples:
         return Features(prod(self.shape), self.classes)
-
-
-FileData = Annotated[FileTokens | FileArrays, Field(discriminator="format")]

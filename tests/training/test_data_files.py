@@ -1,0 +1,311 @@
+"""Data in uploaded files: token rows and arrays read where they lie, texts tokenised once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from launching import Torchrun
+from pydantic import ValidationError
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from training_runs import TRANSFORMER, train
+
+from service.jobs.layout import DataLayout
+from service.jobs.spec.data import TokensData
+from service.jobs.spec.files import FileArrays, FileTokens
+from service.models import data
+from service.models.data import feeding, order, packed, text
+
+NO_FILE = "file_" + "0" * 64
+
+
+def upload(folder: Path, content: bytes) -> str:
+    """The id of a file that now lies where uploads do."""
+    file = f"file_{hashlib.sha256(content).hexdigest()}"
+    path = DataLayout(folder).file(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return file
+
+
+def upload_arrays(folder: Path, arrays: Mapping[str, np.ndarray[Any, Any]], form: str = "safetensors") -> str:
+    path = folder / f"arrays.{form}"
+    if form == "npz":
+        np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+    else:
+        save_file(dict(arrays), path)
+    return upload(folder, path.read_bytes())
+
+
+def token_row(length: int, vocabulary: int = 50) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(length).integers(0, vocabulary, length)
+
+
+@settings(max_examples=30, deadline=None)
+@given(length=st.integers(30, 400), sequence=st.integers(1, 9), encoding=st.sampled_from(["uint8", "uint16", "uint32"]))
+def test_every_token_of_a_row_is_in_its_place(
+    tmp_path_factory: pytest.TempPathFactory, length: int, sequence: int, encoding: str
+) -> None:
+    folder, row = tmp_path_factory.mktemp("row"), token_row(length)
+    spec = FileTokens(
+        file=upload(folder, row.astype(encoding).tobytes()), encoding=encoding, sequence=sequence, vocabulary=50
+    )
+    loaded = data.load(spec, DataLayout(folder))
+    samples = (length - 1) // sequence
+    assert len(loaded.train) + len(loaded.test) == samples
+    assert len(loaded.test) == max(int(samples * 0.1), 1)
+    splits = [split.take(torch.arange(len(split))) for split in (loaded.train, loaded.test)]
+    inputs, targets = (torch.cat([getattr(each, name) for each in splits]) for name in ("inputs", "targets"))
+    expected = torch.from_numpy(row[: samples * sequence + 1])
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert torch.equal(inputs.flatten(), expected[:-1])
+    assert torch.equal(targets.flatten(), expected[1:])
+
+
+def test_numpys_own_format_and_a_test_file(tmp_path: Path) -> None:
+    files = []
+    for length in (100, 41):
+        np.save(tmp_path / "row.npy", token_row(length).astype(np.int32))
+        files.append(upload(tmp_path, (tmp_path / "row.npy").read_bytes()))
+    spec = FileTokens(file=files[0], test_file=files[1], encoding="npy", sequence=10, vocabulary=50)
+    loaded = data.load(spec, DataLayout(tmp_path))
+    assert (len(loaded.train), len(loaded.test)) == (9, 4)
+    assert loaded.test.take(torch.tensor([3])).targets[0].tolist() == token_row(41)[31:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "change", "message"),
+    [
+        (b"\x01\x00" * 5, {}, "data.file holds 5 tokens; data.sequence=8 needs at least 9"),
+        (b"\x01\x00" * 9, {}, "data.file holds 1 sequences of 8: too few for a test split"),
+        (b"\x01\x00" * 50 + b"\x00", {}, "data.file has 101 bytes, which are no whole number of uint16 ids"),
+        (b"\x01\x00" * 40 + b"\x32\x00", {}, r"data.file holds the token id 50; data.vocabulary=50 allows 0 to 49"),
+        (b"anything else", {"encoding": "npy"}, "data.file is no array in NumPy's format"),
+        (b"some text", {"encoding": "text", "tokenizer": NO_FILE}, "data.tokenizer: there is no uploaded file file_0"),
+        (b"\x01\x00" * 50, {"test_file": NO_FILE}, "data.test_file: there is no uploaded file file_0"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_refused_by_field(
+    tmp_path: Path, content: bytes, change: dict[str, Any], message: str
+) -> None:
+    spec = FileTokens.model_validate({"file": upload(tmp_path, content), "sequence": 8, "vocabulary": 50, **change})
+    with pytest.raises(ValueError, match=message):
+        data.load(spec, DataLayout(tmp_path))
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
+    np.save(tmp_path / "row.npy", np.array([{}], dtype=object), allow_pickle=True)
+    file = upload(tmp_path, (tmp_path / "row.npy").read_bytes())
+    spec = FileTokens(file=file, encoding="npy", sequence=1, vocabulary=9)
+    with pytest.raises(ValueError, match=r"data.file is no array in NumPy's format"):
+        data.load(spec, DataLayout(tmp_path))
+
+
+def test_of_a_large_row_windows_are_checked_and_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CHECKED_WHOLE", 100), ("WINDOWS", 10), ("WINDOW", 4)):
+        monkeypatch.setattr(packed, name, value)
+    row = token_row(1000).astype(np.uint16)
+    row[55] = 60  # between two windows
+    layout = DataLayout(tmp_path)
+    spec = FileTokens(file=upload(tmp_path, row.tobytes()), sequence=10, vocabulary=50)
+    loaded = data.load(spec, layout)
+    with pytest.raises(ValueError, match="the token id 60"):
+        loaded.train.take(torch.tensor([5]))
+    row[102] = 60
+    with pytest.raises(ValueError, match="the token id 60"):
+        data.load(spec.model_copy(update={"file": upload(tmp_path, row.tobytes())}), layout)
+
+
+def upload_tokenizer(folder: Path) -> str:
+    words = {"[UNK]": 0, "the": 1, "cat": 2, "sat": 3}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return upload(folder, tokenizer.to_str().encode())
+
+
+def test_a_text_is_tokenised_in_pieces_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "CHUNK", 10)
+    file = upload(tmp_path, "the cat sat\non the cät\n\nthe cat".encode())
+    spec = FileTokens(
+        file=file, encoding="text", tokenizer=upload_tokenizer(tmp_path), sequence=1, vocabulary=4, test_fraction=0.5
+    )
+    layout = DataLayout(tmp_path)
+    loaded = data.load(spec, layout)
+    splits = (loaded.train, loaded.test)
+    tokens = [split.take(torch.arange(len(split))).inputs.flatten().tolist() for split in splits]
+    assert tokens == [[1, 2, 3, 0], [1, 0, 1]]
+    monkeypatch.setattr(text, "_chunks", None)  # a second pass over the text would fail
+    assert len(data.load(spec, layout).train) == 4
+    assert [path.suffix for path in (layout.cache / "tokens").iterdir()] == [".uint16"]
+
+
+@pytest.mark.parametrize(
+    ("content", "vocabulary", "message"),
+    [
+        (b"the cat sat", 3, "data.tokenizer has 4 tokens; data.vocabulary=3 must be at least that"),
+        (b"the \xff sat", 4, "data.file is no UTF-8 text"),
+    ],
+)
+def test_a_text_that_cannot_be_tokenised_is_refused(
+    tmp_path: Path, content: bytes, vocabulary: int, message: str
+) -> None:
+    tokenizer, file = upload_tokenizer(tmp_path), upload(tmp_path, content)
+    spec = FileTokens(file=file, encoding="text", tokenizer=tokenizer, sequence=1, vocabulary=vocabulary)
+    with pytest.raises(ValueError, match=message):
+        data.load(spec, DataLayout(tmp_path))
+    assert not list(DataLayout(tmp_path).cache.rglob("*.uint16"))
+
+
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    spec = FileTokens(
+        file=upload(tmp_path, b"text"), encoding="text", tokenizer=upload(tmp_path, b"{}"), sequence=1, vocabulary=9
+    )
+    with pytest.raises(ValueError, match=r"data.tokenizer is no tokenizer.json"):
+        data.load(spec, DataLayout(tmp_path))
+
+
+@pytest.mark.parametrize("change", [{"encoding": "text"}, {"tokenizer": NO_FILE}])
+def test_text_and_tokenizer_go_together(change: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"expected encoding=text with the id of a tokenizer.json"):
+        FileTokens.model_validate({"file": NO_FILE, "sequence": 1, "vocabulary": 9, **change})
+
+
+def images(count: int = 20, kind: str = "uint8") -> dict[str, np.ndarray[Any, Any]]:
+    random = np.random.default_rng(0)
+    return {
+        "inputs": random.integers(0, 256, (count, 2, 3)).astype(kind),
+        "targets": random.integers(0, 4, count).astype(np.uint8),
+    }
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npz"])
+def test_arrays_are_flat_and_pixels_lie_between_0_and_1(tmp_path: Path, form: str) -> None:
+    spec = FileArrays(file=upload_arrays(tmp_path, images(), form), shape=(2, 3), classes=4)
+    loaded = data.load(spec, DataLayout(tmp_path))
+    assert (len(loaded.train), len(loaded.test)) == (16, 4)
+    batch = loaded.test.take(torch.tensor([3, 0]))
+    assert batch.inputs.dtype == torch.float32
+    assert torch.equal(batch.inputs, torch.from_numpy(images()["inputs"])[[19, 16]].flatten(1) / 255)
+    assert batch.targets.tolist() == images()["targets"][[19, 16]].tolist()
+
+
+def test_floats_are_taken_as_they_are_and_the_test_split_may_be_in_the_file(tmp_path: Path) -> None:
+    own = images(6, "float64")
+    arrays = {**images(10, "float64"), "test_inputs": own["inputs"] + 0.5, "test_targets": own["targets"]}
+    loaded = data.load(FileArrays(file=upload_arrays(tmp_path, arrays), shape=(6,), classes=4), DataLayout(tmp_path))
+    assert (len(loaded.train), len(loaded.test)) == (10, 6)
+    assert torch.equal(
+        loaded.test.take(torch.arange(6)).inputs, torch.from_numpy(own["inputs"] + 0.5).flatten(1).float()
+    )
+
+
+def test_the_test_split_may_be_another_file(tmp_path: Path) -> None:
+    files = [upload_arrays(tmp_path, images(count)) for count in (10, 7)]
+    spec = FileArrays(file=files[0], test_file=files[1], shape=(2, 3), classes=4)
+    loaded = data.load(spec, DataLayout(tmp_path))
+    assert (len(loaded.train), len(loaded.test)) == (10, 7)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npz"])
+@pytest.mark.parametrize(
+    ("change", "spec", "message"),
+    [
+        ({"targets": None}, {}, "data.file has no array 'targets', but inputs"),
+        ({}, {"shape": (3, 3)}, r"inputs have shape \(20, 2, 3\); data.shape says \(n, 3, 3\)"),
+        ({}, {"classes": 3}, "targets are 0 to 3; data.classes=3 allows 0 to 2"),
+        ({"targets": np.zeros(19, np.int64)}, {}, r"targets is torch.int64 of shape \(19,\); .* each of 20 inputs"),
+        ({"targets": np.zeros(20)}, {}, "targets is torch.float64 .* one whole number for each"),
+        ({"inputs": np.zeros((20, 2, 3), bool)}, {}, "inputs are torch.bool; expected real numbers"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_by_field(
+    tmp_path: Path, form: str, change: dict[str, Any], spec: dict[str, Any], message: str
+) -> None:
+    arrays = {name: array for name, array in {**images(), **change}.items() if array is not None}
+    fields = {"file": upload_arrays(tmp_path, arrays, form), "shape": (2, 3), "classes": 4, **spec}
+    with pytest.raises(ValueError, match=message):
+        data.load(FileArrays.model_validate(fields), DataLayout(tmp_path))
+
+
+def test_arrays_of_objects_and_other_files_are_refused(tmp_path: Path) -> None:
+    objects = {"inputs": np.array([{}] * 3, dtype=object), "targets": np.zeros(3, np.int64)}
+    for file in (upload_arrays(tmp_path, objects, "npz"), upload(tmp_path, b"PK\x03\x04 and no more")):
+        with pytest.raises(ValueError, match=r"data.file is no npz file of numbers"):
+            data.load(FileArrays(file=file, shape=(1,), classes=2), DataLayout(tmp_path))
+    with pytest.raises(ValueError, match=r"data.file is neither safetensors nor npz"):
+        data.load(FileArrays(file=upload(tmp_path, b"x" * 99), shape=(1,), classes=2), DataLayout(tmp_path))
+
+
+@settings(max_examples=60, deadline=None)
+@given(samples=st.integers(1, 3000), key=st.text(max_size=5))
+def test_the_order_without_a_list_is_a_permutation(samples: int, key: str) -> None:
+    visited = order.scatter(torch.arange(samples), samples, key)
+    assert visited.sort().values.tolist() == list(range(samples))
+
+
+def test_the_order_of_a_huge_set_takes_no_list() -> None:
+    huge = data.BatchOrder(seed=1, samples=2**40 + 12345, global_batch=4096)
+    first, second = huge.indices(0), huge.indices(1)
+    assert len(first.unique()) == 4096
+    assert not set(first.tolist()) & set(second.tolist())
+    assert 0 <= int(first.min()) < 2**40 // 100
+    assert 0.45 < float(first.double().mean()) / 2**40 < 0.55
+    assert torch.equal(first, data.BatchOrder(seed=1, samples=2**40 + 12345, global_batch=4096).indices(0))
+
+
+def test_epochs_without_a_list_visit_every_sample_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "LARGEST_LIST", 10)
+    batches = data.BatchOrder(seed=7, samples=30, global_batch=20)
+    row = torch.cat([batches.indices(step) for step in range(3)]).tolist()
+    assert sorted(row[:30]) == sorted(row[30:]) == list(range(30))
+    assert row[:30] != row[30:]
+
+
+def test_a_feed_reads_what_the_order_says_in_any_order_of_steps(tmp_path: Path) -> None:
+    spec = FileTokens(file=upload(tmp_path, token_row(500).astype(np.uint16).tobytes()), sequence=5, vocabulary=50)
+    samples = data.load(spec, DataLayout(tmp_path)).train
+    batches = data.BatchOrder(3, len(samples), 8)
+    fed = data.open_feed(samples, batches, 1, 2, torch.device("cpu"))
+    assert isinstance(fed, feeding.StreamFeed)
+    for step in (0, 1, 2, 7, 8, 1):
+        assert torch.equal(fed.batch(step).inputs, samples.take(batches.share(step, 1, 2)).inputs)
+
+
+def train_on_a_file(folder: str, file: str) -> list[float]:
+    """On two ranks: losses of a training on the bytes of a text."""
+    spec = {"source": "file", "format": "tokens", "encoding": "text", "tokenizer": file.split()[1]}
+    spec |= {"file": file.split(maxsplit=1)[0], "sequence": 16, "vocabulary": 4}
+    loss: list[float] = train(folder, {**TRANSFORMER, "data": spec, "steps": 3, "parallel": {"dp_shard": 2}})["loss"]
+    return loss
+
+
+@pytest.mark.distributed
+def test_ranks_train_on_a_text_that_the_first_of_them_tokenises(tmp_path: Path, torchrun: Torchrun) -> None:
+    file = upload(tmp_path, b"the cat sat\n" * 200)
+    losses = torchrun(train_on_a_file, 2, folder=str(tmp_path), file=f"{file} {upload_tokenizer(tmp_path)}")[0]
+    assert losses[-1] < losses[0]
+
+
+def test_a_file_of_the_built_in_corpus_trains_like_the_built_in_source(tmp_path: Path) -> None:
+    whole = data.load(TokensData(sequence=32))
+    row = torch.cat([whole.train.take(torch.arange(len(whole.train))).inputs.flatten(), torch.tensor([0])])
+    spec = FileTokens(
+        file=upload(tmp_path, row.to(torch.uint8).numpy().tobytes()),
+        test_file=upload(tmp_path, row[:1000].to(torch.uint8).numpy().tobytes()),
+        encoding="uint8",
+        sequence=32,
+        vocabulary=256,
+    )
+    built_in = train(tmp_path / "built-in", {**TRANSFORMER, "steps": 2}, test_samples=8)
+    from_file = train(tmp_path, {**TRANSFORMER, "data": spec.model_dump(), "steps": 2}, test_samples=8)
+    assert from_file["loss"] == built_in["loss"]
