@@ -48,6 +48,7 @@ class Uploader:
         self._queue: deque[Event] = deque()
         self._capacity = capacity
         self._missed = 0
+        self._batch = 0
         self._wake = asyncio.Event()
         self._closing = False
         self._lost = False
@@ -86,10 +87,12 @@ class Uploader:
         return bool(self._queue) and not self._lost
 
     async def _send(self, batch: list[Event]) -> None:
+        self._batch += 1
         progress = [cast(ProgressEvent, event) for event in batch if event["type"] == "progress"]
         others = [event for event in batch if event["type"] != "progress"]
         try:
-            await insist(_PATIENCE_S, self._attempts.emit, self._ref, others, progress[-1] if progress else None)
+            newest = progress[-1] if progress else None
+            await insist(_PATIENCE_S, self._attempts.emit, self._ref, others, newest, self._batch)
         except Superseded:
             self._lost = True
             self._queue.clear()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import redis as redis_py
 
 from service.jobs.layout import DataLayout
-from service.jobs.records import AttemptRef, Job, Rejected
+from service.jobs.records import Artifact, AttemptRef, Job, Outcome, Rejected
 from service.jobs.store import Store, StoreLimits
 from service.jobs.store.keyspace import JOB_EVENTS
 from service.jobs.store.tail import StreamTail
@@ -67,6 +68,35 @@ def test_tail_gives_the_newest_oldest_first(store: Store, ref: AttemptRef) -> No
     assert [stored.event["line"] for stored in store.events.tail(ref.job_id, None, 2)] == ["line 3", "line 4"]
     assert [stored.event["state"] for stored in store.events.tail(ref.job_id, {"state"}, 1)] == ["running"]
     assert store.events.tail(ref.job_id, {"bound"}, 5) == []
+
+
+def test_a_batch_is_appended_once_however_often_it_is_sent(store: Store, ref: AttemptRef) -> None:
+    for number, start in ((1, 0), (1, 0), (2, 3), (1, 0), (2, 3), (3, 6)):
+        store.attempts.emit(ref, logs(3, start), batch=number)
+    assert list(walk(store, ref.job_id, {"log"}, limit=100)) == logs(9)
+    store.attempts.emit(ref, logs(1, 9))
+    store.attempts.emit(ref, logs(1, 9))
+    assert list(walk(store, ref.job_id, {"log"}, limit=100))[9:] == logs(1, 9) * 2
+
+
+def test_the_next_attempt_counts_its_batches_anew(
+    store: Store, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]]
+) -> None:
+    beat("a", cpu=1)
+    job = submit(retries=1)
+    for attempt in range(2):
+        (ref,) = start(job)
+        store.attempts.emit(ref, logs(2, 2 * attempt), batch=1)
+        store.attempts.finish(ref, Outcome("failed"))
+    assert list(walk(store, job.id, {"log"}, limit=100)) == logs(4)
+    store.jobs.delete(job.id)
+
+
+def test_an_artifact_that_is_recorded_twice_has_one_event(store: Store, ref: AttemptRef) -> None:
+    entry = Artifact(name="a.bin", bytes=1, sha256="0" * 64, media_type="x/y", created_at=datetime.now(UTC))
+    for each in (entry, entry, entry.model_copy(update={"bytes": 2})):
+        store.attempts.record_artifact(ref, each)
+    assert [event["bytes"] for event in walk(store, ref.job_id, {"artifact"}, limit=10)] == [1, 2]
 
 
 def test_a_job_without_events_has_an_empty_page(store: Store) -> None:

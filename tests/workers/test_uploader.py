@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from worker_fleet import Fleet
 
 from service.jobs.records import AttemptRef
+from service.jobs.store import Attempts, StoreUnavailable
 from workers import wire
 from workers.uploader import Uploader
 
@@ -22,12 +24,14 @@ def ref(fleet: Fleet) -> AttemptRef:
     return ref
 
 
-def upload(fleet: Fleet, ref: AttemptRef, record: Path, lines: int, capacity: int = 50_000) -> list[str]:
+def upload(
+    fleet: Fleet, ref: AttemptRef, record: Path, lines: int, *, capacity: int = 50_000, attempts: Attempts | None = None
+) -> list[str]:
     """Send log lines before the sending starts; what was said about losing the attempt."""
     said: list[str] = []
 
     async def work() -> None:
-        uploader = Uploader(fleet.store.attempts, ref, record, lambda: said.append("lost"), capacity)
+        uploader = Uploader(attempts or fleet.store.attempts, ref, record, lambda: said.append("lost"), capacity)
         for number in range(lines):
             uploader.put(wire.log_event(f"line {number}"))
         uploader.put({"type": "progress", "time": 0.0, "rank": 0, "done": 3, "total": 9, "unit": "steps"})  # type: ignore[typeddict-unknown-key]
@@ -60,6 +64,27 @@ def test_what_does_not_fit_is_on_record_and_counted(fleet: Fleet, ref: AttemptRe
 def test_a_full_disk_ends_the_record_but_not_the_relay(fleet: Fleet, ref: AttemptRef) -> None:
     assert upload(fleet, ref, Path("/dev/full"), 500) == []
     assert len(fleet.events(ref, "log")) == 500
+
+
+class Deaf(Attempts):
+    """Hears no answer to every other call, although it took effect."""
+
+    calls = 0
+
+    def emit(self, *args: Any) -> None:
+        super().emit(*args)
+        Deaf.calls += 1
+        if Deaf.calls % 2:
+            raise StoreUnavailable("the answer was lost")
+
+
+def test_a_batch_whose_answer_was_lost_is_sent_again_but_not_appended_again(
+    fleet: Fleet, ref: AttemptRef, tmp_path: Path
+) -> None:
+    attempts = Deaf(fleet.store.attempts.client, fleet.store.attempts.limits)
+    assert upload(fleet, ref, tmp_path / "events.jsonl", 600, attempts=attempts) == []
+    assert Deaf.calls > 3
+    assert [event["line"] for event in fleet.events(ref, "log")] == [f"line {number}" for number in range(600)]
 
 
 def test_a_superseded_attempt_is_told_once_and_sends_no_more(fleet: Fleet, ref: AttemptRef, tmp_path: Path) -> None:

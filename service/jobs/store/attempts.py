@@ -71,8 +71,13 @@ class Attempts:
         answer = stubs.renew(self.client, self.limits.script_argument, ref.job_id, ref.attempt, ref.host)
         return cast(Directive, answer)
 
-    def emit(self, ref: AttemptRef, events: Sequence[Event], progress: ProgressEvent | None = None) -> None:
+    def emit(
+        self, ref: AttemptRef, events: Sequence[Event], progress: ProgressEvent | None = None, batch: int = 0
+    ) -> None:
         """Append events to the job's stream in order, and set its progress, all or nothing.
+
+        ``batch`` numbers the calls of this part from 1 on: a batch that was taken before is not taken again, so a
+        call that got no answer may be repeated. Without it every call appends.
 
         ``state`` events belong to the service: they are refused with :class:`ValueError`, like unknown types.
         """
@@ -82,7 +87,7 @@ class Attempts:
                 raise ValueError(f"an attempt cannot emit events of type {event['type']!r}")
             pairs += (event["type"], orjson.dumps(event).decode())
         kept = "" if progress is None else _progress(progress)
-        stubs.emit(self.client, self.limits.script_argument, ref.job_id, ref.attempt, ref.host, kept, *pairs)
+        stubs.emit(self.client, self.limits.script_argument, ref.job_id, ref.attempt, ref.host, batch, kept, *pairs)
 
     def record_artifact(self, ref: AttemptRef, artifact: Artifact) -> None:
         """Enter a published file in the manifest and append its ``artifact`` event; the same name is replaced.

@@ -54,7 +54,9 @@ def renew(limits: str, job_id: str, attempt: int, host: str) -> str: ...
 
 
 @script("emit")
-def emit(limits: str, job_id: str, attempt: int, host: str, progress: str, *pairs: str) -> int: ...
+def emit(  # noqa: PLR0917 - the order of the script's arguments
+    limits: str, job_id: str, attempt: int, host: str, batch: int, progress: str, *pairs: str
+) -> int: ...
 
 
 @script("record_artifact")

@@ -19,5 +19,6 @@ redis.call("ZREM", KEY.jobs_by("state:" .. state), job_id)
 for _, index in ipairs(cjson.decode(field(job_id, "indexes"))) do
   redis.call("ZREM", KEY.jobs_by(index), job_id)
 end
-redis.call("DEL", KEY.job(job_id), KEY.job_events(job_id), KEY.job_artifacts(job_id), KEY.job_parts(job_id))
+redis.call("DEL", KEY.job(job_id), KEY.job_events(job_id), KEY.job_artifacts(job_id))
+redis.call("DEL", KEY.job_parts(job_id), KEY.job_batches(job_id))
 return 1

@@ -1,10 +1,17 @@
 -- Append events of a claimed part to the job's stream; each is a pair of type and JSON.
+-- A batch that is there already (its writer got no answer and sent it again) is not appended twice; 0 is no number.
 -- USES: core jobs fencing
--- ARGV: limits: json, job_id: str, attempt: int, host: str, progress: str, *pairs: str
--- RETURNS: 1
+-- ARGV: limits: json, job_id: str, attempt: int, host: str, batch: int, progress: str, *pairs: str
+-- RETURNS: 1, or 0 of a batch that was known
 
 if not is_current(job_id, attempt, host, "running") then
   return superseded(job_id, attempt, host)
+end
+if batch > 0 then
+  if batch <= tonumber(redis.call("HGET", KEY.job_batches(job_id), host) or 0) then
+    return 0
+  end
+  redis.call("HSET", KEY.job_batches(job_id), host, batch)
 end
 for i = 1, #pairs, 2 do
   add_event(job_id, limits.stream_cap, pairs[i], pairs[i + 1])

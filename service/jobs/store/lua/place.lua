@@ -77,7 +77,7 @@ local function place(id, pool, shares)
   dequeue(id)
   local attempt = redis.call("HINCRBY", KEY.job(id), "attempt", 1)
   local placement = {}
-  redis.call("DEL", KEY.job_parts(id))
+  redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id))
   for i, share in ipairs(shares) do
     local name = share.host.name
     local devices = take(share.host, pool, share.count)
