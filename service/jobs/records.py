@@ -65,6 +65,17 @@ class JobPage(Record):
     next_cursor: str | None = None
 
 
+class Holding(Record):
+    """Devices of a host that an attempt holds. ``lost``: the service gave the attempt up, and the host has yet to
+    confirm that its processes are gone."""
+
+    job: str
+    attempt: int
+    pool: Literal["cuda", "cpu"]
+    devices: tuple[int, ...]
+    lost: bool = False
+
+
 class Host(Record):
     """A worker host as it last reported itself."""
 
@@ -79,6 +90,8 @@ class Host(Record):
     """Free device indices by pool (``cuda``, ``cpu``)."""
     running: tuple[str, ...]
     """Ids of the jobs that hold devices here."""
+    held: tuple[Holding, ...] = ()
+    """What they hold; together with ``free`` all devices."""
     seen_at: datetime
     versions: dict[str, str]
 

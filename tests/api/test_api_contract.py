@@ -26,6 +26,8 @@ PROMISED = {
     "/v1/jobs/{job_id}/logs": {"get"},
     "/v1/jobs/{job_id}/bounds": {"get"},
     "/v1/jobs/{job_id}/report": {"get"},
+    "/v1/jobs/{job_id}/schedule": {"get"},
+    "/v1/jobs/{job_id}/timeline": {"get"},
     "/v1/jobs/{job_id}/artifacts": {"get"},
     "/v1/jobs/{job_id}/artifacts/{name}": {"get"},
     "/v1/files": {"post"},

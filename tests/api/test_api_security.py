@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis as redis_py
 from api_world import TRAIN, Keys, bearer, submit
 from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
@@ -16,6 +17,7 @@ from starlette.routing import Mount
 from api.hardening import SECURITY_HEADERS
 from api.security import SESSION_COOKIE, authenticated
 from service.jobs.store import Store
+from service.jobs.store.signins import ALLOWED, WINDOW_S
 
 OPEN = {
     "/healthz", "/readyz", "/metrics", "/openapi.json", "/login", "/logout", "/static",
@@ -134,11 +136,33 @@ def test_a_wrong_key_does_not_sign_in(anonymous: TestClient) -> None:
         "/login", data={"key": "tvt_a_b"}, headers={"Accept": "text/html", "Sec-Fetch-Site": "same-origin"},
         follow_redirects=False,
     )  # fmt: skip
-    assert (page.status_code, page.headers["location"]) == (303, "/login?refused=1")
+    assert (page.status_code, page.headers["location"]) == (303, "/login?refused=key")
     script = anonymous.post("/login", data={"key": "tvt_a_b"}, headers={"X-Trivet": "1"})
     assert script.status_code == 401
     assert "set-cookie" not in page.headers | script.headers
     assert anonymous.post("/login", headers={"X-Trivet": "1"}).status_code == 422
+
+
+def test_many_wrong_keys_from_one_address_have_to_wait(
+    anonymous: TestClient, keys: Keys, redis: redis_py.Redis
+) -> None:
+    headers = {"X-Trivet": "1"}
+    for _ in range(ALLOWED):
+        assert anonymous.post("/login", data={"key": "tvt_a_b"}, headers=headers).status_code == 401
+    for key in ("tvt_a_b", keys["read"]):
+        answer = anonymous.post("/login", data={"key": key}, headers=headers)
+        assert answer.status_code == 429
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert 0 < int(answer.headers["retry-after"]) <= WINDOW_S
+    page = anonymous.post(
+        "/login", data={"key": keys["read"]}, headers={"Accept": "text/html", "Sec-Fetch-Site": "same-origin"},
+        follow_redirects=False,
+    )  # fmt: skip
+    assert (page.status_code, page.headers["location"]) == (303, "/login?refused=often")
+    (name,) = redis.keys("trivet:sign_ins:*")
+    assert 0 < redis.pttl(name) <= WINDOW_S * 1000
+    redis.delete(name)
+    assert anonymous.post("/login", data={"key": keys["read"]}, headers=headers).status_code == 204
 
 
 def test_another_site_cannot_sign_a_browser_in(anonymous: TestClient, keys: Keys) -> None:

@@ -9,9 +9,11 @@ import pytest
 from conftest import Complaints, Service
 from fleet import Fleet, compile_spec, event, train_spec, verify_spec
 from playwright.sync_api import Page, expect
+from redis import Redis
 
 from api.dashboard.pages import CONTENT_SECURITY_POLICY
 from service.jobs.records import JobError
+from service.jobs.store.keyspace import LEASES
 
 pytestmark = pytest.mark.browser
 
@@ -179,6 +181,17 @@ def test_hosts_show_who_holds_what_and_can_be_drained(page: Page, fleet: Fleet) 
     expect(card.locator(".state")).to_have_text("draining")
     card.get_by_role("button", name="Resume").click()
     expect(card.locator(".state")).to_have_text("alive")
+
+
+def test_devices_of_a_lost_attempt_are_held_until_its_host_confirms(page: Page, fleet: Fleet, redis: Redis) -> None:
+    job = fleet.run(train_spec("gone", parallel={"dp_shard": 2}))
+    assert redis.zadd(LEASES(), {str(job.refs[0]): 1}, xx=True, ch=True) == 1
+    fleet.store.attempts.reap()
+    shown(page, "/hosts")
+    card = page.locator(".host[data-host='cpu-a']")
+    expect(card.locator(".device[data-lost] .holder")).to_have_text(["lost: gone", "lost: gone"])
+    fleet.host("cpu-a", cpu=4)
+    expect(card.locator(".device[data-free='true']")).to_have_count(4)
 
 
 def test_dependencies_are_links(page: Page, fleet: Fleet) -> None:

@@ -17,7 +17,7 @@ EXECUTION, PLAN = "#execution canvas", "#plan canvas"
 PIXELS = """(canvas) => {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   const found = new Set();
-  for (let at = 0; at < data.length; at += 4) if (data[at + 3] === 255) found.add(`${data[at]},${data[at + 1]},${data[at + 2]}`);
+  for (let at = 0; at < data.length; at += 4) if (data[at + 3] === 255) found.add(String(data.slice(at, at + 3)));
   return [...found];
 }"""
 

@@ -9,7 +9,7 @@ import pytest
 import redis as redis_py
 from store_builders import train
 
-from service.jobs.records import AttemptRef, Job, NotFound, Outcome
+from service.jobs.records import AttemptRef, Holding, Job, NotFound, Outcome
 from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import HOSTS
 
@@ -32,6 +32,8 @@ def test_a_host_shows_what_it_reported(store: Store, beat: Any, submit: Callable
     assert (host.cuda, host.cpu_slots) == (("Test GPU", "Test GPU"), 12)
     assert host.free == {"cuda": (1,), "cpu": tuple(range(12))}
     assert host.running == (job.id,)
+    assert host.held == (Holding(job=job.id, attempt=1, pool="cuda", devices=(0,)),)
+    assert other.held == ()
     assert host.versions == {"trivet": "0"}
     assert store.hosts.capacity() == {"cuda": 2, "cpu": 13}
 

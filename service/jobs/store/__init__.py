@@ -16,6 +16,7 @@ from service.jobs.store.hosts import HostOrders, HostReport, Hosts
 from service.jobs.store.jobs import JobFilter, Jobs
 from service.jobs.store.keys import ApiKeys
 from service.jobs.store.limits import StoreLimits
+from service.jobs.store.signins import SignIns
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Store:
     artifacts: Artifacts
     files: Files
     keys: ApiKeys
+    sign_ins: SignIns
     gauges: Gauges
 
     @classmethod
@@ -49,6 +51,7 @@ class Store:
             artifacts=Artifacts(client, data),
             files=Files(client, data, limits.max_upload_bytes),
             keys=ApiKeys(client),
+            sign_ins=SignIns(client),
             gauges=Gauges(client),
         )
 
@@ -76,6 +79,7 @@ __all__ = [
     "Hosts",
     "JobFilter",
     "Jobs",
+    "SignIns",
     "Store",
     "StoreLimits",
     "StoreUnavailable",

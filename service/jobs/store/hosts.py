@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from service.jobs.records import AttemptRef, Host, NotFound
+from service.jobs.records import AttemptRef, Holding, Host, NotFound
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import Client
 from service.jobs.store.limits import StoreLimits
@@ -102,6 +102,9 @@ def _attempt(name: str, host: str) -> AttemptRef:
 
 def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: list[str]) -> Host:
     fields = decode.fields_of(flat)
+    holdings = sorted(
+        (_holding(*part) for part in decode.fields_of(held).items()), key=lambda one: (one.job, one.attempt)
+    )
     return Host(
         name=fields["name"],
         alive=alive == "1",
@@ -110,7 +113,20 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
         cuda=orjson.loads(fields["cuda"]),
         cpu_slots=int(fields["devices:cpu"]),
         free={"cuda": tuple(sorted(map(int, cuda))), "cpu": tuple(sorted(map(int, cpu)))},
-        running=tuple(sorted({name.rpartition(":")[0] for name in held})),
+        running=tuple(dict.fromkeys(holding.job for holding in holdings)),
+        held=tuple(holdings),
         seen_at=decode.moment(fields["seen_at"]),
         versions=orjson.loads(fields["versions"]),
+    )
+
+
+def _holding(name: str, text: str) -> Holding:
+    job_id, _, attempt = name.rpartition(":")
+    part = orjson.loads(text)
+    return Holding(
+        job=job_id,
+        attempt=int(attempt),
+        pool=part["pool"],
+        devices=tuple(sorted(part["devices"])),
+        lost=bool(part.get("orphan")),
     )

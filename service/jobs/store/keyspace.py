@@ -65,6 +65,7 @@ IDEMPOTENCY = Key("idempotency", "idem:{}", "STRING: what an idempotency key led
 API_KEYS = Key("api_keys", "keys", "HASH: id → JSON with the digest of the secret")
 API_KEYS_USED = Key("api_keys_used", "keys:used", "HASH: id → last use in ms")
 PEPPER = Key("pepper", "keys:pepper", "STRING: the secret of this service that digests of keys are made with")
+SIGN_INS = Key("sign_ins", "sign_ins:{}", "STRING: refused sign-ins of an address", "expires")
 READY = Key("ready", "ready:{}", "STRING: a readiness probe's value", "expires")
 FILES = Key("files", "files", "HASH: id → JSON of an uploaded file")
 

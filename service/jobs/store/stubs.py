@@ -99,3 +99,7 @@ def list_hosts(name: str) -> list[tuple[str, Flat, list[str], list[str], list[st
 
 @script("ensure_admin")
 def ensure_admin(key_id: str, entry: str) -> int: ...
+
+
+@script("refused_sign_in")
+def refused_sign_in(address: str, window_ms: int) -> int: ...

@@ -34,6 +34,7 @@
  * @property {number} cpu_slots
  * @property {Record<string, number[]>} free
  * @property {string[]} running
+ * @property {{job: string, attempt: number, pool: string, devices: number[], lost: boolean}[]} held
  * @property {string} seen_at
  * @property {Record<string, string>} versions
  *

@@ -10,7 +10,7 @@ import { blank, notify, showConnection } from "../ui/status.js";
 
 /** @typedef {import("../lib/types.js").Host} Host */
 /** @typedef {import("../lib/types.js").Job} Job */
-/** @typedef {{pool: string, index: number, model: string, free: boolean, job: Job | null}} Device */
+/** @typedef {{pool: string, index: number, model: string, free: boolean, lost: boolean, job: Job | null}} Device */
 
 const POLL_MS = 2500;
 /** @type {Map<string, {element: Element, update: (host: Host) => void}>} */
@@ -22,25 +22,12 @@ let jobs = new Map();
 function devices(host) {
   const pools = { cuda: host.cuda, cpu: Array.from({ length: host.cpu_slots }, () => "CPU slot") };
   return Object.entries(pools).flatMap(([pool, models]) =>
-    models.map((model, index) => ({
-      pool,
-      index,
-      model,
-      free: host.free[pool]?.includes(index) ?? false,
-      job: holder(host.name, pool, index),
-    })),
+    models.map((model, index) => {
+      const holding = host.held.find((one) => one.pool === pool && one.devices.includes(index));
+      const free = host.free[pool]?.includes(index) ?? false;
+      return { pool, index, model, free, lost: holding?.lost ?? false, job: (holding && jobs.get(holding.job)) ?? null };
+    }),
   );
-}
-
-/** @param {string} host @param {string} pool @param {number} index */
-function holder(host, pool, index) {
-  for (const job of jobs.values()) {
-    const holds = job.placement.some(
-      (share) => share.host === host && (share.pool ?? "cpu") === pool && share.devices.includes(index),
-    );
-    if (holds) return job;
-  }
-  return null;
 }
 
 class HostCard {
@@ -76,7 +63,7 @@ class HostCard {
 
   /** Drawn again only when something changed, so that the keyboard's focus stays. @param {Device[]} all */
   showDevices(all) {
-    const signature = JSON.stringify(all.map((device) => [device.pool, device.free, device.job?.id, device.job?.name]));
+    const signature = JSON.stringify(all.map((device) => [device.pool, device.free, device.lost, device.job?.id, device.job?.name]));
     if (signature === this.shown) return;
     this.shown = signature;
     fill(this.grid, ...["cuda", "cpu"].map((pool) => this.pool(pool, all.filter((device) => device.pool === pool))));
@@ -109,13 +96,16 @@ class HostCard {
 
 /** @param {Device} device */
 function deviceCell(device) {
-  const words = device.free ? "free" : device.job ? title(device.job) : "held";
-  const label = `${device.model} ${device.index}: ${words}`;
+  const holder = device.job ? title(device.job) : "held";
+  const words = device.free ? "free" : device.lost ? `lost: ${holder}` : holder;
+  const why = device.lost ? "; held until the host confirms that the lost attempt's processes are gone" : "";
+  const label = `${device.model} ${device.index}: ${words}${why}`;
   const inside = [h("span", { class: "index" }, device.index), h("span", { class: "holder" }, words)];
   const cell = device.job
     ? h("a", { class: "device", href: `/jobs/${encodeURIComponent(device.job.id)}`, title: label }, ...inside)
     : h("span", { class: "device", title: label }, ...inside);
   setAttribute(cell, "data-free", String(device.free));
+  setAttribute(cell, "data-lost", device.lost);
   return h("li", {}, cell);
 }
 

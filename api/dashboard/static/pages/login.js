@@ -13,14 +13,16 @@ function next() {
 }
 
 /** @param {Response | null} response */
+function words(response) {
+  if (response === null) return "The service cannot be reached. Is it running?";
+  if (response.status === 429) return `Too many wrong keys from here. Try again in ${response.headers.get("Retry-After") ?? "60"} s.`;
+  if (response.status < 500) return "This key is not known here, or was revoked.";
+  return "The service has a problem. Try again in a moment.";
+}
+
+/** @param {Response | null} response */
 function explain(response) {
-  const words =
-    response === null
-      ? "The service cannot be reached. Is it running?"
-      : response.status < 500
-        ? "This key is not known here, or was revoked."
-        : "The service has a problem. Try again in a moment.";
-  setText(problem, words);
+  setText(problem, words(response));
   problem.hidden = false;
   field.select();
 }

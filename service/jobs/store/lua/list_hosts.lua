@@ -1,7 +1,7 @@
 -- Every known host, by name, with its free devices and what it holds; a name limits the answer to that host.
 -- USES: core
 -- ARGV: name: str
--- RETURNS: {{"1" when alive, flat record, free cuda, free cpu, names held}, …}
+-- RETURNS: {{"1" when alive, flat record, free cuda, free cpu, what is held by name}, …}
 
 local now = now_ms()
 local names = name ~= "" and { name } or redis.call("ZRANGE", KEY.hosts(), 0, -1)
@@ -15,7 +15,7 @@ for _, host in ipairs(names) do
       redis.call("HGETALL", KEY.host(host)),
       redis.call("SMEMBERS", KEY.host_free(host, "cuda")),
       redis.call("SMEMBERS", KEY.host_free(host, "cpu")),
-      redis.call("HKEYS", KEY.host_parts(host)),
+      redis.call("HGETALL", KEY.host_parts(host)),
     }
   end
 end
