@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -65,3 +66,42 @@ def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
         model.set_is_last_backward(is_last)
         model.set_requires_gradient_sync(is_last)
         model.set_reshard_after_backward(is_last)
+
+
+def absorb_gradients(model: nn.Module) -> None:
+    """Call after weight gradients were added outside a backward pass.
+
+    FSDP adds up in the type in which it reduces, but looks at gradients only at the end of a backward.
+    """
+    for group in _parameter_groups(model):
+        for parameter in group.fsdp_params:
+            parameter.accumulate_unsharded_grad_if_needed()
+            parameter.to_accumulated_grad_if_needed()
+
+
+def reduce_gradients(model: nn.Module) -> None:
+    """Start to reduce the gradients that are complete although no backward is running; then free the parameters."""
+    synchronize_gradients(model, is_last=True)
+    for group in _parameter_groups(model):
+        group.post_backward()
+
+
+def await_gradients(model: nn.Module) -> None:
+    """Let the current stream wait for :func:`reduce_gradients`, and FSDP end its step."""
+    if isinstance(model, FSDPModule):
+        model._get_fsdp_state()._root_post_backward_final_callback()
+
+
+def _parameter_groups(model: nn.Module) -> list[Any]:
+    """FSDP's bookkeeping of each sharded module, last module first as in a backward; a plain model has none.
+
+    FSDP2 has no public call for a reduction outside of a backward. ``torch.distributed.pipelining`` makes the same
+    private ones; torch 2.11 has one group per module, 2.13 a list.
+    """
+    groups: list[Any] = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            listed = getattr(state, "_fsdp_param_groups", None)
+            groups += [state._fsdp_param_group] if listed is None else listed
+    return [group for group in reversed(groups) if group is not None]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
@@ -18,13 +20,16 @@ from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.runtime import InstructionError, PipelineRuntime, Work
 from service.parallel.pipeline.stage import Part
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
-from service.schedules.schedule import GENERATORS, Instruction, Op, forward_only, lower
+from service.schedules import GENERATORS, forward_only, generator
+from service.schedules.schedule import Schedule
 from service.schedules.verify import verify
 
 pytestmark = pytest.mark.distributed
 TOLERANCE = 1e-10
+VIRTUAL_STAGES = {"interleaved": 2, "zbv": 2}
 CONFIGS: dict[str, FamilyConfig] = {
     "transformer": TransformerConfig(vocab_size=32, dim=16, layers=4, heads=4, kv_heads=2, ffn_dim=24, max_sequence=8),
+    "deep": TransformerConfig(vocab_size=16, dim=8, layers=8, heads=2, ffn_dim=8, max_sequence=8),
     "mlp": MlpConfig(in_features=6, hidden=(8, 12, 4, 8), out_features=4, activation="tanh"),
 }
 
@@ -58,62 +63,101 @@ def distance(found: nn.Module, wanted: dict[str, Tensor], *, gradients: bool) ->
     )
 
 
+def build_stages(config: FamilyConfig, grid: mesh.Mesh, plan: Schedule, dtype: torch.dtype = torch.float64) -> Any:
+    """This rank's stages of the schedule, by stage number."""
+    own = [stage for stage, owner in enumerate(plan.owners) if owner == grid.pp.rank]
+    return {stage: build(config, grid, dtype=dtype, seed=7, part=Part(stage, plan.stages)) for stage in own}
+
+
 def run_layout(
-    family: str, spec: ParallelSpec, schedule: str, micro_batches: int, *, shard: bool, reshard: bool = True
+    family: str,
+    spec: ParallelSpec,
+    schedule: str,
+    micro_batches: int,
+    *,
+    shard: bool = False,
+    reshard: bool = True,
+    recompute: bool = False,
 ) -> dict[str, Any]:
     """Two steps' worth of gradients, an evaluation between them, the whole weights there and back."""
     config, per_micro = CONFIGS[family], 2
     size = per_micro * micro_batches * spec.dp
     loss, gradients, weights = reference(config, size)
     grid = mesh.build(spec, "cpu")
-    stage = build(config, grid, dtype=torch.float64, seed=7)
-    if shard:
-        apply_fsdp(stage, grid, reshard=reshard)
-    runtime = PipelineRuntime({grid.pp.rank: stage}, grid, device=torch.device("cpu"))
+    plan = generator(schedule)(spec.pp, VIRTUAL_STAGES.get(schedule, 1), micro_batches)
+    stages = build_stages(config, grid, plan)
+    for stage in stages.values():
+        if recompute:
+            recompute_blocks(stage)
+        if shard:
+            apply_fsdp(stage, grid, reshard=reshard)
+    runtime = PipelineRuntime(stages, grid, device=torch.device("cpu"), owners=plan.owners)
     x, targets = (each.chunk(spec.dp)[grid.dp.rank] for each in batch(config, size))
+    axis = next(iter(stages.values())).output_axis
     work = Work(
-        lambda output, target: vocabulary_parallel_cross_entropy(output, target, stage.output_axis),
+        lambda output, target: vocabulary_parallel_cross_entropy(output, target, axis),
         x.chunk(micro_batches),
         targets.chunk(micro_batches),
         [1 / (micro_batches * spec.dp)] * micro_batches,
     )
-    plan = GENERATORS[schedule](spec.pp, micro_batches)
     found: dict[str, Any] = {}
     for step in ("first", "second"):
         values = runtime.run(plan, work)
-        found[f"{step}_gradients"] = distance(stage, gradients, gradients=True)
+        deferred = runtime.deferred
+        found[f"{step}_gradients"] = max(distance(stage, gradients, gradients=True) for stage in stages.values())
         if values and spec.dp == 1:
             found[f"{step}_loss"] = abs(float(torch.stack(values).mean()) - loss)
-        stage.zero_grad()
-        evaluated = runtime.run(forward_only(spec.pp, micro_batches), work)
+        for stage in stages.values():
+            stage.zero_grad()
+        evaluated = runtime.run(forward_only(plan.owners, micro_batches), work)
         if evaluated and spec.dp == 1:
             found[f"{step}_evaluated"] = abs(float(torch.stack(evaluated).mean()) - loss)
-    gathered = whole.gather(stage, grid)
+    gathered = whole.gather(stages.values(), grid)
     if grid.rank == 0:
         assert gathered.keys() == weights.keys()
         found["gathered"] = max(float((gathered[name] - weights[name]).abs().max()) for name in weights)
     other = build(config, dtype=torch.float64, seed=8).state_dict()
-    load_into(stage, other)
-    found["loaded"] = distance(stage, other, gradients=False)
-    report = verify(plan)
+    for stage in stages.values():
+        load_into(stage, other)
+    found["loaded"] = max(distance(stage, other, gradients=False) for stage in stages.values())
     return {
         "worst": max(found.values()),
         "found": found,
+        "deferred": deferred,
         "buffers": runtime.transport.pool.allocated,
-        "bound": report.peak_buffers[grid.pp.rank],
+        "bound": verify(plan).peak_buffers[grid.pp.rank],
     }
+
+
+def recompute_blocks(stage: Any) -> None:
+    for block in stage.blocks.values():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def four_ranks() -> dict[str, Any]:
     distributed.start("cpu")
     found = {
-        "pp4 1f1b transformer": run_layout("transformer", ParallelSpec(pp=4), "1f1b", 16, shard=False),
-        "pp4 gpipe mlp": run_layout("mlp", ParallelSpec(pp=4), "gpipe", 3, shard=False),
-        "pp4 1f1b fewer micro-batches": run_layout("mlp", ParallelSpec(pp=4), "1f1b", 2, shard=False),
-        "pp2 tp2": run_layout("transformer", ParallelSpec(pp=2, tp=2), "1f1b", 4, shard=False),
-        "pp2 tp2 mlp": run_layout("mlp", ParallelSpec(pp=2, tp=2), "gpipe", 4, shard=False),
+        "pp4 1f1b transformer": run_layout("transformer", ParallelSpec(pp=4), "1f1b", 16),
+        "pp4 zero_bubble transformer": run_layout("transformer", ParallelSpec(pp=4), "zero_bubble", 16),
+        "pp4 zero_bubble mlp": run_layout("mlp", ParallelSpec(pp=4), "zero_bubble", 3),
+        "pp4 gpipe mlp": run_layout("mlp", ParallelSpec(pp=4), "gpipe", 3),
+        "pp4 1f1b fewer micro-batches": run_layout("mlp", ParallelSpec(pp=4), "1f1b", 2),
+        "pp2 tp2": run_layout("transformer", ParallelSpec(pp=2, tp=2), "1f1b", 4),
+        "pp2 tp2 mlp": run_layout("mlp", ParallelSpec(pp=2, tp=2), "gpipe", 4),
         "tp2 fsdp2": run_layout("transformer", ParallelSpec(dp_shard=2, tp=2), "1f1b", 2, shard=True),
         "pp2 fsdp2": run_layout("transformer", ParallelSpec(pp=2, dp_shard=2), "1f1b", 4, shard=True, reshard=False),
+        "pp2 fsdp2 zero_bubble": run_layout(
+            "transformer", ParallelSpec(pp=2, dp_shard=2), "zero_bubble", 4, shard=True, reshard=False, recompute=True
+        ),
+        "pp2 fsdp2 zbv": run_layout("transformer", ParallelSpec(pp=2, dp_shard=2), "zbv", 4, shard=True, reshard=False),
+        "pp2 fsdp2 zbv resharded": run_layout("mlp", ParallelSpec(pp=2, dp_shard=2), "zbv", 1, shard=True),
+        "pp2 fsdp2 interleaved": run_layout(
+            "transformer", ParallelSpec(pp=2, dp_shard=2), "interleaved", 5, shard=True, reshard=False
+        ),
+        "pp2 replicate2 zero_bubble": run_layout(
+            "mlp", ParallelSpec(pp=2, dp_replicate=2), "zero_bubble", 3, shard=True, reshard=False
+        ),
+        "pp2 tp2 zbv": run_layout("transformer", ParallelSpec(pp=2, tp=2), "zbv", 4, recompute=True),
         "hsdp": run_layout("mlp", ParallelSpec(dp_replicate=2, dp_shard=2), "gpipe", 2, shard=True),
         "replicate2 tp2": run_layout("mlp", ParallelSpec(dp_replicate=2, tp=2), "gpipe", 1, shard=True),
     }
@@ -132,28 +176,13 @@ def test_every_layout_has_the_gradients_of_one_process(torchrun: Any) -> None:
         assert sixteen["buffers"] <= 4 - rank + 3
 
 
-def looped_stages() -> dict[str, Any]:
-    """Two stages per rank, so that a rank sends to itself's neighbour and back, and hops within a rank."""
-    config, owners = CONFIGS["transformer"], (0, 1, 1, 0)
-    loss, gradients, _ = reference(config, 4)
-    grid = mesh.build(ParallelSpec(pp=2), "cpu")
-    own = [stage for stage, owner in enumerate(owners) if owner == grid.pp.rank]
-    stages = {stage: build(config, grid, dtype=torch.float64, seed=7, part=Part(stage, 4)) for stage in own}
-    orders = []
-    for rank in range(2):
-        mine = [stage for stage, owner in enumerate(owners) if owner == rank]
-        forwards = [Instruction(Op.FORWARD, stage, each) for each in range(2) for stage in mine]
-        backwards = [Instruction(Op.BACKWARD, stage, each) for each in range(2) for stage in mine[::-1]]
-        orders.append(forwards + backwards)
-    runtime = PipelineRuntime(stages, grid, device=torch.device("cpu"), owners=owners)
-    x, targets = batch(config, 4)
-    values = runtime.run(
-        lower("v", 2, owners, orders), Work(vocabulary_parallel_cross_entropy, x.chunk(2), targets.chunk(2))
-    )
-    found = {"gradients": max(distance(stage, gradients, gradients=True) for stage in stages.values())}
-    if values:
-        found["loss"] = abs(float(torch.stack(values).mean()) - loss)
-    return found
+def every_schedule() -> dict[str, Any]:
+    """Each schedule on two ranks, with an odd number of micro-batches; stages hand over within a rank at a V's turn."""
+    return {
+        f"{name} {family}": run_layout(family, ParallelSpec(pp=2), name, 5, recompute=family == "transformer")
+        for name in GENERATORS
+        for family in ("transformer", "mlp")
+    }
 
 
 def shapes_and_errors() -> dict[str, str]:
@@ -167,7 +196,7 @@ def shapes_and_errors() -> dict[str, str]:
         x, targets = batch(config, 2 * rows)
         return Work(vocabulary_parallel_cross_entropy, x.chunk(2), targets.chunk(2), key=key)
 
-    plan, found = GENERATORS["1f1b"](2, 2), {}
+    plan, found = generator("1f1b")(2, 1, 2), {}
     for rows in (3, 5, 3):
         runtime.run(plan, work(rows, f"rows={rows}"))
     if grid.pp.rank == 0:  # refused on the sender alone: its peer has nothing to receive yet
@@ -184,7 +213,7 @@ def shapes_and_errors() -> dict[str, str]:
         except ValueError as error:
             found[name] = str(error)
     try:
-        runtime.run(GENERATORS["1f1b"](3, 2), work(3, ""))
+        runtime.run(generator("1f1b")(3, 1, 2), work(3, ""))
     except ValueError as error:
         found["owners"] = str(error)
     try:
@@ -219,7 +248,7 @@ def mixed_precision() -> dict[str, Any]:
 
 def two_ranks() -> dict[str, Any]:
     distributed.start("cpu")
-    found = {"looped": looped_stages(), "refused": shapes_and_errors(), "mixed": mixed_precision()}
+    found = {"schedules": every_schedule(), "refused": shapes_and_errors(), "mixed": mixed_precision()}
     try:
         mesh.build(ParallelSpec(tp=4), "cpu")
     except mesh.MeshError as error:
@@ -231,7 +260,9 @@ def two_ranks() -> dict[str, Any]:
 def test_virtual_stages_changing_shapes_and_refusals(torchrun: Any) -> None:
     first, second = torchrun(two_ranks, ranks=2)
     for rank, found in enumerate((first, second)):
-        assert max(found["looped"].values()) < TOLERANCE
+        for name, layout in found["schedules"].items():
+            assert layout["worst"] < TOLERANCE, (rank, name, layout["found"])
+            assert (layout["deferred"] > 0) == name.startswith("z"), (rank, name)
         assert found["mesh"].endswith("tp=4 = 4 ranks were asked for, but 2 were started")
         refused = found["refused"]
         assert refused["inputs"] == f"0 {['inputs', 'targets'][rank]} for 2 micro-batches"
@@ -242,7 +273,8 @@ def test_virtual_stages_changing_shapes_and_refusals(torchrun: Any) -> None:
         mixed = found["mixed"]
         assert (mixed["logits"], mixed["gradients"]) == ("torch.bfloat16", ["torch.float32"])
         assert mixed["relative"] < 0.02
-    assert "loss" in first["looped"]
+    assert "first_loss" in first["schedules"]["zbv mlp"]["found"]
+    assert "first_loss" in second["schedules"]["interleaved mlp"]["found"]
     shape = first["refused"]["shape"]
     assert shape.startswith("rank 0: instruction ")
     assert "float64[4, 12], but float64[3, 12] was announced" in shape
@@ -258,7 +290,7 @@ def failing_rank() -> None:
         raise FloatingPointError("loss is not finite")
 
     x, targets = batch(config, 4)
-    runtime.run(GENERATORS["1f1b"](2, 2), Work(objective, x.float().chunk(2), targets.chunk(2)))
+    runtime.run(generator("1f1b")(2, 1, 2), Work(objective, x.float().chunk(2), targets.chunk(2)))
 
 
 def test_a_failing_rank_names_itself_and_ends_the_group(torchrun: Any) -> None:

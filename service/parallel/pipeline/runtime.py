@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from service.parallel.fsdp import synchronize_gradients
+from service.parallel.fsdp import absorb_gradients, await_gradients, reduce_gradients, synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.channels import Channels, connect
 from service.parallel.pipeline.tags import Kind, Message
 from service.parallel.pipeline.transport import Pending, Transport
-from service.schedules.schedule import Instruction, Op, Schedule
+from service.parallel.tensor.deferred import WeightGradients, deferring
+from service.schedules.schedule import BACKWARDS, Instruction, Op, Schedule
 from service.schedules.verify import verify
 
 Objective = Callable[[Tensor, Tensor], Tensor]
-Observer = Callable[[Instruction, float, float], None]
 Place = tuple[int, int]
+
+
+class Observer(Protocol):
+    """Is told what this rank does and when: around a whole run, and around each of its computations.
+
+    A computation is entered when its device has, or on its own stream will have, all that it needs.
+    """
+
+    def run(self, schedule: Schedule) -> AbstractContextManager[None]: ...
+
+    def computing(self, instruction: Instruction) -> AbstractContextManager[None]: ...
+
+
+class Unobserved:
+    def run(self, schedule: Schedule) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def computing(self, instruction: Instruction) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class InstructionError(RuntimeError):
@@ -53,20 +75,24 @@ class _Step:
 
     schedule: Schedule
     work: Work
-    remaining: dict[int, int]
+    split: frozenset[int]
+    remaining: Counter[int]
     pending: dict[tuple[Place, Kind], Pending] = field(default_factory=dict)
     buffers: dict[tuple[Place, Kind], Tensor] = field(default_factory=dict)
     handed: dict[tuple[Place, Kind], Tensor] = field(default_factory=dict)
     stage_inputs: dict[Place, Tensor] = field(default_factory=dict)
-    roots: dict[Place, Tensor] = field(default_factory=dict)
+    roots: dict[Place, Tensor | GradientEdge] = field(default_factory=dict)
     outgoing: dict[tuple[Place, Kind], Tensor] = field(default_factory=dict)
+    weights: dict[Place, WeightGradients] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
 
 
 class PipelineRuntime:
     """Runs schedules over this rank's ``stages`` (modules by stage number).
 
-    ``observe`` is told of each instruction and when it began and ended on the host, in seconds of the epoch.
+    ``deferred`` counts the weight gradients that the last run computed apart from those of inputs: 0 after a schedule
+    with split backwards means that no layer could be split (compiled blocks cannot), so that whole backwards took
+    the place of their first halves.
     """
 
     def __init__(
@@ -77,15 +103,20 @@ class PipelineRuntime:
         device: torch.device,
         owners: tuple[int, ...] | None = None,
         channels: Channels | None = None,
-        observe: Observer | None = None,
+        observer: Observer | None = None,
     ) -> None:
-        self.stages, self.mesh, self.device, self.observe = stages, mesh, device, observe
+        self.stages, self.mesh, self.device = stages, mesh, device
+        self.observer = observer or Unobserved()
         self.owners = tuple(range(mesh.pp.size)) if owners is None else owners
         self.transport = Transport(mesh.pp.rank, self.owners, channels or connect(mesh, self.owners), device)
-        self._verified: set[Schedule] = set()
+        self.deferred = 0
+        self._verified: list[Schedule] = []
         self._handlers: dict[Op, Callable[[_Step, Instruction], None]] = {
             Op.FORWARD: self._forward,
             Op.BACKWARD: self._backward,
+            Op.BACKWARD_INPUT: self._backward,
+            Op.BACKWARD_WEIGHT: self._backward_weight,
+            Op.REDUCE: self._reduce,
             Op.SEND_ACTIVATION: self._send,
             Op.SEND_GRADIENT: self._send,
             Op.RECV_ACTIVATION: self._receive,
@@ -100,18 +131,18 @@ class PipelineRuntime:
         """
         self._check(schedule, work)
         instructions = schedule.ranks[self.mesh.pp.rank]
-        backwards = [each.stage for each in instructions if each.op is Op.BACKWARD]
-        step = _Step(schedule, work, {stage: backwards.count(stage) for stage in self.stages})
+        split = frozenset(each.stage for each in instructions if each.op is Op.BACKWARD_WEIGHT)
+        step = _Step(schedule, work, split, Counter(each.stage for each in instructions if each.op in BACKWARDS))
+        self.deferred = 0
         self.transport.begin((schedule.trains, work.key), schedule.micro_batches)
-        with torch.set_grad_enabled(schedule.trains):
+        with torch.set_grad_enabled(schedule.trains), self.observer.run(schedule):
             for index, instruction in enumerate(instructions):
-                began = time.time()
                 try:
                     self._handlers[instruction.op](step, instruction)
                 except Exception as error:
                     raise InstructionError(self.mesh.rank, index, len(instructions), instruction, error) from error
-                if self.observe is not None:
-                    self.observe(instruction, began, time.time())
+        for stage in split:
+            await_gradients(self.stages[stage])
         self.transport.finish()
         return tuple(step.values[each] for each in sorted(step.values))
 
@@ -123,9 +154,10 @@ class PipelineRuntime:
             wanted = schedule.micro_batches if needed.get(name) or tensors is not None else 0
             if len(tensors or ()) != wanted:
                 raise ValueError(f"{len(tensors or ())} {name} for {wanted} micro-batches")
-        if schedule not in self._verified:
+        # By identity: to compare or hash thousands of instructions would cost more than some steps.
+        if not any(known is schedule for known in self._verified):
             verify(schedule)
-            self._verified.add(schedule)
+            self._verified.append(schedule)
 
     def _receive(self, step: _Step, instruction: Instruction) -> None:
         message = _message(instruction)
@@ -156,23 +188,40 @@ class PipelineRuntime:
             if (buffer := step.buffers.pop((place, kind), None)) is not None:
                 self.transport.release(buffer)
 
+    def _deferring(self, step: _Step, place: Place) -> AbstractContextManager[None]:
+        """Where a stage's backward is split, both of its passes set aside what its weights' gradients need."""
+        if place[0] not in step.split:
+            return nullcontext()
+        return deferring(step.weights.setdefault(place, WeightGradients()))
+
     def _forward(self, step: _Step, instruction: Instruction) -> None:
         place, trains = _place(instruction), step.schedule.trains
         stage, each = place
         x = self._input(step, place)
-        output: Tensor = self.stages[stage](x)
-        if stage == step.schedule.stages - 1:
-            assert step.work.targets is not None
-            output = step.work.objective(output, step.work.targets[each])
-            # Copied: without a backward the value may be a view of memory that the pool hands out again.
-            step.values[each] = output.detach() if trains else output.detach().clone()
-        else:
+        with self.observer.computing(instruction), self._deferring(step, place):
+            output: Tensor = self.stages[stage](x)
+            if stage == step.schedule.stages - 1:
+                output = self._evaluate(step, each, output)
+        if stage < step.schedule.stages - 1:
             passed = output.detach() if trains else _not_aliasing(output, x)
             self._give(step, place, (stage + 1, each), Kind.ACTIVATION, passed)
         if trains:
-            step.stage_inputs[place], step.roots[place] = x, output
+            # Of an output that is passed on, only its place in the graph is kept: once sent, its memory is free.
+            is_loss = stage == step.schedule.stages - 1
+            step.stage_inputs[place], step.roots[place] = x, output if is_loss else get_gradient_edge(output)
         else:
             self._release(step, place)
+
+    def _evaluate(self, step: _Step, micro_batch: int, output: Tensor) -> Tensor:
+        """The objective's value, noted for the caller; weighted where it is the root of a backward."""
+        work, trains = step.work, step.schedule.trains
+        assert work.targets is not None
+        value = work.objective(output, work.targets[micro_batch])
+        # Copied: without a backward the value may be a view of memory that the pool hands out again.
+        step.values[micro_batch] = value.detach() if trains else value.detach().clone()
+        if not trains:
+            return value
+        return value * (1 / step.schedule.micro_batches if work.weights is None else work.weights[micro_batch])
 
     def _input(self, step: _Step, place: Place) -> Tensor:
         if place[0] == 0:
@@ -182,22 +231,32 @@ class PipelineRuntime:
         return x.requires_grad_(step.schedule.trains and x.is_floating_point())
 
     def _backward(self, step: _Step, instruction: Instruction) -> None:
+        """Gradients of the input and, unless they are left for later, of the weights."""
         place = _place(instruction)
         stage, each = place
+        is_loss, is_split = stage == step.schedule.stages - 1, stage in step.split
         root, x = step.roots.pop(place), step.stage_inputs.pop(place)
         step.remaining[stage] -= 1
-        synchronize_gradients(self.stages[stage], step.remaining[stage] == 0)
-        if stage == step.schedule.stages - 1:
-            weights = step.work.weights
-            weight = 1 / step.schedule.micro_batches if weights is None else weights[each]
-            (root * weight).backward()  # type: ignore[no-untyped-call]
-        else:
-            torch.autograd.backward(root, self._take(step, place, Kind.GRADIENT))
+        synchronize_gradients(self.stages[stage], step.remaining[stage] == 0 and not is_split)
+        gradient = None if is_loss else self._take(step, place, Kind.GRADIENT)
+        with self.observer.computing(instruction), self._deferring(step, place):
+            torch.autograd.backward(root, gradient)
         if stage > 0:
             assert x.grad is not None
             received = step.buffers.get((place, Kind.GRADIENT), x)
             self._give(step, place, (stage - 1, each), Kind.GRADIENT, _not_aliasing(x.grad, received))
+        if not is_split:
+            self._release(step, place)
+
+    def _backward_weight(self, step: _Step, instruction: Instruction) -> None:
+        place = _place(instruction)
+        with self.observer.computing(instruction):
+            self.deferred += step.weights.pop(place).flush()
+            absorb_gradients(self.stages[instruction.stage])
         self._release(step, place)
+
+    def _reduce(self, step: _Step, instruction: Instruction) -> None:
+        reduce_gradients(self.stages[instruction.stage])
 
 
 def _place(instruction: Instruction) -> Place:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -34,27 +34,42 @@ from service.parallel.pipeline.tags import (
 SEND_WINDOW = 8
 
 
+Route = tuple[int, int, Kind]
+"""Sending rank, receiving rank, kind: messages of one route arrive in the order in which they were sent."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory for one message. ``free`` is when the device last used it; ``None`` where work is done at once."""
+
+    tensor: Tensor
+    free: torch.cuda.Event | None
+
+
 class BufferPool:
     """Receive buffers by kind of tensor; ``allocated`` counts how many were ever made."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.allocated = 0
-        self._free: dict[TensorKind, list[Tensor]] = defaultdict(list)
+        self._free: dict[TensorKind, list[Buffer]] = defaultdict(list)
 
-    def take(self, kind: TensorKind) -> Tensor:
+    def take(self, kind: TensorKind) -> Buffer:
         if self._free[kind]:
             return self._free[kind].pop()
         self.allocated += 1
-        return torch.empty(kind.shape, dtype=kind.dtype, device=self.device)
+        return Buffer(torch.empty(kind.shape, dtype=kind.dtype, device=self.device), self._now())
 
-    def give_back(self, buffer: Tensor) -> None:
-        self._free[TensorKind.of(buffer)].append(buffer)
+    def give_back(self, tensor: Tensor) -> None:
+        self._free[TensorKind.of(tensor)].append(Buffer(tensor, self._now()))
+
+    def _now(self) -> torch.cuda.Event | None:
+        return torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
 
 
 @dataclass
 class Pending:
-    """A posted receive. While the shape is not known yet it has neither buffer nor transfer."""
+    """A receive that was asked for. While those before it on its route are not posted, it is not either."""
 
     message: Message
     buffer: Tensor | None = None
@@ -63,12 +78,11 @@ class Pending:
 
 @dataclass
 class Inlet:
-    """What arrives over one boundary in one direction: its kind once known, receives that wait to know it."""
+    """What arrives over one boundary in one direction: its kind once known, and the header until then."""
 
     kind: TensorKind | None = None
     header: Tensor | None = None
     header_work: dist.Work | None = None
-    waiting: deque[Pending] = field(default_factory=deque)
 
 
 class Transport:
@@ -77,7 +91,11 @@ class Transport:
     def __init__(self, rank: int, owners: tuple[int, ...], channels: Channels, device: torch.device) -> None:
         self.rank, self.owners, self.channels, self.device = rank, owners, channels, device
         self.pool = BufferPool(device)
-        self._in_flight: dict[tuple[int, Kind], deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
+        # A transfer waits for what its stream has been given. On the computing stream that would be all work so far;
+        # on a stream of their own, receives wait only until their buffer is free.
+        self._receiving = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._in_flight: dict[Route, deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
+        self._queued: dict[Route, deque[Pending]] = defaultdict(deque)
         self._announced: dict[Hashable, dict[tuple[int, Kind], TensorKind]] = defaultdict(dict)
         self._inlets: dict[Hashable, dict[tuple[int, Kind], Inlet]] = defaultdict(lambda: defaultdict(Inlet))
         self.begin((), 1)
@@ -86,6 +104,8 @@ class Transport:
         """Start a run of ``micro_batches`` over shapes that ``key`` stands for; earlier runs must have finished."""
         self.tags = TagSpace(len(self.owners) - 1, micro_batches)
         self._key = (key, micro_batches)
+        # While headers are still read, a receiver may post its receives later than its schedule says.
+        self._acquainted = self._key in self._announced or self._key in self._inlets
 
     def send(self, message: Message, tensor: Tensor) -> None:
         """Send without waiting. Raises :class:`TransportError` when the shape is not what this key announced."""
@@ -100,24 +120,24 @@ class Transport:
         self._post_send(message, tensor.contiguous(), self.tags.tag(message))
 
     def receive(self, message: Message) -> Pending:
-        """Post a receive; :meth:`wait` gives its tensor."""
-        inlet, pending = self._inlets[self._key][message.boundary, message.kind], Pending(message)
-        if inlet.kind is not None:
-            self._post(pending, inlet.kind)
-            return pending
-        if inlet.header is None:
-            inlet.header = torch.zeros(HEADER_LENGTH, dtype=torch.int64, device=self.device)
-            inlet.header_work = self._post_receive(
-                message, inlet.header, self.tags.header(message.boundary, message.kind)
-            )
-        inlet.waiting.append(pending)
+        """Ask for a message; :meth:`wait` gives its tensor.
+
+        The order of calls is the order of arrival on each route, headers included: behind one whose header has not
+        been read, a receive is only queued.
+        """
+        pending = Pending(message)
+        queue = self._queued[self._route(message)]
+        queue.append(pending)
+        if len(queue) == 1:
+            self._advance(queue)
         return pending
 
     def wait(self, pending: Pending) -> Tensor:
         """The received tensor: a pooled buffer that is the caller's until :meth:`release`."""
-        if pending.buffer is None:
-            self._open(self._inlets[self._key][pending.message.boundary, pending.message.kind], pending.message)
-        assert pending.buffer is not None
+        queue = self._queued[self._route(pending.message)]
+        while pending.buffer is None:
+            self._read_header(queue[0].message)
+            self._advance(queue)
         assert pending.work is not None
         pending.work.wait()
         return pending.buffer
@@ -131,39 +151,64 @@ class Transport:
             while sent:
                 sent.popleft()[0].wait()
 
-    def _open(self, inlet: Inlet, message: Message) -> None:
-        """Read the header, then post the receives that waited for it, in their order."""
+    def _inlet(self, message: Message) -> Inlet:
+        return self._inlets[self._key][message.boundary, message.kind]
+
+    def _advance(self, queue: deque[Pending]) -> None:
+        """Post what can be posted: receives up to the first of an unknown kind, and the header that tells it."""
+        while queue and (kind := self._inlet(queue[0].message).kind) is not None:
+            self._post(queue.popleft(), kind)
+        if queue:
+            message = queue[0].message
+            inlet, tag = self._inlet(message), self.tags.header(message.boundary, message.kind)
+            if inlet.header is None:
+                inlet.header = torch.zeros(HEADER_LENGTH, dtype=torch.int64, device=self.device)
+                inlet.header_work = self._post_receive(message, inlet.header, tag)
+
+    def _read_header(self, message: Message) -> None:
+        inlet = self._inlet(message)
         assert inlet.header is not None
         assert inlet.header_work is not None
         inlet.header_work.wait()
         inlet.kind = decode_header(inlet.header.cpu(), self.tags.header(message.boundary, message.kind))
-        while inlet.waiting:
-            self._post(inlet.waiting.popleft(), inlet.kind)
 
     def _post(self, pending: Pending, kind: TensorKind) -> None:
-        pending.buffer = self.pool.take(kind)
-        pending.work = self._post_receive(pending.message, pending.buffer, self.tags.tag(pending.message))
+        buffer = self.pool.take(kind)
+        pending.buffer, tag = buffer.tensor, self.tags.tag(pending.message)
+        if self._receiving is None or buffer.free is None:
+            pending.work = self._post_receive(pending.message, buffer.tensor, tag)
+            return
+        with torch.cuda.stream(self._receiving):
+            self._receiving.wait_event(buffer.free)
+            pending.work = self._post_receive(pending.message, buffer.tensor, tag)
 
     def _post_receive(self, message: Message, buffer: Tensor, tag: int) -> dist.Work:
-        sender, receiver, group = self._route(message)
+        sender, receiver, kind = self._route(message)
         assert receiver == self.rank, f"{message} goes to rank {receiver}"
+        group = self.channels.group(sender, receiver, kind)
         work = dist.irecv(buffer, self.channels.ranks[sender], group, tag if self.channels.has_tags else 0)
         assert work is not None
         return work
 
     def _post_send(self, message: Message, tensor: Tensor, tag: int) -> None:
-        sender, receiver, group = self._route(message)
+        route = self._route(message)
+        sender, receiver, kind = route
         assert sender == self.rank, f"{message} comes from rank {sender}"
-        sent = self._in_flight[receiver, message.kind]
-        while sent and sent[0][0].is_completed():
-            sent.popleft()
-        if self.channels.has_tags and len(sent) >= SEND_WINDOW:
+        self._let_go()
+        sent = self._in_flight[route]
+        if self.channels.has_tags and self._acquainted and len(sent) >= SEND_WINDOW:
             sent.popleft()[0].wait()
+        group = self.channels.group(sender, receiver, kind)
         work = dist.isend(tensor, self.channels.ranks[receiver], group, tag if self.channels.has_tags else 0)
         assert work is not None
         sent.append((work, tensor))
 
-    def _route(self, message: Message) -> tuple[int, int, dist.ProcessGroup]:
+    def _let_go(self) -> None:
+        """Drop what has left, on every route: a sent tensor lives no longer than its transfer and the next one."""
+        for sent in self._in_flight.values():
+            while sent and sent[0][0].is_completed():
+                sent.popleft()
+
+    def _route(self, message: Message) -> Route:
         below, above = self.owners[message.boundary], self.owners[message.boundary + 1]
-        sender, receiver = (below, above) if message.kind is Kind.ACTIVATION else (above, below)
-        return sender, receiver, self.channels.group(sender, receiver, message.kind)
+        return (below, above, message.kind) if message.kind is Kind.ACTIVATION else (above, below, message.kind)
