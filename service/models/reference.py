@@ -8,6 +8,7 @@ from torch import Tensor
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
+from service.models import huggingface
 from service.models.whole import WeightsError, load_whole
 
 
@@ -21,7 +22,7 @@ def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, dict[st
     if isinstance(reference, FromSafetensors):
         return reference.config, _read(data, reference.safetensors)
     if isinstance(reference, FromHuggingFace):
-        raise WeightsError(f"model.huggingface: {reference.huggingface} cannot be read")
+        return huggingface.load(reference.huggingface, data)
     return reference, None
 
 

@@ -1,4 +1,4 @@
-"""Metrics over the whole test split."""
+"""Metrics over the test split."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ def evaluate(training: Training) -> dict[str, float]:
     """``eval_loss`` with ``eval_accuracy`` (classes) or ``eval_perplexity`` (tokens); all ranks call this and agree."""
     totals = torch.zeros(2, dtype=torch.float64, device=training.device)
     samples = len(training.dataset.test)
+    if (most := training.spec.evaluate.samples) is not None:
+        samples = min(samples, most)
     for rows, valid in batches(samples, training.order.global_batch, training.mesh.dp.rank, training.mesh.dp.size):
         batch = training.dataset.test.take(rows).to(training.device)
         totals += training.engine.evaluate(batch, valid)

@@ -1,15 +1,17 @@
-"""The finished model as one safetensors file that needs no knowledge of layouts."""
+"""The finished model in forms that need no knowledge of layouts."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from service.models import FamilyConfig
+from service.jobs.spec.model import TransformerConfig
+from service.jobs.spec.train import ExportSpec
+from service.models import FamilyConfig, huggingface
 from service.parallel import checkpoint
 from service.training.state import MODEL_PREFIX
 
@@ -31,6 +33,23 @@ def export_model(
     _working(about).write_text(json.dumps(description, indent=2))
     _working(about).replace(about)
     return weights, about
+
+
+def check_export(export: ExportSpec, config: FamilyConfig) -> None:
+    """Raise ``ValueError`` for a form that the model cannot be written in."""
+    if export.huggingface is not None and not isinstance(config, TransformerConfig):
+        raise ValueError(
+            f"export.huggingface={export.huggingface!r} needs a transformer; this model is of family {config.family!r}"
+        )
+
+
+def export_huggingface(weights: Path, config: FamilyConfig, dtype: Literal["fp32", "bf16"]) -> Path:
+    """Write the folder ``huggingface`` from, and beside, ``model.safetensors``; see :func:`huggingface.write`."""
+    folder = weights.with_name("huggingface")
+    if not isinstance(config, TransformerConfig):
+        raise TypeError(f"expected a transformer, got {type(config).__name__}")
+    huggingface.write(folder, config, load_file(weights), dtype)
+    return folder
 
 
 def _working(path: Path) -> Path:

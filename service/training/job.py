@@ -12,7 +12,7 @@ import torch.distributed as dist
 from service.jobs.runtime import RunContext
 from service.jobs.spec.train import TrainSpec
 from service.parallel import checkpoint, distributed
-from service.training.export import export_model
+from service.training.export import export_huggingface, export_model
 from service.training.loop import Loop
 from service.training.setup import Training, prepare
 
@@ -48,6 +48,8 @@ def publish(training: Training, loop: Loop) -> None:
     weights, about = export_model(saved, paths.artifacts, training.config, training.origin)
     report.artifact(weights)
     report.artifact(about, "application/json")
+    if (dtype := training.spec.export.huggingface) is not None:
+        report.artifact(export_huggingface(weights, training.config, dtype))
     for kept in checkpoint.complete(paths.checkpoints):
         report.artifact(kept.path)
 

@@ -19,6 +19,7 @@ from service.models.reference import resolve
 from service.parallel import mesh as meshes
 from service.parallel.mesh import Mesh
 from service.training.engine import Engine, build_engine
+from service.training.export import check_export
 from service.training.flops import count_parameters
 from service.training.gate import Phase, allowed_backends
 from service.training.objective import Objective, is_per_token
@@ -67,6 +68,7 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     check_batch(spec)
     mesh = meshes.build(spec.parallel, device.type)
     config, weights = resolve(spec.model, context.data)
+    check_export(spec.export, config)
     dataset = data.load(spec.data, context.data).to(device)
     backends = allowed_backends(spec.compile, own_fingerprint(config, spec, device), context.data)
     return assemble(spec, context, device, mesh, Ingredients(config, dataset, backends, weights))

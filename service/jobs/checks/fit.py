@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from service.jobs.checks.subject import AnySpec
 from service.jobs.plugins import Features, Tokens
 from service.jobs.records import Problem
-from service.jobs.spec import VerifySpec
+from service.jobs.spec import TrainSpec, VerifySpec
 from service.jobs.spec.data import DataSpec
-from service.jobs.spec.model import FromJob, ModelConfig
+from service.jobs.spec.model import FromJob, ModelConfig, TransformerConfig
 from service.jobs.spec.verify import Box, BoxProperty, Robustness
 
 
@@ -18,6 +18,8 @@ def check_fit(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
         return
     where = "model" if not isinstance(spec.model, FromJob) else None
     reads = config.reads
+    if isinstance(spec, TrainSpec):
+        yield from _check_export(spec, config)
     if not isinstance(spec, VerifySpec):
         if spec.data is not None:
             yield from _check_data(spec.data, "data", config, where)
@@ -29,6 +31,12 @@ def check_fit(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
         yield from _check_box(spec.property.box, reads)
     else:
         yield from _check_robustness(spec.property.robustness, config, where)
+
+
+def _check_export(spec: TrainSpec, config: ModelConfig) -> Iterator[Problem]:
+    if spec.export.huggingface is not None and not isinstance(config, TransformerConfig):
+        message = f"Hugging Face's libraries have no model like the family {config.family}"
+        yield Problem("export.huggingface", message, spec.export.huggingface, "null, or a transformer")
 
 
 def _check_data(data: DataSpec, path: str, config: ModelConfig, model_path: str | None) -> Iterator[Problem]:

@@ -95,6 +95,15 @@ class CheckpointSpec(Strict):
 
 class EvaluateSpec(Strict):
     every: int | None = Field(None, ge=1, description="steps; only at the end when absent")
+    samples: int | None = Field(None, ge=1, description="the first ones of the test split; all when absent")
+
+
+class ExportSpec(Strict):
+    """What a finished job publishes beside ``model.safetensors``."""
+
+    huggingface: Literal["fp32", "bf16"] | None = Field(
+        None, description="a folder that Hugging Face's libraries read, with weights of this type; transformers only"
+    )
 
 
 class TrainSpec(CommonSpec):
@@ -114,6 +123,7 @@ class TrainSpec(CommonSpec):
     compile: CompileChoice = CompileChoice()
     checkpoint: CheckpointSpec = CheckpointSpec.model_validate({})
     evaluate: EvaluateSpec = EvaluateSpec()
+    export: ExportSpec = ExportSpec()
 
     @property
     def stages(self) -> int:

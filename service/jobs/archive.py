@@ -1,0 +1,125 @@
+"""Archives of a Llama-style checkpoint: which members count, and unpacking them; nothing else is taken out.
+
+A member's path is never used as a path. Sizes are known before anything is unpacked.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+CONFIG, INDEX = "config.json", "model.safetensors.index.json"
+LARGEST_TEXT = 2**26
+"""Bytes of a configuration or index."""
+FREE, RATIO = 2**26, 4
+"""Weights hardly compress: a zip may unpack to this many times its size, and to this many bytes in any case."""
+
+
+class ArchiveError(ValueError):
+    """The file is no archive, or not one of a Llama-style checkpoint."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A regular file in an archive. ``name`` is without folders."""
+
+    path: PurePosixPath
+    size: int
+    open: Callable[[], IO[bytes]]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def read_text(archive: Path, name: str) -> bytes:
+    """The content of ``config.json`` or another small member. Raises :class:`ArchiveError`."""
+    with _checkpoint(archive) as members:
+        if name not in members:
+            raise ArchiveError(f"the archive has no {name} beside {', '.join(sorted(members))}")
+        return _read(members[name])
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Put configuration, index and safetensors files into the new ``folder``. Raises :class:`ArchiveError`."""
+    with _checkpoint(archive) as members:
+        if not any(name.endswith(".safetensors") for name in members):
+            raise ArchiveError(f"the archive has no .safetensors file beside {CONFIG}")
+        folder.mkdir()
+        for name, member in members.items():
+            with member.open() as source, (folder / name).open("wb") as target:
+                shutil.copyfileobj(source, target, 2**20)
+
+
+@contextmanager
+def _checkpoint(archive: Path) -> Iterator[dict[str, Member]]:
+    """The members that count by name: those beside the ``config.json`` that is nearest to the top."""
+    with _members(archive) as members:
+        configs = [member for member in members if member.name == CONFIG]
+        if not configs:
+            raise ArchiveError(f"the archive has no {CONFIG}")
+        home = min(configs, key=lambda member: len(member.path.parts)).path.parent
+        yield {member.name: member for member in members if member.path.parent == home and _counts(member.name)}
+
+
+def _counts(name: str) -> bool:
+    return name in (CONFIG, INDEX) or name.endswith(".safetensors")
+
+
+def _read(member: Member) -> bytes:
+    if member.size > LARGEST_TEXT:
+        raise ArchiveError(f"{member.name} has {member.size} bytes; at most {LARGEST_TEXT} are expected")
+    with member.open() as content:
+        return content.read(LARGEST_TEXT)
+
+
+@contextmanager
+def _members(archive: Path) -> Iterator[list[Member]]:
+    """All regular files. What a broken archive raises, while it is open, is an :class:`ArchiveError`."""
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as opened:
+                yield _of_zip(opened, archive.stat().st_size)
+        else:
+            # Uncompressed only: a compressed one tells sizes at its end, after it has been unpacked.
+            with tarfile.open(archive, "r:") as tar:
+                yield _of_tar(tar)
+    except tarfile.ReadError as error:
+        raise ArchiveError(
+            f"expected a zip or an uncompressed tar of {CONFIG} and safetensors files: {error}"
+        ) from error
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, RuntimeError, EOFError) as error:
+        raise ArchiveError(f"the archive is damaged: {error}") from error
+
+
+def _of_zip(opened: zipfile.ZipFile, size: int) -> list[Member]:
+    entries = [entry for entry in opened.infolist() if not entry.is_dir()]
+    unpacked = sum(entry.file_size for entry in entries)
+    if unpacked > max(FREE, RATIO * size):
+        raise ArchiveError(f"the archive of {size} bytes unpacks to {unpacked}, more than {RATIO} times as many")
+    return [_zip_member(opened, entry) for entry in entries]
+
+
+def _zip_member(opened: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Member:
+    return Member(PurePosixPath(entry.filename), entry.file_size, lambda: opened.open(entry))
+
+
+def _of_tar(tar: tarfile.TarFile) -> list[Member]:
+    return [_tar_member(tar, entry) for entry in tar if entry.isreg() and not entry.issparse()]
+
+
+def _tar_member(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Member:
+    def extract() -> IO[bytes]:
+        content = tar.extractfile(entry)
+        if content is None:
+            raise ArchiveError(f"{entry.name} is no regular file")
+        return content
+
+    return Member(PurePosixPath(entry.name), entry.size, extract)

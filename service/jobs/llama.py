@@ -1,0 +1,93 @@
+"""Llama-style ``config.json`` and our transformer's configuration: what says the same, and what we do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from service.jobs.spec.families import TransformerConfig
+
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "ffn_dim": "intermediate_size",
+    "max_sequence": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+}
+"""Our field: theirs."""
+REQUIRED = ("vocab_size", "dim", "layers", "heads", "ffn_dim")
+DEFAULTS = {"max_sequence": 2048, "norm_eps": 1e-6}
+"""What their library takes where its file is silent; the rest of ours are the same as theirs."""
+ONLY: Mapping[str, tuple[Any, ...]] = {
+    "model_type": ("llama", "mistral"),
+    "hidden_act": ("silu", "swish"),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "sliding_window": (),
+    "rope_scaling": (),
+    "partial_rotary_factor": (1.0,),
+    "pretraining_tp": (1,),
+    "quantization_config": (),
+}
+"""Fields with the values that we can build; a field may also be absent or null, but for the model's type."""
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+class LlamaError(ValueError):
+    """A configuration that our transformer cannot take."""
+
+
+def read_config(values: Mapping[str, Any]) -> TransformerConfig:
+    """Our configuration of a Llama-style model. Raises :class:`LlamaError` naming the field."""
+    rope = values.get("rope_parameters") or {}  # newer files keep rotary settings here
+    values = {**values, **{name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}}
+    if rope.get("rope_type", "default") != "default":
+        values["rope_scaling"] = rope
+    for field, allowed in ONLY.items():
+        _check_only(field, values.get(field), allowed)
+    given = {own: values[theirs] for own, theirs in FIELDS.items() if values.get(theirs) is not None}
+    if missing := [FIELDS[own] for own in REQUIRED if own not in given]:
+        raise LlamaError(f"config.json has no {missing[0]}")
+    try:
+        config = TransformerConfig.model_validate({**DEFAULTS, **given})
+    except ValidationError as error:
+        raise LlamaError(f"config.json does not describe a transformer: {error}") from error
+    head = values.get("head_dim")
+    if head is not None and head * config.heads != config.dim:
+        raise LlamaError(f"config.json has head_dim={head}; expected hidden_size / num_attention_heads")
+    return config
+
+
+def _check_only(field: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value in allowed or (value is None and field != "model_type"):
+        return
+    default = isinstance(value, Mapping) and value.get("rope_type", value.get("type")) == "default"
+    if field == "rope_scaling" and default:
+        return
+    expected = " or ".join(repr(each) for each in allowed) or "null"
+    raise LlamaError(f"config.json has {field}={value!r}; expected {expected}")
+
+
+def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"], *, tied: bool) -> dict[str, Any]:
+    """A ``config.json`` for ``LlamaForCausalLM``. ``tied``: the head's weights are the embedding's."""
+    own = config.model_dump() | {"kv_heads": config.key_value_heads, "ffn_dim": config.feed_forward_dim}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **{theirs: own[field] for field, theirs in FIELDS.items()},
+        "head_dim": config.dim // config.heads,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_scaling": None,
+        "tie_word_embeddings": tied,
+        "torch_dtype": DTYPES[dtype],
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }

@@ -1,0 +1,71 @@
+"""From an uploaded archive to our configuration and weights."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from service.jobs.archive import CONFIG, INDEX, unpack
+from service.jobs.layout import DataLayout
+from service.jobs.llama import read_config
+from service.jobs.spec.families import TransformerConfig
+from service.models.huggingface.names import DERIVED, EMBEDDING, HEAD, their_names
+from service.models.once import once
+from service.models.whole import WeightsError
+
+
+def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Tensor]]:
+    """The model in an uploaded archive. Raises :class:`WeightsError`.
+
+    The archive is unpacked once, by the first rank. Tensors are mapped, so a rank reads only the parts that it uses.
+    A head that is tied to the embedding starts as its copy, and is trained apart from it.
+    """
+    archive = layout.file(file)
+    if not archive.is_file():
+        raise WeightsError(f"model.huggingface: there is no uploaded file {file} in the data directory")
+    try:
+        folder = once(layout.cache / "huggingface" / file, partial(unpack, archive))
+        values = json.loads((folder / CONFIG).read_bytes())
+        config = read_config(values)
+        return config, _renamed(_tensors(folder), config, tied=bool(values.get("tie_word_embeddings", False)))
+    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise WeightsError(f"model.huggingface: {file}: {error}") from error
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors by their names, of the files that the index names, or of all files where there is none."""
+    found: dict[str, Tensor] = {}
+    for path in _shards(folder):
+        with safe_open(path, framework="pt") as shard:
+            for name in shard.keys():  # noqa: SIM118 - not a mapping
+                if name in found:
+                    raise WeightsError(f"{name} is in several files, and no {INDEX} says which one counts")
+                found[name] = shard.get_tensor(name)
+    return found
+
+
+def _shards(folder: Path) -> list[Path]:
+    if not (folder / INDEX).is_file():
+        return sorted(folder.glob("*.safetensors"))
+    index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
+    # Names come from the archive: only files beside the index count.
+    shards = [folder / Path(str(name)).name for name in sorted(set(index["weight_map"].values()))]
+    if missing := [shard.name for shard in shards if not shard.is_file()]:
+        raise WeightsError(f"{INDEX} names {missing[0]}, which the archive does not have")
+    return shards
+
+
+def _renamed(tensors: dict[str, Tensor], config: TransformerConfig, *, tied: bool) -> dict[str, Tensor]:
+    names = their_names(config.layers)
+    if tied and names[HEAD] not in tensors and names[EMBEDDING] in tensors:
+        tensors = {**tensors, names[HEAD]: tensors[names[EMBEDDING]]}
+    if missing := [theirs for theirs in names.values() if theirs not in tensors]:
+        raise WeightsError(f"the checkpoint has no tensor {missing[0]} (and lacks {len(missing)} in all)")
+    if foreign := [name for name in tensors.keys() - names.values() if not name.endswith(DERIVED)]:
+        raise WeightsError(f"the checkpoint has {min(foreign)}, which a model of this configuration has not")
+    return {ours: tensors[theirs] for ours, theirs in names.items()}
