@@ -7,9 +7,11 @@ The dotted functions are typed where torch may be imported: ``service.models.reg
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Union
 
 from pydantic import Field
+from typing_extensions import TypeAliasType
 
 from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig
 
@@ -17,6 +19,13 @@ from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfi
 def one_of(forms: tuple[Any, ...]) -> Any:
     """The union of types that are only known at run time."""
     return Union[forms]  # noqa: UP007
+
+
+@lru_cache
+def _by_format(forms: tuple[type[DataConfig], ...]) -> Any:
+    """The forms of one source. An alias of its own: a JSON Schema that maps tags can only map them to references."""
+    name = str(forms[0].model_fields["source"].default).capitalize()
+    return TypeAliasType(f"{name}Source", Annotated[one_of(forms), Field(discriminator="format")])
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ class DataSource:
         """The type that a spec's value is read as."""
         if not self.variants:
             return self.config
-        return Annotated[one_of((self.config, *self.variants)), Field(discriminator="format")]
+        return _by_format((self.config, *self.variants))
 
 
 @dataclass(frozen=True)
