@@ -83,7 +83,8 @@ def _signed(word: int) -> int:
 
 def _shifted(state: Tensor, places: int) -> Tensor:
     """Right shift that brings in zeros; that of int64 tensors brings in the sign."""
-    return (state >> places) & (2 ** (64 - places) - 1)
+    shifted: Tensor = (state >> places) & (2 ** (64 - places) - 1)
+    return shifted
 
 
 def draw(

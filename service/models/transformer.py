@@ -1,8 +1,8 @@
 """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
 RMSNorm: Zhang & Sennrich, 2019. Rotary positions: Su et al., 2021. Grouped queries: Ainslie et al., 2023.
-SwiGLU: Shazeer, 2020. Heads, feed-forward width and vocabulary are divided over tensor-parallel ranks; the residual
-stream is replicated.
+SwiGLU: Shazeer, 2020. Heads, feed-forward width and vocabulary are divided over tensor-parallel ranks, and the residual
+stream by tokens (sequence parallelism).
 """
 
 from __future__ import annotations
@@ -12,14 +12,30 @@ from math import sqrt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from service.jobs.spec.model import TransformerConfig
 from service.models.initialize import Constant, Distribution, Normal
-from service.parallel.collectives import copy_to_group
 from service.parallel.mesh import SINGLE, Axis
-from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabularyParallelEmbedding, local
+from service.parallel.tensor import (
+    ColumnParallelLinear,
+    Replicated,
+    RowParallelLinear,
+    SequenceSharded,
+    Stream,
+    VocabularyParallelEmbedding,
+    joint,
+    local,
+)
 
 WEIGHT_STD = 0.02
+FASTEST_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Kernels of attention on CUDA, in the order in which they are tried."""
 
 
 class RMSNorm(nn.Module):
@@ -30,10 +46,13 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(dim))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, stream: Stream) -> Tensor:
+        weight = stream.shared(local(self.weight))
+        if not torch.compiler.is_compiling():
+            return functional.rms_norm(x, (x.shape[-1],), weight, self.eps)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return wide.to(x.dtype) * local(self.weight)
+        return (wide * weight).to(x.dtype)
 
 
 class Rotary(nn.Module):
@@ -78,7 +97,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if torch.compiler.is_exporting():
         return explicit_attention(query, key, value)
     grouped = query.shape[1] != key.shape[1]
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    if not query.is_cuda:
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
 class Attention(nn.Module):
@@ -86,21 +108,21 @@ class Attention(nn.Module):
 
     def __init__(self, config: TransformerConfig, rotary: Rotary, axis: Axis) -> None:
         super().__init__()
-        self.head_dim, self.axis, self.rotary = config.dim // config.heads, axis, rotary
+        self.head_dim, self.rotary = config.dim // config.heads, rotary
         narrow = config.key_value_heads * self.head_dim
         self.query = ColumnParallelLinear(config.dim, config.dim, axis, bias=False, copied_input=True)
         self.key = ColumnParallelLinear(config.dim, narrow, axis, bias=False, copied_input=True)
         self.value = ColumnParallelLinear(config.dim, narrow, axis, bias=False, copied_input=True)
-        self.output = RowParallelLinear(config.dim, config.dim, axis, bias=False)
+        self.output = RowParallelLinear(config.dim, config.dim, axis, bias=False, partial_output=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = copy_to_group(x, self.axis.group)
-        query, key, value = (self._heads(layer(x)) for layer in (self.query, self.key, self.value))
+    def forward(self, x: Tensor, stream: Stream) -> Tensor:
+        x = stream.enter(x)
+        query, key, value = map(self._heads, joint((self.query, self.key, self.value), x))
         attended = attend(self.rotary(query), self.rotary(key), value)
-        return self.output(attended.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
+        return stream.leave(self.output(attended.transpose(1, 2).flatten(-2)))
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+        return torch.unflatten(x, -1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -109,14 +131,13 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, axis: Axis) -> None:
         super().__init__()
         width = config.feed_forward_dim
-        self.axis = axis
         self.gate = ColumnParallelLinear(config.dim, width, axis, bias=False, copied_input=True)
         self.up = ColumnParallelLinear(config.dim, width, axis, bias=False, copied_input=True)
-        self.down = RowParallelLinear(width, config.dim, axis, bias=False)
+        self.down = RowParallelLinear(width, config.dim, axis, bias=False, partial_output=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = copy_to_group(x, self.axis.group)
-        return self.down(functional.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, stream: Stream) -> Tensor:
+        x = stream.enter(x)
+        return stream.leave(self.down(functional.silu(self.gate(x)) * self.up(x)))
 
 
 class Block(nn.Module):
@@ -129,13 +150,17 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = FeedForward(config, axis)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.feed_forward(self.feed_forward_norm(x))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, stream: Stream) -> Tensor:
+        x = x + self.attention(self.attention_norm(x, stream), stream)
+        return x + self.feed_forward(self.feed_forward_norm(x, stream), stream)  # type: ignore[no-any-return]
 
 
 class Transformer(nn.Module):
-    """``(batch, seq)`` int64 tokens → ``(batch, seq, vocab_size / tp)`` logits, divided along ``output_axis``."""
+    """``(batch, seq)`` int64 tokens → ``(batch, seq, vocab_size / tp)`` logits, divided along ``output_axis``.
+
+    Between blocks, and between the stages of a pipeline, each tensor-parallel rank has a part of the tokens. A
+    model in one piece also takes sequences that do not divide by tp; its ranks then have all tokens each.
+    """
 
     before_blocks: tuple[str, ...] = ("embedding",)
     after_blocks: tuple[str, ...] = ("norm", "head")
@@ -143,20 +168,37 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig, axis: Axis = SINGLE) -> None:
         super().__init__()
         self.config, self.output_axis = config, axis
+        self.replicated, self.sharded = Replicated(axis), SequenceSharded(axis)
         rotary = Rotary(config.dim // config.heads, config.max_sequence, config.rope_theta)
-        self.embedding: nn.Module | None = VocabularyParallelEmbedding(config.vocab_size, config.dim, axis)
+        self.embedding: nn.Module | None = VocabularyParallelEmbedding(
+            config.vocab_size, config.dim, axis, partial_output=True
+        )
         self.blocks = nn.ModuleDict({str(index): Block(config, rotary, axis) for index in range(config.layers)})
         self.norm: nn.Module | None = RMSNorm(config.dim, config.norm_eps)
-        self.head: nn.Module | None = ColumnParallelLinear(config.dim, config.vocab_size, axis, bias=False)
+        self.head: nn.Module | None = ColumnParallelLinear(
+            config.dim, config.vocab_size, axis, bias=False, copied_input=True
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[1] > self.config.max_sequence:
-            raise ValueError(f"a sequence of {x.shape[1]} exceeds max_sequence={self.config.max_sequence}")
+        stream = self._stream(x)
         if self.embedding is not None:
-            x = self.embedding(x)
+            x = stream.leave(self.embedding(x))
         for block in self.blocks.values():
-            x = block(x)
-        return x if self.norm is None or self.head is None else self.head(self.norm(x))
+            x = block(x, stream)
+        return x if self.norm is None or self.head is None else self.head(stream.enter(self.norm(x, stream)))
+
+    def _stream(self, x: Tensor) -> Stream:
+        tp = self.output_axis.size
+        if self.embedding is None:
+            return self.sharded if tp > 1 else self.replicated
+        sequence = x.shape[1]
+        if sequence > self.config.max_sequence:
+            raise ValueError(f"a sequence of {sequence} exceeds max_sequence={self.config.max_sequence}")
+        if tp > 1 and sequence % tp == 0:
+            return self.sharded
+        if tp > 1 and self.head is None:
+            raise ValueError(f"a pipeline passes on parts of a sequence: {sequence} does not divide by tp={tp}")
+        return self.replicated
 
     def distribution(self, name: str) -> Distribution:
         """Normal weights; those that write to the residual stream are scaled by 1/√(2·layers) (GPT-2)."""

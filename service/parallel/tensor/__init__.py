@@ -1,14 +1,19 @@
 """Tensor parallelism: layers whose parameters are divided over the ``tp`` dimension of the mesh."""
 
-from service.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
+from service.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear, joint
 from service.parallel.tensor.placement import distribute, local, local_copy
+from service.parallel.tensor.stream import Replicated, SequenceSharded, Stream
 from service.parallel.tensor.vocabulary import VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
 
 __all__ = [
     "ColumnParallelLinear",
+    "Replicated",
     "RowParallelLinear",
+    "SequenceSharded",
+    "Stream",
     "VocabularyParallelEmbedding",
     "distribute",
+    "joint",
     "local",
     "local_copy",
     "vocabulary_parallel_cross_entropy",

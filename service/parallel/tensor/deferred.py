@@ -57,6 +57,11 @@ def deferring(queue: WeightGradients) -> Iterator[None]:
         _active.pop()
 
 
+def is_deferring() -> bool:
+    """Whether layers that run now are to be split."""
+    return bool(_active) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x Wᵀ + b`` with parameters as the layer holds them (plain, or DTensors whose local part is meant).
 

@@ -6,6 +6,7 @@ The full logits ``(…, vocabulary)`` never exist on any rank: the loss needs th
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,15 +17,21 @@ from service.parallel.collectives import max_over_group, reduce_from_group
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor.placement import divided, local
 
+AT_ONCE = 2**25
+"""Logits that the loss widens to float32 together."""
+
 
 class VocabularyParallelEmbedding(nn.Module):
-    """Rows of the table divided over ``axis``: ``(…)`` int64 ids → ``(…, dim)``, replicated."""
+    """Rows of the table divided over ``axis``: ``(…)`` int64 ids → ``(…, dim)``, replicated.
+
+    With ``partial_output`` it is this rank's summand: zero where another rank has the row.
+    """
 
     sharded = {"weight": 0}  # noqa: RUF012 - a constant of the class
 
-    def __init__(self, vocabulary: int, dim: int, axis: Axis = SINGLE) -> None:
+    def __init__(self, vocabulary: int, dim: int, axis: Axis = SINGLE, *, partial_output: bool = False) -> None:
         super().__init__()
-        self.vocabulary, self.dim, self.axis = vocabulary, dim, axis
+        self.vocabulary, self.dim, self.axis, self.partial_output = vocabulary, dim, axis, partial_output
         self.weight = nn.Parameter(torch.empty(divided(vocabulary, axis, "vocabulary"), dim))
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -32,8 +39,8 @@ class VocabularyParallelEmbedding(nn.Module):
         if self.axis.size == 1:
             return functional.embedding(ids, weight)
         own_ids, is_own = _own_ids(ids, weight.shape[0], self.axis)
-        rows = functional.embedding(own_ids, weight)
-        return reduce_from_group(rows.masked_fill(~is_own.unsqueeze(-1), 0), self.axis.group)
+        rows = functional.embedding(own_ids, weight).masked_fill(~is_own.unsqueeze(-1), 0)
+        return rows if self.partial_output else reduce_from_group(rows, self.axis.group)
 
     def extra_repr(self) -> str:
         return f"{self.vocabulary} × {self.dim}, tp={self.axis.size}"
@@ -42,37 +49,69 @@ class VocabularyParallelEmbedding(nn.Module):
 def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor, axis: Axis = SINGLE) -> Tensor:
     """Mean negative log-likelihood of ``targets (…)`` int64 under ``logits (…, vocabulary / tp)``.
 
-    A scalar, replicated, computed in float32 at least; targets must be in range.
+    A scalar, replicated, computed in float32 at least; targets must be in range. It has no second derivative, except
+    in a traced graph of one rank, which gets plain operators.
     """
-    if axis.size == 1:
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return functional.cross_entropy(wide.flatten(0, -2), targets.flatten())
-    losses: Tensor = _CrossEntropy.apply(logits, targets, axis.group, axis.rank)  # type: ignore[no-untyped-call]
-    return losses.mean()
+    rows, wanted = logits.flatten(0, -2), targets.flatten()
+    if axis.size == 1 and torch.compiler.is_compiling():
+        return functional.cross_entropy(rows.to(_wide(rows.dtype)), wanted)
+    return _CrossEntropy.apply(rows, wanted, axis.group, axis.rank)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Losses per position. Keeps the logits and their log-sum-exp, not the probabilities, for the gradient."""
+    """The forward pass computes the gradient too, a few rows at a time: probabilities in float32 never exist for all
+    rows at once, and the logits need not be kept.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: str, rank: int) -> Tensor:
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        own_ids, is_own = _own_ids(targets, logits.shape[-1], Axis(rank=rank))
-        peak = max_over_group(wide.amax(-1), group)
-        exponentials = (wide - peak.unsqueeze(-1)).exp().sum(-1)
-        target = wide.gather(-1, own_ids.unsqueeze(-1)).squeeze(-1).masked_fill(~is_own, 0)
-        totals = reduce_from_group(torch.stack((exponentials, target)), group)
-        log_sum = totals[0].log() + peak
-        ctx.save_for_backward(logits, log_sum, own_ids, is_own)
-        return log_sum - totals[1]
+        rows, vocabulary = logits.shape
+        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        total = torch.zeros((), dtype=_wide(logits.dtype), device=logits.device)
+        part = _dense_part if not group else partial(_divided_part, group=group, rank=rank)
+        for start in range(0, rows, step := max(AT_ONCE // vocabulary, 1)):
+            own = slice(start, start + step)
+            total += part(logits[own], targets[own], None if gradient is None else gradient[own])
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
+        return total / rows
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        logits, log_sum, own_ids, is_own = ctx.saved_tensors
-        probabilities = (logits.to(log_sum.dtype) - log_sum.unsqueeze(-1)).exp()
-        hit = is_own.to(log_sum.dtype).unsqueeze(-1)
-        difference = probabilities.scatter_add(-1, own_ids.unsqueeze(-1), -hit)
-        return (difference * gradient.unsqueeze(-1)).to(logits.dtype), None, None, None
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        # In place, since this is when memory is scarcest; a second backward then fails, which autograd sees to.
+        return gradient.mul_(outer / len(gradient)), None, None, None
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _dense_part(logits: Tensor, targets: Tensor, gradient: Tensor | None) -> Tensor:
+    """Sum of the losses of some rows; fills in the gradient of that sum."""
+    chances = functional.log_softmax(logits, -1, dtype=_wide(logits.dtype))
+    where = targets.unsqueeze(-1)
+    loss = -chances.gather(-1, where).sum()
+    if gradient is not None:
+        torch.exp(chances, out=gradient)
+        gradient.scatter_add_(-1, where, gradient.new_full((1, 1), -1.0).expand_as(where))
+    return loss
+
+
+def _divided_part(logits: Tensor, targets: Tensor, gradient: Tensor | None, group: str, rank: int) -> Tensor:
+    """The same where the ranks of ``group`` have a part of the vocabulary each."""
+    wide = logits.to(_wide(logits.dtype))
+    own_ids, is_own = _own_ids(targets, logits.shape[-1], Axis(rank=rank))
+    where = own_ids.unsqueeze(-1)
+    peak = max_over_group(wide.amax(-1), group)
+    target = wide.gather(-1, where).squeeze(-1).masked_fill(~is_own, 0)
+    exponentials = (wide - peak.unsqueeze(-1)).exp_()
+    sums, targeted = reduce_from_group(torch.stack((exponentials.sum(-1), target)), group)
+    if gradient is not None:
+        torch.div(exponentials, sums.unsqueeze(-1), out=gradient)
+        gradient.scatter_add_(-1, where, -is_own.to(gradient.dtype).unsqueeze(-1))
+    losses: Tensor = sums.log() + peak - targeted
+    return losses.sum()
 
 
 def _own_ids(ids: Tensor, rows: int, axis: Axis) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,74 @@
+"""How the residual stream of a tensor-parallel transformer lies on the ranks between its layers.
+
+Replicated, every rank repeats norms and sums over all tokens (Megatron-LM; Shoeybi et al., 2019). With sequence
+parallelism each rank has a part of the tokens there, which divides that work and its activations by tp and costs
+the same communication: an all-reduce is a reduce-scatter and an all-gather (Korthikanti et al., 2022).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from service.parallel.collectives import (
+    copy_to_group,
+    gather_with_reduce_from_group,
+    reduce_from_group,
+    reduce_scatter_to_group,
+)
+from service.parallel.mesh import SINGLE, Axis
+
+
+class Stream(Protocol):
+    """Ways between the stream and layers that are divided over tensor-parallel ranks, on ``(batch, sequence, dim)``."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """From the stream to column-parallel layers: all tokens, replicated."""
+
+    def leave(self, partial: Tensor) -> Tensor:
+        """From row-parallel layers, whose results are to be summed over the ranks, to the stream."""
+
+    def shared(self, weight: Tensor) -> Tensor:
+        """A replicated parameter, for use on what this rank has of the stream; its gradient is complete everywhere."""
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """All tokens on every rank."""
+
+    axis: Axis = SINGLE
+
+    def enter(self, x: Tensor) -> Tensor:
+        return copy_to_group(x, self.axis.group)
+
+    def leave(self, partial: Tensor) -> Tensor:
+        return reduce_from_group(partial, self.axis.group)
+
+    def shared(self, weight: Tensor) -> Tensor:
+        return weight
+
+
+@dataclass(frozen=True)
+class SequenceSharded:
+    """A part of the tokens on each rank, as ``(batch, sequence / tp, dim)``; the sequence divides by tp.
+
+    The batch's tokens are cut in row-major order, so a rank's part is contiguous in every collective; its
+    second dimension counts tokens and says nothing of their positions.
+    """
+
+    axis: Axis
+
+    def enter(self, x: Tensor) -> Tensor:
+        batch, tokens, dim = x.shape
+        whole = gather_with_reduce_from_group(x.flatten(0, 1), 0, self.axis.group, self.axis.size)
+        return whole.view(batch, tokens * self.axis.size, dim)
+
+    def leave(self, partial: Tensor) -> Tensor:
+        batch, tokens, dim = partial.shape
+        own = reduce_scatter_to_group(partial.flatten(0, 1), 0, self.axis.group, self.axis.size)
+        return own.view(batch, tokens // self.axis.size, dim)
+
+    def shared(self, weight: Tensor) -> Tensor:
+        return copy_to_group(weight, self.axis.group)
