@@ -10,6 +10,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
+from pydantic import TypeAdapter
+
+from service.jobs.plan import Plan
 from service.jobs.records import ApiKey, Artifact, Host, Job, JobPage, Scope, StoredFile
 from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec
 from service.jobs.states import TERMINAL, JobState
@@ -20,6 +23,7 @@ from trivet.follow import follow
 AnySpec = TrainSpec | VerifySpec | CompileSpec | Mapping[str, Any]
 Kind = Literal["train", "verify", "compile"]
 _LONGEST_WAIT_S = 20.0
+_plan_adapter = TypeAdapter(Plan)
 
 
 class Client:
@@ -156,6 +160,15 @@ class Client:
     def report(self, job_id: str) -> dict[str, Any]:
         report: dict[str, Any] = self._connection.json("GET", f"{_job(job_id)}/report")
         return report
+
+    def schedule(self, job_id: str) -> Plan:
+        """What a training job's pipeline is going to do in a step."""
+        return _plan_adapter.validate_python(self._connection.json("GET", f"{_job(job_id)}/schedule"))
+
+    def timeline(self, job_id: str, *, step: int | None = None) -> dict[str, Any]:
+        """What each rank did in a step: ``steps`` that were measured, ``step``, ``spans``; the newest when absent."""
+        found: dict[str, Any] = self._connection.json("GET", f"{_job(job_id)}/timeline", params={"step": step})
+        return found
 
     def artifacts(self, job_id: str) -> list[Artifact]:
         answer = self._connection.json("GET", f"{_job(job_id)}/artifacts")

@@ -7,12 +7,14 @@ import json
 import signal
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_world import TRAIN, Cli, Worker, wait_until
 
 from service.jobs.records import Artifact, AttemptRef
 from service.jobs.store import Store
+from trivet.client import Client
 
 METRICS = [{"type": "metric", "step": step, "values": {"loss": 1.0 / step}} for step in (1, 2, 3)]
 
@@ -76,6 +78,41 @@ def test_a_refused_spec_is_a_table_of_fields(trivet: Cli) -> None:
     assert "2 problems" in ran.err
     for word in ("steps", "at least 1", "stepz", "did you mean 'steps'?"):
         assert word in ran.err
+
+
+PIPELINE: dict[str, Any] = {"parallel": {"pp": 2}, "pipeline": {"schedule": "1f1b", "micro_batches": 3}}
+ROWS = ["rank 0  F0 F1 ······B0    F2 B1    ···B2", "rank 1  ···F0 B0    F1 B1    F2 B2"]
+
+
+def test_a_schedule_is_drawn_from_a_spec_without_a_service(trivet: Cli) -> None:
+    ran = trivet("schedule", trivet.spec(**PIPELINE), TRIVET_URL="http://127.0.0.1:9")
+    assert ran.code == 0, ran.err
+    drawn = [line.rstrip() for line in ran.out.splitlines()]
+    assert drawn[0] == "1f1b: 2 ranks, 2 stages, 3 micro-batches; predicted bubble 25.0%"
+    assert drawn[2:4] == ROWS
+    assert "activations kept at most, by rank: 2, 1" in drawn
+    split = trivet.ok("schedule", trivet.spec(**PIPELINE), "--set", "pipeline.schedule=zbv").out
+    assert "W backward weight" in split
+    assert "f0" in split
+    assert trivet("schedule", trivet.spec()).code == 2
+    refused = trivet(
+        "schedule", trivet.spec(**PIPELINE), "--set", "pipeline.micro_batches=99999", "--set", "batch.global=99999"
+    )
+    assert refused.code == 2
+    assert "pipeline.micro_batches" in refused.err
+
+
+def test_a_jobs_schedule_and_timeline(trivet: Cli, worker: Worker, url: str, secret: str) -> None:
+    job_id = trivet.ok("submit", trivet.spec(**PIPELINE, batch={"global": 6})).out.strip()
+    assert all(row in trivet.ok("schedule", job_id).out for row in ROWS)
+    assert trivet.ok("schedule", job_id, "--json").json["bubble"] == 0.25
+    worker.emit(worker.start(job_id), [{"type": "span", "name": "data", "start": 1, "end": 2, "detail": {"step": 1}}])
+    with Client(url, secret) as client:
+        assert client.timeline(job_id)["step"] == 1
+    plain = trivet.ok("submit", trivet.spec()).out.strip()
+    ran = trivet("schedule", plain)
+    assert ran.code == 2
+    assert "has no pipeline" in ran.err
 
 
 def test_watching_a_success_exits_0(trivet: Cli, worker: Worker) -> None:

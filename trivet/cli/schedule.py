@@ -1,0 +1,105 @@
+"""A pipeline's schedule as text: a row per rank, a letter and a micro-batch per computation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from service.jobs.checks.pipeline import check_pipeline
+from service.jobs.plan import Plan, PlannedCell, PlannedRank, plan
+from service.jobs.spec import TrainSpec, spec_adapter
+from trivet.cli import specs
+from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, refuse
+
+_LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
+_STYLES = {"forward": "blue", "backward": "yellow", "backward_input": "red", "backward_weight": "magenta"}
+_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
+_IDLE = "·"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(fails_well(schedule))
+
+
+def schedule(
+    source: Annotated[str, typer.Argument(metavar="ID|SPEC", help="a job's id, or a spec file; - for standard input")],
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="change a spec's value")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show who computes what and when in one step of a pipeline, as predicted. A spec file needs no service."""
+    if _is_spec(source):
+        found = _of_spec(source, changes or ())
+    else:
+        with client() as service:
+            found = service.schedule(source)
+    if as_json:
+        print_json(asdict(found))
+        return
+    for line in lines(found, out.width if out.is_terminal else None):
+        out.print(line)
+
+
+def lines(found: Plan, width: int | None = None) -> Iterator[Text]:
+    """What the plan costs, then its rows; cut into blocks of columns where they are wider than ``width``."""
+    yield Text(
+        f"{found.schedule}: {found.ranks} ranks, {found.stages} stages, {found.micro_batches} micro-batches; "
+        f"predicted bubble {found.bubble:.1%}"
+    )
+    unit = min(cell.end - cell.start for row in found.rows for cell in row.cells)
+    columns = len(str(found.micro_batches - 1)) + 2
+    rows = [_row(row, found, columns / unit) for row in found.rows]
+    labels = [f"rank {row.rank}  " for row in found.rows]
+    room = max(width - max(map(len, labels)), columns) if width else max(map(len, rows))
+    for start in range(0, max(map(len, rows)), room):
+        yield Text()
+        for label, row in zip(labels, rows, strict=True):
+            yield Text(label.ljust(max(map(len, labels))), style="bold") + row[start : start + room]
+    yield Text()
+    yield from _legend(found)
+
+
+def _row(row: PlannedRank, found: Plan, scale: float) -> Text:
+    text = Text()
+    for cell in row.cells:
+        start, end = round(cell.start * scale), round(cell.end * scale)
+        text.append(_IDLE * (start - len(text)), style="dim")
+        text.append(_label(cell, found).ljust(end - start), style=_STYLES.get(cell.op, ""))
+    return text
+
+
+def _label(cell: PlannedCell, found: Plan) -> str:
+    letter = _LETTERS.get(cell.op, "?")
+    return f"{letter if cell.stage // found.ranks % 2 == 0 else letter.lower()}{cell.micro_batch}"
+
+
+def _legend(found: Plan) -> Iterator[Text]:
+    ops = {cell.op for row in found.rows for cell in row.cells}
+    named = ", ".join(f"{letter} {op.replace('_', ' ')}" for op, letter in _LETTERS.items() if op in ops)
+    every_other = "; small letters: a rank's every other stage" if found.stages > found.ranks else ""
+    yield Text(f"{named} of a micro-batch{every_other}")
+    for what, values in (
+        ("activations kept at most", [row.peak_activations for row in found.rows]),
+        ("receive buffers at most", [row.peak_buffers for row in found.rows]),
+    ):
+        yield Text(f"{what}, by rank: {', '.join(map(str, values))}")
+
+
+def _is_spec(source: str) -> bool:
+    return source == "-" or Path(source).suffix in _SUFFIXES or Path(source).is_file()
+
+
+def _of_spec(source: str, changes: Sequence[str]) -> Plan:
+    spec = spec_adapter.validate_python(specs.load(source, changes))
+    if problems := list(check_pipeline(spec)):
+        refuse("\n".join(f"{problem.path}: {problem.message}" for problem in problems))
+    found = plan(spec) if isinstance(spec, TrainSpec) else None
+    if found is None:
+        refuse(f"{source} has no pipeline: it is a train spec with parallel.pp above 1 that has one")
+    return found
