@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from pydantic_core import PydanticCustomError
@@ -84,7 +84,7 @@ def catalogue(
     kind: type[Kind], built_in: Iterable[Kind], find: Callable[[str], Sequence[EntryPoint]] = installed
 ) -> Catalogue[Kind]:
     """Load every declaration; what is broken or claims a taken name is logged and set aside, whatever it raises."""
-    provided = {name_of(each): Provided(each, HOUSE, version(HOUSE)) for each in built_in}
+    provided = {name_of(each): Provided(each, HOUSE, _own_version()) for each in built_in}
     points = find(kind.group)
     claims = Counter(point.name for point in points)
     unavailable = []
@@ -131,6 +131,14 @@ def _load(kind: type[Kind], point: EntryPoint) -> Kind:
         raise PluginError(f"{declaration.config.__name__} is named {name!r}, its entry point {point.name!r}")
     declaration.config.model_json_schema()
     return declaration
+
+
+def _own_version() -> str:
+    """Ranks may also run from a checkout that nobody installed."""
+    try:
+        return version(HOUSE)
+    except PackageNotFoundError:
+        return "checkout"
 
 
 def _distribution(point: EntryPoint) -> tuple[str, str]:
