@@ -16,7 +16,7 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval, minimum_over
 from service.bounds.network import Network
-from service.bounds.relaxation import Relaxation
+from service.bounds.relaxation import Relaxed
 from service.bounds.rules import RULES
 from service.bounds.rules.base import Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
 
@@ -45,7 +45,7 @@ class Pass:
 
     network: Network
     intervals: Mapping[str, Interval]
-    relaxations: Mapping[str, Relaxation]
+    relaxations: Mapping[str, Relaxed]
     frontier: frozenset[str] = frozenset()
 
     def lower_bounds(self, start: str, rows: Coefficients) -> Tensor:
@@ -83,8 +83,7 @@ class Pass:
             return rule.pull_own(node, coefficients, exchange), False
         if isinstance(rule, LinearRule):
             return rule.pull(node, coefficients, exchange), waiting.own
-        through, bias = self.relaxations[node.name].pull(coefficients)
-        return Pulled((through,), bias), waiting.own
+        return Pulled(*self.relaxations[node.name].pull(coefficients)), waiting.own
 
     def _dense(self, node: Node, coefficients: Coefficients) -> Tensor:
         if isinstance(coefficients, Tensor):

@@ -1,7 +1,7 @@
 """From a module to a :class:`Graph`: ``torch.export`` with a symbolic batch, decomposed to core ATen.
 
 Collectives (``trivet::*``) are operators of their own and stay in the graph. Parameters are this rank's local
-tensors. What depends on parameters only is computed here, once.
+tensors. What depends on parameters only is computed when they are put in, once, and can be differentiated.
 """
 
 from __future__ import annotations
@@ -34,21 +34,47 @@ class _Functional(nn.Module):
         return torch.func.functional_call(self._module[0], state, (x,))
 
 
-def capture(module: nn.Module, input_shape: Sequence[int]) -> Graph:
-    """The graph of ``module`` in evaluation mode, for inputs ``(batch, *input_shape)`` of the parameters' dtype.
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A traced module whose parameters are still open."""
 
-    Raises :class:`UnsupportedModelError` when it cannot be traced with a batch of any size, when an instance's result
-    may depend on another's, or when it does not return one tensor.
+    program: ExportedProgram
+
+    def graph(self, state: Mapping[str, Tensor]) -> Graph:
+        """The graph over these parameters and buffers, by name and in the module's order; gradients reach them.
+
+        Raises :class:`UnsupportedModelError` when an instance's result may depend on another's, or when the module does
+        not return one tensor.
+        """
+        return _Reader(self.program, state).read()
+
+
+def local_state(module: nn.Module) -> dict[str, Tensor]:
+    """This rank's parameters and buffers by name, as a trace takes them."""
+    return {name: local(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+
+
+def trace(module: nn.Module, input_shape: Sequence[int]) -> Trace:
+    """Trace ``module`` in evaluation mode, for inputs ``(batch, *input_shape)`` of the parameters' dtype.
+
+    Raises :class:`UnsupportedModelError` when it cannot be traced with a batch of any size.
     """
-    held = (*module.named_parameters(), *module.named_buffers())
-    state = {name: local(tensor).detach() for name, tensor in held}
+    state = {name: tensor.detach() for name, tensor in local_state(module).items()}
     training = module.training
     module.eval()
     try:
-        program = _export(module, state, tuple(input_shape))
+        return Trace(_export(module, state, tuple(input_shape)))
     finally:
         module.train(training)
-    return _Reader(program, state).read()
+
+
+def capture(module: nn.Module, input_shape: Sequence[int]) -> Graph:
+    """The graph of ``module`` with its present parameters, for inputs ``(batch, *input_shape)`` of their dtype.
+
+    Raises :class:`UnsupportedModelError`, see :func:`trace` and :meth:`Trace.graph`.
+    """
+    state = {name: tensor.detach() for name, tensor in local_state(module).items()}
+    return trace(module, input_shape).graph(state)
 
 
 def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int, ...]) -> ExportedProgram:

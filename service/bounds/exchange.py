@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,10 +45,14 @@ class Exchange:
         return slice(self.axis.rank * share, (self.axis.rank + 1) * share)
 
     def agree(self, replicated: Tensor) -> Tensor:
-        """The first rank's values on every rank: what is decided by comparing them must not differ in a last bit."""
+        """The first rank's values on every rank: what is decided by comparing them must not differ in a last bit.
+
+        The gradient is the identity, since the values are the same but for that bit.
+        """
         if self.axis.size == 1:
             return replicated
-        return self.sum(replicated if self.axis.rank == 0 else torch.zeros_like(replicated))
+        agreed: Tensor = _Agree.apply(replicated, self)  # type: ignore[no-untyped-call]
+        return agreed
 
     def largest(self, count: int, device: torch.device) -> int:
         """The largest of the ranks' numbers."""
@@ -63,6 +68,16 @@ class Exchange:
         marks = torch.stack([_mark(tensor) for tensor in tensors])
         everyone = self.gather(marks.unsqueeze(0), 0)
         return [bool(equal) for equal in (everyone == everyone[0]).flatten(2).all(dim=2).all(dim=0)]
+
+
+class _Agree(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, replicated: Tensor, exchange: Exchange) -> Tensor:
+        return exchange.sum(replicated if exchange.axis.rank == 0 else torch.zeros_like(replicated))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 def _mark(tensor: Tensor) -> Tensor:

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from service.bounds.capture import capture
+from service.bounds.capture import Trace, capture, local_state, trace
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Graph, Node
 from service.bounds.interval import Interval
-from service.bounds.placement import Placement, check_constants, place
+from service.bounds.placement import Placement, check_constants, entering, place, place_part
 from service.bounds.rules import RULES, check
-from service.bounds.rules.base import NonlinearRule
+from service.bounds.rules.base import RelaxedRule
 from service.parallel.mesh import SINGLE, Axis
 
 
@@ -33,17 +33,17 @@ class Network:
     @property
     def nonlinear(self) -> tuple[Node, ...]:
         """The nodes that are relaxed, in execution order."""
-        return tuple(node for node in self.graph.nodes[1:] if isinstance(RULES[node.operator], NonlinearRule))
+        return tuple(node for node in self.graph.nodes[1:] if isinstance(RULES[node.operator], RelaxedRule))
 
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
         """One step of interval propagation; an end that overflow has made meaningless becomes infinite."""
         found = RULES[node.operator].interval(node, [known[name] for name in node.inputs], self.exchange)
         return found.without_nan()
 
-    def rule_of(self, node: Node) -> NonlinearRule:
+    def rule_of(self, node: Node) -> RelaxedRule:
         """The rule of one of ``nonlinear``."""
         rule = RULES[node.operator]
-        assert isinstance(rule, NonlinearRule)
+        assert isinstance(rule, RelaxedRule)
         return rule
 
     def agreed(self, name: str, bounds: Interval) -> Interval:
@@ -69,3 +69,27 @@ def from_graph(graph: Graph, axis: Axis = SINGLE) -> Network:
     placements, exchange = place(graph), Exchange(axis)
     check_constants(graph, placements, exchange)
     return Network(graph, placements, exchange, graph.by_name)
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A traced module, or a pipeline stage of one, that is bounded again and again while its parameters change."""
+
+    trace: Trace
+    placements: Mapping[str, Placement]
+    exchange: Exchange
+
+    def network(self, state: Mapping[str, Tensor]) -> Network:
+        """The network over the parameters of this moment; its bounds are differentiable in them."""
+        graph = self.trace.graph(state)
+        return Network(graph, self.placements, self.exchange, graph.by_name)
+
+
+def prepare_stage(module: nn.Module, input_shape: Sequence[int], axis: Axis = SINGLE) -> Stage:
+    """The same checks as :func:`prepare`, for a module that trains; its ends may be divided over the ranks."""
+    traced = trace(module, input_shape)
+    graph = traced.graph({name: tensor.detach() for name, tensor in local_state(module).items()})
+    check(graph)
+    placements, exchange = place_part(graph, entering(graph)), Exchange(axis)
+    check_constants(graph, placements, exchange)
+    return Stage(traced, placements, exchange)

@@ -25,19 +25,35 @@ _AFTER = {Crossing.ENTER: Placement.OWN, Crossing.LEAVE: Placement.REPLICATED}
 
 
 def place(graph: Graph) -> Mapping[str, Placement]:
-    """The placement of every node; only collectives change it, and no operator may mix the two.
+    """The placement of every node of a whole model, which is replicated at both ends.
 
-    Raises :class:`UnsupportedModelError` for a graph that is not divided this way, since its bounds would count a
-    replicated value once per rank.
+    Raises :class:`UnsupportedModelError`, see :func:`place_part`.
     """
-    placements = {graph.input.name: Placement.REPLICATED}
-    for node in graph.nodes[1:]:
-        placements[node.name] = _place(node, [placements[name] for name in node.inputs])
+    placements = place_part(graph, Placement.REPLICATED)
     if placements[graph.output.name] is Placement.OWN:
         raise UnsupportedModelError(
             "the model's output is divided over the tensor-parallel ranks; it must be replicated"
         )
     return placements
+
+
+def place_part(graph: Graph, entering: Placement) -> Mapping[str, Placement]:
+    """The placement of every node from that of the input; only collectives change it, and no operator mixes the two.
+
+    Raises :class:`UnsupportedModelError` for a graph that is not divided this way, since its bounds would count a
+    replicated value once per rank.
+    """
+    placements = {graph.input.name: entering}
+    for node in graph.nodes[1:]:
+        placements[node.name] = _place(node, [placements[name] for name in node.inputs])
+    return placements
+
+
+def entering(graph: Graph) -> Placement:
+    """The placement that the input of a pipeline stage has: the one that the stage's first collective needs."""
+    crossings = (RULES[node.operator].crossing for node in graph.nodes[1:])
+    first = next((crossing for crossing in crossings if crossing is not None), Crossing.ENTER)
+    return _BEFORE[first]
 
 
 def _place(node: Node, inputs: list[Placement]) -> Placement:

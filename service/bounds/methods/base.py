@@ -30,8 +30,8 @@ class Analysis(Protocol):
     """A network on one batch of boxes."""
 
     @property
-    def inputs(self) -> Mapping[str, Interval]:
-        """Bounds on the input of each non-linear node, by that node's name; this rank's entries where divided."""
+    def inputs(self) -> Mapping[str, tuple[Interval, ...]]:
+        """Bounds on the inputs of each non-linear node, by that node's name; this rank's entries where divided."""
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
         """Lower bounds ``(batch, rows)`` of ``rows · output``, for rows ``(batch or 1, rows, *output shape)``."""
@@ -46,7 +46,7 @@ class LinearAnalysis:
     """An analysis that answers by one backward pass, or by several where the rows are many."""
 
     backward: Pass
-    inputs: Mapping[str, Interval]
+    inputs: Mapping[str, tuple[Interval, ...]]
     effort: Effort
 
     def lower_bounds(self, rows: Tensor) -> Tensor:

@@ -17,26 +17,27 @@ from service.bounds.interval import Interval
 from service.bounds.methods.base import Analysis, Effort, LinearAnalysis, rows_at_once
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.network import Network
-from service.bounds.relaxation import Relaxation
+from service.bounds.relaxation import Relaxed
 from service.bounds.rules import RULES
 from service.bounds.rules.base import UnitRows
 
 
 def crown(network: Network, box: Interval, effort: Effort) -> Analysis:
     intervals = {network.graph.input.name: box}
-    relaxations: dict[str, Relaxation] = {}
+    relaxations: dict[str, Relaxed] = {}
     backward = Pass(network, intervals, relaxations)
     exact = _exact_intervals(network)
     refined: set[str] = set()
     for node in network.graph.nodes[1:]:
         if node in network.nonlinear:
-            name = node.inputs[0]
-            if name not in refined:
-                refined.add(name)
-                intervals[name] = network.agreed(name, intervals[name])
-                if name not in exact:
-                    intervals[name] = network.agreed(name, _refine(backward, node, effort))
-            relaxations[node.name] = network.rule_of(node).relax(node, intervals[name])
+            for index, name in enumerate(node.inputs):
+                if name not in refined:
+                    refined.add(name)
+                    intervals[name] = network.agreed(name, intervals[name])
+                    if name not in exact:
+                        intervals[name] = network.agreed(name, _refine(backward, node, index, effort))
+            bounds = [intervals[name] for name in node.inputs]
+            relaxations[node.name] = network.rule_of(node).relax_on(node, bounds)
         intervals[node.name] = network.interval(node, intervals)
     return LinearAnalysis(backward, inputs_of(network, intervals), effort)
 
@@ -49,11 +50,12 @@ def _exact_intervals(network: Network) -> set[str]:
     return {name for name, mixing in depth.items() if mixing <= 1}
 
 
-def _refine(backward: Pass, node: Node, effort: Effort) -> Interval:
-    """Tighter bounds on the input of ``node``, entry by entry where they matter to the instance."""
-    network, name = backward.network, node.inputs[0]
+def _refine(backward: Pass, node: Node, index_of_input: int, effort: Effort) -> Interval:
+    """Tighter bounds on an input of ``node``, entry by entry where they matter to the instance."""
+    network, name = backward.network, node.inputs[index_of_input]
     before = backward.intervals[name]
-    wanted = network.rule_of(node).improvable(node, before)
+    known = [backward.intervals[each] for each in node.inputs]
+    wanted = network.rule_of(node).improvable_on(node, known)[index_of_input]
     index = _rows(network, name, wanted)
     if not len(index):
         return before

@@ -12,5 +12,5 @@ from service.bounds.network import Network
 def crown_ibp(network: Network, box: Interval, effort: Effort) -> Analysis:
     intervals = propagate(network, box)
     inputs = inputs_of(network, intervals)
-    relaxations = {node.name: network.rule_of(node).relax(node, inputs[node.name]) for node in network.nonlinear}
+    relaxations = {node.name: network.rule_of(node).relax_on(node, inputs[node.name]) for node in network.nonlinear}
     return LinearAnalysis(Pass(network, intervals, relaxations), inputs, effort)

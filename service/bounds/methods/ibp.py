@@ -11,16 +11,16 @@ from service.bounds.network import Network
 def propagate(network: Network, box: Interval) -> dict[str, Interval]:
     """Intervals of every node; inputs of non-linear nodes are equal to the last bit where they are replicated."""
     known = {network.graph.input.name: box}
-    relaxed = {node.inputs[0] for node in network.nonlinear}
+    relaxed = {name for node in network.nonlinear for name in node.inputs}
     for node in network.graph.nodes[1:]:
         bounds = network.interval(node, known)
         known[node.name] = network.agreed(node.name, bounds) if node.name in relaxed else bounds
     return known
 
 
-def inputs_of(network: Network, intervals: dict[str, Interval]) -> dict[str, Interval]:
+def inputs_of(network: Network, intervals: dict[str, Interval]) -> dict[str, tuple[Interval, ...]]:
     """Bounds on the inputs of the non-linear nodes."""
-    return {node.name: intervals[node.inputs[0]] for node in network.nonlinear}
+    return {node.name: tuple(intervals[name] for name in node.inputs) for node in network.nonlinear}
 
 
 def ibp(network: Network, box: Interval, effort: Effort) -> Analysis:

@@ -17,7 +17,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Relaxation
+from service.bounds.relaxation import Relaxation, Relaxed
 
 
 class Crossing(Enum):
@@ -110,8 +110,26 @@ class EnteringRule(LinearRule):
         """
 
 
-class NonlinearRule(Rule):
-    """An operator of one variable input that needs bounds on that input to be relaxed."""
+class RelaxedRule(Rule):
+    """An operator that is not affine: it needs bounds on its inputs, in the order of ``node.inputs``."""
+
+    @abstractmethod
+    def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
+        """Linear bounds that hold on the product of ``bounds``; an interval of width 0 is a point."""
+
+    @abstractmethod
+    def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
+        """For each input its entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the relaxation."""
+
+
+class NonlinearRule(RelaxedRule):
+    """An operator of one variable input."""
+
+    def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
+        return self.relax(node, bounds[0])
+
+    def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
+        return (self.improvable(node, bounds[0]),)
 
     def refusal(self, node: Node) -> str | None:
         return None if len(node.inputs) == 1 else "it has more than one input that depends on the model's input"

@@ -22,7 +22,10 @@ class CopyToGroup(EnteringRule):
     """A replicated value enters a region unchanged; backward the ranks' coefficients add up."""
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return inputs[0]
+        if not inputs[0].lower.requires_grad:
+            return inputs[0]
+        lower, upper = exchange.enter(torch.stack([inputs[0].lower, inputs[0].upper])).unbind()
+        return Interval(lower, upper)
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((exchange.sum(coefficients),))
