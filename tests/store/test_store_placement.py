@@ -66,7 +66,12 @@ def test_a_job_does_not_spread_unless_it_allows_that(store: Store, submit: Calla
     assert store.attempts.place() == []
     reason = store.jobs.get(alone.id).reason
     assert reason is not None
-    assert "even when idle" in reason
+    assert reason.endswith("4 free cpu devices on one host, even when idle; max_hosts of 2 would do")
+    store.hosts.drain("b")
+    store.attempts.place()
+    reason = store.jobs.get(alone.id).reason
+    assert reason is not None
+    assert reason.endswith("even when idle")
 
 
 def test_backfill_until_the_bound_then_a_reservation(

@@ -145,7 +145,8 @@ local placed, barriers = {}, {}
 local name = next_shape()
 while name do
   local shape = shapes[name]
-  local needs = shape.ranks .. " free " .. shape.pool .. " devices on at most " .. shape.most_hosts .. " hosts"
+  local where = shape.most_hosts == 1 and "one host" or "at most " .. shape.most_hosts .. " hosts"
+  local needs = shape.ranks .. " free " .. shape.pool .. " devices on " .. where
   local barrier = barriers[shape.pool]
   local shares = fit("free", shape.pool, shape.ranks, shape.most_hosts)
   if barrier and not is_before(shape.head.score, shape.head.id, barrier) then
@@ -164,7 +165,9 @@ while name do
     end
     leave_waiting(name, "waits for " .. needs)
   else
-    leave_waiting(name, "no hosts that take work have " .. needs .. ", even when idle")
+    local wider = fit("total", shape.pool, shape.ranks, #fleet)
+    local remedy = wider and "; max_hosts of " .. #wider .. " would do" or ""
+    leave_waiting(name, "no hosts that take work have " .. needs .. ", even when idle" .. remedy)
   end
   name = next_shape()
 end
