@@ -1,0 +1,115 @@
+"""Runs that are killed at any step, and checkpoints that any layout takes over from any other."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launching import GroupFailureError, Torchrun
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from training_runs import JOB, TRANSFORMER, train
+
+from service.jobs.layout import DataLayout
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.model import TransformerConfig
+from service.models import build
+from service.models.whole import gather
+from service.parallel import checkpoint, distributed
+from service.parallel import mesh as meshes
+from service.parallel.fsdp import Precision, apply_fsdp
+from service.training.loop import Loop
+from service.training.state import model_tensors
+
+STEPS = 8
+SPEC: dict[str, Any] = {**TRANSFORMER, "steps": STEPS, "parallel": {"dp_shard": 2}}
+
+
+def train_until_killed(folder: str, step: int, every: int) -> None:
+    """On two ranks: one of them is killed during ``step``, wherever the write of the last checkpoint has got to."""
+    advance = Loop.advance
+
+    def killed(loop: Loop) -> Any:
+        if loop.step + 1 == step and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return advance(loop)
+
+    Loop.advance = killed  # type: ignore[method-assign]
+    train(folder, {**SPEC, "checkpoint": {"every": every, "keep": 3}}, test_samples=8)
+
+
+def take_up(killed: str, whole: str) -> dict[str, Any]:
+    """On two ranks: the rest of the killed run, and a run that nothing happened to."""
+    return {name: train(folder, SPEC, test_samples=8) for name, folder in (("rest", killed), ("whole", whole))}
+
+
+@pytest.mark.distributed
+def test_a_run_that_was_killed_at_any_step_goes_on_as_if_it_had_not_been(tmp_path: Path, torchrun: Torchrun) -> None:
+    step, every = random.randint(2, STEPS), random.randint(1, 3)
+    print(f"killed at step {step}, a checkpoint every {every} steps")
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    with pytest.raises(GroupFailureError, match="SIGKILL"):
+        torchrun(train_until_killed, 2, folder=str(killed), step=step, every=every)
+    newest = checkpoint.latest(DataLayout(killed).job(JOB).checkpoints)
+    reached = 0 if newest is None else newest.step
+    assert reached < step
+    runs = torchrun(take_up, 2, killed=str(killed), whole=str(whole))[0]
+    assert runs["rest"]["steps"] == list(range(reached + 1, STEPS + 1))
+    for series in ("loss", "grad_norm"):
+        assert runs["rest"][series] == runs["whole"][series][reached:]
+    left, right = (load_file(DataLayout(each).job(JOB).artifacts / "model.safetensors") for each in (killed, whole))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())
+
+
+LAYOUTS: dict[str, dict[str, int]] = {
+    "fsdp4": {"dp_shard": 4},
+    "hsdp": {"dp_replicate": 2, "dp_shard": 2},
+    "tp2 fsdp2": {"tp": 2, "dp_shard": 2},
+    "pp2 fsdp2": {"pp": 2, "dp_shard": 2},
+    "pp2 tp2": {"pp": 2, "tp": 2},
+    "pp4": {"pp": 4},
+}
+MODEL = TransformerConfig(vocab_size=24, dim=24, layers=5, heads=4, kv_heads=2, ffn_dim=20, max_sequence=8)
+
+
+def sharded(layout: dict[str, int], seed: int) -> tuple[nn.Module, meshes.Mesh]:
+    mesh = meshes.build(ParallelSpec(**layout), "cpu")
+    model = build(MODEL, mesh, seed=seed)
+    if mesh.dp.size > 1:
+        apply_fsdp(model, mesh, Precision(), reshard=True)
+    return model, mesh
+
+
+def take_over(folder: str) -> list[str]:
+    """On four ranks: every layout loads what every other one saved. Returns the pairs that went wrong."""
+    distributed.start("cpu")
+    models = {name: sharded(layout, seed=index) for index, (name, layout) in enumerate(LAYOUTS.items())}
+    whole: dict[str, dict[str, Tensor]] = {}
+    for name, (model, mesh) in models.items():
+        checkpoint.save(Path(folder, name), 1, model_tensors([model]), {})
+        whole[name] = gather(model, mesh)
+    wrong = []
+    for writer, reader in permutations(LAYOUTS, 2):
+        model, mesh = models[reader]
+        checkpoint.load(Path(folder, writer, "step_1"), model_tensors([model]))
+        found, expected = gather(model, mesh), whole[writer]
+        if found.keys() != expected.keys() or any(not torch.equal(found[name], expected[name]) for name in found):
+            wrong.append(f"{writer} -> {reader}")
+    return wrong
+
+
+@pytest.mark.distributed
+def test_every_layout_takes_over_from_every_other(tmp_path: Path, torchrun: Torchrun) -> None:
+    assert torchrun(take_over, 4, folder=str(tmp_path))[0] == []
+    for index, name in enumerate(LAYOUTS):
+        expected = dict(build(MODEL, seed=index).named_parameters())
+        held = checkpoint.load_whole(tmp_path / name / "step_1", "model.")
+        assert held.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[parameter]) for parameter, tensor in held.items())
