@@ -68,6 +68,13 @@ def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
         model.set_reshard_after_backward(is_last)
 
 
+def free_parameters(model: nn.Module) -> None:
+    """Let go of gathered parameters, as an evaluation leaves them where they are kept between micro-batches."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def absorb_gradients(model: nn.Module) -> None:
     """Call after weight gradients were added outside a backward pass.
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
-from service.parallel.fsdp import synchronize_gradients
+from service.parallel.fsdp import free_parameters, synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
+from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 from service.schedules import forward_only, generator
-from service.schedules.schedule import Schedule
+from service.schedules.schedule import Op, Schedule
 from service.training.objective import Objective
+from service.training.timeline import Timeline, timeline
 
 
 class Engine(Protocol):
-    """How a rank computes its part of a step."""
+    """How a rank computes its part of a step. ``timeline`` tells what its device did, where that is measured."""
+
+    @property
+    def timeline(self) -> Timeline[Any] | None: ...
 
     def forward_backward(self, batch: Split) -> Tensor:
         """Leave the gradients of the *global* batch's mean loss in the parameters.
@@ -32,6 +37,9 @@ class Engine(Protocol):
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
         """Loss and correct predictions summed over the first ``valid`` samples, float64 ``(2,)``; zero likewise."""
+
+    def undivided_backwards(self) -> int:
+        """After a step: layers whose backward was to be split on this rank and could not be."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class AccumulationEngine:
     objective: Objective
     micro_batches: int
     global_batch: int
+    timeline: None = None
 
     def forward_backward(self, batch: Split) -> Tensor:
         total = torch.zeros((), device=batch.inputs.device)
@@ -57,23 +66,27 @@ class AccumulationEngine:
         return total
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
-        with evaluating(self.model):
+        with evaluating([self.model]):
             return self.objective.totals(self.model(batch.inputs)[:valid], batch.targets[:valid])
+
+    def undivided_backwards(self) -> int:
+        return 0
 
 
 @dataclass(frozen=True)
 class PipelineEngine:
-    """One stage of the model on this rank: micro-batches move through the pipeline as ``schedule`` says.
+    """Some stages of the model on this rank: micro-batches move through the pipeline as ``schedule`` says.
 
     ``evaluation`` has the same micro-batches, forward only.
     """
 
-    model: nn.Module
+    stages: Mapping[int, nn.Module]
     objective: Objective
     runtime: PipelineRuntime
     schedule: Schedule
     evaluation: Schedule
     global_batch: int
+    timeline: Timeline[Any]
 
     def forward_backward(self, batch: Split) -> Tensor:
         micro = list(chunks(batch, self.schedule.micro_batches))
@@ -97,35 +110,57 @@ class PipelineEngine:
             inputs=[each.inputs for each in micro],
             targets=[batch.targets[:valid][start : start + size] for start in range(0, len(batch), size)],
         )
-        with evaluating(self.model):
+        with evaluating(self.stages.values()):
             values = self.runtime.run(self.evaluation, work)
         return sum(values, torch.zeros(2, dtype=torch.float64, device=batch.inputs.device))
 
+    def undivided_backwards(self) -> int:
+        if not any(each.op is Op.BACKWARD_WEIGHT for order in self.schedule.ranks for each in order):
+            return 0
+        parts = (part for stage in self.stages.values() for part in stage.modules())
+        layers = sum(isinstance(part, ColumnParallelLinear | RowParallelLinear) for part in parts)
+        return layers - self.runtime.deferred // self.schedule.micro_batches
 
-def build_engine(model: nn.Module, objective: Objective, spec: TrainSpec, mesh: Mesh, device: torch.device) -> Engine:
-    """The engine for this mesh; all ranks call it, since a pipeline connects its stages here."""
-    global_batch, micro_batches, stages = spec.batch.global_, spec.micro_batches, mesh.pp.size
-    if stages == 1:
-        return AccumulationEngine(model, objective, micro_batches, global_batch)
+
+def plan_pipeline(spec: TrainSpec) -> Schedule | None:
+    """The schedule of the spec's pipeline; ``None`` without one."""
+    if spec.parallel.pp == 1:
+        return None
+    return generator(spec.pipeline.schedule)(spec.parallel.pp, spec.pipeline.stages_per_rank, spec.micro_batches)
+
+
+def build_engine(
+    stages: Mapping[int, nn.Module], objective: Objective, spec: TrainSpec, mesh: Mesh, device: torch.device
+) -> Engine:
+    """The engine over this rank's stages; all ranks call it, since a pipeline connects its stages here."""
+    schedule = plan_pipeline(spec)
+    if schedule is None:
+        return AccumulationEngine(stages[0], objective, spec.micro_batches, spec.batch.global_)
+    observer = timeline(device)
     return PipelineEngine(
-        model=model,
+        stages=stages,
         objective=objective,
-        runtime=PipelineRuntime({mesh.pp.rank: model}, mesh, device=device),
-        schedule=generator(spec.pipeline.schedule)(stages, 1, micro_batches),
-        evaluation=forward_only(tuple(range(stages)), micro_batches),
-        global_batch=global_batch,
+        runtime=PipelineRuntime(stages, mesh, device=device, owners=schedule.owners, observer=observer),
+        schedule=schedule,
+        evaluation=forward_only(schedule.owners, schedule.micro_batches),
+        global_batch=spec.batch.global_,
+        timeline=observer,
     )
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
     """No gradients, and evaluation behaviour where a layer has one."""
-    model.eval()
+    models = list(models)
+    for model in models:
+        model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train()
+        for model in models:
+            model.train()
+            free_parameters(model)
 
 
 def chunks(batch: Split, count: int) -> Iterator[Split]:

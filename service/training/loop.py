@@ -24,9 +24,12 @@ from service.training.schedule import learning_rate
 from service.training.setup import Training
 from service.training.state import prime, training_tensors
 from service.training.tally import StepTotals, Tally
+from service.training.timeline import NO_LOAD
 
 SPANS_FIRST, SPANS_EVERY = 20, 50
 """Spans of single steps are reported for the first few and then for a sample: a timeline needs no more."""
+TIMELINES_FIRST = 4
+"""Of these steps every computation of a pipeline is reported."""
 
 
 class Loop:
@@ -35,9 +38,10 @@ class Loop:
     def __init__(self, training: Training) -> None:
         self.training = training
         self.spec, self.context = training.spec, training.context
-        self.parameters = list(training.model.parameters())
+        self.parameters = [parameter for stage in training.stages.values() for parameter in stage.parameters()]
         self.stage_ranks = training.mesh.spec.world_size // training.mesh.pp.size
         self.step = 0
+        self.reported_undivided = False
         self.saved_step: int | None = None
         self.saver = self._build_saver()
         dp, train = training.mesh.dp, training.dataset.train
@@ -117,6 +121,7 @@ class Loop:
             rate = learning_rate(self.spec.schedule, self.spec.optimizer.lr, self.step, self.spec.steps)
             tally = self._update(loss, rate)
             totals = tally.read(self.step + 1)
+        self._report_pipeline()
         self.step, self.loss = self.step + 1, totals.loss
         self._report(step_metrics(training, totals, rate, Timing(time.time() - began, waited)))
         self.context.report.progress(self.step, self.spec.steps, "steps")
@@ -130,6 +135,7 @@ class Loop:
             squared_norm(gradients, self.stage_ranks, self.training.device),
             stop=self.context.should_stop(),
             memory_gib=peak_memory_gib(self.training.device),
+            load=self.training.engine.timeline.load() if self.training.engine.timeline else NO_LOAD,
         )
         if self.spec.optimizer.clip_norm is not None:
             clip_(gradients, tally.grad_norm, self.spec.optimizer.clip_norm)
@@ -145,8 +151,22 @@ class Loop:
             self.history.add(self.step, metrics)
             self.context.report.metric(self.step, metrics)
 
+    def _report_pipeline(self) -> None:
+        """What the pipeline did in the step that has just ended, for some of them."""
+        engine, report = self.training.engine, self.context.report
+        if not self.reported_undivided and (layers := engine.undivided_backwards()):
+            schedule = self.spec.pipeline.schedule
+            report.log(
+                f"{schedule}: {layers} layers of rank {self.context.rank} compute the gradients of weights and inputs "
+                "together (compiled and float8 layers cannot be split), so the bubble is larger than planned"
+            )
+        self.reported_undivided = True
+        if engine.timeline is not None and (self.step < TIMELINES_FIRST or self.step % SPANS_EVERY == 0):
+            for span in engine.timeline.spans(self.step + 1):
+                report.span(span.name, span.start, span.end, span.detail)
+
     def _state(self) -> dict[str, torch.Tensor]:
-        return training_tensors([self.training.model], self.training.optimizer)
+        return training_tensors(self.training.stages.values(), self.training.optimizer)
 
     def _build_saver(self) -> Saver:
         folder, choice = self.context.paths.checkpoints, self.spec.checkpoint

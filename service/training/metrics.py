@@ -24,7 +24,8 @@ class Timing:
 def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Timing) -> dict[str, float]:
     """``step_ms`` and throughput are of this step alone; ``tflops`` and ``mfu`` are per device.
 
-    ``data_wait_fraction`` is the share of the step in which the first rank waited for its batch.
+    ``data_wait_fraction`` is the share of the step in which the first rank waited for its batch; ``bubble_fraction``
+    the share of a pipeline's run in which devices computed nothing (on CUDA that of the step before).
     """
     seconds = timing.seconds
     samples, tokens = training.spec.batch.global_, tokens_per_sample(training)
@@ -39,6 +40,8 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
         "tokens_per_s" if tokens else "samples_per_s": samples * (tokens or 1) / seconds,
         "tflops": flops / 1e12,
     }
+    if totals.bubble_fraction is not None:
+        metrics["bubble_fraction"] = totals.bubble_fraction
     if training.device.type == "cuda":
         metrics["memory_gib"] = totals.memory_gib
         peak = peak_flops(torch.cuda.get_device_name(training.device))

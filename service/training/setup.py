@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,9 @@ from service.models.fingerprint import Fingerprint, fingerprint
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
 from service.parallel.mesh import Mesh
-from service.training.engine import Engine, build_engine
+from service.parallel.pipeline.stage import Part
+from service.schedules.schedule import Schedule
+from service.training.engine import Engine, build_engine, plan_pipeline
 from service.training.export import check_export
 from service.training.flops import count_parameters
 from service.training.gate import Phase, allowed_backends
@@ -28,7 +31,9 @@ from service.training.parallelize import parallelize
 
 @dataclass(frozen=True)
 class Training:
-    """The parts of a run, on this rank. ``parameters`` counts the whole model."""
+    """The parts of a run, on this rank. ``stages`` are its pipeline stages by number, one without a pipeline;
+    ``parameters`` counts the whole model.
+    """
 
     spec: TrainSpec
     context: RunContext
@@ -38,7 +43,7 @@ class Training:
     dataset: Dataset
     order: BatchOrder
     objective: Objective
-    model: nn.Module
+    stages: Mapping[int, nn.Module]
     engine: Engine
     optimizer: AdamW
     backends: dict[Phase, str]
@@ -77,10 +82,10 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
 def assemble(spec: TrainSpec, context: RunContext, device: torch.device, mesh: Mesh, given: Ingredients) -> Training:
     """The run over ``mesh``, from its ingredients."""
     config, dataset = given.config, given.dataset
-    model = build(config, mesh, dtype=given.state, device=device, seed=spec.seed)
-    if given.weights is not None:
-        load_into(model, given.weights)
-    parallelize(model, spec, mesh, given.backends)
+    stages = {
+        part.stage: _build_stage(part, spec, device, mesh, given) for part in own_parts(plan_pipeline(spec), mesh)
+    }
+    model = next(iter(stages.values()))
     objective = Objective(is_per_token(dataset.train), model.output_axis)  # type: ignore[arg-type]
     return Training(
         spec=spec,
@@ -91,12 +96,26 @@ def assemble(spec: TrainSpec, context: RunContext, device: torch.device, mesh: M
         dataset=dataset,
         order=BatchOrder(spec.seed, len(dataset.train), spec.batch.global_),
         objective=objective,
-        model=model,
-        engine=build_engine(model, objective, spec, mesh, device),
-        optimizer=build_optimizer(model, spec, device),
+        stages=stages,
+        engine=build_engine(stages, objective, spec, mesh, device),
+        optimizer=build_optimizer(stages.values(), spec, device),
         backends=given.backends,
         parameters=count_parameters(build(config, device="meta")),
     )
+
+
+def own_parts(schedule: Schedule | None, mesh: Mesh) -> list[Part]:
+    """The parts of the model that this rank holds, by the schedule's assignment."""
+    owners = (0,) if schedule is None else schedule.owners
+    return [Part(stage, len(owners)) for stage, owner in enumerate(owners) if owner == mesh.pp.rank]
+
+
+def _build_stage(part: Part, spec: TrainSpec, device: torch.device, mesh: Mesh, given: Ingredients) -> nn.Module:
+    model = build(given.config, mesh, dtype=given.state, device=device, seed=spec.seed, part=part)
+    if given.weights is not None:
+        load_into(model, given.weights)
+    parallelize(model, spec, mesh, given.backends)
+    return model
 
 
 def own_fingerprint(config: ModelConfig, spec: TrainSpec, device: torch.device) -> Fingerprint:
@@ -125,10 +144,10 @@ def check_batch(spec: TrainSpec) -> None:
         )
 
 
-def build_optimizer(model: nn.Module, spec: TrainSpec, device: torch.device) -> AdamW:
+def build_optimizer(stages: Iterable[nn.Module], spec: TrainSpec, device: torch.device) -> AdamW:
     """AdamW with one kernel for all parameters on CUDA, and one call per operation for all of them elsewhere."""
     return AdamW(
-        model.parameters(),
+        [parameter for stage in stages for parameter in stage.parameters()],
         lr=spec.optimizer.lr,
         betas=spec.optimizer.betas,
         eps=spec.optimizer.eps,

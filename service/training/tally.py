@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-LOSS, SQUARED_NORM, STOP = range(3)
-PER_RANK = 3
+from service.training.timeline import NO_LOAD, Load, bubble_fraction
+
+LOSS, SQUARED_NORM, STOP, BUSY = range(4)
+PER_RANK = 4
 BAD_GRADIENT, BAD_LOSS = 1.0, 2.0
 
 
@@ -20,26 +22,34 @@ class NonFiniteError(RuntimeError):
 
 @dataclass(frozen=True)
 class StepTotals:
-    """Values of one step that are equal on every rank; ``memory_gib`` is the largest peak of any."""
+    """Values of one step that are equal on every rank; ``memory_gib`` is the largest peak of any.
+
+    ``bubble_fraction`` is of the newest pipeline run that every device has finished, if there is one.
+    """
 
     loss: float
     grad_norm: float
     stop: bool
     memory_gib: float
+    bubble_fraction: float | None
 
 
 class Tally:
     """Adds up one step's numbers over the mesh without making the host wait for the device.
 
-    The vector holds the loss, the squared gradient norm, the number of ranks that were asked to stop, and for
-    each rank a slot that says whether its own numbers were finite and one with its peak memory in GiB.
+    The vector holds the loss, the squared gradient norm, the number of ranks that were asked to stop, the seconds in
+    which devices computed, and for each rank three slots: whether its own numbers were finite, its peak memory in
+    GiB, the seconds of its pipeline run.
     """
 
-    def __init__(self, local_loss: Tensor, squared_norm: Tensor, *, stop: bool, memory_gib: float) -> None:
+    def __init__(
+        self, local_loss: Tensor, squared_norm: Tensor, *, stop: bool, memory_gib: float, load: Load = NO_LOAD
+    ) -> None:
         world, rank = _place()
         device = squared_norm.device
-        vector = torch.zeros(PER_RANK + 2 * world, dtype=torch.float64)
+        vector = torch.zeros(PER_RANK + 3 * world, dtype=torch.float64)
         vector[STOP], vector[PER_RANK + world + rank] = float(stop), memory_gib
+        vector[BUSY], vector[PER_RANK + 2 * world + rank] = load.busy, load.window
         vector = vector.to(device, non_blocking=True)
         loss = local_loss.detach().double()
         vector[LOSS], vector[SQUARED_NORM] = loss, squared_norm
@@ -56,12 +66,15 @@ class Tally:
             self._copied.synchronize()
         values = self._host.tolist()
         world, _ = _place()
-        _check_finite(values[PER_RANK : PER_RANK + world], step)
+        marks, memory, windows = (values[PER_RANK + part * world :][:world] for part in range(3))
+        _check_finite(marks, step)
+        measured = min(windows) > 0
         return StepTotals(
             loss=values[LOSS],
             grad_norm=math.sqrt(values[SQUARED_NORM]),
             stop=values[STOP] > 0,
-            memory_gib=max(values[PER_RANK + world :]),
+            memory_gib=max(memory),
+            bubble_fraction=bubble_fraction(values[BUSY], world, max(windows)) if measured else None,
         )
 
 

@@ -90,9 +90,8 @@ class _Step:
 class PipelineRuntime:
     """Runs schedules over this rank's ``stages`` (modules by stage number).
 
-    ``deferred`` counts the weight gradients that the last run computed apart from those of inputs: 0 after a schedule
-    with split backwards means that no layer could be split (compiled blocks cannot), so that whole backwards took
-    the place of their first halves.
+    ``deferred`` counts the weight gradients that the last training run computed apart from those of inputs. A layer
+    that can't be split, as in a compiled block, computes both where the schedule has the first half.
     """
 
     def __init__(
@@ -133,7 +132,8 @@ class PipelineRuntime:
         instructions = schedule.ranks[self.mesh.pp.rank]
         split = frozenset(each.stage for each in instructions if each.op is Op.BACKWARD_WEIGHT)
         step = _Step(schedule, work, split, Counter(each.stage for each in instructions if each.op in BACKWARDS))
-        self.deferred = 0
+        if schedule.trains:
+            self.deferred = 0
         self.transport.begin((schedule.trains, work.key), schedule.micro_batches)
         with torch.set_grad_enabled(schedule.trains), self.observer.run(schedule):
             for index, instruction in enumerate(instructions):
