@@ -28,6 +28,8 @@ SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
 _POLL_S = 0.025
 """Pause between two looks for work by a single worker; n workers each pause n times as long."""
 _REAP_S = 1.0
+_EXPIRE_S = 600.0
+_DAY_S = 86_400.0
 _OUTAGE_S = 0.5
 _BEATS_PER_LIFE = 5
 
@@ -66,6 +68,7 @@ class Agent:
                 ("heartbeat", self._beat, lambda: beat_s),
                 ("dispatch", self._dispatch, lambda: _POLL_S * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
                 ("reaper", self._reap, lambda: _REAP_S * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
+                ("expiry", self._expire, lambda: _EXPIRE_S * self._fleet),
             )
         ]
         for chore in chores:
@@ -113,6 +116,11 @@ class Agent:
     def _reap(self) -> None:
         for job_id in self._store.attempts.reap():
             logger.warning("reaped an attempt of %s", job_id)
+
+    def _expire(self) -> None:
+        if self._settings.keep_jobs_days is not None:
+            for job_id in self._store.jobs.expire(self._settings.keep_jobs_days * _DAY_S):
+                logger.info("deleted %s, which ended more than %g days ago", job_id, self._settings.keep_jobs_days)
 
     def _repeat(self, work: Callable[[], Any], pause: Callable[[], float]) -> None:
         """Do a chore until the end, through broker outages; anything else wrong is logged, and tried again."""

@@ -78,6 +78,10 @@ class Settings(BaseSettings):
         600.0, ge=0, description="a job that has waited for longer is never overtaken, in seconds"
     )
 
+    keep_jobs_days: float | None = Field(
+        None, gt=0, description="ended jobs are deleted with their files after so many days; kept when absent"
+    )
+
     url: str | None = Field(None, description="API that the command line talks to; this machine's when absent")
     key: SecretStr | None = Field(None, description="API key that the command line uses")
 

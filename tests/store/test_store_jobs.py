@@ -382,3 +382,23 @@ def test_all_jobs_are_in_the_index_with_equal_scores(
         submit()
     assert {score for _, score in redis.zrange(JOBS(), 0, -1, withscores=True)} == {0.0}
     assert redis.exists(*(JOB(job.id) for job in store.jobs.list().items)) == 3
+
+
+def test_ended_jobs_expire_unless_something_needs_them(
+    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any, start: Callable[[Job], list[AttemptRef]]
+) -> None:
+    beat("a", cpu=4)
+
+    def ended() -> Job:
+        (ref,) = start(job := submit())
+        store.attempts.finish(ref, Outcome("succeeded", {}))
+        return job
+
+    old, needed, fresh = ended(), ended(), ended()
+    running = submit(after=[needed.id])
+    start(running)
+    for job in (old, needed):
+        redis.hset(JOB(job.id), "ended_at", 1_000_000)
+    assert store.jobs.expire(3600.0) == (old.id,)
+    assert {job.id for job in store.jobs.list().items} == {needed.id, fresh.id, running.id}
+    assert store.jobs.expire(3600.0) == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -14,10 +15,11 @@ from service.jobs.checks import check, dependencies
 from service.jobs.layout import DataLayout
 from service.jobs.records import Conflict, Job, JobPage, NotFound, Problem, Rejected
 from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec
+from service.jobs.states import TERMINAL
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import Client
 from service.jobs.store.hosts import Hosts
-from service.jobs.store.keyspace import IDEMPOTENCY
+from service.jobs.store.keyspace import IDEMPOTENCY, JOBS_BY
 from service.jobs.store.limits import StoreLimits
 
 AnySpec = TrainSpec | VerifySpec | CompileSpec
@@ -122,6 +124,23 @@ class Jobs:
         """Forget a terminal job, with its files; :class:`Conflict` while it is not terminal, or still needed."""
         stubs.delete(self.client, job_id)
         shutil.rmtree(self.data.job(job_id).root, ignore_errors=True)
+
+    def expire(self, age_s: float, most: int = 100) -> tuple[str, ...]:
+        """Delete jobs that ended longer than ``age_s`` seconds ago, those submitted first, with their files.
+
+        At most ``most`` of each terminal state are looked at. What an unfinished job still needs stays.
+        """
+        seconds, _ = self.client.call("TIME")
+        gone = []
+        for state in sorted(TERMINAL):
+            for job_id in self.client.call("ZRANGE", JOBS_BY(f"state:{state}"), 0, most - 1):
+                job = self._lookup(job_id)
+                if job is None or job.ended_at is None or int(seconds) - job.ended_at.timestamp() <= age_s:
+                    continue
+                with contextlib.suppress(Conflict, NotFound):
+                    self.delete(job_id)
+                    gone.append(str(job_id))
+        return tuple(gone)
 
     def _known(self, idem: str, body_hash: str) -> Job | None:
         """What an idempotency key led to before; answered ahead of all checks, whose outcome may have changed."""
