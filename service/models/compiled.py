@@ -12,21 +12,28 @@ from torch.distributed.fsdp import FSDPModule
 def compile_in_place(module: nn.Module, backend: str | Callable[..., Any]) -> tuple[nn.Module, ...]:
     """Compile ``module`` with ``backend`` where it stands; names of parameters do not change.
 
-    A plain module is compiled whole. Under FSDP2 each innermost sharded block is compiled by itself, so that the
-    hooks which gather and reshard parameters stay outside the graphs: Dynamo never traces them. Returns the
-    modules that were compiled; compilation itself happens at their first calls.
+    What is compiled is compiled as one graph, or it is an error; the first calls do it. Returns the modules.
     """
     units = compile_units(module)
     for unit in units:
-        unit.compile(backend=backend)
+        unit.compile(backend=backend, fullgraph=True)
     return units
 
 
 def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:
-    """The modules that ``compile_in_place`` compiles: the innermost FSDP2 blocks, or ``module`` itself."""
+    """The modules that ``compile_in_place`` compiles.
+
+    Under FSDP2 each innermost sharded block by itself, so that the hooks which gather and reshard parameters stay
+    outside the graphs: Dynamo never traces them. Blocks of a model that says ``blocks_alike`` too: one graph
+    then serves all of them. Any other module is compiled whole.
+    """
     sharded = [part for part in module.modules() if isinstance(part, FSDPModule)]
     innermost = [part for part in sharded if not _holds_another(part)]
-    return tuple(innermost) or (module,)
+    if innermost:
+        return tuple(innermost)
+    alike: bool = getattr(module, "blocks_alike", False)
+    blocks = getattr(module, "blocks", None)
+    return tuple(blocks.values()) if alike and isinstance(blocks, nn.ModuleDict) and len(blocks) else (module,)
 
 
 def _holds_another(part: nn.Module) -> bool:

@@ -16,6 +16,8 @@ import torch.distributed as dist
 # CUDA ranks get a CPU backend too: metadata and checkpoint planning run on CPU tensors.
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+"""Freed blocks of any size join again, so that reserved memory stays near what is in use; read at the first use."""
 
 
 class LaunchError(RuntimeError):
@@ -69,6 +71,7 @@ def start(device_type: str) -> torch.device:
     launch = read_launch(os.environ)
     device = local_device(device_type, launch)
     if device.type == "cuda":
+        os.environ.setdefault(*ALLOCATOR)
         torch.cuda.set_device(device)
     if launch.grouped and not dist.is_initialized():
         dist.init_process_group(BACKENDS[device_type], device_id=device if device.type == "cuda" else None)
