@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from service.jobs.spec.model import TransformerConfig
 from service.models.initialize import Constant, Distribution, Normal
+from service.models.rotary import Rotary
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor import (
     ColumnParallelLinear,
@@ -27,6 +28,7 @@ from service.parallel.tensor import (
     joint,
     local,
 )
+from service.parallel.tracing import is_exporting
 
 WEIGHT_STD = 0.02
 FASTEST_FIRST = [
@@ -55,31 +57,6 @@ class RMSNorm(nn.Module):
         return (wide * weight).to(x.dtype)
 
 
-class Rotary(nn.Module):
-    """Rotates the two halves of each head by angles that grow with the position: ``(batch, heads, seq, head_dim)``.
-
-    The tables are float32 buffers that no precision policy casts and no state dict holds; blocks share one instance.
-    """
-
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, head_dim: int, positions: int, theta: float) -> None:
-        super().__init__()
-        # Real on the CPU even where parameters are only planned on the meta device: nobody fills buffers later.
-        with torch.device("cpu"):
-            frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-            angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
-            self.register_buffer("cos", angles.cos().float(), persistent=False)
-            self.register_buffer("sin", angles.sin().float(), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
-        first, second = x.chunk(2, dim=-1)
-        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return rotated.to(x.dtype)
-
-
 def explicit_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal attention in plain operators; heads of ``key`` and ``value`` are shared by groups of query heads."""
     groups = query.shape[1] // key.shape[1]
@@ -94,7 +71,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
     Whoever exports wants to read matrix products and a softmax, not a backend's kernel; the values are the same.
     """
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return explicit_attention(query, key, value)
     grouped = query.shape[1] != key.shape[1]
     if not query.is_cuda:
@@ -170,7 +147,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config, self.output_axis = config, axis
         self.replicated, self.sharded = Replicated(axis), SequenceSharded(axis)
-        rotary = Rotary(config.dim // config.heads, config.max_sequence, config.rope_theta)
+        rotary = Rotary(config.dim // config.heads, config.max_sequence, config.rope_theta, config.rope_scaling)
         self.embedding: nn.Module | None = VocabularyParallelEmbedding(
             config.vocab_size, config.dim, axis, partial_output=True
         )

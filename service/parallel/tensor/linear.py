@@ -16,6 +16,7 @@ from service.parallel.collectives import copy_to_group, gather_from_group, reduc
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor.deferred import is_deferring, linear
 from service.parallel.tensor.placement import divided, local
+from service.parallel.tracing import is_exporting
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """``x Wᵀ + b`` with parameters as a layer holds them; a layer's may be replaced (float8)."""
@@ -65,7 +66,7 @@ def joint(layers: Sequence[ColumnParallelLinear], x: Tensor) -> tuple[Tensor, ..
     A product over few output features leaves a device half empty; the parameters stay apart. Where weight
     gradients are left for later, or a graph is exported for reading, each layer has its own product.
     """
-    if is_deferring() or torch.compiler.is_exporting():
+    if is_deferring() or is_exporting():
         return tuple(layer(x) for layer in layers)
     weights = [local(layer.weight) for layer in layers]
     product = layers[0].product(x, torch.cat(weights), None)
