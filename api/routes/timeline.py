@@ -47,7 +47,7 @@ def job_timeline(
     key: Reader,
     store: StoreDep,
     settings: SettingsDep,
-    step: Annotated[int | None, Query(ge=0, description="the newest measured one when absent")] = None,
+    step: Annotated[int | None, Query(ge=0, description="the newest whole one when absent")] = None,
 ) -> StepTimeline:
     """What each rank did in one step, as it measured it."""
     store.jobs.get(job_id)
@@ -55,11 +55,19 @@ def job_timeline(
     if step is not None and step not in found:
         known = f"steps {min(found)} to {max(found)} have some" if found else "no step has any yet"
         raise ProblemError(404, f"there are no spans of step {step} of job {job_id}; {known}")
-    chosen = max(found, default=None) if step is None else step
+    chosen = newest(found) if step is None else step
     spans = [span for rank in found.get(chosen, {}).values() for span in rank] if chosen is not None else []
     items = [Span.model_validate({"detail": {}, **span}) for span in spans]
     order = sorted(items, key=lambda span: (-1 if span.rank is None else span.rank, span.start))
     return StepTimeline(steps=sorted(found), step=chosen, spans=order)
+
+
+def newest(found: Steps) -> int | None:
+    """The last step of which more is known than what followed it: a checkpoint, an evaluation."""
+    whole = [
+        step for step, ranks in found.items() if any(span["name"] == FIRST for rank in ranks.values() for span in rank)
+    ]
+    return max(whole or found, default=None)
 
 
 def by_step(events: Iterable[Mapping[str, Any]]) -> Steps:

@@ -64,14 +64,15 @@ def test_a_step_has_the_spans_of_all_ranks(client: TestClient, worker: Worker) -
     worker.emit(ref, [span("data", step, step + 0.1 * rank, rank) for step in (1, 2, 50) for rank in (1, 0)])
     worker.emit(ref, [span("forward", 2, 2.6, 1, op="forward", stage=1, micro_batch=0)])
     worker.emit(ref, [{"type": "span", "name": "warmup", "start": 0.0, "end": 1.0}])
+    worker.emit(ref, [span("checkpoint", 60, 61.0)])
     newest = client.get(f"/v1/jobs/{job_id}/timeline").json()
-    assert (newest["steps"], newest["step"]) == ([1, 2, 50], 50)
+    assert (newest["steps"], newest["step"]) == ([1, 2, 50, 60], 50)
     second = client.get(f"/v1/jobs/{job_id}/timeline", params={"step": 2}).json()
     assert [(span["rank"], span["name"]) for span in second["spans"]] == [(0, "data"), (1, "data"), (1, "forward")]
     assert second["spans"][2]["detail"] == {"step": 2, "op": "forward", "stage": 1, "micro_batch": 0}
     missing = client.get(f"/v1/jobs/{job_id}/timeline", params={"step": 3})
     assert missing.status_code == 404
-    assert "steps 1 to 50" in missing.json()["detail"]
+    assert "steps 1 to 60" in missing.json()["detail"]
 
 
 def test_a_step_that_a_later_attempt_repeats_is_shown_as_that_attempt_ran_it(

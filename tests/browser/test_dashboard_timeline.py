@@ -131,7 +131,7 @@ def test_without_a_pipeline_there_is_a_timeline_but_no_schedule(page: Page, flee
         span("checkpoint", 0, now + 0.012, now + 4.0, 1),
     )
     expect(page.locator(EXECUTION)).to_have_attribute("data-cells", "4")
-    expect(page.locator("#execution .note")).to_contain_text("step 1 of 1 measured step · 12\u202fms")
+    expect(page.locator("#execution .note")).to_contain_text("step 1 · 12\u202fms · 1 step measured")
     expect(page.locator("#plan")).to_be_hidden()
 
 

@@ -127,7 +127,7 @@ export class Execution extends Section {
     fill(this.legend, key(tonesOf(lines)));
     this.gantt.set(lines, whole);
     setAttribute(this.gantt.canvas, "data-step", step);
-    this.remark(`step ${step} of ${many(all.length, "measured step")}${whole ? ` · ${precise(whole[1] - whole[0])}` : ""}`);
+    this.remark(`step ${step}${whole ? ` · ${precise(whole[1] - whole[0])}` : ""} · ${many(all.length, "step")} measured`);
   }
 
   /** @param {number[]} all */

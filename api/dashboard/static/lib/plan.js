@@ -15,10 +15,10 @@ const OPS = ["forward", "backward", "backward_input", "backward_weight"];
 /** @param {Plan} plan @returns {import("./gantt.js").Row[]} */
 export const plannedRows = (plan) =>
   plan.rows.map((row) => ({
-    label: `rank ${row.rank}`,
+    label: `pp ${row.rank}`,
     lanes: [row.cells.map(({ op, stage, micro_batch: micro, start, end }) => ({
       start, end, tone: op, text: label(op, micro), group: micro, soft: isSoft(stage, plan.ranks),
-      words: [`rank ${row.rank}`, op.replaceAll("_", " "), `stage ${stage}`, `micro-batch ${micro}`,
+      words: [`pipeline rank ${row.rank}`, op.replaceAll("_", " "), `stage ${stage}`, `micro-batch ${micro}`,
         `${number(start)} to ${number(end)}`].join(" · "),
     }))],
   }));

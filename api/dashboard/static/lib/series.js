@@ -92,6 +92,7 @@ export const PERCENT = "%";
 const KNOWN = {
   loss: ["Loss", ""],
   accuracy: ["Accuracy", PERCENT],
+  perplexity: ["Perplexity", ""],
   grad_norm: ["Gradient norm", ""],
   lr: ["Learning rate", ""],
   tokens_per_s: ["Throughput", "tokens/s"],
