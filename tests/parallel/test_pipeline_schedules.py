@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from service.schedules import GENERATORS, forward_only, generator
@@ -27,6 +27,10 @@ from service.schedules.verify import RECEIVES, SENDS, Report, channel, peer, pre
 
 VIRTUAL = {"interleaved": 2, "zbv": 2}
 RANKS, MICRO_BATCHES = st.integers(1, 8), st.integers(1, 20)
+
+
+# Time is not what is tested, and a machine that runs other things as well is slow at times.
+sampled = settings(deadline=None, max_examples=60)
 
 
 @st.composite
@@ -76,12 +80,14 @@ def runs_on_queues(schedule: Schedule, seed: int) -> bool:
             return False
 
 
+@sampled
 @given(schedules(), st.integers(0, 2**16))
 def test_generated_schedules_pass_and_run(schedule: Schedule, seed: int) -> None:
     verify(schedule)
     assert runs_on_queues(schedule, seed)
 
 
+@sampled
 @given(schedules())
 def test_predictions_keep_every_dependency(schedule: Schedule) -> None:
     """A rank does one thing at a time, and nothing before the neighbouring stage has what it needs."""
@@ -102,6 +108,7 @@ def test_predictions_keep_every_dependency(schedule: Schedule) -> None:
     assert sum(each.op in COMPUTATIONS for order in schedule.ranks for each in order) == len(spans)
 
 
+@sampled
 @given(RANKS, MICRO_BATCHES)
 def test_costs_are_those_of_the_papers(ranks: int, micro_batches: int) -> None:
     everything, flushed = report_of("gpipe", ranks, micro_batches), report_of("1f1b", ranks, micro_batches)
@@ -113,6 +120,7 @@ def test_costs_are_those_of_the_papers(ranks: int, micro_batches: int) -> None:
     assert flushed.bubble == pytest.approx(ideal)
 
 
+@sampled
 @given(st.integers(2, 8), st.integers(2, 4), st.integers(0, 24))
 def test_interleaving_divides_the_bubble(ranks: int, virtual: int, more: int) -> None:
     """3·(p - 1) idle units of 3·v·m, whether or not p divides m, against 3·(p - 1) of 3·m without."""
@@ -122,6 +130,7 @@ def test_interleaving_divides_the_bubble(ranks: int, virtual: int, more: int) ->
     assert report.bubble < report_of("1f1b", ranks, micro_batches).bubble
 
 
+@sampled
 @given(st.integers(2, 8), st.integers(1, 24))
 def test_split_backwards_leave_a_smaller_bubble(ranks: int, micro_batches: int) -> None:
     flushed = report_of("1f1b", ranks, micro_batches)
@@ -138,6 +147,7 @@ def test_split_backwards_leave_a_smaller_bubble(ranks: int, micro_batches: int) 
 
 
 @pytest.mark.parametrize("name", GENERATORS)
+@sampled
 @given(ranks=RANKS)
 def test_memory_is_bounded_by_depth(name: str, ranks: int) -> None:
     few, many = (report_of(name, ranks, count) for count in (8 * ranks, 16 * ranks))
@@ -164,6 +174,7 @@ def damaged(schedule: Schedule, rank: int, instructions: list[Instruction]) -> S
     return replace(schedule, ranks=(*schedule.ranks[:rank], tuple(instructions), *schedule.ranks[rank + 1 :]))
 
 
+@sampled
 @given(schedules(), st.data())
 def test_a_dropped_instruction_is_caught(schedule: Schedule, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, len(schedule.ranks) - 1))
@@ -175,6 +186,7 @@ def test_a_dropped_instruction_is_caught(schedule: Schedule, data: st.DataObject
     assert str(dropped) in str(caught.value)
 
 
+@sampled
 @given(schedules(), st.data())
 def test_a_duplicated_instruction_is_caught(schedule: Schedule, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, len(schedule.ranks) - 1))
@@ -188,6 +200,7 @@ def test_a_duplicated_instruction_is_caught(schedule: Schedule, data: st.DataObj
     assert caught.value.index == copies[1]
 
 
+@sampled
 @given(schedules(), st.data(), st.integers(0, 2**16))
 def test_a_swap_is_caught_or_harmless(schedule: Schedule, data: st.DataObject, seed: int) -> None:
     rank = data.draw(st.integers(0, len(schedule.ranks) - 1))
