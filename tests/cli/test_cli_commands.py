@@ -80,6 +80,16 @@ def test_a_refused_spec_is_a_table_of_fields(trivet: Cli) -> None:
         assert word in ran.err
 
 
+def test_an_uploaded_file_has_one_id_however_often_it_comes(trivet: Cli, store: Store) -> None:
+    path = trivet.folder / "tokens.bin"
+    path.write_bytes(b"\x01\x02" * 500)
+    file_id = trivet.ok("upload", str(path)).out.strip()
+    assert trivet.ok("upload", str(path), "--json").json["id"] == file_id
+    stored, held = store.files.get(file_id)
+    assert (stored.bytes, held.read_bytes()) == (1000, path.read_bytes())
+    assert trivet("upload", "missing.bin").code == 2
+
+
 PIPELINE: dict[str, Any] = {"parallel": {"pp": 2}, "pipeline": {"schedule": "1f1b", "micro_batches": 3}}
 ROWS = ["rank 0  F0 F1 ······B0    F2 B1    ···B2", "rank 1  ···F0 B0    F1 B1    F2 B2"]
 
