@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,16 @@ class Precision:
         return Precision(None if own else param, None if own and spec.reduce == "fp32" else DTYPES[spec.reduce])
 
 
-def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision = Precision(), reshard: bool = True) -> nn.Module:
-    """Shard a model, or a stage of one, over the mesh's data-parallel dimensions: each block, then what remains.
+def apply_fsdp(
+    model: nn.Module,
+    mesh: Mesh,
+    precision: Precision = Precision(),
+    reshard: bool = True,
+    units: Iterable[nn.Module] | None = None,
+) -> nn.Module:
+    """Shard a model, or a stage of one, over the mesh's data-parallel dimensions: each unit, then what remains.
+
+    ``units`` are modules that the model calls as a whole; its blocks when absent.
 
     Gradients are *summed* over all data-parallel ranks, so the loss is divided by the global number of samples before
     its backward: then every layout has the gradients of one process. ``reshard`` frees gathered parameters after
@@ -43,9 +52,11 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, precision: Precision = Precision(),
             raise ValueError(f"{precision} needs a launched group: FSDP is what casts parameters")
         return model
     policy = MixedPrecisionPolicy(param_dtype=precision.param, reduce_dtype=precision.reduce)
-    blocks = getattr(model, "blocks", None)
-    for block in blocks.values() if isinstance(blocks, nn.ModuleDict) else ():
-        fully_shard(block, mesh=mesh.shard_mesh, mp_policy=policy, reshard_after_forward=reshard)
+    if units is None:
+        blocks = getattr(model, "blocks", None)
+        units = blocks.values() if isinstance(blocks, nn.ModuleDict) else ()
+    for unit in units:
+        fully_shard(unit, mesh=mesh.shard_mesh, mp_policy=policy, reshard_after_forward=reshard)
     # The root's own parameters are needed again at once in the backward, so they stay gathered.
     fully_shard(model, mesh=mesh.shard_mesh, mp_policy=policy, reshard_after_forward=False)
     for module in model.modules():

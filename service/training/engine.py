@@ -36,7 +36,7 @@ class Engine(Protocol):
         """
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
-        """Loss and correct predictions summed over the first ``valid`` samples, float64 ``(2,)``; zero likewise."""
+        """The objective's totals over the first ``valid`` samples, float64 ``(measures,)``; zero likewise."""
 
     def undivided_backwards(self) -> int:
         """After a step: layers whose backward was to be split on this rank and could not be."""
@@ -112,7 +112,8 @@ class PipelineEngine:
         )
         with evaluating(self.stages.values()):
             values = self.runtime.run(self.evaluation, work)
-        return sum(values, torch.zeros(2, dtype=torch.float64, device=batch.inputs.device))
+        zeros = torch.zeros(self.objective.measures, dtype=torch.float64, device=batch.inputs.device)
+        return sum(values, zeros)
 
     def undivided_backwards(self) -> int:
         if not any(each.op is Op.BACKWARD_WEIGHT for order in self.schedule.ranks for each in order):

@@ -10,7 +10,7 @@ from service.training.setup import Training
 
 def evaluate(training: Training) -> dict[str, float]:
     """``eval_loss`` with ``eval_accuracy`` (classes) or ``eval_perplexity`` (tokens); all ranks call this and agree."""
-    totals = torch.zeros(2, dtype=torch.float64, device=training.device)
+    totals = torch.zeros(training.objective.measures, dtype=torch.float64, device=training.device)
     samples = len(training.dataset.test)
     if (most := training.spec.evaluate.samples) is not None:
         samples = min(samples, most)

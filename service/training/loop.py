@@ -115,6 +115,7 @@ class Loop:
         with self._step_span("data"):
             batch = self.feed.batch(self.step)
         waited = time.time() - began
+        training.objective.begin(self.step)
         with self._step_span("forward_backward"), self._phase("train"):
             loss = training.engine.forward_backward(batch)
         with self._step_span("optimizer"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,9 @@ from torch.optim import AdamW
 
 from service.jobs.runtime import RunContext
 from service.jobs.spec.model import ModelConfig
+from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import PrecisionSpec, TrainSpec
-from service.models import build, data, load_into
+from service.models import Model, build, data, load_into
 from service.models.data import BatchOrder, Dataset
 from service.models.fingerprint import Fingerprint, fingerprint
 from service.models.reference import resolve
@@ -25,7 +26,7 @@ from service.training.engine import Engine, build_engine, plan_pipeline
 from service.training.export import check_export
 from service.training.flops import count_parameters
 from service.training.gate import Phase, allowed_backends
-from service.training.objective import Objective, is_per_token
+from service.training.objective import Objective, Subject, objective_for
 from service.training.parallelize import parallelize
 
 
@@ -82,11 +83,12 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
 def assemble(spec: TrainSpec, context: RunContext, device: torch.device, mesh: Mesh, given: Ingredients) -> Training:
     """The run over ``mesh``, from its ingredients."""
     config, dataset = given.config, given.dataset
+    planned = cast(Model, build(config, mesh, device="meta", part=Part()))
+    objective = objective_for(spec.objective, Subject(config, spec.data.gives, mesh, planned.output_axis))
     stages = {
-        part.stage: _build_stage(part, spec, device, mesh, given) for part in own_parts(plan_pipeline(spec), mesh)
+        part.stage: _build_stage(part, spec, device, mesh, given, objective=objective)
+        for part in own_parts(plan_pipeline(spec), mesh)
     }
-    model = next(iter(stages.values()))
-    objective = Objective(is_per_token(dataset.train), model.output_axis)  # type: ignore[arg-type]
     return Training(
         spec=spec,
         context=context,
@@ -110,11 +112,14 @@ def own_parts(schedule: Schedule | None, mesh: Mesh) -> list[Part]:
     return [Part(stage, len(owners)) for stage, owner in enumerate(owners) if owner == mesh.pp.rank]
 
 
-def _build_stage(part: Part, spec: TrainSpec, device: torch.device, mesh: Mesh, given: Ingredients) -> nn.Module:
+def _build_stage(
+    part: Part, spec: TrainSpec, device: torch.device, mesh: Mesh, given: Ingredients, *, objective: Objective
+) -> nn.Module:
     model = build(given.config, mesh, dtype=given.state, device=device, seed=spec.seed, part=part)
     if given.weights is not None:
         load_into(model, given.weights)
-    parallelize(model, spec, mesh, given.backends)
+    objective.adapt(model, part)
+    parallelize(model, spec, mesh, given.backends, objective.units(model))
     return model
 
 
@@ -127,6 +132,8 @@ def own_fingerprint(config: ModelConfig, spec: TrainSpec, device: torch.device) 
         own |= {"precision.param": spec.precision.param, "precision.reduce": spec.precision.reduce}
     if spec.activation_checkpoint != "none":
         own["activation_checkpoint"] = spec.activation_checkpoint
+    if spec.objective != CrossEntropy():
+        own["objective"] = spec.objective.name
     return own
 
 

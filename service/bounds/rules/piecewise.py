@@ -1,4 +1,4 @@
-"""ReLU and leaky ReLU."""
+"""Functions of straight pieces: ReLU, leaky ReLU, absolute value, floor."""
 
 from __future__ import annotations
 
@@ -56,13 +56,50 @@ class Relu(LeakyRelu):
         return 0.0
 
 
+class Absolute(LeakyRelu):
+    """``|z|``: the same two pieces with slope −1 below 0."""
+
+    def refusal(self, node: Node) -> str | None:
+        return None
+
+    def negative_slope(self, node: Node) -> float:
+        return -1.0
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        lower, upper = inputs[0].lower, inputs[0].upper
+        least = torch.maximum(lower, -upper).clamp(min=0)
+        return Interval(least, torch.maximum(lower.abs(), upper.abs()))
+
+
+class Floor(NonlinearRule):
+    """The greatest whole number not above z: constant lines where at most one step is within, else ``z − 1 … z``."""
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return inputs[0].map(torch.floor)
+
+    def improvable(self, node: Node, bounds: Interval) -> Tensor:
+        return bounds.lower.floor() < bounds.upper.floor()
+
+    def relax(self, node: Node, bounds: Interval) -> Relaxation:
+        low, high = bounds.lower.floor(), bounds.upper.floor()
+        flat = high - low <= 1
+        slope = _either(flat, 0.0, 1.0, low)
+        return Relaxation(
+            lower_slope=slope,
+            upper_slope=slope,
+            lower_intercept=torch.where(flat, low, -torch.ones_like(low)),
+            upper_intercept=torch.where(flat, high, torch.zeros_like(high)),
+        )
+
+
 def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
     """Slope of the line through the ends of an interval around 0.
 
     An infinite end leaves one slope that can bound the function: that of the piece which goes there.
     """
     width = upper / 2 - lower / 2  # halved: the difference of large ends may overflow
-    chord = (upper / 2 - slope * (lower / 2)) / width
+    # A point has no chord; a division by its width would leave no gradient even where the result is not taken.
+    chord = (upper / 2 - slope * (lower / 2)) / torch.where(width > 0, width, torch.ones_like(width))
     without_end = _either(upper.isfinite(), slope, 1.0, lower)
     return torch.where(lower.isfinite() & upper.isfinite(), chord, without_end)
 

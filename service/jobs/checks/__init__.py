@@ -13,6 +13,7 @@ from service.jobs.checks.dependencies import Dependency, check_dependencies, dep
 from service.jobs.checks.fit import check_fit
 from service.jobs.checks.fleet import check_fleet, pool_of
 from service.jobs.checks.mesh import check_mesh
+from service.jobs.checks.objective import check_objective
 from service.jobs.checks.pipeline import check_pipeline
 from service.jobs.checks.subject import AnySpec, Lookup
 from service.jobs.records import Problem
@@ -30,6 +31,7 @@ def check(spec: AnySpec, fleet_capacity: Mapping[str, int] | None, lookup: Looku
         *check_dependencies(spec, lookup),
         *check_mesh(spec, config),
         *check_fit(spec, config),
+        *check_objective(spec),
         *check_batch(spec),
         *check_pipeline(spec),
         *check_fleet(spec, fleet_capacity),

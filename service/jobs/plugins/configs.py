@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.jobs.fragments import ParallelSpec, Strict
 from service.jobs.plugins.samples import Samples
+
+if TYPE_CHECKING:
+    from service.jobs.spec.train import TrainSpec
 
 Reason = tuple[str, str, Any, str]
 """Why something does not fit, as (path, message, got, expected)."""
@@ -79,6 +82,6 @@ class ObjectiveConfig(Strict):
 
     name: str
 
-    def check_fit(self, samples: Samples, parallel: ParallelSpec) -> list[Reason]:
-        """Reasons why it cannot be minimised on such samples over the ranks of ``parallel``; paths from the spec."""
+    def check(self, spec: TrainSpec, samples: Samples) -> list[Reason]:
+        """Reasons why the job that names it cannot minimise it on such samples."""
         return []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Features:
-    """Vectors with one class label each.
+    """Vectors with one class label each; ``limits`` are the least and the largest number in them, where known.
 
     ``features_field`` and ``classes_field`` name the fields of a configuration that hold the numbers; ``None``: the
     number comes from several fields.
@@ -15,6 +15,7 @@ class Features:
 
     features: int
     classes: int
+    limits: tuple[float, float] | None = None
     features_field: str | None = None
     classes_field: str | None = None
 

@@ -18,7 +18,7 @@ class DigitsData(DataConfig):
 
     @property
     def gives(self) -> Samples:
-        return Features(features=64, classes=10)
+        return Features(features=64, classes=10, limits=(0.0, 1.0))
 
     @property
     def held_out(self) -> int | None:

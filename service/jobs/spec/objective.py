@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from service.jobs.plugins import Features, ObjectiveConfig, ObjectiveKind, ParallelSpec, Reason, Samples
+from service.jobs.plugins import Features, ObjectiveConfig, ObjectiveKind, Reason, Samples
 from service.jobs.plugins.catalogue import catalogue
+
+if TYPE_CHECKING:
+    from service.jobs.spec.train import TrainSpec
+
+MOST_CLASSES = 128
 
 
 class CrossEntropy(ObjectiveConfig):
@@ -19,27 +24,46 @@ class CrossEntropy(ObjectiveConfig):
 class Certified(ObjectiveConfig):
     """Cross entropy of worst-case logits within ``eps`` (L∞) of each input, beside that of the input itself.
 
-    The loss is ``kappa·clean + (1 − kappa)·worst case`` (Gowal et al., 2018). eps is 0 for ``warmup`` steps and grows
-    linearly to its full size over ``ramp`` steps, while the weight of the clean loss falls from 1 to ``kappa``.
+    The loss is ``κ·clean + (1 − κ)·worst case`` (Gowal et al., 2018). eps is 0 for ``warmup`` steps and grows linearly
+    to its full size over ``ramp`` steps; κ falls from 1 to ``kappa`` meanwhile. With ``crown-ibp`` the worst case is
+    ``β·CROWN-IBP + (1 − β)·IBP``, and β falls from 1 to ``beta`` (Zhang et al., 2020).
     """
 
     name: Literal["certified"] = "certified"
     eps: float = Field(gt=0, description="in the data's units")
-    bound: Literal["ibp", "crown-ibp"] = Field("ibp", description="what bounds the logits (Zhang et al., 2020)")
+    bound: Literal["ibp", "crown-ibp"] = "ibp"
     warmup: int = Field(0, ge=0, description="steps with eps 0")
     ramp: int = Field(0, ge=0, description="steps over which eps grows")
     kappa: float = Field(0.5, ge=0, le=1, description="weight of the clean loss at the end")
-    lower: float | None = Field(0.0, description="least value that an input can have; null: any")
-    upper: float | None = Field(1.0, description="largest value that an input can have; null: any")
+    beta: float = Field(0.0, ge=0, le=1, description="crown-ibp: weight of the CROWN-IBP bound at the end")
+    lower: float | None = Field(None, description="least number in an input; what the source knows when absent")
+    upper: float | None = Field(None, description="largest number in an input; what the source knows when absent")
 
-    def check_fit(self, samples: Samples, parallel: ParallelSpec) -> list[Reason]:
+    def limits(self, known: tuple[float, float] | None) -> tuple[float | None, float | None]:
+        """What inputs lie between, as far as anybody says; ``known`` is the source's own."""
+        low, high = known or (None, None)
+        return (low if self.lower is None else self.lower), (high if self.upper is None else self.upper)
+
+    def check(self, spec: TrainSpec, samples: Samples) -> list[Reason]:
         reasons: list[Reason] = []
         if not isinstance(samples, Features):
             message = "token ids have no neighbourhood to certify"
             reasons.append(("objective.name", message, self.name, "cross_entropy, or data of features"))
-        if self.bound == "crown-ibp" and parallel.pp > 1:
-            message = f"a backward pass over bounds does not cross the stages of a pipeline, pp={parallel.pp}"
+        elif samples.classes > MOST_CLASSES:
+            message = f"all pairs of {samples.classes} classes are bounded: {samples.classes**2} rows"
+            reasons.append(("objective.name", message, self.name, f"data of at most {MOST_CLASSES} classes"))
+        if self.bound == "crown-ibp" and spec.parallel.pp > 1:
+            message = f"a backward pass over bounds does not cross the stages of a pipeline, pp={spec.parallel.pp}"
             reasons.append(("objective.bound", message, self.bound, "ibp, or parallel.pp of 1"))
+        plain = {
+            "activation_checkpoint": (spec.activation_checkpoint, "none"),
+            "precision.float8": (spec.precision.float8, False),
+            "compile.train": (spec.compile.train, False),
+            "compile.inference": (spec.compile.inference, False),
+        }
+        for path, (got, wanted) in plain.items():
+            if got != wanted:
+                reasons.append((path, "bounds are computed without it", got, str(wanted).lower()))
         return reasons
 
 
@@ -51,8 +75,8 @@ def _named(value: Any) -> Any:
 OBJECTIVES = catalogue(
     ObjectiveKind,
     (
-        ObjectiveKind(CrossEntropy, "service.training.objective:cross_entropy"),
-        ObjectiveKind(Certified, "service.training.certified:certified"),
+        ObjectiveKind(CrossEntropy, "service.training.objective.cross_entropy:cross_entropy"),
+        ObjectiveKind(Certified, "service.training.objective.certified:certified"),
     ),
 )
 

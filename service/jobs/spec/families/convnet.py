@@ -52,7 +52,7 @@ class ConvnetConfig(ModelConfig):
 
     @property
     def reads(self) -> Features:
-        return Features(self.in_channels * self.height * self.width, self.out_features, None, "out_features")
+        return Features(self.in_channels * self.height * self.width, self.out_features, classes_field="out_features")
 
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
         """``6·N`` for the fully connected layers, and for each kernel as often as it is placed on the image."""

@@ -29,4 +29,4 @@ class MlpConfig(ModelConfig):
 
     @property
     def reads(self) -> Features:
-        return Features(self.in_features, self.out_features, "in_features", "out_features")
+        return Features(self.in_features, self.out_features, features_field="in_features", classes_field="out_features")

@@ -7,7 +7,24 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from service.jobs.plugins import ModelConfig, Tokens
+from service.jobs.plugins import ModelConfig, Strict, Tokens
+
+
+class RopeScaling(Strict):
+    """Slower rotary frequencies for sequences longer than those that a model was first trained on (Llama 3.1)."""
+
+    factor: float = Field(ge=1)
+    low_freq_factor: float = Field(1.0, gt=0)
+    high_freq_factor: float = Field(4.0, gt=0)
+    original_sequence: int = Field(8192, ge=1, le=2**24)
+
+    @model_validator(mode="after")
+    def _low_below_high(self) -> RopeScaling:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor={self.low_freq_factor} must be below high_freq_factor={self.high_freq_factor}"
+            )
+        return self
 
 
 class TransformerConfig(ModelConfig):
@@ -23,6 +40,7 @@ class TransformerConfig(ModelConfig):
     max_sequence: int = Field(128, ge=1, le=2**24)
     norm_eps: float = Field(1e-5, gt=0)
     rope_theta: float = Field(10_000.0, gt=0)
+    rope_scaling: RopeScaling | None = None
 
     @property
     def key_value_heads(self) -> int:

@@ -1,0 +1,62 @@
+"""What every objective offers; a package that brings its own derives from :class:`Objective`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from service.jobs.plugins import ModelConfig, Samples
+from service.parallel.mesh import Axis, Mesh
+from service.parallel.pipeline.stage import Part
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What an objective is for: model, samples and mesh. ``axis`` divides the last dimension of the outputs."""
+
+    config: ModelConfig
+    samples: Samples
+    mesh: Mesh
+    axis: Axis
+
+
+class Objective(ABC):
+    """Minimised per sample, or per token of sequences, which all have one length.
+
+    ``outputs`` are what the last stage gives, the batch first; ``targets`` int64, ``(batch,)`` or ``(batch, seq)``.
+    Every rank has an objective of its own; all ranks call the same methods in the same order.
+    """
+
+    measures: int
+    """How many sums :meth:`totals` gives."""
+
+    @abstractmethod
+    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over the samples of a micro-batch, a scalar that is differentiated."""
+
+    @abstractmethod
+    def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Sums over samples for evaluation, float64 ``(measures,)``; zeros for no samples."""
+
+    @abstractmethod
+    def summary(self, totals: Tensor, samples: int) -> dict[str, float]:
+        """Evaluation metrics, named ``eval_…``, from the totals over all ranks."""
+
+    def begin(self, step: int) -> None:  # noqa: B027 - most objectives are the same at every step
+        """Called before each step, counted from 0: whatever changes in training is a function of it alone."""
+
+    def adapt(self, stage: nn.Module, part: Part) -> None:  # noqa: B027 - most need the outputs only
+        """Called once for each stage of this rank after it was built, before it is sharded."""
+
+    def units(self, stage: nn.Module) -> Iterable[nn.Module]:
+        """The modules that the stage's forward calls as a whole: FSDP gathers each by itself."""
+        blocks = getattr(stage, "blocks", None)
+        return blocks.values() if isinstance(blocks, nn.ModuleDict) else ()
+
+
+Factory = Callable[[Any, Subject], Objective]
+"""From an objective's configuration to the objective: what an :class:`~service.jobs.plugins.ObjectiveKind` names."""

@@ -1,0 +1,159 @@
+"""Certified training: the loss of the worst case within a box, by bounds that are differentiated.
+
+IBP: Gowal et al., 2018. CROWN-IBP: Zhang et al., 2020. The last linear layers are merged with the difference of two
+logits, which bounds the margin more tightly than the logits do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from service.bounds.capture import local_state
+from service.bounds.interval import Interval
+from service.bounds.methods import Effort
+from service.bounds.methods.crown_ibp import crown_ibp
+from service.bounds.methods.ibp import ibp, propagate
+from service.bounds.network import Network, Stage, prepare_stage
+from service.jobs.plugins import Features, ModelConfig
+from service.jobs.spec.objective import Certified
+from service.models.registry import build
+from service.parallel.mesh import Mesh
+from service.parallel.pipeline.stage import Part
+from service.training.objective.base import Objective, Subject
+
+
+@dataclass(frozen=True)
+class Level:
+    """How hard training is at one step: the box's radius and the weights of the clean loss and of CROWN's bound."""
+
+    eps: float
+    clean: float
+    crown: float
+
+
+def level(config: Certified, step: int) -> Level:
+    """The level of ``step`` (from 0): easy while it warms up, then linearly harder until the ramp's end."""
+    if step < config.warmup:
+        progress = 0.0
+    else:
+        progress = min((step - config.warmup + 1) / config.ramp, 1.0) if config.ramp else 1.0
+    crown = 1 - (1 - config.beta) * progress if config.bound == "crown-ibp" else 0.0
+    return Level(config.eps * progress, 1 - (1 - config.kappa) * progress, crown)
+
+
+def final_level(config: Certified) -> Level:
+    """What is evaluated: the whole radius, by intervals."""
+    return Level(config.eps, config.kappa, 0.0)
+
+
+class CertifiedObjective(Objective):
+    """Cross entropy of the clean logits and of the worst-case ones.
+
+    Stages exchange ``(batch, 3, …)``: a point, and the lower and upper ends of its box. The outputs are
+    ``(batch, 1 + classes, classes)``: the logits, then in row 1 + i lower bounds of logit i minus every logit.
+    """
+
+    measures = 3
+
+    def __init__(self, config: Certified, subject: Subject, samples: Features) -> None:
+        self.config, self.subject, self.classes = config, subject, samples.classes
+        self.limits = config.limits(samples.limits)
+        self.now = level(config, 0)
+
+    def begin(self, step: int) -> None:
+        self.now = level(self.config, step)
+
+    def adapt(self, stage: nn.Module, part: Part) -> None:
+        shape = input_shape(self.subject.config, self.subject.mesh, part)
+        prepared = prepare_stage(stage, shape, self.subject.mesh.tp)
+        stage.forward = BoundedForward(self, stage, prepared, part)
+
+    def units(self, stage: nn.Module) -> Iterable[nn.Module]:
+        return ()
+
+    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        clean = functional.cross_entropy(outputs[:, 0].float(), targets)
+        worst = functional.cross_entropy(-_margins(outputs, targets).float(), targets)
+        return self.now.clean * clean + (1 - self.now.clean) * worst
+
+    def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Clean loss, correct predictions, and samples whose prediction is certified."""
+        if not len(targets):
+            return torch.zeros(self.measures, dtype=torch.float64, device=targets.device)
+        logits = outputs[:, 0]
+        loss = functional.cross_entropy(logits.float(), targets, reduction="sum").double()
+        others = functional.one_hot(targets, self.classes) == 0
+        certified = ((_margins(outputs, targets) > 0) | ~others).all(dim=1)
+        return torch.stack((loss, (logits.argmax(-1) == targets).sum().double(), certified.sum().double()))
+
+    def summary(self, totals: Tensor, samples: int) -> dict[str, float]:
+        loss, correct, certified = (totals / samples).tolist()
+        return {"eval_loss": loss, "eval_accuracy": correct, "eval_certified_accuracy": certified}
+
+
+@dataclass(frozen=True, eq=False)
+class BoundedForward:
+    """A stage's forward on boxes; parameters are whole on their ``tp`` rank when it is called."""
+
+    objective: CertifiedObjective
+    module: nn.Module
+    prepared: Stage
+    part: Part
+
+    def __call__(self, x: Tensor) -> Tensor:
+        now = self.objective.now if self.module.training else final_level(self.objective.config)
+        point, box = self._box(x, now.eps) if self.part.is_first else (x[:, 0], Interval(x[:, 1], x[:, 2]))
+        # The class's own forward: the instance's is this object.
+        value: Tensor = type(self.module).forward(self.module, point)
+        network = self.prepared.network(local_state(self.module))
+        if self.part.is_last:
+            return torch.cat([value.unsqueeze(1), self._margins(network, box, now.crown)], dim=1)
+        bounds = propagate(network, box)[network.graph.output.name]
+        return torch.stack([value, bounds.lower, bounds.upper], dim=1)
+
+    def _box(self, x: Tensor, eps: float) -> tuple[Tensor, Interval]:
+        """The ball around ``x``, cut to what inputs can be; a sample beyond that stays in its own box."""
+        low, high = self.objective.limits
+        lower, upper = (x - eps).clamp(min=low), (x + eps).clamp(max=high)
+        return x, Interval(torch.minimum(lower, x), torch.maximum(upper, x))
+
+    def _margins(self, network: Network, box: Interval, crown: float) -> Tensor:
+        """Lower bounds of every difference of two logits, ``(batch, classes, classes)``; ``crown`` weighs CROWN's."""
+        rows = pair_rows(self.objective.classes, box.lower)
+        bounds = ibp(network, box, Effort()).lower_bounds(rows)
+        if crown > 0:
+            bounds = crown * crown_ibp(network, box, Effort()).lower_bounds(rows) + (1 - crown) * bounds
+        return bounds.reshape(-1, self.objective.classes, self.objective.classes)
+
+
+def pair_rows(classes: int, like: Tensor) -> Tensor:
+    """``e_i − e_j`` for all i and j, ``(1, classes², classes)``."""
+    identity = torch.eye(classes, dtype=like.dtype, device=like.device)
+    return (identity.unsqueeze(1) - identity.unsqueeze(0)).reshape(1, classes**2, classes)
+
+
+def input_shape(config: ModelConfig, mesh: Mesh, part: Part) -> tuple[int, ...]:
+    """The shape of one instance as it reaches the stage on this rank, found without any memory."""
+    reads = config.reads
+    assert isinstance(reads, Features)
+    x = torch.empty(2, reads.features, device="meta")
+    for stage in range(part.stage):
+        x = build(config, mesh, device="meta", part=Part(stage, part.stages))(x)
+    return tuple(x.shape[1:])
+
+
+def certified(config: Certified, subject: Subject) -> Objective:
+    """Raises ``ValueError`` for tokens, which have no box around them."""
+    if isinstance(subject.samples, Features):
+        return CertifiedObjective(config, subject, subject.samples)
+    raise ValueError(f"objective certified: a {subject.config.family} reads tokens; expected a model of features")
+
+
+def _margins(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Lower bounds of the target's logit minus each logit, ``(batch, classes)``; 0 at the target itself."""
+    return outputs[torch.arange(len(targets), device=targets.device), 1 + targets]
