@@ -30,12 +30,18 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "sliding_window": (),
-    "rope_scaling": (),
     "partial_rotary_factor": (1.0,),
     "pretraining_tp": (1,),
     "quantization_config": (),
 }
 """Fields with the values that we can build; a field may also be absent or null, but for the model's type."""
+SCALING = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_sequence": "original_max_position_embeddings",
+}
+"""Our field of rotary scaling: theirs, of the type llama3, the only one that we have."""
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -45,17 +51,16 @@ class LlamaError(ValueError):
 
 def read_config(values: Mapping[str, Any]) -> TransformerConfig:
     """Our configuration of a Llama-style model. Raises :class:`LlamaError` naming the field."""
-    rope = values.get("rope_parameters") or {}  # newer files keep rotary settings here
+    rope = values.get("rope_parameters") or {}  # newer files keep all rotary settings here
     values = {**values, **{name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}}
-    if rope.get("rope_type", "default") != "default":
-        values["rope_scaling"] = rope
     for field, allowed in ONLY.items():
         _check_only(field, values.get(field), allowed)
     given = {own: values[theirs] for own, theirs in FIELDS.items() if values.get(theirs) is not None}
     if missing := [FIELDS[own] for own in REQUIRED if own not in given]:
         raise LlamaError(f"config.json has no {missing[0]}")
     try:
-        config = TransformerConfig.model_validate({**DEFAULTS, **given})
+        scaling = _read_scaling(rope or values.get("rope_scaling") or {})
+        config = TransformerConfig.model_validate({**DEFAULTS, **given, "rope_scaling": scaling})
     except ValidationError as error:
         raise LlamaError(f"config.json does not describe a transformer: {error}") from error
     head = values.get("head_dim")
@@ -67,15 +72,22 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
 def _check_only(field: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if value in allowed or (value is None and field != "model_type"):
         return
-    default = isinstance(value, Mapping) and value.get("rope_type", value.get("type")) == "default"
-    if field == "rope_scaling" and default:
-        return
     expected = " or ".join(repr(each) for each in allowed) or "null"
     raise LlamaError(f"config.json has {field}={value!r}; expected {expected}")
 
 
+def _read_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
+    form = rope.get("rope_type", rope.get("type", "default"))
+    if form == "default":
+        return None
+    if form != "llama3":
+        raise LlamaError(f"config.json has rotary positions of type {form!r}; expected 'default' or 'llama3'")
+    return {own: rope[theirs] for own, theirs in SCALING.items() if theirs in rope}
+
+
 def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"], *, tied: bool) -> dict[str, Any]:
     """A ``config.json`` for ``LlamaForCausalLM``. ``tied``: the head's weights are the embedding's."""
+    scaling = config.rope_scaling and {SCALING[own]: value for own, value in config.rope_scaling.model_dump().items()}
     own = config.model_dump() | {"kv_heads": config.key_value_heads, "ffn_dim": config.feed_forward_dim}
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -85,7 +97,7 @@ def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"], *, t
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "rope_scaling": None,
+        "rope_scaling": {"rope_type": "llama3", **scaling} if scaling else None,
         "tie_word_embeddings": tied,
         "torch_dtype": DTYPES[dtype],
         "bos_token_id": None,

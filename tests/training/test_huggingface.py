@@ -47,6 +47,18 @@ CONFIG: dict[str, Any] = {
 }
 
 
+SCALED = {
+    **CONFIG,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+}
+
+
 def checkpoint_tensors(config: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
     """Random weights by the names and shapes of ``LlamaForCausalLM``."""
     generator = torch.Generator().manual_seed(1)
@@ -90,12 +102,28 @@ def upload_checkpoint(root: Path, config: Mapping[str, Any], tensors: Mapping[st
     return upload(root, packed(root / "source", form))
 
 
+def scaled(frequency: float, scaling: Mapping[str, Any]) -> float:
+    """A frequency of the type llama3, case by case as their library has it."""
+    context, low, high = (
+        scaling[name] for name in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    )
+    wavelength = 2 * math.pi / frequency
+    if wavelength < context / high:
+        return frequency
+    if wavelength > context / low:
+        return frequency / float(scaling["factor"])
+    smooth = (context / wavelength - low) / (high - low)
+    return float((1 - smooth) * frequency / scaling["factor"] + smooth * frequency)
+
+
 def reference_logits(config: Mapping[str, Any], weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
     """``LlamaForCausalLM`` written down from its definition, in float64, with its own conventions."""
     heads, groups = config["num_attention_heads"], config["num_attention_heads"] // config["num_key_value_heads"]
     size, (batch, length) = config["hidden_size"] // heads, tokens.shape
     weight = {name: tensor.double() for name, tensor in weights.items()}
     frequencies = 1.0 / config["rope_theta"] ** (torch.arange(0, size, 2).double() / size)
+    if scaling := config.get("rope_scaling"):
+        frequencies = torch.tensor([scaled(frequency, scaling) for frequency in frequencies.tolist()]).double()
     angles = torch.outer(torch.arange(length).double(), frequencies)
     angles = torch.cat((angles, angles), dim=-1)
 
@@ -128,8 +156,11 @@ def reference_logits(config: Mapping[str, Any], weights: Mapping[str, Tensor], t
 
 @pytest.mark.parametrize("form", ["tar", "zip"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_an_imported_model_computes_what_theirs_does(tmp_path: Path, form: str, tied: bool) -> None:
-    config = {**CONFIG, "tie_word_embeddings": tied}
+@pytest.mark.parametrize("base", [CONFIG, SCALED], ids=["plain", "scaled"])
+def test_an_imported_model_computes_what_theirs_does(
+    tmp_path: Path, form: str, tied: bool, base: dict[str, Any]
+) -> None:
+    config = {**base, "tie_word_embeddings": tied}
     tensors = checkpoint_tensors(config)
     file = upload_checkpoint(tmp_path, config, tensors, form)
     own, weights = resolve(FromHuggingFace(huggingface=file), DataLayout(tmp_path))
@@ -146,7 +177,7 @@ def test_an_imported_model_computes_what_theirs_does(tmp_path: Path, form: str, 
 @pytest.mark.parametrize("shard_bytes", [10**9, 9000])
 def test_a_round_trip_is_exact(tmp_path: Path, tied: bool, shard_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "SHARD_BYTES", shard_bytes)
-    config = {**CONFIG, "tie_word_embeddings": tied}
+    config = {**SCALED, "tie_word_embeddings": tied}
     tensors = checkpoint_tensors(config)
     own, weights = huggingface.load(upload_checkpoint(tmp_path, config, tensors), DataLayout(tmp_path))
     folder = tmp_path / "out" / "huggingface"
@@ -237,8 +268,9 @@ def test_a_published_configuration() -> None:
         ({"hidden_act": "gelu"}, "hidden_act='gelu'; expected 'silu'"),
         ({"attention_bias": True}, "attention_bias=True; expected False"),
         ({"sliding_window": 4096}, "sliding_window=4096; expected null"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling={.*}; expected null"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_scaling={.*}; expected null"),
+        ({"rope_scaling": {"type": "linear", "factor": 8.0}}, "positions of type 'linear'; expected 'default' or"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "positions of type 'yarn'; expected"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "factor"),
         ({"head_dim": 16}, "head_dim=16; expected hidden_size / num_attention_heads"),
         ({"hidden_size": None}, "config.json has no hidden_size"),
         ({"hidden_size": 33}, r"dim=33 does not divide into heads=4"),
