@@ -3,142 +3,28 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
+from pipeline_layouts import CONFIGS, TOLERANCE, VIRTUAL_STAGES, batch, full, reference, run_layout
+from torch import Tensor
 
 from service.jobs.spec.base import ParallelSpec
-from service.jobs.spec.model import MlpConfig, TransformerConfig
-from service.models import FamilyConfig, WeightsError, build, load_into, whole
+from service.models import WeightsError, build, load_into
 from service.parallel import distributed, mesh
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.runtime import InstructionError, PipelineRuntime, Work
-from service.parallel.pipeline.stage import Part
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
-from service.schedules import GENERATORS, forward_only, generator
-from service.schedules.schedule import Schedule
-from service.schedules.verify import verify
+from service.schedules import GENERATORS, generator
 
 pytestmark = pytest.mark.distributed
-TOLERANCE = 1e-10
-VIRTUAL_STAGES = {"interleaved": 2, "zbv": 2}
-CONFIGS: dict[str, FamilyConfig] = {
-    "transformer": TransformerConfig(vocab_size=32, dim=16, layers=4, heads=4, kv_heads=2, ffn_dim=24, max_sequence=8),
-    "deep": TransformerConfig(vocab_size=16, dim=8, layers=8, heads=2, ffn_dim=8, max_sequence=8),
-    "mlp": MlpConfig(in_features=6, hidden=(8, 12, 4, 8), out_features=4, activation="tanh"),
-}
-
-
-def batch(config: FamilyConfig, size: int) -> tuple[Tensor, Tensor]:
-    torch.manual_seed(5)
-    if isinstance(config, TransformerConfig):
-        tokens, targets = torch.randint(0, config.vocab_size, (2, size, 8))
-        return tokens, targets
-    return torch.randn(size, config.in_features, dtype=torch.float64), torch.randint(0, config.out_features, (size,))
-
-
-def reference(config: FamilyConfig, size: int) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
-    """Loss, gradients and weights of one process over the whole batch."""
-    model = build(config, dtype=torch.float64, seed=7)
-    x, targets = batch(config, size)
-    loss = vocabulary_parallel_cross_entropy(model(x), targets)
-    loss.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return float(loss), gradients, model.state_dict()
-
-
-def full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def distance(found: nn.Module, wanted: dict[str, Tensor], *, gradients: bool) -> float:
-    return max(
-        float((full(parameter.grad if gradients else parameter.detach()) - wanted[name]).abs().max())
-        for name, parameter in found.named_parameters()
-    )
-
-
-def build_stages(config: FamilyConfig, grid: mesh.Mesh, plan: Schedule, dtype: torch.dtype = torch.float64) -> Any:
-    """This rank's stages of the schedule, by stage number."""
-    own = [stage for stage, owner in enumerate(plan.owners) if owner == grid.pp.rank]
-    return {stage: build(config, grid, dtype=dtype, seed=7, part=Part(stage, plan.stages)) for stage in own}
-
-
-def run_layout(
-    family: str,
-    spec: ParallelSpec,
-    schedule: str,
-    micro_batches: int,
-    *,
-    shard: bool = False,
-    reshard: bool = True,
-    recompute: bool = False,
-) -> dict[str, Any]:
-    """Two steps' worth of gradients, an evaluation between them, the whole weights there and back."""
-    config, per_micro = CONFIGS[family], 2
-    size = per_micro * micro_batches * spec.dp
-    loss, gradients, weights = reference(config, size)
-    grid = mesh.build(spec, "cpu")
-    plan = generator(schedule)(spec.pp, VIRTUAL_STAGES.get(schedule, 1), micro_batches)
-    stages = build_stages(config, grid, plan)
-    for stage in stages.values():
-        if recompute:
-            recompute_blocks(stage)
-        if shard:
-            apply_fsdp(stage, grid, reshard=reshard)
-    runtime = PipelineRuntime(stages, grid, device=torch.device("cpu"), owners=plan.owners)
-    x, targets = (each.chunk(spec.dp)[grid.dp.rank] for each in batch(config, size))
-    axis = next(iter(stages.values())).output_axis
-    work = Work(
-        lambda output, target: vocabulary_parallel_cross_entropy(output, target, axis),
-        x.chunk(micro_batches),
-        targets.chunk(micro_batches),
-        [1 / (micro_batches * spec.dp)] * micro_batches,
-    )
-    found: dict[str, Any] = {}
-    for step in ("first", "second"):
-        values = runtime.run(plan, work)
-        deferred = runtime.deferred
-        found[f"{step}_gradients"] = max(distance(stage, gradients, gradients=True) for stage in stages.values())
-        if values and spec.dp == 1:
-            found[f"{step}_loss"] = abs(float(torch.stack(values).mean()) - loss)
-        for stage in stages.values():
-            stage.zero_grad()
-        evaluated = runtime.run(forward_only(plan.owners, micro_batches), work)
-        if evaluated and spec.dp == 1:
-            found[f"{step}_evaluated"] = abs(float(torch.stack(evaluated).mean()) - loss)
-    gathered = whole.gather(stages.values(), grid)
-    if grid.rank == 0:
-        assert gathered.keys() == weights.keys()
-        found["gathered"] = max(float((gathered[name] - weights[name]).abs().max()) for name in weights)
-    other = build(config, dtype=torch.float64, seed=8).state_dict()
-    for stage in stages.values():
-        load_into(stage, other)
-    found["loaded"] = max(distance(stage, other, gradients=False) for stage in stages.values())
-    return {
-        "worst": max(found.values()),
-        "found": found,
-        "deferred": deferred,
-        "buffers": runtime.transport.pool.allocated,
-        "bound": verify(plan).peak_buffers[grid.pp.rank],
-    }
-
-
-def recompute_blocks(stage: Any) -> None:
-    for block in stage.blocks.values():
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def four_ranks() -> dict[str, Any]:
     distributed.start("cpu")
     found = {
-        "pp4 1f1b transformer": run_layout("transformer", ParallelSpec(pp=4), "1f1b", 16),
-        "pp4 zero_bubble transformer": run_layout("transformer", ParallelSpec(pp=4), "zero_bubble", 16),
+        **{f"pp4 {name} 32 micro-batches": run_layout("deep", ParallelSpec(pp=4), name, 32) for name in GENERATORS},
         "pp4 zero_bubble mlp": run_layout("mlp", ParallelSpec(pp=4), "zero_bubble", 3),
         "pp4 gpipe mlp": run_layout("mlp", ParallelSpec(pp=4), "gpipe", 3),
         "pp4 1f1b fewer micro-batches": run_layout("mlp", ParallelSpec(pp=4), "1f1b", 2),
@@ -171,9 +57,12 @@ def test_every_layout_has_the_gradients_of_one_process(torchrun: Any) -> None:
             assert layout["worst"] < TOLERANCE, (rank, name, layout["found"])
             # Evaluation may add a buffer of its own shape; neither count grows with the micro-batches.
             assert layout["buffers"] <= layout["bound"] + 2, (rank, name, layout)
-        sixteen = layouts["pp4 1f1b transformer"]
-        print(f"rank {rank}: {sixteen['buffers']} receive buffers for 16 micro-batches")
-        assert sixteen["buffers"] <= 4 - rank + 3
+        for name in GENERATORS:
+            buffers = layouts[f"pp4 {name} 32 micro-batches"]["buffers"]
+            stages = 4 * VIRTUAL_STAGES.get(name, 1)
+            print(f"rank {rank}, {name}: {buffers} receive buffers for 32 micro-batches over {stages} stages")
+            # GPipe keeps all inputs until their backwards: its buffers are its activations.
+            assert buffers <= (2 * stages if name != "gpipe" else 32 + 2), (rank, name)
 
 
 def every_schedule() -> dict[str, Any]:
@@ -299,4 +188,5 @@ def test_a_failing_rank_names_itself_and_ends_the_group(torchrun: Any) -> None:
         torchrun(failing_rank, ranks=2)
     message = "rank 1: instruction 1 of 8 (forward of stage 1, micro-batch 0) failed: loss is not finite"
     assert message in str(caught.value)
-    assert "still running" not in str(caught.value), time.monotonic() - began
+    # Its peer waits for what never comes. Starting the group is most of this time.
+    assert time.monotonic() - began < 30
