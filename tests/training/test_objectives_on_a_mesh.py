@@ -1,0 +1,88 @@
+"""Convnets and certified training: every layout gives the losses and gradient norms of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import Torchrun
+from training_runs import MLP, train
+
+STEPS = 3
+TEST_SAMPLES = 37
+# As for the other layouts: sums of float32 in another order, after three steps of AdamW.
+TOLERANCE = 2e-5
+
+CONVNET = {
+    **MLP,
+    "model": {
+        "family": "convnet",
+        "height": 8,
+        "width": 8,
+        "channels": [4, 8, 4],
+        "stride": 1,
+        "pool": 2,
+        "hidden": [16],
+        "out_features": 10,
+    },
+}
+SUBJECTS: dict[str, dict[str, Any]] = {
+    "convnet": CONVNET,
+    "ibp": {**MLP, "objective": {"name": "certified", "eps": 0.1, "warmup": 1, "ramp": 2}},
+    "crown-ibp": {
+        **MLP,
+        "objective": {"name": "certified", "eps": 0.1, "bound": "crown-ibp", "ramp": 4, "kappa": 0.2, "beta": 0.3},
+    },
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "fsdp2": {"parallel": {"dp_shard": 2}},
+    "fsdp2 accumulation": {"parallel": {"dp_shard": 2}, "batch": {"micro": 3}},
+    "tp2": {"parallel": {"tp": 2}},
+    "pp2": {"parallel": {"pp": 2}},
+    "pp2 tp2": {"parallel": {"pp": 2, "tp": 2}},
+    "fsdp2 tp2": {"parallel": {"dp_shard": 2, "tp": 2}},
+}
+CASES = [
+    (subject, layout) for subject in SUBJECTS for layout in LAYOUTS if subject != "crown-ibp" or "pp2" not in layout
+]
+
+
+def spec_of(subject: str, layout: dict[str, Any]) -> dict[str, Any]:
+    base = SUBJECTS[subject]
+    return {**base, **layout, "steps": STEPS, "batch": {**base["batch"], **layout.get("batch", {})}}
+
+
+def run_all(folder: str, world: int) -> dict[str, Any]:
+    """On each rank: all layouts of this many ranks in turn, since starting processes is what takes time."""
+    return {
+        f"{subject} {layout}": train(
+            Path(folder, subject, layout), spec_of(subject, LAYOUTS[layout]), test_samples=TEST_SAMPLES
+        )
+        for subject, layout in CASES
+        if 2 ** len(LAYOUTS[layout]["parallel"]) == world
+    }
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("objectives")
+    found = {
+        subject: train(folder / "single" / subject, spec_of(subject, {}), test_samples=TEST_SAMPLES)
+        for subject in SUBJECTS
+    }
+    for ranks in (2, 4):
+        launches = folder / f"launch-{ranks}"
+        launches.mkdir()
+        found |= Torchrun(launches)(run_all, ranks, folder=str(folder), world=ranks)[0]
+    return found
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("subject", "layout"), CASES)
+def test_layout_equals_the_single_process(outcomes: dict[str, Any], subject: str, layout: str) -> None:
+    expected, got = outcomes[subject], outcomes[f"{subject} {layout}"]
+    for series in ("loss", "grad_norm", "eval_loss"):
+        assert got[series] == pytest.approx(expected[series], rel=TOLERANCE, abs=0), series
+    for value in ("parameters", "eval_accuracy", "eval_certified_accuracy"):
+        assert got["result"].get(value) == expected["result"].get(value), value
