@@ -13,11 +13,10 @@ from service.jobs.events import ArtifactEvent, Event
 from service.jobs.layout import JobPaths
 from service.jobs.records import Artifact, AttemptRef, Superseded
 from service.jobs.store import Attempts, StoreUnavailable
+from service.jobs.store.artifacts import FOLDER
 from workers import wire
 from workers.outage import insist
 
-FOLDER = "inode/directory"
-"""Media type of folders (checkpoints): they have a size, but no hash."""
 _PATIENCE_S = 600.0
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 
+from api import tarball
 from api.context import StoreDep
 from api.security import Reader
 from service.jobs.records import Artifact
+from service.jobs.store.artifacts import FOLDER
 
 router = APIRouter(tags=["artifacts"])
 
@@ -36,12 +40,23 @@ def list_artifacts(job_id: str, key: Reader, store: StoreDep) -> Artifacts:
 
 @router.get("/jobs/{job_id}/artifacts/{name:path}", response_class=FileResponse, responses=BYTES)
 def get_artifact(job_id: str, name: str, request: Request, key: Reader, store: StoreDep) -> Response:
-    """The bytes of one artifact; ranges and conditional requests are honoured."""
+    """The bytes of one artifact; ranges and conditional requests are honoured. Of a folder: a tar archive."""
     artifact, path = store.artifacts.get(job_id, name)
+    if artifact.media_type == FOLDER:
+        return _archive(path)
     return download(request, path, name.rpartition("/")[2], artifact.media_type, artifact.sha256)
 
 
-def download(request: Request, path: Any, filename: str, media_type: str, sha256: str) -> Response:
+def _archive(folder: Path) -> Response:
+    headers = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(folder.name, safe='')}.tar",
+        "Cache-Control": "private, no-store",
+        "Content-Security-Policy": "sandbox",
+    }
+    return StreamingResponse(tarball.stream(folder), media_type="application/x-tar", headers=headers)
+
+
+def download(request: Request, path: Path, filename: str, media_type: str, sha256: str) -> Response:
     """Bytes for saving, never for showing: a browser must not run what a job wrote."""
     etag = f'"{sha256}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Content-Security-Policy": "sandbox"}

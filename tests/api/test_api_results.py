@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
+import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from fastapi.testclient import TestClient
 
 from service.jobs.records import Artifact, AttemptRef
 from service.jobs.store import Store
+from service.jobs.store.artifacts import FOLDER
 
 
 def bound(instance: int, verdict: str = "verified", **fields: Any) -> dict[str, Any]:
@@ -285,3 +288,28 @@ def test_no_name_leads_out_of_the_artifacts(client: TestClient, worker: Worker, 
     answer = client.get(f"/v1/jobs/{job_id}/artifacts/{name}")
     assert answer.status_code == 404
     assert "secret\n" not in answer.text
+
+
+def test_a_folder_comes_as_a_tar_archive(client: TestClient, worker: Worker, store: Store, tmp_path: Path) -> None:
+    job_id = submit(client)
+    ref = worker.start(job_id)
+    root = store.artifacts.data.job(job_id).root
+    content = {"step_5/meta.json": b"{}", "step_5/shards/0.bin": bytes(range(256)) * 9000, "step_5/empty": b""}
+    for name, data in content.items():
+        (root / "checkpoints" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "checkpoints" / name).write_bytes(data)
+    (root / "checkpoints/step_5/link").symlink_to("/etc/passwd")
+    entry = Artifact(
+        name="checkpoints/step_5", bytes=1, sha256="", media_type=FOLDER, created_at=datetime.now(UTC)
+    )  # fmt: skip
+    store.attempts.record_artifact(ref, entry)
+    answer = client.get(f"/v1/jobs/{job_id}/artifacts/checkpoints/step_5")
+    assert answer.headers["content-type"] == "application/x-tar"
+    assert answer.headers["content-disposition"].endswith("step_5.tar")
+    with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
+        found = {member.name: archive.extractfile(member) for member in archive.getmembers()}
+        assert {name: file.read() for name, file in found.items() if file} == content
+    for other in (entry.model_copy(update={"name": "checkpoints/step_9"}), entry.model_copy(update={"name": "a.txt"})):
+        publish(store, ref, "a.txt", b"no folder")
+        store.attempts.record_artifact(ref, other)
+        assert client.get(f"/v1/jobs/{job_id}/artifacts/{other.name}").status_code == 404

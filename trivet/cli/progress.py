@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from service.jobs.states import TERMINAL
 
 WATCHED = ("state", "progress", "metric", "bound", "artifact", "error")
-_SHOWN_METRICS = ("loss", "eval_loss", "eval_accuracy", "accuracy", "lr", "step_ms")
+_SHOWN_METRICS = ("loss", "eval_loss", "eval_accuracy", "eval_certified_accuracy", "accuracy", "lr", "step_ms")
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 
 

@@ -108,11 +108,11 @@ def artifacts(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="file to write; its own name if absent")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List a job's files, or fetch one."""
+    """List a job's files, or fetch one; folders come as tar archives."""
     with client() as service:
         if name is not None:
-            target = output or Path(name).name
-            size = service.download(job_id, name, Path(target))
+            target = output or Path(_file_name(service, job_id, name))
+            size = service.download(job_id, name, target)
             out.print(f"{target}: {size} bytes", markup=False)
             return
         found = service.artifacts(job_id)
@@ -123,6 +123,11 @@ def artifacts(
     for artifact in found:
         rows.add_row(artifact.name, str(artifact.bytes), artifact.sha256[:16])
     out.print(rows if found else "no artifacts")
+
+
+def _file_name(service: Client, job_id: str, name: str) -> str:
+    is_folder = any(artifact.name == name and not artifact.sha256 for artifact in service.artifacts(job_id))
+    return Path(name).name + (".tar" if is_folder else "")
 
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -6,6 +6,7 @@ A file is reached through the manifest only, and never through a symbolic link o
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -14,6 +15,8 @@ from service.jobs.records import Artifact, NotFound
 from service.jobs.store.client import Client
 from service.jobs.store.keyspace import JOB_ARTIFACTS
 
+FOLDER = "inode/directory"
+"""Media type of folders (checkpoints, exported models): they have a size, but no hash."""
 _LONGEST_NAME = 512
 
 
@@ -39,22 +42,28 @@ class Artifacts:
         return [Artifact.model_validate_json(entries[name]) for name in sorted(entries)]
 
     def get(self, job_id: str, name: str) -> tuple[Artifact, Path]:
-        """An artifact and where its bytes are. Raises :class:`NotFound`, also for names that lead elsewhere."""
-        text = self.client.call("HGET", JOB_ARTIFACTS(job_id), name)
-        path = None if text is None else _regular_file(self.data.job(job_id).artifacts, name)
-        if path is None:
+        """An artifact and its file, or its folder where the media type is :data:`FOLDER`. Folders may also lie beside
+        the artifacts, as checkpoints do. Raises :class:`NotFound`, also for names that lead elsewhere."""
+        text, paths = self.client.call("HGET", JOB_ARTIFACTS(job_id), name), self.data.job(job_id)
+        if text is None:
             raise NotFound(f"job {job_id} has no artifact {name!r}")
-        return Artifact.model_validate_json(text), path
+        artifact = Artifact.model_validate_json(text)
+        homes = (paths.artifacts, paths.root) if artifact.media_type == FOLDER else (paths.artifacts,)
+        wanted = stat.S_ISDIR if artifact.media_type == FOLDER else stat.S_ISREG
+        path = next((found for home in homes if (found := _below(home, name, wanted))), None)
+        if path is None:
+            raise NotFound(f"job {job_id} has no artifact {name!r} any more")
+        return artifact, path
 
 
-def _regular_file(folder: Path, name: str) -> Path | None:
-    """The file, when every step from the folder to it is a real directory and it is a regular file itself."""
+def _below(folder: Path, name: str, wanted: Callable[[int], bool]) -> Path | None:
+    """The path, when every step from the folder to it is a real directory and its own mode is the wanted one."""
     try:
         path = folder
         for part in PurePosixPath(checked_name(name)).parts:
             if not stat.S_ISDIR(path.lstat().st_mode):
                 return None
             path = path / part
-        return path if stat.S_ISREG(path.lstat().st_mode) else None
+        return path if wanted(path.lstat().st_mode) else None
     except (ValueError, OSError):
         return None

@@ -57,21 +57,15 @@ export class Artifacts extends Section {
 
 /** @param {Job} job @param {Artifact} artifact */
 function line(job, artifact) {
-  if (!artifact.sha256) return folder(artifact);
-  const link = h("a", { class: "code", href: artifactPath(job.id, artifact.name), download: artifact.name.split("/").at(-1) },
-    artifact.name);
+  const isFolder = !artifact.sha256;
+  const file = `${artifact.name.split("/").at(-1)}${isFolder ? ".tar" : ""}`;
+  const link = h("a", { class: "code", href: artifactPath(job.id, artifact.name), download: file, title: isFolder && `as ${file}` },
+    `${artifact.name}${isFolder ? "/" : ""}`);
   const age = h("td", { class: "right muted" });
   showAge(age, unix(artifact.created_at));
   return h("tr", {}, h("td", { class: "file" }, link), h("td", { class: "right" }, bytes(artifact.bytes)),
-    h("td", { class: "code muted", title: artifact.sha256 }, artifact.sha256.slice(0, 12)), age);
-}
-
-/** Folders are listed for their size; their files are not served one by one. @param {Artifact} artifact */
-function folder(artifact) {
-  const age = h("td", { class: "right muted" });
-  showAge(age, unix(artifact.created_at));
-  return h("tr", {}, h("td", { class: "file code" }, `${artifact.name}/`), h("td", { class: "right" }, bytes(artifact.bytes)),
-    h("td", { class: "muted" }, "folder"), age);
+    isFolder ? h("td", { class: "muted" }, "folder")
+      : h("td", { class: "code muted", title: artifact.sha256 }, artifact.sha256.slice(0, 12)), age);
 }
 
 /** @param {Artifact[]} artifacts */
