@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
+from service.jobs.kinds import Kinds
 from service.jobs.plan import Plan
 from service.jobs.records import ApiKey, Artifact, Host, Job, JobPage, Scope, StoredFile
 from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec
@@ -202,6 +203,10 @@ class Client:
 
     def resume(self, host: str) -> Host:
         return Host.model_validate(self._connection.json("POST", f"/v1/hosts/{quote(host, safe='')}/resume"))
+
+    def kinds(self) -> Kinds:
+        """Kinds of jobs, and the families, sources and objectives that they can name."""
+        return Kinds.model_validate(self._connection.json("GET", "/v1/kinds"))
 
     def schema(self, kind: str) -> dict[str, Any]:
         """JSON Schema of a kind's spec."""

@@ -1,32 +1,23 @@
-"""The kinds of jobs and the schemas of their specs."""
+"""The kinds of jobs, what they can name, and the schemas of their specs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 
 from api.security import Reader
+from service.jobs.kinds import Kinds, all_kinds
 from service.jobs.records import NotFound
 from service.jobs.spec import KINDS
 
 router = APIRouter(tags=["kinds"])
 
 
-class Kind(BaseModel):
-    kind: str
-    description: str
-
-
-class Kinds(BaseModel):
-    items: list[Kind]
-
-
 @router.get("/kinds")
 def list_kinds(key: Reader) -> Kinds:
-    """What can be submitted."""
-    return Kinds(items=[Kind(kind=name, description=(spec.__doc__ or "").strip()) for name, spec in KINDS.items()])
+    """What can be submitted: kinds of jobs; model families, data sources and objectives with their packages."""
+    return all_kinds()
 
 
 @router.get("/kinds/{kind}/schema")

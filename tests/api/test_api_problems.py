@@ -13,6 +13,9 @@ from pydantic import SecretStr
 from api.main import create_app
 from service.jobs.settings import Settings
 
+MODEL_FORMS = "a model is {family: …}, {job: ID}, {safetensors: FILE, family: …} or {huggingface: FILE}"
+SCHEDULES = "'gpipe', '1f1b', 'interleaved', 'zero_bubble' or 'zbv'"
+
 
 def refused(client: TestClient, spec: Any) -> dict[str, dict[str, Any]]:
     """The refused fields of a spec, by path."""
@@ -32,17 +35,19 @@ def refused(client: TestClient, spec: Any) -> dict[str, dict[str, Any]]:
         ({"steps": 0}, "steps", 0, "at least 1"),
         ({"steps": "many"}, "steps", "many", "an integer"),
         ({"model": {**MLP, "hidden": [16, 0]}}, "model.hidden.1", 0, "at least 1"),
-        ({"model": {**MLP, "family": "rnn"}}, "model.family", "rnn", "one of 'mlp', 'transformer'"),
+        ({"model": {**MLP, "family": "rnn"}}, "model.family", "rnn", "one of 'mlp', 'convnet', 'transformer'"),
         ({"model": {"job": "job_1"}}, "model.job", "job_1", "a string that matches ^job_[0-9a-z]{20}$"),
-        ({"model": 3}, "model", 3, "a model is {family: mlp|transformer, …} or {job: ID}"),
-        ({"data": {"source": "internet"}}, "data.source", "internet", "one of 'digits', 'tokens', 'synthetic'"),
+        ({"model": 3}, "model", 3, MODEL_FORMS),
+        ({"data": {"source": "internet"}}, "data.source", "internet", "one of 'digits', 'tokens', 'synthetic', 'file'"),
         ({"parallel": {"tp": -1}}, "parallel.tp", -1, "at least 1"),
         ({"labels": {"a": 1}}, "labels.a", 1, "a string"),
         ({"optimizer": {"betas": [0.9]}}, "optimizer.betas.1", None, "a value"),
         ({"priority": 101}, "priority", 101, "at most 100"),
         ({"device": "tpu"}, "device", "tpu", "'auto', 'cuda' or 'cpu'"),
         ({"batch": {"global": 1.5}}, "batch.global", 1.5, "an integer"),
-        ({"objective": "magic"}, "objective", "magic", "'cross_entropy'"),
+        ({"objective": "magic"}, "objective.name", "magic", "one of 'cross_entropy', 'certified'"),
+        ({"objective": {"name": "certified"}}, "objective.eps", None, "a value"),
+        ({"pipeline": {"schedule": "snake"}}, "pipeline.schedule", "snake", SCHEDULES),
     ],
 )
 def test_a_bad_field_is_named_by_its_path(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from trivet.cli import files, fleet, jobs, results, schedule, serve, submit
+from trivet.cli import files, fleet, jobs, kinds, results, schedule, serve, submit
 
 app = typer.Typer(
     name="trivet",
@@ -14,7 +14,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (serve, submit, jobs, results, schedule, files, fleet):
+for part in (serve, submit, jobs, results, schedule, files, fleet, kinds):
     part.register(app)
 
 

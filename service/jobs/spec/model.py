@@ -9,11 +9,14 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
+    GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     Tag,
     model_serializer,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from service.jobs.plugins import ModelConfig
 from service.jobs.spec.base import FileId, JobId, Strict
@@ -63,6 +66,16 @@ class FromSafetensors(Strict):
             return value
         fields = {name: each for name, each in value.items() if name != "safetensors"}
         return {"safetensors": value.get("safetensors"), "config": fields}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The flat form; which fields stand beside ``safetensors`` depends on the family."""
+        schema = handler.resolve_ref_schema(handler(core))
+        schema["properties"] = {
+            "safetensors": schema["properties"]["safetensors"],
+            "family": {"enum": list(FAMILIES.provided)},
+        }
+        return {**schema, "required": ["safetensors", "family"], "additionalProperties": True}
 
     @model_serializer(mode="wrap")
     def _flat(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""What can be asked for: kinds of jobs; model families, data sources and objectives, built in or installed."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from pydantic import Field, TypeAdapter
+
+from service.jobs.plugins.catalogue import Catalogue
+from service.jobs.records import Record
+from service.jobs.spec import KINDS
+from service.jobs.spec.data import SOURCES
+from service.jobs.spec.families import FAMILIES
+from service.jobs.spec.objective import OBJECTIVES
+
+
+class KindEntry(Record):
+    """A kind of job; ``/kinds/{kind}/schema`` has its JSON Schema."""
+
+    kind: str
+    description: str
+
+
+class Choice(Record):
+    """Something that a spec can name, and the installed distribution that provides it."""
+
+    name: str
+    description: str
+    distribution: str
+    version: str
+    schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of its configuration")
+
+
+class BrokenChoice(Record):
+    """An installed entry point that cannot be used, and why."""
+
+    group: str
+    name: str
+    distribution: str
+    version: str
+    reason: str
+
+
+class Kinds(Record):
+    items: tuple[KindEntry, ...]
+    families: tuple[Choice, ...]
+    sources: tuple[Choice, ...]
+    objectives: tuple[Choice, ...]
+    unavailable: tuple[BrokenChoice, ...]
+
+
+def all_kinds() -> Kinds:
+    """As this process found them when it started."""
+    broken = (*FAMILIES.unavailable, *SOURCES.unavailable, *OBJECTIVES.unavailable)
+    return Kinds(
+        items=tuple(KindEntry(kind=name, description=_said(spec)) for name, spec in KINDS.items()),
+        families=_choices(FAMILIES),
+        sources=_choices(SOURCES),
+        objectives=_choices(OBJECTIVES),
+        unavailable=tuple(BrokenChoice(**vars(each)) for each in broken),
+    )
+
+
+def _choices(catalogue: Catalogue[Any]) -> tuple[Choice, ...]:
+    return tuple(
+        Choice(
+            name=name,
+            description=_said(each.declaration.config),
+            distribution=each.distribution,
+            version=each.version,
+            schema=TypeAdapter(each.declaration.form).json_schema(),
+        )
+        for name, each in catalogue.provided.items()
+    )
+
+
+def _said(documented: type) -> str:
+    return inspect.cleandoc(documented.__doc__ or "")

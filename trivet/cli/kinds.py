@@ -1,0 +1,35 @@
+"""What the service can be asked for."""
+
+from __future__ import annotations
+
+import typer
+
+from trivet.cli.context import JsonFlag, client, err, fails_well, out, print_json, table
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(fails_well(kinds))
+
+
+def kinds(as_json: JsonFlag = False) -> None:
+    """List kinds of jobs, and the model families, data sources and objectives that they can name."""
+    with client() as service:
+        found = service.kinds()
+    if as_json:
+        print_json(found.model_dump(mode="json", by_alias=True))
+        return
+    rows = table("what", "name", "package", "description")
+    for kind in found.items:
+        rows.add_row("kind", kind.kind, "", _first_line(kind.description))
+    named = (("family", found.families), ("source", found.sources), ("objective", found.objectives))
+    for what, choices in named:
+        for each in choices:
+            rows.add_row(what, each.name, f"{each.distribution} {each.version}", _first_line(each.description))
+    out.print(rows)
+    for broken in found.unavailable:
+        package = f"{broken.distribution} {broken.version}"
+        err.print(f"unavailable: {broken.group} {broken.name} of {package}: {broken.reason}", style="red", markup=False)
+
+
+def _first_line(description: str) -> str:
+    return description.partition("\n")[0]
