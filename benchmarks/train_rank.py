@@ -57,11 +57,10 @@ def loop_of(row: Row, folder: Path, device: torch.device, *, smoke: bool, steps:
     config = spec.model
     assert isinstance(config, TransformerConfig)
     sequence = SMOKE_SEQUENCE if smoke else SEQUENCE
-    backend = "aot_eager" if smoke else "inductor"
     given = Ingredients(
         config=config,
         dataset=random_tokens(BATCHES * spec.batch.global_, sequence, config.vocab_size, device),
-        backends={"train": backend} if row.compiled else {},
+        backends={"train": row.backend(smoke=smoke)} if row.compiled else {},
         state=torch.bfloat16 if row.bf16_state else torch.float32,
     )
     mesh = meshes.build(spec.parallel, device.type)

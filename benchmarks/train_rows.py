@@ -92,6 +92,9 @@ class Row:
             **self.settings,
         }
 
+    def backend(self, *, smoke: bool) -> str:
+        return "aot_eager" if smoke else "inductor"
+
     def precision(self, *, smoke: bool) -> dict[str, Any]:
         float8 = {"float8": True} if self.float8 and not smoke else {}
         return {"param": "fp32" if self.bf16_state else "bf16", "reduce": "fp32", **float8}
@@ -109,33 +112,33 @@ def _pipeline(pp: int, schedule: str, **changes: Any) -> Row:
 
 FSDP1 = Row("fsdp1", {"dp_shard": 1})
 FSDP4 = Row("fsdp4", {"dp_shard": 4})
-TP2 = Row("tp2xfsdp2", {"dp_shard": 2, "tp": 2}, micro=2)
+TP2 = Row("tp2xfsdp2", {"dp_shard": 2, "tp": 2}, micro=4)
 TP4 = Row("tp4", {"tp": 4}, micro=4, bf16_state=True)
 ROWS = {
     row.name: row
     for row in (
         FSDP1,
         _eager(FSDP1),
-        replace(FSDP1, name="fsdp1-float8", float8=True),
+        replace(FSDP1, name="fsdp1-float8", float8=True, micro=4),
         FSDP4,
         _eager(FSDP4),
-        replace(FSDP4, name="fsdp4-float8", float8=True),
+        replace(FSDP4, name="fsdp4-float8", float8=True, micro=4),
         TP2,
-        _eager(TP2),
+        _eager(TP2, micro=2),
         TP4,
         _eager(TP4),
         _pipeline(2, "1f1b"),
-        _eager(_pipeline(2, "1f1b")),
+        _eager(_pipeline(2, "1f1b"), checkpoint="selective"),
         _pipeline(2, "interleaved"),
         _eager(_pipeline(2, "interleaved")),
         _pipeline(2, "zero_bubble"),
         _eager(_pipeline(2, "zero_bubble")),
         _pipeline(2, "zbv"),
         _eager(_pipeline(2, "zbv")),
-        _pipeline(4, "1f1b"),
-        _eager(_pipeline(4, "1f1b")),
-        _pipeline(4, "interleaved"),
-        _eager(_pipeline(4, "interleaved")),
+        _pipeline(4, "1f1b", checkpoint="selective"),
+        _eager(_pipeline(4, "1f1b", checkpoint="selective")),
+        _pipeline(4, "interleaved", checkpoint="selective"),
+        _eager(_pipeline(4, "interleaved", checkpoint="selective")),
     )
 }
 
