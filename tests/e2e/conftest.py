@@ -68,11 +68,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(data: Path) -> Service:
-    """Start ``trivet up`` on ``data`` and return when it takes jobs."""
+def start(data: Path, **variables: str) -> Service:
+    """Start ``trivet up`` on ``data``, with these environment variables, and return when it takes jobs."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     environment = {**os.environ, "TRIVET_DATA": str(data), "TRIVET_PORT": str(port), "TRIVET_CPU_SLOTS": "4"}
+    environment |= variables
     environment.pop("TRIVET_REDIS_URL", None)
     with (data.parent / "up.log").open("ab") as log:
         process = subprocess.Popen(

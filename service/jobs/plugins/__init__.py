@@ -13,6 +13,9 @@ entry point whose name is the one that jobs will use::
 A declaration is a configuration class, which checks what a job says (unknown fields are refused) and answers what has
 to be known at submit, and the dotted name of what only ranks import. The built-in ones are declared alike
 (``service.jobs.spec.families``, ``service.jobs.spec.data``, ``service.jobs.spec.objective``) and are examples to read.
+A family's module is a chain of blocks (``service.models.registry.Model``). Its divided layers are those of
+``service.parallel.tensor``; whatever else holds parameters is wrapped in ``OnEveryRank`` there.
+
 A package is the operator's choice: it runs with all rights of the service. One that cannot be used (an import that
 fails, a name that is taken, a wrong type) is logged and listed as unavailable, and stops nothing else.
 """

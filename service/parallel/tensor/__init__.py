@@ -2,11 +2,13 @@
 
 from service.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear, joint
 from service.parallel.tensor.placement import distribute, local, local_copy
+from service.parallel.tensor.plain import OnEveryRank
 from service.parallel.tensor.stream import Replicated, SequenceSharded, Stream
 from service.parallel.tensor.vocabulary import VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
 
 __all__ = [
     "ColumnParallelLinear",
+    "OnEveryRank",
     "Replicated",
     "RowParallelLinear",
     "SequenceSharded",

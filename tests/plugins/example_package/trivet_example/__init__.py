@@ -1,0 +1,1 @@
+"""Gated residual networks, rings of points, and the multi-class hinge loss."""

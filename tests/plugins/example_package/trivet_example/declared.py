@@ -1,0 +1,70 @@
+"""What the package brings, without torch: the service reads it to check jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from service.jobs.plugins import (
+    DataConfig,
+    DataSource,
+    Features,
+    ModelConfig,
+    ModelFamily,
+    ObjectiveConfig,
+    ObjectiveKind,
+    Samples,
+)
+
+
+class GatedConfig(ModelConfig):
+    """Residual blocks ``x + down(sigmoid(gate(x)) · up(x))`` between two linear layers."""
+
+    family: Literal["gated"] = "gated"
+    in_features: int = Field(ge=1)
+    width: int = Field(16, ge=1)
+    inner: int = Field(32, ge=1, description="width of a block's gate, divided over tensor-parallel ranks")
+    blocks: int = Field(2, ge=1)
+    out_features: int = Field(ge=1)
+
+    @property
+    def places(self) -> int:
+        return self.blocks
+
+    @property
+    def divided(self) -> Mapping[str, int]:
+        return {"inner": self.inner}
+
+    @property
+    def reads(self) -> Samples:
+        return Features(self.in_features, self.out_features, features_field="in_features", classes_field="out_features")
+
+
+class RingsData(DataConfig):
+    """Points on noisy rings around the origin, labelled by their ring."""
+
+    source: Literal["rings"] = "rings"
+    rings: int = Field(3, ge=2, le=16)
+    samples: int = Field(512, ge=32, le=2**20)
+
+    @property
+    def gives(self) -> Samples:
+        return Features(features=2, classes=self.rings)
+
+    @property
+    def held_out(self) -> int:
+        return self.samples // 4
+
+
+class HingeObjective(ObjectiveConfig):
+    """Every other logit stays ``margin`` below that of the class (Crammer & Singer, 2001)."""
+
+    name: Literal["hinge"] = "hinge"
+    margin: float = Field(1.0, gt=0)
+
+
+FAMILY = ModelFamily(GatedConfig, "trivet_example.network:build")
+SOURCE = DataSource(RingsData, "trivet_example.rings:load")
+OBJECTIVE = ObjectiveKind(HingeObjective, "trivet_example.hinge:hinge")
