@@ -53,7 +53,7 @@ def run(row: Row, first_gpu: int, options: argparse.Namespace) -> dict[str, Any]
     """Launch one row; its figures, or ``{"row", "error"}`` with the end of what its ranks wrote."""
     with tempfile.TemporaryDirectory() as scratch:
         given = {"row": asdict(row), "folder": scratch, "smoke": options.smoke, "steps": options.steps}
-        given |= {"warmup": options.warmup, "profile": bool(options.profile)}
+        given |= {"warmup": options.warmup, "profile": row.name in options.profile.split(",")}
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(row.gpus)]
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
         command += [str(HERE / "train_rank.py"), json.dumps(given)]
@@ -150,7 +150,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--rows", default="", help=f"comma-separated; of {', '.join(ROWS)}")
     parser.add_argument("--vary", action="append", default=[], metavar="ROW:field=value,…")
-    parser.add_argument("--profile", metavar="ROW", help="profile this row alone")
+    parser.add_argument("--profile", default="", metavar="ROW,…", help="rows to profile after they were measured")
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--timeout", type=float, default=180, help="seconds for one row")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no row is begun")
@@ -164,9 +164,9 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> list[Row]:
-    names = [options.profile] if options.profile else list(filter(None, options.rows.split(",")))
-    names += options.vary
-    return [row for row in map(varied, names or ROWS) if row.gpus <= options.gpus]
+    names = [name for name in (options.rows or options.profile).split(",") if name] + options.vary
+    rows = [row for row in map(varied, names or ROWS) if row.gpus <= options.gpus]
+    return sorted(rows, key=lambda row: row.gpus)
 
 
 def main() -> None:
