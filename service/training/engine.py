@@ -31,7 +31,7 @@ class Engine(Protocol):
     def forward_backward(self, batch: Split) -> Tensor:
         """Leave the gradients of the *global* batch's mean loss in the parameters.
 
-        ``batch`` is this rank's share. Returns the share's part of that loss, a scalar without gradient; zero where
+        ``batch`` is this rank's share. Returns the share's part of that loss, float64 without gradient; zero where
         this rank doesn't compute it.
         """
 
@@ -56,7 +56,7 @@ class AccumulationEngine:
     timeline: None = None
 
     def forward_backward(self, batch: Split) -> Tensor:
-        total = torch.zeros((), device=batch.inputs.device)
+        total = torch.zeros((), dtype=torch.float64, device=batch.inputs.device)
         for index, micro in enumerate(chunks(batch, self.micro_batches)):
             synchronize_gradients(self.model, is_last=index == self.micro_batches - 1)
             mean = self.objective.mean(self.model(micro.inputs), micro.targets)
@@ -98,8 +98,8 @@ class PipelineEngine:
             weights=weights,
         )
         values = self.runtime.run(self.schedule, work)
-        total = torch.zeros((), device=batch.inputs.device)
-        return total + sum(value * weight for value, weight in zip(values, weights, strict=False))
+        total = torch.zeros((), dtype=torch.float64, device=batch.inputs.device)
+        return total + sum(value.double() * weight for value, weight in zip(values, weights, strict=False))
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
         micro = list(chunks(batch, self.evaluation.micro_batches))

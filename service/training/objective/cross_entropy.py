@@ -23,7 +23,7 @@ class ClassCrossEntropy(Objective):
     measures: int = 2
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(outputs.float(), targets)
+        return functional.cross_entropy(outputs.to(torch.promote_types(outputs.dtype, torch.float32)), targets)
 
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if not len(targets):
