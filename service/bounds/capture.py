@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,31 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, default_decompositions, export
 from torch.fx import Node as FxNode
 
-from service.bounds.graph import INPUT, BatchSize, Graph, Node, Ref, UnsupportedModelError, refs
+from service.bounds.compositions import COMPOSITIONS
+from service.bounds.graph import (
+    INPUT,
+    MATRIX_OF_TWO,
+    PRODUCT,
+    BatchSize,
+    Graph,
+    Node,
+    Ref,
+    Repeated,
+    UnsupportedModelError,
+    refs,
+)
 from service.parallel.tensor.placement import local
 
 EXAMPLE_BATCH = 3  # 0 and 1 would be specialised; any other size stays symbolic
-WHOLE = {"aten.linear.default", "aten.matmul.default"}  # composite operators that have rules of their own
+WHOLE = {
+    "aten.linear.default",
+    "aten.matmul.default",
+    "aten.silu.default",
+}  # composite operators that have rules of their own
+
+RECIPROCAL, POWER = "aten.reciprocal.default", "aten.pow.Tensor_Scalar"
+_OF_TWO = {"aten.mul.Tensor": PRODUCT, "aten.div.Tensor": PRODUCT, "aten.matmul.default": MATRIX_OF_TWO}
+REPEATING = {"aten.expand.default", "aten.full.default"}
 
 
 class _Functional(nn.Module):
@@ -84,6 +104,8 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
     table = default_decompositions()
     for operator in [operator for operator in table if str(operator) in WHOLE]:
         del table[operator]
+    for composed, written in COMPOSITIONS.items():
+        table[composed] = written
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore", FutureWarning)
@@ -152,6 +174,10 @@ class _Reader:
             return _Unusable(fx)
         target = fx.target
         arguments = self._bind(fx, target)
+        if str(target) in REPEATING and isinstance(value, Tensor) and not any(map(refs, arguments.values())):
+            repeated = self._repeated(target, arguments, value)
+            if repeated is not None:
+                return repeated
         if not any(_depends(value) for value in arguments.values()):
             return self._fold(fx, target)
         if not isinstance(value, Tensor):
@@ -159,12 +185,44 @@ class _Reader:
         self._check_batch(fx, value)
         shape = tuple(int(length) for length in value.shape[1:])
         inputs = tuple(self.shapes[ref.name] for argument in arguments.values() for ref in refs(argument))
-        self._add(Node(fx.name, str(target), arguments, shape, inputs, _where(fx)))
+        self._add_canonical(Node(fx.name, str(target), arguments, shape, inputs, _where(fx)))
         return Ref(fx.name)
+
+    def _add_canonical(self, node: Node) -> None:
+        """Products of two values by names of their own, a square as a power, a quotient as a product."""
+        own, other = node.arguments.get("self"), node.arguments.get("other")
+        if not isinstance(other, Ref) or node.operator not in _OF_TWO:
+            self._add(node)
+        elif node.operator == "aten.div.Tensor":
+            inverse = Node(
+                f"{node.name}_divisor",
+                RECIPROCAL,
+                {"self": other},
+                self.shapes[other.name],
+                (self.shapes[other.name],),
+                node.where,
+            )
+            self._add(inverse)
+            factors = {"self": own, "other": Ref(inverse.name)}
+            operator = PRODUCT if isinstance(own, Ref) else "aten.mul.Tensor"
+            self._add(replace(node, operator=operator, arguments=factors))
+        elif own == other and node.operator == "aten.mul.Tensor":
+            shapes = node.input_shapes[:1]
+            self._add(replace(node, operator=POWER, arguments={"self": own, "exponent": 2}, input_shapes=shapes))
+        else:
+            self._add(replace(node, operator=_OF_TWO[node.operator] if isinstance(own, Ref) else node.operator))
 
     def _add(self, node: Node) -> None:
         self.nodes.append(node)
         self.shapes[node.name] = node.shape
+
+    def _repeated(self, target: torch._ops.OpOverload, arguments: Mapping[str, Any], value: Tensor) -> Repeated | None:
+        """A constant that is repeated along the batch, which must be its first dimension."""
+        sized = [isinstance(length, BatchSize) for length in arguments["size"]]
+        if sized[:1] != [True] or any(sized[1:]) or value.dtype != self.dtype:
+            return None
+        once = {name: one for name, one in arguments.items() if name != "size"}
+        return Repeated(target(**once, size=[1, *arguments["size"][1:]]))
 
     def _fold(self, fx: FxNode, target: torch._ops.OpOverload) -> Any:
         """Compute what depends on constants only, unless that draws random numbers."""
@@ -219,7 +277,7 @@ def _unsupported(fx: FxNode) -> UnsupportedModelError:
 def _depends(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(_depends(item) for item in value)
-    return isinstance(value, Ref | BatchSize)
+    return isinstance(value, Ref | BatchSize | Repeated)
 
 
 def _reaching(nodes: Sequence[Node], output: str) -> tuple[Node, ...]:

@@ -14,6 +14,10 @@ from typing import Any
 from torch import Tensor
 
 INPUT = "input"
+PRODUCT = "trivet.product"
+"""Arguments ``self`` and ``other``, both dependent on the input: their entrywise product."""
+MATRIX_OF_TWO = "trivet.matrix_product"
+"""The same for the matrix product."""
 
 
 class UnsupportedModelError(ValueError):
@@ -30,6 +34,13 @@ class Ref:
 @dataclass(frozen=True)
 class BatchSize:
     """Stands for a size that depends on the batch, where an operator takes it as an argument."""
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """The same constant for every instance: ``value`` with a batch of 1, expanded to the batch where it is used."""
+
+    value: Tensor
 
 
 @dataclass(frozen=True, eq=False)

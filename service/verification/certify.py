@@ -38,7 +38,7 @@ class Outcome:
     verdicts: tuple[Verdict, ...]
     output: Interval
     margin: Tensor
-    inputs: dict[str, Interval]
+    inputs: dict[str, tuple[Interval, ...]]
     seconds: float
 
 

@@ -57,10 +57,10 @@ class LayerTally:
     def add(self, outcome: Outcome) -> None:
         for index, node in enumerate(self.network.nonlinear):
             bounds = outcome.inputs[node.name]
-            undecided = self.network.rule_of(node).improvable(node, bounds)
-            self.sums[index] += torch.tensor(
-                [float(bounds.width.double().sum()), float(undecided.sum()), bounds.width.numel()], dtype=torch.float64
-            )
+            undecided = self.network.rule_of(node).improvable_on(node, bounds)
+            for each, open_ in zip(bounds, undecided, strict=True):
+                entries = [float(each.width.double().sum()), float(open_.sum()), each.width.numel()]
+                self.sums[index] += torch.tensor(entries, dtype=torch.float64)
 
     def totals(self, mesh: Mesh, device: torch.device) -> list[dict[str, Any]]:
         """Over all ranks; every rank calls it. Means are per instance."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.bounds.graph import Graph, Node, UnsupportedModelError
+from service.bounds.graph import MATRIX_OF_TWO, PRODUCT, Graph, Node, UnsupportedModelError
 from service.bounds.rules.affine import AddMatrixProduct, LinearLayer, MatrixProduct
 from service.bounds.rules.arithmetic import Multiple, Negation, Sum
 from service.bounds.rules.base import Rule
+from service.bounds.rules.bilinear import MatrixOfTwo, Product
 from service.bounds.rules.collectives import CopyToGroup, GatherFromGroup, ReduceFromGroup, ScatterToGroup
+from service.bounds.rules.convolution import Convolution
+from service.bounds.rules.erf import ERROR_FUNCTION
 from service.bounds.rules.exponential import EXPONENTIAL
 from service.bounds.rules.gelu import GELU
-from service.bounds.rules.piecewise import LeakyRelu, Relu
-from service.bounds.rules.shape import Concatenate, Expand, Permute, SameOrder, Slice
+from service.bounds.rules.periodic import COSINE, SINE
+from service.bounds.rules.piecewise import Absolute, Floor, LeakyRelu, Relu
+from service.bounds.rules.power import LOGARITHM, Power
+from service.bounds.rules.shape import Choose, Concatenate, Expand, Pad, Permute, SameOrder, Select, Slice, Total
 from service.bounds.rules.sigmoid import SIGMOID
+from service.bounds.rules.silu import SILU
 from service.bounds.rules.tanh import TANH
 
 RULES: Mapping[str, Rule] = {
@@ -32,6 +38,22 @@ RULES: Mapping[str, Rule] = {
     "aten.sigmoid.default": SIGMOID,
     "aten.gelu.default": GELU,
     "aten.exp.default": EXPONENTIAL,
+    "aten.erf.default": ERROR_FUNCTION,
+    "aten.silu.default": SILU,
+    "aten.log.default": LOGARITHM,
+    "aten.sin.default": SINE,
+    "aten.cos.default": COSINE,
+    "aten.pow.Tensor_Scalar": Power(),
+    "aten.sqrt.default": Power(0.5),
+    "aten.rsqrt.default": Power(-0.5),
+    "aten.reciprocal.default": Power(-1.0),
+    "aten.abs.default": Absolute(),
+    "aten.floor.default": Floor(),
+    "aten.convolution.default": Convolution(),
+    PRODUCT: Product(),
+    MATRIX_OF_TWO: MatrixOfTwo(),
+    "aten.sum.dim_IntList": Total(),
+    "aten.mean.dim": Total(mean=True),
     "aten.view.default": SameOrder(),
     "aten._unsafe_view.default": SameOrder(),
     "aten.reshape.default": SameOrder(),
@@ -46,6 +68,9 @@ RULES: Mapping[str, Rule] = {
     "aten.expand.default": Expand(),
     "aten.slice.Tensor": Slice(),
     "aten.cat.default": Concatenate(),
+    "aten.index_select.default": Select(),
+    "aten.constant_pad_nd.default": Pad(),
+    "aten.where.self": Choose(),
     "trivet.copy_to_group.default": CopyToGroup(),
     "trivet.reduce_from_group.default": ReduceFromGroup(),
     "trivet.gather_from_group.default": GatherFromGroup(),

@@ -11,6 +11,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.rules.arithmetic import unbroadcast
 from service.bounds.rules.base import LinearRule, Pulled, UnitRows
 
 
@@ -45,7 +46,7 @@ class AffineRule(LinearRule):
         if layer.bias is not None:
             batch, rows = coefficients.shape[:2]
             bias = (coefficients @ layer.bias).reshape(batch, rows, -1).sum(dim=2)
-        return Pulled((coefficients @ layer.weight,), bias)
+        return Pulled((unbroadcast(coefficients @ layer.weight, node.input_shapes[0]),), bias)
 
     def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
         if len(node.shape) != 1:
@@ -54,7 +55,7 @@ class AffineRule(LinearRule):
         return Pulled((units.select(layer.weight),), None if layer.bias is None else units.select(layer.bias))
 
 
-def _constant_only(node: Node, *arguments: str) -> str | None:
+def constant_only(node: Node, *arguments: str) -> str | None:
     variable = [name for name in arguments if node.is_variable(name)]
     return f"its {' and '.join(variable)} would have to be constant" if variable else None
 
@@ -63,7 +64,7 @@ class LinearLayer(AffineRule):
     """``aten.linear(input, weight, bias)``."""
 
     def refusal(self, node: Node) -> str | None:
-        return _constant_only(node, "weight", "bias")
+        return constant_only(node, "weight", "bias")
 
     def read(self, node: Node) -> Affine:
         return Affine(node.constant("weight"), None if node.arguments["bias"] is None else node.constant("bias"))
@@ -73,7 +74,7 @@ class AddMatrixProduct(AffineRule):
     """``aten.addmm(self, mat1, mat2)`` = ``beta·self + alpha·mat1·mat2``, variable in ``mat1``."""
 
     def refusal(self, node: Node) -> str | None:
-        return _constant_only(node, "self", "mat2")
+        return constant_only(node, "self", "mat2")
 
     def read(self, node: Node) -> Affine:
         bias = node.constant("self").expand(1, node.shape[0])[0]
@@ -82,14 +83,14 @@ class AddMatrixProduct(AffineRule):
 
 @dataclass(frozen=True)
 class MatrixProduct(AffineRule):
-    """``x·M`` with a constant two-dimensional M in argument ``matrix``."""
+    """``x·M`` with a constant matrix M, or one for each of the leading dimensions, in argument ``matrix``."""
 
     matrix: str
 
     def refusal(self, node: Node) -> str | None:
-        reason = _constant_only(node, self.matrix)
-        if reason is None and node.constant(self.matrix).ndim != 2:
-            return f"its {self.matrix} has {node.constant(self.matrix).ndim} dimensions; 2 are supported"
+        reason = constant_only(node, self.matrix)
+        if reason is None and node.constant(self.matrix).ndim < 2:
+            return f"its {self.matrix} has {node.constant(self.matrix).ndim} dimensions; 2 or more are supported"
         return reason
 
     def read(self, node: Node) -> Affine:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.graph import Node
+from service.bounds.graph import Node, Repeated
 from service.bounds.interval import Interval
 from service.bounds.rules.base import Coefficients, LinearRule, Pulled, UnitRows
 
@@ -25,6 +25,7 @@ def unbroadcast(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
 def operand(node: Node, argument: str, like: Tensor) -> Tensor:
     """A constant number or tensor as a tensor of ``node.shape``."""
     value = node.arguments[argument]
+    value = value.value if isinstance(value, Repeated) else value
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=like.dtype, device=like.device)
     if tensor.ndim > len(node.shape):
         tensor = tensor.squeeze(0)
@@ -99,8 +100,7 @@ class Multiple(LinearRule):
             return None
         if node.is_variable("other"):
             return "its divisor depends on the input"
-        other = node.arguments["other"]
-        zero = bool((other == 0).any()) if isinstance(other, Tensor) else other == 0
+        zero = bool((operand(node, "other", torch.empty(0, dtype=torch.float64)) == 0).any())
         return "its divisor contains zero" if zero else None
 
     def _factor(self, node: Node, like: Tensor) -> Tensor:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.graph import Node
+from service.bounds.graph import Node, Ref, Repeated
 from service.bounds.interval import Interval
-from service.bounds.rules.arithmetic import unbroadcast
+from service.bounds.rules.arithmetic import operand, unbroadcast
 from service.bounds.rules.base import LinearRule, Pulled, UnitRows
 
 
@@ -81,25 +83,150 @@ class Slice(LinearRule):
 
 
 class Concatenate(LinearRule):
-    """``aten.cat(tensors, dim)`` of values that all depend on the input."""
+    """``aten.cat(tensors, dim)``; some of the tensors may be constants, the same for every instance."""
 
     def refusal(self, node: Node) -> str | None:
-        if _dimension(node) == 0:
-            return "it joins along the batch"
-        constants = len(node.arguments["tensors"]) - len(node.inputs)
-        return f"{constants} of its tensors are constant" if constants else None
+        return "it joins along the batch" if _dimension(node) == 0 else None
 
     def mixes(self, node: Node) -> bool:
         return len(set(node.inputs)) > 1
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        lower, upper = ([end.lower for end in inputs], [end.upper for end in inputs])
-        return Interval(torch.cat(lower, dim=_dimension(node)), torch.cat(upper, dim=_dimension(node)))
+        batch, variable = len(inputs[0].lower), iter(inputs)
+        parts = [
+            next(variable) if isinstance(each, Ref) else Interval.point(_repeated(each, batch))
+            for each in node.arguments["tensors"]
+        ]
+        along = _dimension(node)
+        return Interval(
+            torch.cat([each.lower for each in parts], dim=along), torch.cat([each.upper for each in parts], dim=along)
+        )
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        dimension = _dimension(node)
-        lengths = [shape[dimension - 1] for shape in node.input_shapes]
-        return Pulled(tuple(torch.split(coefficients, lengths, dim=dimension + 1)))
+        dimension, shapes = _dimension(node), iter(node.input_shapes)
+        tensors = node.arguments["tensors"]
+        own = [next(shapes) if isinstance(each, Ref) else _value(each).shape[1:] for each in tensors]
+        pieces = torch.split(coefficients, [shape[dimension - 1] for shape in own], dim=dimension + 1)
+        pairs = list(zip(tensors, pieces, strict=True))
+        biases = [
+            piece.flatten(2) @ _value(each)[0].flatten().to(piece.dtype)
+            for each, piece in pairs
+            if not isinstance(each, Ref)
+        ]
+        bias = sum(biases[1:], start=biases[0]) if biases else None
+        return Pulled(tuple(piece for each, piece in pairs if isinstance(each, Ref)), bias)
+
+
+class Select(LinearRule):
+    """``aten.index_select(self, dim, index)`` with constant indices, which may repeat."""
+
+    def refusal(self, node: Node) -> str | None:
+        if node.is_variable("index"):
+            return "its index depends on the input"
+        return "it takes part of the batch" if _dimension(node) == 0 else None
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return inputs[0].map(lambda end: end.index_select(_dimension(node), node.constant("index")))
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
+        return Pulled((whole.index_add(_dimension(node) + 1, node.constant("index"), coefficients),))
+
+
+class Pad(LinearRule):
+    """``aten.constant_pad_nd(self, pad, value)``; negative padding takes entries away."""
+
+    def refusal(self, node: Node) -> str | None:
+        beyond = len(node.arguments["pad"]) // 2 > len(node.shape)
+        return "it pads the batch" if beyond else None
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        pad, value = list(node.arguments["pad"]), float(node.arguments["value"])
+        return inputs[0].map(lambda end: torch.nn.functional.pad(end, pad, value=value))
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        pad, value = list(node.arguments["pad"]), float(node.arguments["value"])
+        through = torch.nn.functional.pad(coefficients, [-length for length in pad])
+        if value == 0:
+            return Pulled((through,))
+        around = torch.nn.functional.pad(coefficients.new_zeros(node.input_shapes[0]), pad, value=value)
+        return Pulled((through,), coefficients.flatten(2) @ around.flatten())
+
+
+class Choose(LinearRule):
+    """``aten.where(condition, self, other)`` by a constant condition: entries of one or the other."""
+
+    def refusal(self, node: Node) -> str | None:
+        return "its condition depends on the input" if node.is_variable("condition") else None
+
+    def _factors(self, node: Node, like: Tensor) -> dict[str, Tensor]:
+        condition = operand(node, "condition", like)
+        return {"self": condition, "other": 1 - condition}
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        chosen = operand(node, "condition", inputs[0].lower).bool()
+        variable = iter(inputs)
+        yes, no = (
+            next(variable)
+            if node.is_variable(name)
+            else Interval.point(operand(node, name, inputs[0].lower).unsqueeze(0))
+            for name in ("self", "other")
+        )
+        return Interval(torch.where(chosen, yes.lower, no.lower), torch.where(chosen, yes.upper, no.upper))
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        pulled: list[Tensor] = []
+        bias = None
+        for name, factor in self._factors(node, coefficients).items():
+            part = coefficients * factor
+            if node.is_variable(name):
+                pulled.append(unbroadcast(part, node.input_shapes[len(pulled)]))
+            else:
+                bias = part.flatten(2) @ operand(node, name, coefficients).flatten()
+        return Pulled(tuple(pulled), bias)
+
+
+@dataclass(frozen=True)
+class Total(LinearRule):
+    """``aten.sum(self, dim, keepdim)``, or the mean."""
+
+    mean: bool = False
+
+    def refusal(self, node: Node) -> str | None:
+        return "it adds up the batch" if 0 in self._over(node) else None
+
+    def mixes(self, node: Node) -> bool:
+        return True
+
+    @staticmethod
+    def _over(node: Node) -> tuple[int, ...]:
+        rank = len(node.input_shapes[0]) + 1
+        given = node.arguments["dim"]
+        return tuple(int(dimension) % rank for dimension in given) if given else tuple(range(rank))
+
+    def _scale(self, node: Node) -> float:
+        shape = node.input_shapes[0]
+        return 1 / prod(shape[dimension - 1] for dimension in self._over(node)) if self.mean else 1.0
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        over, scale = self._over(node), self._scale(node)
+        return inputs[0].map(lambda end: end.sum(dim=over, keepdim=bool(node.arguments["keepdim"])) * scale)
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        shape = node.input_shapes[0]
+        kept = [1 if index + 1 in self._over(node) else length for index, length in enumerate(shape)]
+        spread = coefficients.reshape(*coefficients.shape[:2], *kept) * self._scale(node)
+        return Pulled((spread.expand(*coefficients.shape[:2], *shape),))
+
+
+def _value(constant: Tensor | Repeated) -> Tensor:
+    """A constant with a batch dimension of 1."""
+    return constant.value if isinstance(constant, Repeated) else constant
+
+
+def _repeated(constant: Tensor | Repeated, batch: int) -> Tensor:
+    value = _value(constant)
+    return value.expand(batch, *value.shape[1:])
 
 
 def _dimension(node: Node) -> int:

@@ -30,7 +30,9 @@ class Smooth(NonlinearRule):
 
     ``stationary`` are the zeros of the derivative, ``turning`` the points where the derivative stops rising or
     falling (inflections of the function); both complete and ascending. ``knots`` are extra abscissae at which the
-    function bends, used only to choose slopes. ``accepts`` refuses a node by its arguments.
+    function bends, used only to choose slopes. ``accepts`` refuses a node by its arguments. ``defined`` tells which
+    intervals lie in the function's domain (all, when it is absent): others have no finite bounds, since the function
+    may have no value there. ``inside`` is a point of the domain.
     """
 
     function: Function
@@ -39,6 +41,8 @@ class Smooth(NonlinearRule):
     turning: tuple[float, ...] = ()
     knots: tuple[float, ...] = ()
     accepts: Callable[[Node], str | None] = lambda node: None
+    defined: Callable[[Interval], Tensor] | None = None
+    inside: float = 0.0
 
     def refusal(self, node: Node) -> str | None:
         return super().refusal(node) or self.accepts(node)
@@ -48,15 +52,30 @@ class Smooth(NonlinearRule):
 
     def range(self, bounds: Interval) -> Interval:
         """Least and greatest value: at the ends, or at a stationary point within."""
+        if self.defined is not None:
+            usable = self.defined(bounds)
+            found = self._range(self._where(usable, bounds))
+            return Interval(torch.where(usable, found.lower, -torch.inf), torch.where(usable, found.upper, torch.inf))
+        return self._range(bounds)
+
+    def _range(self, bounds: Interval) -> Interval:
         at = [bounds.lower, bounds.upper, *(_clamped(point, bounds) for point in self.stationary)]
         values = torch.stack([self.function(point) for point in at])
         return Interval(values.amin(dim=0), values.amax(dim=0))
 
+    def _where(self, usable: Tensor, bounds: Interval) -> Interval:
+        """``bounds``, or a point at which everything has a value."""
+        return bounds.map(lambda end: torch.where(usable, end, torch.full_like(end, self.inside)))
+
     def improvable(self, node: Node, bounds: Interval) -> Tensor:
         return bounds.upper > bounds.lower
 
+    def _usable(self, bounds: Interval) -> Tensor:
+        finite = bounds.lower.isfinite() & bounds.upper.isfinite()
+        return finite if self.defined is None else finite & self.defined(bounds)
+
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
-        lower_slope, upper_slope = self._slopes(bounds)
+        lower_slope, upper_slope = self._slopes(self._where(self._usable(bounds), bounds))
         return self.with_slopes(bounds, lower_slope, upper_slope)
 
     def with_slopes(self, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
@@ -64,9 +83,9 @@ class Smooth(NonlinearRule):
 
         On an infinite interval the lines are the ends of the function's range.
         """
-        finite = bounds.lower.isfinite() & bounds.upper.isfinite()
+        finite = self._usable(bounds)
         zero = torch.zeros_like(bounds.lower)
-        inside = Interval(torch.where(finite, bounds.lower, zero), torch.where(finite, bounds.upper, zero))
+        inside = self._where(finite, bounds)
         lower_slope, upper_slope = torch.where(finite, lower_slope, zero), torch.where(finite, upper_slope, zero)
         span = self.range(bounds)
         return Relaxation(

@@ -1,0 +1,93 @@
+"""A module that computes what an ONNX model computes."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor, nn
+
+from service.bounds.graph import UnsupportedModelError
+from service.bounds.onnx.converters import CONVERTERS
+from service.bounds.onnx.reading import Description, Runtime, describe, parse
+from service.bounds.onnx.values import Value
+
+CHECKED_INPUTS = 6
+TOLERANCE = 1e-4
+"""Of the largest output: what float32 sums in another order may differ by."""
+
+
+class OnnxModel(nn.Module):
+    """``(instances, features)`` to ``(instances, outputs)``: each instance is one run of the model at a batch of one.
+
+    Inputs and outputs are flattened, several outputs side by side in the model's order. Weights are buffers, so that
+    ``double()`` gives the same function in float64.
+    """
+
+    def __init__(self, description: Description) -> None:
+        super().__init__()
+        self._description = description
+        self._names: dict[str, str] = {}
+        for index, (name, array) in enumerate(description.constants.items()):
+            if array.dtype.kind == "f":
+                self._names[name] = f"constant_{index}"
+                self.register_buffer(self._names[name], torch.from_numpy(array.astype(np.float32)))
+
+    @property
+    def features(self) -> int:
+        return prod(self._description.shapes[self._description.input])
+
+    @property
+    def outputs(self) -> int:
+        return sum(prod(self._description.shapes[name]) for name in self._description.outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shapes = self._description.shapes
+        first = shapes[self._description.input]
+        known = {self._description.input: Value(first, x.reshape(-1, *first))}
+        for call in self._description.calls:
+            values = [self._value(name, known) for name in call.inputs if name]
+            found = CONVERTERS[call.operator](call, values, shapes[call.outputs[0]])
+            for name, tensor in zip(call.outputs, found if isinstance(found, list) else [found], strict=False):
+                known[name] = Value(shapes.get(name, ()), tensor)
+        results = [known[name].float.reshape(-1, prod(shapes[name])) for name in self._description.outputs]
+        return results[0] if len(results) == 1 else torch.cat(results, dim=1)
+
+    def _value(self, name: str, known: dict[str, Value]) -> Value:
+        if name in known:
+            return known[name]
+        array = self._description.constants[name]
+        tensor = self.get_buffer(self._names[name]) if name in self._names else None
+        return Value(tuple(array.shape), tensor, array)
+
+
+def load(data: bytes) -> OnnxModel:
+    """The model of an ONNX file's content, in float32, checked against onnxruntime on random inputs.
+
+    Raises :class:`UnsupportedModelError` that names the operator and its node where it cannot be done.
+    """
+    proto = parse(data)
+    description = describe(proto)
+    unknown = [call for call in description.calls if call.operator not in CONVERTERS]
+    if unknown:
+        named = "; ".join(str(call) for call in unknown)
+        raise UnsupportedModelError(f"{named}: no converter. Supported operators: {', '.join(sorted(CONVERTERS))}")
+    model = OnnxModel(description).eval()
+    check(model, proto)
+    return model
+
+
+@torch.no_grad()
+def check(model: OnnxModel, proto: onnx.ModelProto) -> None:
+    """Compare with onnxruntime. All instances at once here, one by one there: batches must not matter."""
+    runtime = Runtime.of(proto)
+    inputs = np.random.default_rng(0).normal(size=(CHECKED_INPUTS, model.features)).astype(np.float32)
+    inputs[0] = 0
+    expected = np.stack([runtime.flat(instance) for instance in inputs])
+    found = model(torch.from_numpy(inputs)).numpy()
+    scale = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
+    if not np.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True):
+        worst = np.nanmax(np.abs(found - expected))
+        raise UnsupportedModelError(f"the imported model differs from onnxruntime by {worst:.3g} on a random input")

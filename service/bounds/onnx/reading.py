@@ -1,0 +1,201 @@
+"""An ONNX file as plain data: the nodes that depend on the input's values, and the constants around them.
+
+The model is read at a batch of one, where every shape is a number. What does not depend on the input's values
+(weights, shape arithmetic) is a constant, and its value is what onnxruntime computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from service.bounds.graph import UnsupportedModelError
+
+OPSETS = range(8, 22)
+SHAPE_ONLY = {"Shape", "Size"}
+"""Operators whose result does not depend on their input's values."""
+FLOATS: Mapping[int, type[np.floating[Any]]] = {
+    TensorProto.FLOAT: np.float32,
+    TensorProto.DOUBLE: np.float64,
+    TensorProto.FLOAT16: np.float16,
+}
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node. ``inputs`` are names, empty for an optional one that is absent."""
+
+    name: str
+    operator: str
+    attributes: Mapping[str, Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    opset: int
+
+    def __str__(self) -> str:
+        return f"ONNX {self.operator} (node {self.name!r})"
+
+    def refuse(self, reason: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self}: {reason}")
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """``shapes`` are of every value that a call reads or writes, at a batch of one; ``constants`` their values."""
+
+    calls: Sequence[Call]
+    constants: Mapping[str, Array]
+    shapes: Mapping[str, tuple[int, ...]]
+    input: str
+    outputs: tuple[str, ...]
+
+
+class Runtime:
+    """The model in onnxruntime, one instance at a time."""
+
+    def __init__(self, model: onnx.ModelProto, outputs: Sequence[str]) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        try:
+            self.session = onnxruntime.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime raises types of its own, one for each status code
+            raise UnsupportedModelError(f"onnxruntime cannot load the model: {_first_line(error)}") from error
+        given = graph_input(model)
+        self.name, self.shape = given.name, batch_of_one(given)
+        self.dtype = FLOATS[given.type.tensor_type.elem_type]
+        self.outputs = list(outputs)
+
+    def __call__(self, flat: Array) -> list[Array]:
+        """The outputs for one flat instance."""
+        try:
+            found: list[Array] = self.session.run(
+                self.outputs, {self.name: flat.reshape(self.shape).astype(self.dtype)}
+            )
+        except Exception as error:
+            raise UnsupportedModelError(f"onnxruntime cannot run the model: {_first_line(error)}") from error
+        return found
+
+    def flat(self, instance: Array) -> Array:
+        """All outputs for one flat instance, side by side, in float64."""
+        return np.concatenate([each.reshape(-1).astype(np.float64) for each in self(instance)])
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto) -> Runtime:
+        return cls(model, [output.name for output in model.graph.output])
+
+
+def parse(data: bytes) -> onnx.ModelProto:
+    """The model of a file's content. Raises :class:`UnsupportedModelError` where it is not one that can be read."""
+    try:
+        model = onnx.load_from_string(data)
+    except Exception as error:  # protobuf's error type differs by its implementation
+        raise UnsupportedModelError(f"the file is not an ONNX model: {_first_line(error)}") from error
+    if not model.graph.node or not model.graph.output:
+        raise UnsupportedModelError("the file is not an ONNX model: it has no nodes or no outputs")
+    opset = opset_of(model)
+    if opset not in OPSETS:
+        raise UnsupportedModelError(f"ONNX opset {opset}: {OPSETS[0]} to {OPSETS[-1]} are supported")
+    for tensor in model.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise UnsupportedModelError(f"initializer {tensor.name!r} is kept in another file; expected one file")
+    graph_input(model)
+    return model
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def graph_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
+    """The one input that is not an initializer; a tensor of floating-point numbers."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    found = [value for value in model.graph.input if value.name not in weights]
+    if len(found) != 1:
+        names = ", ".join(repr(value.name) for value in found) or "none"
+        raise UnsupportedModelError(f"the model has {len(found)} inputs ({names}); expected one")
+    if found[0].type.tensor_type.elem_type not in FLOATS:
+        kind = TensorProto.DataType.Name(found[0].type.tensor_type.elem_type)
+        raise UnsupportedModelError(f"input {found[0].name!r} is {kind}; expected a floating-point tensor")
+    given: onnx.ValueInfoProto = found[0]
+    return given
+
+
+def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """The input's shape; only its first dimension may be open."""
+    lengths = [int(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+    if any(length < 1 for length in lengths[1:]):
+        raise UnsupportedModelError(f"input {value.name!r} has shape {lengths}: only its first length may be open")
+    return tuple(max(length, 1) for length in lengths)
+
+
+def describe(model: onnx.ModelProto) -> Description:
+    """Split the model into calls and constants."""
+    given = graph_input(model)
+    opset = opset_of(model)
+    depends = {given.name}
+    calls = []
+    for index, node in enumerate(model.graph.node):
+        if node.op_type in SHAPE_ONLY or not depends.intersection(node.input):
+            continue
+        depends.update(name for name in node.output if name)
+        calls.append(_call(node, index, opset))
+    calls = _needed(calls, [output.name for output in model.graph.output])
+    outputs = tuple(output.name for output in model.graph.output)
+    for name in outputs:
+        if name not in depends:
+            raise UnsupportedModelError(f"output {name!r} does not depend on the input")
+    values = _values(model, {name for call in calls for name in (*call.inputs, *call.outputs) if name})
+    constants = {name: value for name, value in values.items() if name not in depends}
+    shapes = {name: tuple(value.shape) for name, value in values.items()} | {given.name: batch_of_one(given)}
+    return Description(calls, constants, shapes, given.name, outputs)
+
+
+def _call(node: onnx.NodeProto, index: int, opset: int) -> Call:
+    attributes = {entry.name: _attribute(entry) for entry in node.attribute}
+    domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."
+    name = node.name or f"{node.op_type}_{index}"
+    return Call(name, domain + node.op_type, attributes, tuple(node.input), tuple(node.output), opset)
+
+
+def _attribute(entry: onnx.AttributeProto) -> Any:
+    value = helper.get_attribute_value(entry)
+    if isinstance(value, bytes):
+        return value.decode()
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+
+
+def _needed(calls: Sequence[Call], outputs: Sequence[str]) -> list[Call]:
+    wanted, kept = set(outputs), []
+    for call in reversed(calls):
+        if wanted.intersection(call.outputs):
+            wanted.update(call.inputs)
+            kept.append(call)
+    return kept[::-1]
+
+
+def _values(model: onnx.ModelProto, names: set[str]) -> dict[str, Array]:
+    """Every named value, for an input of zeros: the constants' own, the others for their shapes."""
+    known = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name in names}
+    inner = sorted(names - known.keys() - {graph_input(model).name})
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
+    exposed.graph.ClearField("output")
+    exposed.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in inner)
+    runtime = Runtime(exposed, inner)
+    return known | dict(zip(inner, runtime(np.zeros(runtime.shape)), strict=True))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,92 @@
+"""What converters work on: values with and without a batch of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bounds.onnx.reading import Array, Call
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A value of the model, whose ``shape`` is the one that it has in the file at a batch of one.
+
+    One that depends on the input is a ``tensor`` ``(instances, *shape)``: instances never mix, whatever the model
+    does with its own first dimension. A constant has its value in ``array``, and as ``tensor`` if it is a float.
+    """
+
+    shape: tuple[int, ...]
+    tensor: Tensor | None
+    array: Array | None = None
+
+    @property
+    def constant(self) -> bool:
+        return self.array is not None
+
+    @property
+    def float(self) -> Tensor:
+        if self.tensor is None:
+            raise TypeError("a constant of integers where floating-point numbers are expected")
+        return self.tensor
+
+    @property
+    def integers(self) -> list[int]:
+        """The entries of a constant."""
+        assert self.array is not None
+        return [int(entry) for entry in self.array.reshape(-1)]
+
+
+def integers(call: Call, values: Sequence[Value | None], index: int, attribute: str) -> list[int] | None:
+    """A list that is an attribute in early opsets and an input in later ones; it must be constant."""
+    if attribute in call.attributes:
+        return [int(entry) for entry in call.attributes[attribute]]
+    value = values[index] if index < len(values) else None
+    if value is None:
+        return None
+    if not value.constant:
+        raise call.refuse(f"its {attribute} depends on the input")
+    return value.integers
+
+
+def number(call: Call, values: Sequence[Value | None], index: int, attribute: str) -> float | None:
+    """The same for a single number."""
+    if attribute in call.attributes:
+        return float(call.attributes[attribute])
+    value = values[index] if index < len(values) else None
+    if value is None:
+        return None
+    if value.array is None:
+        raise call.refuse(f"its {attribute} depends on the input")
+    return single(call, value, attribute)
+
+
+def single(call: Call, value: Value, what: str) -> float:
+    """The number that all entries of a constant are."""
+    assert value.array is not None
+    entries = value.array.reshape(-1)
+    if not len(entries) or bool((entries != entries[0]).any()):
+        raise call.refuse(f"its {what} has different entries; one number is supported")
+    return float(entries[0])
+
+
+def aligned(values: Sequence[Value]) -> list[Tensor]:
+    """Tensors that broadcast as the model's values do: those with a batch get as many dimensions as the longest."""
+    rank = max(len(value.shape) for value in values)
+    return [
+        value.float if value.constant else value.float.reshape(-1, *(1,) * (rank - len(value.shape)), *value.shape)
+        for value in values
+    ]
+
+
+def batched(value: Value, batch: int | torch.SymInt) -> Tensor:
+    """The value with a batch dimension; a constant is repeated."""
+    return value.float.expand(batch, *value.shape) if value.constant else value.float
+
+
+def axis(given: int, rank: int) -> int:
+    """An axis of the model as a dimension of a tensor with a batch."""
+    return given % rank + 1

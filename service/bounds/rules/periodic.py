@@ -1,0 +1,68 @@
+"""``sin`` and ``cos``: one period around 0 is enough, everything else is a shift of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import pi
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.relaxation import Relaxation
+from service.bounds.rules.base import NonlinearRule
+from service.bounds.rules.smooth import Smooth
+
+
+@dataclass(frozen=True)
+class Periodic(NonlinearRule):
+    """A function of period 2π between −1 and 1 whose slope is at most 1; ``around_zero`` is right on [−2π, 2π]."""
+
+    around_zero: Smooth
+
+    def _shifted(self, bounds: Interval) -> tuple[Interval, Tensor, Tensor, Tensor]:
+        """The interval moved by whole periods to around 0, the shift, its rounding error, and where it is too wide."""
+        wide = ~(bounds.width <= 2 * pi)
+        zero = torch.zeros_like(bounds.lower)
+        inner = Interval(torch.where(wide, zero, bounds.lower), torch.where(wide, zero, bounds.upper))
+        shift = (inner.centre / (2 * pi)).round() * (2 * pi)
+        reach = torch.maximum(inner.lower.abs(), inner.upper.abs()) + shift.abs() + 1
+        error = 8 * torch.finfo(reach.dtype).eps * reach
+        return inner.map(lambda end: end - shift), shift, error, wide
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        inner, _, error, wide = self._shifted(inputs[0])
+        found = self.around_zero.range(inner)
+        one = torch.ones_like(error)
+        return Interval(
+            torch.where(wide, -one, (found.lower - error).clamp(min=-1)),
+            torch.where(wide, one, (found.upper + error).clamp(max=1)),
+        )
+
+    def improvable(self, node: Node, bounds: Interval) -> Tensor:
+        return bounds.upper > bounds.lower
+
+    def relax(self, node: Node, bounds: Interval) -> Relaxation:
+        inner, shift, error, wide = self._shifted(bounds)
+        lines = self.around_zero.relax(node, inner)
+        assert lines.lower_intercept is not None
+        assert lines.upper_intercept is not None
+        zero, one = torch.zeros_like(error), torch.ones_like(error)
+        slack = error * (2 + lines.lower_slope.abs() + lines.upper_slope.abs())
+        return Relaxation(
+            lower_slope=torch.where(wide, zero, lines.lower_slope),
+            upper_slope=torch.where(wide, zero, lines.upper_slope),
+            lower_intercept=torch.where(wide, -one, lines.lower_intercept - lines.lower_slope * shift - slack),
+            upper_intercept=torch.where(wide, one, lines.upper_intercept - lines.upper_slope * shift + slack),
+        )
+
+
+def _multiples(first: float) -> tuple[float, ...]:
+    return tuple(first + count * pi for count in range(-3, 4) if abs(first + count * pi) < 2 * pi + 0.1)
+
+
+SINE = Periodic(Smooth(torch.sin, torch.cos, stationary=_multiples(pi / 2), turning=_multiples(0.0)))
+COSINE = Periodic(Smooth(torch.cos, lambda z: -torch.sin(z), stationary=_multiples(0.0), turning=_multiples(pi / 2)))
