@@ -54,6 +54,7 @@ class Loop:
         """Take up the newest complete checkpoint of the job, whatever layout wrote it."""
         newest = newest_checkpoint(self.context.paths.checkpoints, self.training.device)
         prime(self.training.optimizer, newest.step if newest else 0)
+        self.saver.expect(self._state())
         if newest is None:
             return
         check_same_data(newest, self.training.dataset.sha256)
@@ -172,7 +173,7 @@ class Loop:
     def _build_saver(self) -> Saver:
         folder, choice = self.context.paths.checkpoints, self.spec.checkpoint
         if choice.async_:
-            return BackgroundSaver(folder, choice.keep, self.training.device.type)
+            return BackgroundSaver(folder, choice.keep)
         return DirectSaver(folder, choice.keep)
 
     def _open_history(self) -> History:

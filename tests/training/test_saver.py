@@ -34,7 +34,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def background(folder: Path, keep: int = 2) -> BackgroundSaver:
-    return BackgroundSaver(folder, keep, "cpu")
+    return BackgroundSaver(folder, keep)
 
 
 def steps(folder: Path) -> list[int]:

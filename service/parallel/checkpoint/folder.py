@@ -75,18 +75,18 @@ def publish(folder: Path, step: int, meta: Mapping[str, Any], keep: int) -> None
         _write_meta(working, {"step": step, **meta})
         shutil.rmtree(target, ignore_errors=True)  # what is left there is damaged
         working.rename(target)
-        _flush(folder)
+        flush(folder)
     _prune(folder, keep)
 
 
 def _write_meta(working: Path, meta: Mapping[str, Any]) -> None:
     files = sorted(path for path in working.iterdir() if path.is_file())
     for path in files:
-        _flush(path)
+        flush(path)
     sizes = {path.name: path.stat().st_size for path in files}
     (working / META).write_text(json.dumps({**meta, FILES: sizes}, indent=2))
-    _flush(working / META)
-    _flush(working)
+    flush(working / META)
+    flush(working)
 
 
 def _prune(folder: Path, keep: int) -> None:
@@ -97,7 +97,7 @@ def _prune(folder: Path, keep: int) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Force a file or folder to disk: a rename is only a promise about contents that are there."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
+from service.parallel.checkpoint.staging import Staging
 from service.parallel.checkpoint.storage import save
 
 LAST_WRITE_S = 10.0
@@ -24,6 +24,9 @@ class CheckpointError(RuntimeError):
 
 class Saver(Protocol):
     """Publishes checkpoints of one job; every rank makes the same calls. Leave the context before the group ends."""
+
+    def expect(self, state: Mapping[str, Tensor]) -> None:
+        """Get ready for a state like this; training need not wait."""
 
     def save(self, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Take the tensors as they are now; they may change when this returns."""
@@ -47,6 +50,9 @@ class DirectSaver:
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
 
+    def expect(self, state: Mapping[str, Tensor]) -> None:
+        """No copy is kept."""
+
     def save(self, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         save(self._folder, step, state, meta, self._keep)
 
@@ -66,20 +72,23 @@ class DirectSaver:
 class BackgroundSaver:
     """Copies to the CPU and returns; a thread writes and publishes. At most one write is under way.
 
-    The copies of CUDA tensors lie in pinned memory that is kept from save to save. The thread's collectives have
-    a gloo group of their own, so they can't meet those of training in another order on another rank.
+    The thread's collectives have a gloo group of their own, so they can't meet those of training in another order
+    on another rank.
     """
 
-    def __init__(self, folder: Path, keep: int, device_type: str) -> None:
+    def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
-        self._stager = BlockingAsyncStager(cache_staged_state_dict=device_type == "cuda")
+        self._staging = Staging()
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
         self._writing: threading.Thread | None = None
         self._failed: BaseException | None = None
 
+    def expect(self, state: Mapping[str, Tensor]) -> None:
+        self._staging.prepare(state)
+
     def save(self, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         self.wait()
-        staged = self._stager.stage(dict(state))
+        staged = self._staging.copy(state)
         # A daemon: a rank that fails leaves at once, even if its peers, whom a write waits for, are gone.
         self._writing = threading.Thread(
             target=self._write, args=(step, staged, dict(meta)), name=f"checkpoint-{step}", daemon=True

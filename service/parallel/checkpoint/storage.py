@@ -17,13 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from service.parallel.checkpoint import folder as folders
 from service.parallel.checkpoint.folder import Checkpoint, require
+from service.parallel.checkpoint.shards import ShardWriter
 
 
 class PublishError(RuntimeError):
@@ -51,9 +52,8 @@ def save(
         working.mkdir(parents=True)
     if _distributed():
         dist.barrier(group=group)
-    writer = HuggingFaceStorageWriter(str(working), save_distributed=True)
     with _no_group_meant(not _distributed()):
-        dcp_save(dict(state), storage_writer=writer, process_group=group, no_dist=not _distributed())
+        dcp_save(dict(state), storage_writer=ShardWriter(working), process_group=group, no_dist=not _distributed())
     _publish(folder, step, meta, keep, group)
     return require(folder / f"step_{step}")
 
