@@ -21,6 +21,10 @@ TRANSFORMER = {"family": "transformer", "vocab_size": 256, "dim": 16, "heads": 4
 DIGITS = {"source": "digits"}
 TOKENS = {"source": "tokens", "sequence": 16}
 ROBUSTNESS = {"robustness": {"data": DIGITS, "eps": 0.1}}
+CONVNET = {"family": "convnet", "height": 8, "width": 8, "channels": [4, 8], "hidden": [12], "out_features": 10}
+DEEP = {**MLP, "hidden": [8] * 8}
+CERTIFIED = {"name": "certified", "eps": 0.1}
+FILE = "file_" + "0a" * 32
 A, B, C = ("job_" + letter * 20 for letter in "abc")
 
 
@@ -67,6 +71,12 @@ GOOD = [
     spec("verify", property={"box": {"lower": [0.0] * 64, "upper": [1.0] * 64}}),
     spec("compile"),
     spec("compile", model=TRANSFORMER, data=TOKENS),
+    spec("train", model=CONVNET, parallel={"pp": 2, "tp": 4}),
+    spec("verify", model=CONVNET),
+    spec("train", objective=CERTIFIED, parallel={"pp": 2, "tp": 2}),
+    spec("train", objective={**CERTIFIED, "bound": "crown-ibp"}, parallel={"dp_shard": 2, "tp": 2}),
+    spec("train", model=DEEP, parallel={"pp": 2}, pipeline={"schedule": "zbv"}),
+    spec("train", model=DEEP, parallel={"pp": 2}, pipeline={"schedule": "interleaved", "virtual_stages": 4}),
 ]
 
 
@@ -91,7 +101,37 @@ def test_what_fits_passes(good: Any) -> None:
                 ("model.vocab_size", 256, "a multiple of 3"),
             ],
         ),
+        (
+            spec("train", model=CONVNET, parallel={"tp": 8}),
+            [("model.channels.0", 4, "a multiple of 8"), ("model.hidden.0", 12, "a multiple of 8")],
+        ),
+        (
+            spec("train", model=DEEP, parallel={"pp": 4}, pipeline={"schedule": "interleaved", "virtual_stages": 3}),
+            [("parallel.pp", 4, "at most 2")],
+        ),
+        (
+            spec("train", parallel={"pp": 2}, pipeline={"schedule": "interleaved", "virtual_stages": 3}),
+            [("parallel.pp", 2, "at most 2 stages")],
+        ),
+        (
+            spec("train", parallel={"pp": 2}, batch={"global": 2**14}, pipeline={"micro_batches": 2**14}),
+            [("pipeline.micro_batches", 2**14, "at most 8192")],
+        ),
+        # objective
+        (
+            spec("train", model=TRANSFORMER, data=TOKENS, objective=CERTIFIED),
+            [("objective.name", "certified", "cross_entropy, or data of features")],
+        ),
+        (
+            spec("train", objective={**CERTIFIED, "bound": "crown-ibp"}, parallel={"pp": 2}),
+            [("objective.bound", "crown-ibp", "ibp, or parallel.pp of 1")],
+        ),
+        (
+            spec("train", objective=CERTIFIED, activation_checkpoint="full", precision={"float8": True}),
+            [("activation_checkpoint", "full", "none"), ("precision.float8", True, "false")],
+        ),
         # model and data
+        (spec("train", model={**CONVNET, "height": 9}), [("model", 72, "64")]),
         (spec("train", model={**MLP, "in_features": 63}), [("model.in_features", 63, "64")]),
         (spec("compile", model={**MLP, "out_features": 9}, data=DIGITS), [("model.out_features", 9, "10")]),
         (
@@ -148,6 +188,13 @@ def test_what_fits_passes(good: Any) -> None:
 )
 def test_what_does_not_fit_is_refused(bad: Any, expected: Any) -> None:
     assert found(bad) == expected
+
+
+def test_files_that_are_named_must_have_been_uploaded() -> None:
+    given_spec = spec("verify", name=FILE, model={"safetensors": FILE, **MLP})
+    assert check(given_spec, None, lambda _: None, lambda file: file == FILE) == []
+    (problem,) = check(given_spec, None, lambda _: None, lambda _: False)
+    assert (problem.path, problem.got) == ("model.safetensors", FILE)
 
 
 def test_the_arithmetic_is_in_the_message() -> None:
@@ -212,7 +259,9 @@ def test_the_model_of_a_job_is_checked_too() -> None:
 
 def test_a_model_is_followed_through_jobs_that_start_from_others() -> None:
     chain = [job(A, model={"job": B}), job(B, model={"job": C, "step": 3}), job(C, model=TRANSFORMER)]
-    assert found(spec("verify", model={"job": A}), *chain) == [("model.job", "transformer", "a model that reads features")]
+    assert found(spec("verify", model={"job": A}), *chain) == [
+        ("model.job", "transformer", "a model that reads features")
+    ]
     assert found(spec("verify", model={"job": A}), *chain[:2]) == []
     assert found(spec("verify", model={"job": A}), job(A, model={"job": A})) == []
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from service.jobs.checks.batch import check_batch
 from service.jobs.checks.dependencies import Dependency, check_dependencies, dependencies, resolve
+from service.jobs.checks.files import HasFile, check_files
 from service.jobs.checks.fit import check_fit
 from service.jobs.checks.fleet import check_fleet, pool_of
 from service.jobs.checks.mesh import check_mesh
@@ -21,14 +22,18 @@ from service.jobs.records import Problem
 __all__ = ["Dependency", "check", "dependencies", "pool_of"]
 
 
-def check(spec: AnySpec, fleet_capacity: Mapping[str, int] | None, lookup: Lookup) -> list[Problem]:
+def check(
+    spec: AnySpec, fleet_capacity: Mapping[str, int] | None, lookup: Lookup, has_file: HasFile = lambda _: True
+) -> list[Problem]:
     """Every reason why this job could never run; empty when there is none.
 
     ``fleet_capacity`` counts the devices of the known hosts by pool (``cuda``, ``cpu``); ``None``: no host is known.
+    ``has_file`` tells whether a file was uploaded, by its id.
     """
     config = resolve(spec.model, lookup)
     return [
         *check_dependencies(spec, lookup),
+        *check_files(spec, has_file),
         *check_mesh(spec, config),
         *check_fit(spec, config),
         *check_objective(spec),

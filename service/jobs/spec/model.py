@@ -9,16 +9,15 @@ from pydantic import (
     BeforeValidator,
     Discriminator,
     Field,
-    GetJsonSchemaHandler,
-    SerializerFunctionWrapHandler,
+    PlainSerializer,
     Tag,
-    model_serializer,
-    model_validator,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    create_model,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 from service.jobs.plugins import ModelConfig
+from service.jobs.plugins.declarations import one_of
 from service.jobs.spec.base import FileId, JobId, Strict
 from service.jobs.spec.families import FAMILIES, ConvnetConfig, MlpConfig, TransformerConfig
 
@@ -56,31 +55,37 @@ class FromSafetensors(Strict):
     """
 
     safetensors: FileId
-    config: FamilyConfig
+    config: ModelConfig
 
-    @model_validator(mode="before")
     @classmethod
-    def _nested(cls, value: Any) -> Any:
-        """The configuration's fields stand beside ``safetensors``."""
-        if not isinstance(value, Mapping) or "config" in value:
+    def read(cls, value: Any, flat: ValidatorFunctionWrapHandler) -> FromSafetensors:
+        """From the flat form, which a family's configuration and ``safetensors`` share."""
+        if isinstance(value, FromSafetensors):
             return value
-        fields = {name: each for name, each in value.items() if name != "safetensors"}
-        return {"safetensors": value.get("safetensors"), "config": fields}
+        given = flat(value)
+        family = FAMILIES.provided[given.family].declaration.config
+        config = family.model_validate(given.model_dump(by_alias=True, exclude={"safetensors"}))
+        return cls(safetensors=given.safetensors, config=config)
 
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The flat form; which fields stand beside ``safetensors`` depends on the family."""
-        schema = handler.resolve_ref_schema(handler(core))
-        schema["properties"] = {
-            "safetensors": schema["properties"]["safetensors"],
-            "family": {"enum": list(FAMILIES.provided)},
-        }
-        return {**schema, "required": ["safetensors", "family"], "additionalProperties": True}
+    def write(self) -> dict[str, Any]:
+        """The flat form."""
+        return {"safetensors": self.safetensors, **self.config.model_dump(mode="json", by_alias=True)}
 
-    @model_serializer(mode="wrap")
-    def _flat(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = handler(self)
-        return {"safetensors": fields["safetensors"], **fields["config"]}
+
+def _with_file(config: type[ModelConfig]) -> Any:
+    return create_model(f"{config.__name__}WithFile", __base__=config, safetensors=(FileId, ...))
+
+
+if TYPE_CHECKING:
+    SafetensorsRef = FromSafetensors
+else:
+    SafetensorsRef = Annotated[
+        one_of(tuple(_with_file(each.declaration.config) for each in FAMILIES.provided.values())),
+        Field(discriminator=FAMILIES.tag),
+        BeforeValidator(FAMILIES.refuse_unavailable),
+        WrapValidator(FromSafetensors.read),
+        PlainSerializer(FromSafetensors.write),
+    ]
 
 
 class FromHuggingFace(Strict):
@@ -101,7 +106,7 @@ def _reference_form(value: Any) -> str | None:
 ModelRef = Annotated[
     Annotated[FamilyConfig, Tag("family")]
     | Annotated[FromJob, Tag("job")]
-    | Annotated[FromSafetensors, Tag("safetensors")]
+    | Annotated[SafetensorsRef, Tag("safetensors")]
     | Annotated[FromHuggingFace, Tag("huggingface")],
     Discriminator(
         _reference_form,

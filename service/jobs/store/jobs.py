@@ -70,7 +70,7 @@ class Jobs:
         idem = "" if idempotency_key is None else _digest(owner, idempotency_key)
         if (known := self._known(idem, body_hash)) is not None:
             return known, False
-        if problems := check(spec, self.hosts.capacity() or None, self._lookup):
+        if problems := check(spec, self.hosts.capacity() or None, self._lookup, self._has_file):
             raise Rejected(problems)
         suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
         outcome, job_id, *state = stubs.submit(
@@ -152,6 +152,9 @@ class Jobs:
         if known is not None and entry["body_hash"] != body_hash:
             raise _other_body(known.id)
         return known
+
+    def _has_file(self, file_id: str) -> bool:
+        return self.data.file(file_id).is_file()
 
     def _lookup(self, job_id: str) -> Job | None:
         try:

@@ -1,0 +1,31 @@
+"""The uploaded files that a spec names, wherever it does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from service.jobs.checks.subject import AnySpec
+from service.jobs.records import Problem
+
+_FILE = re.compile(r"file_[0-9a-f]{64}")
+HasFile = Callable[[str], bool]
+
+
+def check_files(spec: AnySpec, has_file: HasFile) -> Iterator[Problem]:
+    named = spec.model_dump(mode="json", by_alias=True, exclude={"name", "labels"})
+    for path, file in _files(named, ()):
+        if not has_file(file):
+            yield Problem(path, f"there is no {file}", file, "the id that an upload to /v1/files gave")
+
+
+def _files(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from _files(each, (*path, name))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _files(each, (*path, str(index)))
+    elif isinstance(value, str) and _FILE.fullmatch(value):
+        yield ".".join(path), value
