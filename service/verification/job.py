@@ -13,8 +13,8 @@ from torch import nn
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, prepare
-from service.jobs.runtime import RunContext
 from service.jobs.plugins import Features
+from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.models import build, load_into
 from service.models.reference import resolve
@@ -87,7 +87,7 @@ def _prepare(spec: VerifySpec, context: RunContext, device: torch.device) -> Tas
         load_into(module, weights)
     module.eval().requires_grad_(False)
     network = prepare(module, (reads.features,), mesh.tp)
-    return Task(spec, mesh, device, module, network, read(spec.property, reads.features, reads.classes))
+    return Task(spec, mesh, device, module, network, read(spec.property, reads.features, reads.classes, context.data))
 
 
 def _bound_all(task: Task, context: RunContext, layers: LayerTally) -> Iterator[Row]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import BoxProperty, RobustnessProperty
 from service.verification.properties.base import Property, PropertyError, Question
 from service.verification.properties.box import one_box
 from service.verification.properties.robustness import robust_samples
 
-PROPERTIES: Mapping[type, Callable[[Any, int, int], Property]] = {
+PROPERTIES: Mapping[type, Callable[[Any, int, int, DataLayout | None], Property]] = {
     RobustnessProperty: robust_samples,
     BoxProperty: one_box,
 }
 
 
-def read(spec: RobustnessProperty | BoxProperty, features: int, classes: int) -> Property:
-    """The property of a specification for a model with that many inputs and outputs."""
-    return PROPERTIES[type(spec)](spec, features, classes)
+def read(
+    spec: RobustnessProperty | BoxProperty, features: int, classes: int, layout: DataLayout | None = None
+) -> Property:
+    """The property of a specification for a model with that many inputs and outputs; ``layout`` has uploaded files."""
+    return PROPERTIES[type(spec)](spec, features, classes, layout)
 
 
 __all__ = ["PROPERTIES", "Property", "PropertyError", "Question", "read"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import Box, BoxProperty
 from service.verification.properties.base import PropertyError, Question
 
@@ -33,7 +34,7 @@ class OneBox:
         return Question(instances, box, rows.reshape(1, -1, self.classes), thresholds.reshape(1, -1), box.centre)
 
 
-def one_box(spec: BoxProperty, features: int, classes: int) -> OneBox:
+def one_box(spec: BoxProperty, features: int, classes: int, layout: DataLayout | None = None) -> OneBox:
     """:class:`PropertyError` where the box or a halfspace does not fit the model."""
     if len(spec.box.lower) != features:
         raise PropertyError(f"property.box.lower has {len(spec.box.lower)} entries, the model takes {features}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import RobustnessProperty
 from service.models.data import Split, load
 from service.verification.properties.base import PropertyError, Question
@@ -48,15 +49,21 @@ def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     return margins.masked_select(others).reshape(len(labels), classes - 1, classes)
 
 
-def robust_samples(spec: RobustnessProperty, features: int, classes: int) -> RobustSamples:
-    """The first ``count`` samples of the test split; :class:`PropertyError` where the data does not fit."""
+def robust_samples(
+    spec: RobustnessProperty, features: int, classes: int, layout: DataLayout | None = None
+) -> RobustSamples:
+    """The first ``count`` samples of the test split; :class:`PropertyError` where the data does not fit.
+
+    ``layout`` has uploaded files.
+    """
     asked = spec.robustness
-    test = load(asked.data).test
+    test = load(asked.data, layout).test
     if asked.count > len(test):
         raise PropertyError(f"property.robustness.count={asked.count}, but the test split has {len(test)} samples")
-    if test.inputs.shape[1] != features:
-        raise PropertyError(f"property.robustness.data has {test.inputs.shape[1]} features, the model takes {features}")
-    highest = int(test.targets.max())
+    samples = test.take(torch.arange(asked.count))
+    own, highest = samples.inputs.shape[1], int(samples.targets.max())
+    if own != features:
+        raise PropertyError(f"property.robustness.data has {own} features, the model takes {features}")
     if highest >= classes:
         raise PropertyError(f"property.robustness.data has class {highest}, the model gives {classes} outputs")
-    return RobustSamples(test.take(torch.arange(asked.count)), classes, asked.eps)
+    return RobustSamples(samples, classes, asked.eps)
