@@ -17,9 +17,10 @@ from service.jobs.runtime import RecordingReporter, RunContext
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.train import TrainSpec
 from service.models import data
-from service.models.data import Dataset
+from service.models.data import Dataset, Split
 from service.parallel import distributed
-from service.training import job
+from service.training import job, setup
+from service.training.setup import Ingredients
 
 JOB = "job_" + "t" * 20
 
@@ -38,16 +39,20 @@ TRANSFORMER: dict[str, Any] = {
 
 
 class Recording(RecordingReporter):
-    """Also keeps the names of spans and the last progress."""
+    """Also keeps the names of spans, what was logged and the last progress."""
 
     def __init__(self) -> None:
         super().__init__()
         self.spans: list[str] = []
+        self.logs: list[str] = []
         self.done = (0, 0, "")
 
     def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None:
         assert start <= end
         self.spans.append(name)
+
+    def log(self, line: str) -> None:
+        self.logs.append(line)
 
     def progress(self, done: int, total: int, unit: str) -> None:
         self.done = (done, total, unit)
@@ -61,10 +66,13 @@ def train(
     job_id: str = JOB,
     report: Recording | None = None,
     test_samples: int | None = None,
+    state: torch.dtype = torch.float32,
+    backends: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run the job on this rank; losses and norms are rank 0's.
 
     ``stop_after`` asks it to end during that step; ``test_samples`` cuts the test split, which is what takes time.
+    ``state`` is the type of parameters and numbers in samples; ``backends`` compile as a gate would allow them to.
     """
     torch.set_num_threads(1)
     distributed.start("cpu")
@@ -81,7 +89,7 @@ def train(
         report=report,
         should_stop=_stopper(stop_after),
     )
-    with _shorter_test_split(test_samples):
+    with _data(test_samples, state), _ingredients(state, backends or {}):
         result = job.run(TrainSpec.model_validate(spec), context)
     return {
         "result": result,
@@ -89,18 +97,37 @@ def train(
         "loss": list(report.series("loss")),
         "grad_norm": list(report.series("grad_norm")),
         "eval_loss": list(report.series("eval_loss")),
+        "bubble_fraction": list(report.series("bubble_fraction")),
+        "logs": report.logs,
     }
 
 
 @contextmanager
-def _shorter_test_split(samples: int | None) -> Iterator[None]:
+def _data(samples: int | None, state: torch.dtype) -> Iterator[None]:
     load = data.load
 
     def load_less(spec: DataSpec, layout: DataLayout) -> Dataset:
         whole = load(spec, layout)
-        return replace(whole, test=whole.test.take(torch.arange(len(whole.test))[:samples]))
+        test = whole.test.take(torch.arange(len(whole.test))[:samples])
+        train, test = (_in_type(split, state) for split in (whole.train, test))
+        return replace(whole, train=train, test=test)
 
     with patch.object(data, "load", load_less):
+        yield
+
+
+def _in_type(split: Any, state: torch.dtype) -> Any:
+    if not isinstance(split, Split) or not split.inputs.is_floating_point():
+        return split
+    return replace(split, inputs=split.inputs.to(state))
+
+
+@contextmanager
+def _ingredients(state: torch.dtype, backends: Mapping[str, str]) -> Iterator[None]:
+    def chosen(config: Any, dataset: Dataset, allowed: Mapping[str, str], weights: Any) -> Ingredients:
+        return Ingredients(config, dataset, {**allowed, **backends}, weights, state)
+
+    with patch.object(setup, "Ingredients", chosen):
         yield
 
 
