@@ -10,6 +10,7 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.jobs.layout import DataLayout
+from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
 from service.models.data import Split, load
 from service.verification.properties.base import PropertyError, Question
@@ -61,9 +62,13 @@ def robust_samples(
     if asked.count > len(test):
         raise PropertyError(f"property.robustness.count={asked.count}, but the test split has {len(test)} samples")
     samples = test.take(torch.arange(asked.count))
-    own, highest = samples.inputs.shape[1], int(samples.targets.max())
+    own, gives = samples.inputs.shape[1], asked.data.gives
     if own != features:
         raise PropertyError(f"property.robustness.data has {own} features, the model takes {features}")
-    if highest >= classes:
-        raise PropertyError(f"property.robustness.data has class {highest}, the model gives {classes} outputs")
+    if not isinstance(gives, Features):
+        raise PropertyError(f"property.robustness.data.source {asked.data.source} has no classes")
+    if gives.classes > classes:
+        raise PropertyError(
+            f"property.robustness.data has class {gives.classes - 1}, the model gives {classes} outputs"
+        )
     return RobustSamples(samples, classes, asked.eps)
