@@ -168,7 +168,7 @@ def test_a_resumed_attempt_begins_its_step_anew(bench: Page) -> None:
         const steps = new Map();
         const old = [span("data", 0, 1), span("data", 1, 1), span("optimizer", 0, 2)];
         for (const one of [...old, ...old, span("data", 0, 10), span("optimizer", 0, 11)]) take(steps, one);
-        return steps.get(7).map((one) => [one.name, one.rank, one.start]);
+        return [...steps.get(7).values()].map((one) => [one.name, one.rank, one.start]);
     }""")
     assert kept == [["data", 1, 1], ["data", 0, 10], ["optimizer", 0, 11]]
 

@@ -16,7 +16,7 @@ const NEWEST = "newest";
 export class Execution extends Section {
   constructor() {
     super("Timeline", "execution");
-    /** @type {Map<number, Span[]>} */
+    /** @type {import("../lib/spans.js").Steps} */
     this.steps = new Map();
     /** @type {Set<number>} */
     this.known = new Set();
@@ -80,9 +80,9 @@ export class Execution extends Section {
 
   /** @param {number} step */
   isWhole(step) {
-    const ended = (this.steps.get(step) ?? []).filter((span) => span.name === "optimizer").length;
-    const begun = new Set((this.steps.get(step) ?? []).map((span) => span.rank)).size;
-    return ended > 0 && ended >= begun;
+    const spans = [...(this.steps.get(step)?.values() ?? [])];
+    const ended = spans.filter((span) => span.name === "optimizer").length;
+    return ended > 0 && ended >= new Set(spans.map((span) => span.rank)).size;
   }
 
   /** @param {string} chosen */
@@ -107,7 +107,7 @@ export class Execution extends Section {
     const found = await call(jobPath(this.job.id, `/timeline?step=${step}`)).catch(() => null);
     if (!found) return;
     while (this.steps.size >= KEPT) this.steps.delete(/** @type {number} */ (this.steps.keys().next().value));
-    this.steps.set(step, found.spans);
+    this.keep(found.spans);
     this.update();
   }
 
@@ -119,10 +119,10 @@ export class Execution extends Section {
     const step = this.current() ?? 0;
     const spans = this.steps.get(step);
     if (!spans) return;
-    const signature = `${step}:${spans.length}`;
+    const signature = `${step}:${spans.size}`;
     if (signature === this.drawn) return;
     this.drawn = signature;
-    const lines = rows(spans, this.job?.spec.parallel?.pp ?? 1);
+    const lines = rows([...spans.values()], this.job?.spec.parallel?.pp ?? 1);
     const whole = reach(lines, inStep) ?? reach(lines);
     fill(this.legend, key(tonesOf(lines)));
     this.gantt.set(lines, whole);

@@ -5,6 +5,7 @@ import { duration } from "./format.js";
 /** @typedef {import("./gantt.js").Cell} Cell */
 /** @typedef {import("./gantt.js").Row} Row */
 /** @typedef {{rank: number | null, name: string, start: number, end: number, detail?: Record<string, any>}} Span */
+/** @typedef {Map<number, Map<string, Span>>} Steps spans by what tells them apart, by step */
 
 /** The first span of a step on each rank. */
 const FIRST = "data";
@@ -19,18 +20,19 @@ export const KEPT = 32;
 /**
  * Adds a span to its step. A rank that begins a step anew (an attempt was resumed) loses what it had of it; the same
  * span twice is taken once.
- * @param {Map<number, Span[]>} steps
+ * @param {Steps} steps
  * @param {Span} span
  * @returns {number | null} the step; null of a span that belongs to none
  */
 export function take(steps, span) {
   const step = span.detail?.step;
   if (!Number.isInteger(step)) return null;
-  let spans = steps.get(step) ?? [];
-  const again = (/** @type {Span} */ one) => one.rank === span.rank && one.name === span.name && one.start === span.start;
-  if (spans.some(again)) return step;
-  if (span.name === FIRST) spans = spans.filter((one) => one.rank !== span.rank || one.start > span.start);
-  steps.set(step, [...spans, span]);
+  const spans = steps.get(step) ?? new Map();
+  if (span.name === FIRST) {
+    for (const [key, one] of spans) if (one.rank === span.rank && one.start < span.start) spans.delete(key);
+  }
+  spans.set(`${span.rank} ${span.name} ${span.start}`, span);
+  steps.set(step, spans);
   if (steps.size > KEPT) steps.delete(Math.min(...steps.keys()));
   return step;
 }
