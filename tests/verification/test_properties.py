@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nets import mlp, prepared
 from pydantic import ValidationError
+from safetensors.torch import save_file
 from torch import nn
 
 from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
+from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import BoxProperty, RobustnessProperty, VerifySpec
 from service.verification.certify import Verdict, certify
 from service.verification.properties import PropertyError, Question, read
@@ -48,6 +51,18 @@ def test_robustness_asks_for_balls_around_test_samples() -> None:
     assert (question.box.upper >= question.witnesses + 0.25).all()
     assert question.box.lower.min() < 0, "the ball isn't clipped to the data's range"
     torch.testing.assert_close(question.box.width, torch.full_like(question.witnesses, 0.5))
+
+
+def test_robustness_asks_about_the_test_samples_of_an_uploaded_file(tmp_path: Path) -> None:
+    layout, file = DataLayout(tmp_path), "file_" + "0" * 64
+    layout.file(file).parent.mkdir(parents=True)
+    arrays = {"inputs": torch.arange(40, dtype=torch.uint8).view(10, 2, 2), "targets": torch.arange(10) % 3}
+    save_file(arrays, layout.file(file))
+    spec = robustness(count=2, source="file", format="arrays", file=file, shape=[4], classes=3)
+    question = read(spec, 4, 3, layout).ask([1], LIKE)
+    assert question.witnesses.tolist() == (torch.arange(36.0, 40.0) / 255).view(1, 4).tolist()
+    with pytest.raises(ValueError, match="there is no uploaded file"):
+        read(spec, 4, 3)
 
 
 @pytest.mark.parametrize(
