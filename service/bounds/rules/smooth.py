@@ -136,7 +136,8 @@ class Smooth(NonlinearRule):
         smallest = 16 * torch.finfo(middle.dtype).eps * torch.maximum(bounds.lower.abs(), bounds.upper.abs())
         for point, value in zip(points, values, strict=True):
             run = points - point
-            chord = (values - value) / run
+            # Divided by 1 where there is no chord: 0/0 would leave no gradient even where it is not taken.
+            chord = (values - value) / torch.where(run > smallest, run, torch.ones_like(run))
             usable = (point <= middle) & (points >= middle) & (run > smallest)
             at_middle = value + chord * (middle - point)
             below, index = torch.where(usable, at_middle, torch.inf).min(dim=0)

@@ -77,8 +77,9 @@ class CertifiedObjective(Objective):
         return ()
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        clean = functional.cross_entropy(outputs[:, 0].float(), targets)
-        worst = functional.cross_entropy(-_margins(outputs, targets).float(), targets)
+        wide = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        clean = functional.cross_entropy(wide[:, 0], targets)
+        worst = functional.cross_entropy(-_margins(wide, targets), targets)
         return self.now.clean * clean + (1 - self.now.clean) * worst
 
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
