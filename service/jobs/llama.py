@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from service.jobs.archive import CONFIG, read_text
 from service.jobs.spec.families import TransformerConfig
 
 FIELDS = {
@@ -67,6 +70,17 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
     if head is not None and head * config.heads != config.dim:
         raise LlamaError(f"config.json has head_dim={head}; expected hidden_size / num_attention_heads")
     return config
+
+
+def uploaded_config(archive: Path) -> TransformerConfig:
+    """The configuration in an uploaded archive. Raises ``ValueError`` where a rank could not take it either."""
+    try:
+        values = json.loads(read_text(archive, CONFIG))
+    except UnicodeDecodeError as error:
+        raise LlamaError(f"{CONFIG} is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise LlamaError(f"{CONFIG} holds a {type(values).__name__}; expected an object")
+    return read_config(values)
 
 
 def _check_only(field: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import TypeAdapter
 
-from service.jobs.checks.subject import AnySpec, Lookup
+from service.jobs.checks.subject import AnySpec, Lookup, Uploaded
 from service.jobs.records import Problem
 from service.jobs.spec import TrainSpec
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
@@ -51,13 +52,24 @@ def check_dependencies(spec: AnySpec, lookup: Lookup) -> Iterator[Problem]:
             yield Problem(needed.path, f"job {job.id} has {_ended(job.state)}", job.id, expected)
 
 
-def resolve(model: ModelRef, lookup: Lookup) -> ModelConfig | None:
+def check_archive(spec: AnySpec, uploaded: Uploaded) -> Iterator[Problem]:
+    if isinstance(spec.model, FromHuggingFace):
+        try:
+            uploaded(spec.model.huggingface)
+        except ValueError as error:
+            expected = "a zip or an uncompressed tar of a Llama-style config.json and its safetensors files"
+            yield Problem("model.huggingface", str(error), spec.model.huggingface, expected)
+
+
+def resolve(model: ModelRef, lookup: Lookup, uploaded: Uploaded) -> ModelConfig | None:
     """The family's configuration behind a reference, through jobs that start from others.
 
     ``None`` where only the ranks will know it: the configuration is in a file, or the job is not there.
     """
     for _ in range(_LONGEST_CHAIN):
         if isinstance(model, FromHuggingFace):
+            with suppress(ValueError):
+                return uploaded(model.huggingface)
             return None
         if isinstance(model, FromSafetensors):
             return model.config

@@ -9,14 +9,14 @@ from service.jobs.plugins import Features, Tokens
 from service.jobs.records import Problem
 from service.jobs.spec import TrainSpec, VerifySpec
 from service.jobs.spec.data import DataSpec
-from service.jobs.spec.model import FromJob, ModelConfig, TransformerConfig
+from service.jobs.spec.model import FromHuggingFace, FromJob, ModelConfig, ModelRef, TransformerConfig
 from service.jobs.spec.verify import Box, BoxProperty, Robustness
 
 
 def check_fit(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
     if config is None:
         return
-    where = "model" if not isinstance(spec.model, FromJob) else None
+    where = "model" if not isinstance(spec.model, FromJob | FromHuggingFace) else None
     reads = config.reads
     if isinstance(spec, TrainSpec):
         yield from _check_export(spec, config)
@@ -24,13 +24,20 @@ def check_fit(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
         if spec.data is not None:
             yield from _check_data(spec.data, "data", config, where)
     elif isinstance(reads, Tokens):
-        path = "model.job" if where is None else "model.family"
+        path = f"model.{_form(spec.model)}"
         message = "token ids have no box around them to certify"
         yield Problem(path, message, config.family, "a model that reads features")
     elif isinstance(spec.property, BoxProperty):
         yield from _check_box(spec.property.box, reads)
     else:
         yield from _check_robustness(spec.property.robustness, config, where)
+
+
+def _form(model: ModelRef) -> str:
+    """The field that says which model it is."""
+    if isinstance(model, FromJob):
+        return "job"
+    return "huggingface" if isinstance(model, FromHuggingFace) else "family"
 
 
 def _check_export(spec: TrainSpec, config: ModelConfig) -> Iterator[Problem]:

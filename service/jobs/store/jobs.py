@@ -13,6 +13,8 @@ import orjson
 
 from service.jobs.checks import check, dependencies
 from service.jobs.layout import DataLayout
+from service.jobs.llama import uploaded_config
+from service.jobs.plugins import ModelConfig
 from service.jobs.records import Conflict, Job, JobPage, NotFound, Problem, Rejected
 from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec
 from service.jobs.states import TERMINAL
@@ -70,7 +72,7 @@ class Jobs:
         idem = "" if idempotency_key is None else _digest(owner, idempotency_key)
         if (known := self._known(idem, body_hash)) is not None:
             return known, False
-        if problems := check(spec, self.hosts.capacity() or None, self._lookup, self._has_file):
+        if problems := check(spec, self.hosts.capacity() or None, self._lookup, self._has_file, self._uploaded):
             raise Rejected(problems)
         suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
         outcome, job_id, *state = stubs.submit(
@@ -155,6 +157,9 @@ class Jobs:
 
     def _has_file(self, file_id: str) -> bool:
         return self.data.file(file_id).is_file()
+
+    def _uploaded(self, file_id: str) -> ModelConfig | None:
+        return uploaded_config(self.data.file(file_id)) if self._has_file(file_id) else None
 
     def _lookup(self, job_id: str) -> Job | None:
         try:
