@@ -117,22 +117,28 @@ def shapes_and_errors() -> dict[str, str]:
 
 
 def mixed_precision() -> dict[str, Any]:
-    """bf16 computations over float32 parameters, whose gradients stay close to float32's."""
-    config = CONFIGS["transformer"]
-    _, gradients, _ = reference(config, 4)
-    grid = mesh.build(ParallelSpec(dp_shard=2), "cpu")
-    model = build(config, grid, seed=7)
-    apply_fsdp(model, grid, Precision(torch.bfloat16, torch.float32))
-    x, targets = (each.chunk(2)[grid.dp.rank] for each in batch(config, 4))
-    logits = model(x)
-    (vocabulary_parallel_cross_entropy(logits, targets) / 2).backward()
+    """bf16 computations over float32 parameters, whose gradients stay close to float32's.
+
+    Weight gradients that are left for later are added up in the type of the reduction, like any others.
+    """
+    config, found = CONFIGS["transformer"], {}
+    _, gradients, _ = reference(config, 8)
     wanted = torch.cat([each.flatten() for each in gradients.values()])
-    found = torch.cat([full(parameter.grad).flatten() for parameter in model.parameters()]).double()
-    return {
-        "logits": str(logits.dtype),
-        "gradients": sorted({str(parameter.grad.dtype) for parameter in model.parameters()}),
-        "relative": float((found - wanted).norm() / wanted.norm()),
-    }
+    grid = mesh.build(ParallelSpec(dp_shard=2), "cpu")
+    x, targets = (each.chunk(2)[grid.dp.rank] for each in batch(config, 8))
+    for name in ("1f1b", "zero_bubble"):
+        model = build(config, grid, seed=7)
+        apply_fsdp(model, grid, Precision(torch.bfloat16, torch.float32), reshard=False)
+        runtime = PipelineRuntime({0: model}, grid, device=torch.device("cpu"))
+        work = Work(vocabulary_parallel_cross_entropy, x.chunk(4), targets.chunk(4), [1 / 8] * 4)
+        runtime.run(generator(name)(1, 1, 4), work)
+        got = torch.cat([full(parameter.grad).flatten() for parameter in model.parameters()]).double()
+        found[name] = {
+            "gradients": sorted({str(parameter.grad.dtype) for parameter in model.parameters()}),
+            "relative": float((got - wanted).norm() / wanted.norm()),
+            "logits": str(model(x).dtype),
+        }
+    return found
 
 
 def two_ranks() -> dict[str, Any]:
@@ -159,9 +165,10 @@ def test_virtual_stages_changing_shapes_and_refusals(torchrun: Any) -> None:
         assert refused["owners"] == "the schedule gives stages to ranks (0, 1, 2); this pipeline has (0, 1)"
         assert "they belong to another model" in refused["weights_error"]
         assert "have shape (1,); this model has" in refused["shape_error"]
-        mixed = found["mixed"]
-        assert (mixed["logits"], mixed["gradients"]) == ("torch.bfloat16", ["torch.float32"])
-        assert mixed["relative"] < 0.02
+        for name, mixed in found["mixed"].items():
+            assert (mixed["logits"], mixed["gradients"]) == ("torch.bfloat16", ["torch.float32"])
+            assert mixed["relative"] < 0.02, name
+        assert found["mixed"]["zero_bubble"]["relative"] == pytest.approx(found["mixed"]["1f1b"]["relative"], rel=0.05)
     assert "first_loss" in first["schedules"]["zbv mlp"]["found"]
     assert "first_loss" in second["schedules"]["interleaved mlp"]["found"]
     shape = first["refused"]["shape"]
