@@ -59,7 +59,8 @@ def deferring(queue: WeightGradients) -> Iterator[None]:
 
 def is_deferring() -> bool:
     """Whether layers that run now are to be split."""
-    return bool(_active) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    # The compiler comes first: a graph that looked at the queues would be guarded by them.
+    return not torch.compiler.is_compiling() and bool(_active) and torch.is_grad_enabled()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -68,7 +69,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Traced and compiled graphs, and layers outside :func:`deferring`, get the ordinary operator.
     """
     own_bias = None if bias is None else local(bias)
-    if torch.compiler.is_compiling() or not (_active and torch.is_grad_enabled() and weight.requires_grad):
+    if not is_deferring() or not weight.requires_grad:
         return functional.linear(x, local(weight), own_bias)
     return _Linear.apply(x, weight, own_bias)  # type: ignore[no-any-return,no-untyped-call]
 
