@@ -81,7 +81,7 @@ def where(call: Call, values: Values, shape: Shape) -> Tensor:
     if condition.array is None:
         raise call.refuse("its condition depends on the input")
     rank = len(shape)
-    mask = torch.from_numpy(condition.array.reshape((1,) * (rank - condition.array.ndim) + condition.array.shape))
+    mask = torch.tensor(condition.array.reshape((1,) * (rank - condition.array.ndim) + condition.array.shape))
     first, second = aligned([yes, no, Value(shape, None, condition.array)][:2])
     return torch.where(mask.to(first.device), first, second)
 

@@ -74,7 +74,7 @@ class Runtime:
             raise UnsupportedModelError(f"onnxruntime cannot load the model: {_first_line(error)}") from error
         given = graph_input(model)
         self.name, self.shape = given.name, batch_of_one(given)
-        self.dtype = FLOATS[given.type.tensor_type.elem_type]
+        self.dtype: type[np.floating[Any]] = FLOATS[given.type.tensor_type.elem_type]
         self.outputs = list(outputs)
 
     def __call__(self, flat: Array) -> list[Array]:

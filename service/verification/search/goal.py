@@ -1,0 +1,64 @@
+"""A box with the disjuncts that a counterexample in it may satisfy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+from service.verification.properties.vnnlib import Case, Halfspace, Query
+
+
+@dataclass(frozen=True, eq=False)
+class Goal:
+    """A counterexample has ``rows · y ≤ thresholds`` for all rows of one disjunct, float64.
+
+    ``rows`` ``(rows, outputs)``; ``disjunct`` ``(rows,)`` numbers the disjunct of each row, from 0 without gaps.
+    ``lower``, ``upper`` ``(features,)`` are the exact ends of the box.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    rows: Tensor
+    thresholds: Tensor
+    disjunct: Tensor
+
+    @property
+    def disjuncts(self) -> int:
+        return int(self.disjunct.max()) + 1
+
+    def box(self, dtype: torch.dtype) -> Interval:
+        return Interval.enclosing(self.lower[None], self.upper[None], dtype)
+
+    def excess(self, outputs: Tensor) -> Tensor:
+        """``rows · y − thresholds`` of outputs ``(n, outputs)``: ``(n, rows)``."""
+        return outputs @ self.rows.to(outputs.dtype).T - self.thresholds.to(outputs.dtype)
+
+    def per_disjunct(self, values: Tensor) -> Tensor:
+        """The largest of each disjunct's rows, ``(n, rows)`` to ``(n, disjuncts)``: all rows must be ≤ 0 at once."""
+        index = self.disjunct.expand(len(values), -1)
+        start = values.new_full((len(values), self.disjuncts), -torch.inf)
+        return start.scatter_reduce(1, index, values, "amax")
+
+
+def goals(query: Query) -> list[Goal]:
+    """One goal for each different box."""
+    grouped: dict[tuple[tuple[float, ...], tuple[float, ...]], list[Case]] = {}
+    for case in query.cases:
+        grouped.setdefault((case.lower, case.upper), []).append(case)
+    return [_goal(lower, upper, cases, query.outputs) for (lower, upper), cases in grouped.items()]
+
+
+def _goal(lower: Sequence[float], upper: Sequence[float], cases: Sequence[Case], outputs: int) -> Goal:
+    # A case without halfspaces asks for any output: a row of zeros is always satisfied.
+    flat = [(index, each) for index, case in enumerate(cases) for each in case.halfspaces or (Halfspace((), 0.0),)]
+    rows = torch.zeros(len(flat), outputs, dtype=torch.float64)
+    for row, (_, halfspace) in zip(rows, flat, strict=True):
+        for output, factor in halfspace.coefficients:
+            row[output] = factor
+    exact = [torch.tensor(ends, dtype=torch.float64) for ends in (lower, upper)]
+    thresholds = torch.tensor([halfspace.threshold for _, halfspace in flat], dtype=torch.float64)
+    return Goal(exact[0], exact[1], rows, thresholds, torch.tensor([index for index, _ in flat]))

@@ -1,0 +1,58 @@
+"""Small ONNX models, built in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+SEED = np.random.default_rng(5)
+
+
+def weights(*shape: int) -> np.ndarray[Any, Any]:
+    return np.asarray(SEED.normal(size=shape) / max(1, shape[0]) ** 0.5, dtype=np.float32)
+
+
+def node(operator: str, inputs: Sequence[str], outputs: str | Sequence[str] = "y", **attributes: Any) -> onnx.NodeProto:
+    names = [outputs] if isinstance(outputs, str) else list(outputs)
+    return helper.make_node(operator, list(inputs), names, name=f"{operator.lower()}_{names[0]}", **attributes)
+
+
+def model(  # noqa: PLR0917 - keywords of a fixture
+    nodes: Sequence[onnx.NodeProto],
+    shape: Sequence[int | str],
+    constants: dict[str, Any] | None = None,
+    outputs: Sequence[str] = ("y",),
+    opset: int = 17,
+    kind: int = TensorProto.FLOAT,
+) -> bytes:
+    """Input ``x`` of ``shape``; constants by name."""
+    graph = helper.make_graph(
+        list(nodes),
+        "small",
+        [helper.make_tensor_value_info("x", kind, list(shape))],
+        [helper.make_tensor_value_info(name, kind, None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in (constants or {}).items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8 if opset > 9 else 6)
+    data: bytes = made.SerializeToString()
+    return data
+
+
+def dense(widths: Sequence[int], batch: int | str = "batch") -> bytes:
+    """Layers with ReLU between."""
+    nodes, constants = [], {}
+    name = "x"
+    for index, (inputs, outputs) in enumerate(pairwise(widths)):
+        constants |= {f"w{index}": weights(outputs, inputs), f"b{index}": weights(outputs)}
+        last = index == len(widths) - 2
+        target = "y" if last else f"z{index}"
+        nodes.append(node("Gemm", [name, f"w{index}", f"b{index}"], target, transB=1))
+        if not last:
+            nodes.append(node("Relu", [target], f"a{index}"))
+            name = f"a{index}"
+    return model(nodes, [batch, widths[0]], constants)

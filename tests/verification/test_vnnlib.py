@@ -1,0 +1,131 @@
+"""VNN-LIB 1: what texts mean, and what is wrong with others; deciding queries on small networks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx_models import dense, model, node
+
+from service.verification.certify import Verdict
+from service.verification.properties.vnnlib import Halfspace, Query, VnnlibError, parse
+from service.verification.search import Subject, decide
+
+DECLARED = "\n".join(f"(declare-const {name} Real)" for name in ("X_0", "X_1", "Y_0", "Y_1"))
+BOX = "(assert (<= X_0 1)) (assert (>= X_0 -1.5e0))\n(assert (and (<= X_1 0.5) (<= 0 X_1))) ; a comment"
+
+
+def query(text: str) -> Query:
+    return parse(f"{DECLARED}\n{BOX}\n{text}")
+
+
+def test_a_conjunction_is_one_case() -> None:
+    read = query("(assert (<= Y_0 Y_1))\n(assert (>= Y_1 3))")
+    (case,) = read.cases
+    assert (read.inputs, read.outputs) == (2, 2)
+    assert (case.lower, case.upper) == ((-1.5, 0.0), (1.0, 0.5))
+    assert case.halfspaces == (Halfspace(((0, 1.0), (1, -1.0)), 0.0), Halfspace(((1, -1.0),), -3.0))
+
+
+def test_disjunctions_multiply() -> None:
+    read = query("(assert (or (<= X_0 0) (and (>= X_0 0.5))))\n(assert (or (<= Y_0 1) (<= Y_1 1) (and)))")
+    assert [(case.lower[0], case.upper[0]) for case in read.cases] == [(-1.5, 0.0)] * 3 + [(0.5, 1.0)] * 3
+    assert [len(case.halfspaces) for case in read.cases] == [1, 1, 0] * 2
+
+
+def test_boxes_may_stand_in_the_disjunction_alone() -> None:
+    read = parse(f"{DECLARED}(assert (or (and (>= X_0 0) (<= X_0 1) (>= X_1 0) (<= X_1 1) (>= Y_0 1))))")
+    assert read.cases[0].upper == (1.0, 1.0)
+
+
+def test_an_empty_box_is_no_case() -> None:
+    assert query("(assert (>= X_0 1.5)) (assert (<= Y_0 0))").cases == ()
+    assert query("(assert (<= 1 0))").cases == ()
+
+
+def test_sums_and_products() -> None:
+    read = query("(assert (<= (+ Y_0 (* 2 Y_1) (- 1)) (- (* Y_0 -1 3) Y_1 4)))")
+    assert read.cases[0].halfspaces == (Halfspace(((0, 4.0), (1, 3.0)), -3.0),)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(assert (<= Y_0 Z))", "line 7: got 'Z', expected a number, X_i or Y_i"),
+        ("\n(assert (<= Y_2 0))", "line 8: got 'Y_2', expected a variable that is declared"),
+        ("(assert (< Y_0 0))", "line 7: got '<', expected and, or, <= or >="),
+        ("(assert (<= Y_0 0)", "line 7: got '(' that nothing closes"),
+        ("(assert (<= Y_0 0)))", "line 7: got ')'"),
+        ("(assert (<= (+ X_0 X_1) 0))", "line 7: got '<=', expected inputs one at a time"),
+        ("(assert (<= (+ X_0 Y_1) 0))", "only boxes of inputs are supported"),
+        ("(assert (<= (* Y_0 Y_1) 0))", "line 7: got '*', expected a product with at most one variable"),
+        ("(assert (<= Y_0))", "expected two sides, not 1"),
+        ("(check-sat)", "line 7: got 'check-sat', expected declare-const or assert"),
+        ("(declare-const Z Real)", "line 7: got 'Z', expected a name X_i or Y_i"),
+        ("(declare-const Y_2 Int)", "line 7: got 'Int', expected Real"),
+        ("(declare-const X_3 Real)", "X_2 is not declared"),
+        ("(declare-const X_2 Real)", "X_2 has no lower bound"),
+        ("word", "line 7: got 'word', expected '('"),
+    ],
+)
+def test_errors_name_line_and_token(text: str, message: str) -> None:
+    with pytest.raises(VnnlibError) as refused:
+        query(text + "\n")
+    assert message in str(refused.value)
+
+
+def test_too_many_cases_are_refused() -> None:
+    with pytest.raises(VnnlibError, match="multiply to 1048576 cases"):
+        query("(assert (or (<= Y_0 0) (<= Y_1 0)))" * 20)
+
+
+@pytest.fixture(scope="module")
+def network() -> Subject:
+    return Subject.of(dense([2, 12, 12, 2]), torch.float64)
+
+
+def extremes(subject: Subject) -> tuple[float, float]:
+    """Of ``y0 − y1`` on a fine grid of the box."""
+    first, second = torch.meshgrid(torch.linspace(-1, 1, 401), torch.linspace(-1, 1, 401), indexing="ij")
+    outputs = subject.judge(torch.stack([first.flatten(), second.flatten()], dim=1).double())
+    difference = outputs[:, 0] - outputs[:, 1]
+    return float(difference.min()), float(difference.max())
+
+
+@settings(max_examples=10, deadline=None)
+@given(share=st.sampled_from([-0.2, -0.02, -0.01, 0.005, 0.02, 0.3]), above=st.booleans())
+def test_small_networks_are_always_decided(network: Subject, share: float, above: bool) -> None:
+    least, most = extremes(network)
+    size = most - least
+    reached = share > 0
+    threshold = most - share * size if above else least + share * size
+    asked = f"(>= (- Y_0 Y_1) {threshold})" if above else f"(<= (- Y_0 Y_1) {threshold})"
+    box = "".join(f"(assert (<= X_{index} 1))(assert (>= X_{index} -1))" for index in (0, 1))
+    decision = decide(network, parse(f"{DECLARED}{box}(assert (or (and {asked}) (>= Y_0 1e9)))"), "crown", 30.0)
+    assert decision.verdict is (Verdict.FALSIFIED if reached else Verdict.VERIFIED)
+    if decision.counterexample is not None:
+        outputs = network.judge(torch.tensor([decision.counterexample], dtype=torch.float64))[0]
+        difference = float(outputs[0] - outputs[1])
+        assert difference >= threshold if above else difference <= threshold
+
+
+def test_a_conjunction_needs_all_of_its_halfspaces_at_one_input() -> None:
+    """Each half is reached in the box, both together nowhere."""
+    subject = Subject.of(model([node("Neg", ["x"], "n"), node("Concat", ["x", "n"], axis=1)], [1, 1]), torch.float64)
+    declared = "".join(f"(declare-const {name} Real)" for name in ("X_0", "Y_0", "Y_1"))
+    text = f"{declared}(assert (<= -1 X_0))(assert (<= X_0 1))"
+    both = decide(subject, parse(f"{text}(assert (>= Y_0 0.1))(assert (>= Y_1 0.1))"), "crown", 20.0)
+    one = decide(subject, parse(f"{text}(assert (or (>= Y_0 0.1) (>= Y_1 0.1)))"), "crown", 20.0)
+    assert (both.verdict, one.verdict) == (Verdict.VERIFIED, Verdict.FALSIFIED)
+
+
+def test_no_time_is_no_verdict(network: Subject) -> None:
+    least, _ = extremes(network)
+    box = "".join(f"(assert (<= X_{index} 1))(assert (>= X_{index} -1))" for index in (0, 1))
+    asked = parse(f"{DECLARED}{box}(assert (<= (- Y_0 Y_1) {least - 0.02}))")
+    assert decide(network, asked, "ibp", 0.0).verdict is Verdict.UNKNOWN
+
+
+def test_a_query_without_cases_holds(network: Subject) -> None:
+    assert decide(network, query("(assert (<= 1 0))"), "crown", 1.0).verdict is Verdict.VERIFIED
