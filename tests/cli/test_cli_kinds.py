@@ -1,0 +1,17 @@
+"""What can be asked for, from a terminal."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from cli_world import Cli
+
+
+def test_kinds_lists_what_specs_can_name(trivet: Cli) -> None:
+    listed = trivet.ok("kinds").out
+    for name in ("train", "verify", "compile", "convnet", "digits", "certified", f"trivet {version('trivet')}"):
+        assert name in listed
+    given = trivet.ok("kinds", "--json").json
+    assert [each["name"] for each in given["objectives"]][:2] == ["cross_entropy", "certified"]
+    assert "eps" in given["objectives"][1]["schema"]["properties"]
+    assert given["unavailable"] == []
