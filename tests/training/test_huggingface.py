@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from launching import Torchrun
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from test_data_files import upload
 from torch import Tensor
@@ -23,7 +24,7 @@ from training_runs import JOB, MLP, TRANSFORMER, train
 from service.jobs import archive
 from service.jobs.layout import DataLayout
 from service.jobs.llama import LlamaError, read_config, write_config
-from service.jobs.spec.model import FromHuggingFace, FromSafetensors, TransformerConfig
+from service.jobs.spec.model import FromHuggingFace, ModelRef, TransformerConfig
 from service.models import WeightsError, build, huggingface, load_into
 from service.models.huggingface import writing
 from service.models.huggingface.names import their_names
@@ -225,7 +226,7 @@ def test_weights_in_our_own_names_start_any_family(tmp_path: Path) -> None:
     reference = {"safetensors": upload(tmp_path, weights), **MLP["model"]}
     started = train(tmp_path, {**MLP, "model": reference, "steps": 1, "optimizer": {"lr": 1e-30}})
     assert started["result"]["eval_loss"] == pytest.approx(ended["result"]["eval_loss"], rel=1e-6)
-    other = FromSafetensors.model_validate({**reference, "hidden": [32, 16]})
+    other: ModelRef = TypeAdapter(ModelRef).validate_python({**reference, "hidden": [32, 16]})
     config, loaded = resolve(other, DataLayout(tmp_path))
     assert loaded is not None
     with pytest.raises(WeightsError, match=r"weights for .* have shape"):
