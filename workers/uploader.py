@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 class Uploader:
     """Call :meth:`put` from the event loop; :meth:`run` sends at most ten batches a second, the first one at once.
 
+    Of the progress in a batch only the newest is sent.
+
     While the broker is away up to ``capacity`` events wait; beyond that, what can be missed live is left to the record.
     ``lost`` is called when the attempt turns out to be superseded: nothing is sent any more.
     """
@@ -88,11 +90,11 @@ class Uploader:
 
     async def _send(self, batch: list[Event]) -> None:
         self._batch += 1
-        progress = [cast(ProgressEvent, event) for event in batch if event["type"] == "progress"]
-        others = [event for event in batch if event["type"] != "progress"]
+        newest = next((event for event in reversed(batch) if event["type"] == "progress"), None)
+        told = [event for event in batch if event["type"] != "progress" or event is newest]
+        progress = cast(ProgressEvent | None, newest)
         try:
-            newest = progress[-1] if progress else None
-            await insist(_PATIENCE_S, self._attempts.emit, self._ref, others, newest, self._batch)
+            await insist(_PATIENCE_S, self._attempts.emit, self._ref, told, progress, self._batch)
         except Superseded:
             self._lost = True
             self._queue.clear()

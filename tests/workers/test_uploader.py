@@ -34,7 +34,8 @@ def upload(
         uploader = Uploader(attempts or fleet.store.attempts, ref, record, lambda: said.append("lost"), capacity)
         for number in range(lines):
             uploader.put(wire.log_event(f"line {number}"))
-        uploader.put({"type": "progress", "time": 0.0, "rank": 0, "done": 3, "total": 9, "unit": "steps"})  # type: ignore[typeddict-unknown-key]
+        for done in (1, 2, 3):
+            uploader.put({"type": "progress", "time": 0.0, "rank": 0, "done": done, "total": 9, "unit": "steps"})  # type: ignore[typeddict-unknown-key]
         uploader.close()
         await uploader.run()
 
@@ -51,13 +52,14 @@ def test_events_arrive_in_order_and_are_on_record(fleet: Fleet, ref: AttemptRef,
     progress = fleet.job(ref).progress
     assert progress is not None
     assert progress.done == 3
+    assert [event["done"] for event in fleet.events(ref, "progress")] == [3]
 
 
 def test_what_does_not_fit_is_on_record_and_counted(fleet: Fleet, ref: AttemptRef, tmp_path: Path) -> None:
     upload(fleet, ref, tmp_path / "events.jsonl", 30, capacity=20)
     relayed = [event["line"] for event in fleet.events(ref, "log")]
     assert relayed[:20] == [f"line {number}" for number in range(20)]
-    assert relayed[20:] == ["11 events were not relayed; they are in the attempt's record"]
+    assert relayed[20:] == ["13 events were not relayed; they are in the attempt's record"]
     assert "line 29" in (tmp_path / "events.jsonl").read_text()
 
 
