@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from service.models.whole import gather
 from service.parallel import checkpoint, distributed
 from service.parallel import mesh as meshes
 from service.parallel.fsdp import Precision, apply_fsdp
+from service.parallel.pipeline.stage import Part
 from service.training.loop import Loop
 from service.training.state import model_tensors
 
@@ -68,23 +70,36 @@ def test_a_run_that_was_killed_at_any_step_goes_on_as_if_it_had_not_been(tmp_pat
     assert all(torch.equal(tensor, right[name]) for name, tensor in left.items())
 
 
-LAYOUTS: dict[str, dict[str, int]] = {
-    "fsdp4": {"dp_shard": 4},
-    "hsdp": {"dp_replicate": 2, "dp_shard": 2},
-    "tp2 fsdp2": {"tp": 2, "dp_shard": 2},
-    "pp2 fsdp2": {"pp": 2, "dp_shard": 2},
-    "pp2 tp2": {"pp": 2, "tp": 2},
-    "pp4": {"pp": 4},
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism, and which pipeline rank holds each stage (rank i stage i when absent)."""
+
+    parallel: dict[str, int]
+    owners: tuple[int, ...] | None = None
+
+
+LAYOUTS = {
+    "fsdp4": Layout({"dp_shard": 4}),
+    "hsdp": Layout({"dp_replicate": 2, "dp_shard": 2}),
+    "tp2 fsdp2": Layout({"tp": 2, "dp_shard": 2}),
+    "pp2 tp2": Layout({"pp": 2, "tp": 2}),
+    "pp4": Layout({"pp": 4}),
+    "pp2 looped, fsdp2": Layout({"pp": 2, "dp_shard": 2}, owners=(0, 1, 0, 1)),
+    "pp2 V, fsdp2": Layout({"pp": 2, "dp_shard": 2}, owners=(0, 1, 1, 0)),
 }
 MODEL = TransformerConfig(vocab_size=24, dim=24, layers=5, heads=4, kv_heads=2, ffn_dim=20, max_sequence=8)
 
 
-def sharded(layout: dict[str, int], seed: int) -> tuple[nn.Module, meshes.Mesh]:
-    mesh = meshes.build(ParallelSpec(**layout), "cpu")
-    model = build(MODEL, mesh, seed=seed)
+def sharded(layout: Layout, seed: int) -> tuple[list[nn.Module], meshes.Mesh]:
+    """This rank's stages."""
+    mesh = meshes.build(ParallelSpec(**layout.parallel), "cpu")
+    owners = layout.owners or tuple(range(mesh.pp.size))
+    parts = [Part(stage, len(owners)) for stage, owner in enumerate(owners) if owner == mesh.pp.rank]
+    stages = [build(MODEL, mesh, seed=seed, part=part) for part in parts]
     if mesh.dp.size > 1:
-        apply_fsdp(model, mesh, Precision(), reshard=True)
-    return model, mesh
+        for stage in stages:
+            apply_fsdp(stage, mesh, Precision(), reshard=True)
+    return stages, mesh
 
 
 def take_over(folder: str) -> list[str]:
@@ -92,14 +107,14 @@ def take_over(folder: str) -> list[str]:
     distributed.start("cpu")
     models = {name: sharded(layout, seed=index) for index, (name, layout) in enumerate(LAYOUTS.items())}
     whole: dict[str, dict[str, Tensor]] = {}
-    for name, (model, mesh) in models.items():
-        checkpoint.save(Path(folder, name), 1, model_tensors([model]), {})
-        whole[name] = gather(model, mesh)
+    for name, (stages, mesh) in models.items():
+        checkpoint.save(Path(folder, name), 1, model_tensors(stages), {})
+        whole[name] = gather(stages, mesh)
     wrong = []
     for writer, reader in permutations(LAYOUTS, 2):
-        model, mesh = models[reader]
-        checkpoint.load(Path(folder, writer, "step_1"), model_tensors([model]))
-        found, expected = gather(model, mesh), whole[writer]
+        stages, mesh = models[reader]
+        checkpoint.load(Path(folder, writer, "step_1"), model_tensors(stages))
+        found, expected = gather(stages, mesh), whole[writer]
         if found.keys() != expected.keys() or any(not torch.equal(found[name], expected[name]) for name in found):
             wrong.append(f"{writer} -> {reader}")
     return wrong
