@@ -64,6 +64,8 @@ class Row:
     schedule: str = "1f1b"
     micro: int = 1
     checkpoint: str = "none"
+    reduce: str = "last"
+    reshard: str = "auto"
     float8: bool = False
     bf16_state: bool = False
     peer: str = ""
@@ -88,6 +90,7 @@ class Row:
             "optimizer": {"lr": 3e-4, "weight_decay": 0.1, "clip_norm": 1.0},
             "schedule": {"warmup": 2},
             "activation_checkpoint": self.checkpoint,
+            "sharding": {"reduce": self.reduce, "reshard": self.reshard},
             "pipeline": {"schedule": self.schedule},
             **self.settings,
         }
@@ -143,13 +146,16 @@ ROWS = {
 }
 
 
+VARIABLE = ("micro", "checkpoint", "schedule", "reduce", "reshard")
+
+
 def varied(text: str) -> Row:
     """``ROW:field=value,…`` as a row of its own, with the peer of the row that it varies."""
     name, _, changes = text.partition(":")
     row, values = ROWS[name], {}
     for change in filter(None, changes.split(",")):
         key, _, value = change.partition("=")
-        if key not in ("micro", "checkpoint", "schedule"):
-            raise ValueError(f"{text}: {key!r} cannot be varied; expected micro, checkpoint or schedule")
+        if key not in VARIABLE:
+            raise ValueError(f"{text}: {key!r} cannot be varied; expected one of {', '.join(VARIABLE)}")
         values[key] = int(value) if key == "micro" else value
     return replace(row, **values, name=text, peer=name) if values else row

@@ -73,10 +73,22 @@ def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
     Until then they add up unsharded, and parameters stay gathered after a backward. A model that FSDP does not manage
     needs nothing.
     """
+    _set_backward(model, reduce=is_last, free=is_last)
+
+
+def reduce_each_backward(model: nn.Module, free: bool) -> None:
+    """Call before each backward of an optimizer step that is to reduce: gradients add up sharded.
+
+    ``free`` lets go of gathered parameters after it.
+    """
+    _set_backward(model, reduce=True, free=free)
+
+
+def _set_backward(model: nn.Module, *, reduce: bool, free: bool) -> None:
     if isinstance(model, FSDPModule):
-        model.set_is_last_backward(is_last)
-        model.set_requires_gradient_sync(is_last)
-        model.set_reshard_after_backward(is_last)
+        model.set_is_last_backward(reduce)
+        model.set_requires_gradient_sync(reduce)
+        model.set_reshard_after_backward(free)
 
 
 def free_parameters(model: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
-from service.parallel.fsdp import free_parameters, synchronize_gradients
+from service.parallel.fsdp import free_parameters, reduce_each_backward, synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -47,18 +47,20 @@ class AccumulationEngine:
     """The whole model on this rank (or its tensor-parallel part): micro-batches one after another.
 
     Each loss is divided by the global batch size before its backward; FSDP and accumulation then only add.
+    ``prepare(model, is_last)`` readies FSDP for the backward of a micro-batch.
     """
 
     model: nn.Module
     objective: Objective
     micro_batches: int
     global_batch: int
+    prepare: Callable[[nn.Module, bool], None] = synchronize_gradients
     timeline: None = None
 
     def forward_backward(self, batch: Split) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=batch.inputs.device)
         for index, micro in enumerate(chunks(batch, self.micro_batches)):
-            synchronize_gradients(self.model, is_last=index == self.micro_batches - 1)
+            self.prepare(self.model, index == self.micro_batches - 1)
             mean = self.objective.mean(self.model(micro.inputs), micro.targets)
             loss = mean * (len(micro) / self.global_batch)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -136,7 +138,8 @@ def build_engine(
     """The engine over this rank's stages; all ranks call it, since a pipeline connects its stages here."""
     schedule = plan_pipeline(spec)
     if schedule is None:
-        return AccumulationEngine(stages[0], objective, spec.micro_batches, spec.batch.global_)
+        prepare = synchronize_gradients if spec.sharding.reduce == "last" else _reducing_each(spec)
+        return AccumulationEngine(stages[0], objective, spec.micro_batches, spec.batch.global_, prepare)
     observer = timeline(device)
     return PipelineEngine(
         stages=stages,
@@ -147,6 +150,10 @@ def build_engine(
         global_batch=spec.batch.global_,
         timeline=observer,
     )
+
+
+def _reducing_each(spec: TrainSpec) -> Callable[[nn.Module, bool], None]:
+    return lambda model, is_last: reduce_each_backward(model, free=is_last or spec.reshards)
 
 
 @contextmanager

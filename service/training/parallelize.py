@@ -32,8 +32,7 @@ def parallelize(
         apply_activation_checkpoint(model, spec.activation_checkpoint, compiled=bool(backends))
     precision = Precision.from_spec(spec.precision)
     if mesh.dp.size > 1 or precision != Precision():
-        # Gathered parameters are kept between micro-batches, and freed between blocks when there is only one.
-        apply_fsdp(model, mesh, precision, reshard=spec.micro_batches == 1, units=units)
+        apply_fsdp(model, mesh, precision, reshard=spec.reshards, units=units)
     if backends:
         apply_compile(model, backends)
 

@@ -42,7 +42,8 @@ def apply_activation_checkpoint(model: nn.Module, choice: Choice, *, compiled: b
         return
     for block in model.blocks.values():  # type: ignore[operator]
         # A class for all blocks of one kind, not a wrapper for each: one compiled graph then still serves all.
-        block.__class__ = _recomputing(type(block), choice)
+        kind: Any = type(block)
+        block.__class__ = _recomputing(kind, choice)
 
 
 @cache

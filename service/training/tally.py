@@ -57,7 +57,7 @@ class Tally:
         if world > 1:
             dist.all_reduce(vector)
         self.grad_norm = vector[SQUARED_NORM].sqrt()
-        self._host = vector if device.type == "cpu" else vector.to("cpu", non_blocking=True)
+        self._host = vector if device.type == "cpu" else _to_host(vector)
         self._copied = None if device.type == "cpu" else torch.cuda.current_stream(device).record_event()
 
     def read(self, step: int) -> StepTotals:
@@ -76,6 +76,11 @@ class Tally:
             memory_gib=max(memory),
             bubble_fraction=bubble_fraction(values[BUSY], world, max(windows)) if measured else None,
         )
+
+
+def _to_host(vector: Tensor) -> Tensor:
+    """A copy on its way: only to pinned memory does the host not wait for all that the device has still to do."""
+    return torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True).copy_(vector, non_blocking=True)
 
 
 def _check_finite(marks: list[float], step: int) -> None:

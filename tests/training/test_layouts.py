@@ -34,6 +34,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "batch": {"micro": 2},
         "activation_checkpoint": "full",
     },
+    "fsdp2 reduced after every micro-batch": {
+        "parallel": {"dp_shard": 2},
+        "batch": {"micro": 2},
+        "sharding": {"reduce": "every"},
+    },
+    "fsdp2 reduced after every micro-batch, parameters freed": {
+        "parallel": {"dp_shard": 2},
+        "batch": {"micro": 2},
+        "sharding": {"reduce": "every", "reshard": "always"},
+    },
     "replicate2": {"parallel": {"dp_replicate": 2}},
     "tp2": {"parallel": {"tp": 2}},
     "pp2 gpipe": {"parallel": {"pp": 2}, "pipeline": {"schedule": "gpipe"}},

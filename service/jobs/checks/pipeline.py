@@ -19,6 +19,9 @@ def check_pipeline(spec: AnySpec) -> Iterator[Problem]:
     """Write the schedule that the ranks would follow, and prove it complete and free of deadlock."""
     if not isinstance(spec, TrainSpec) or spec.parallel.pp == 1:
         return
+    if spec.sharding.reduce == "every":
+        message = f"the schedule of pp={spec.parallel.pp} places the reductions"
+        yield Problem("sharding.reduce", message, "every", "last, or a mesh without a pipeline")
     stages, micro_batches, pipeline = spec.stages, spec.micro_batches, spec.pipeline
     if stages * micro_batches > LARGEST:
         message = f"{stages} stages × {micro_batches} micro-batches = {stages * micro_batches} forwards in a step"

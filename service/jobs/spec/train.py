@@ -44,6 +44,18 @@ class PrecisionSpec(Strict):
     float8: bool = Field(False, description="linear layers in float8; needs a CUDA device of sm_89 or later")
 
 
+class ShardingSpec(Strict):
+    """What FSDP2 keeps between the micro-batches of a step: memory against traffic."""
+
+    reshard: Literal["auto", "always", "never"] = Field(
+        "auto", description="free gathered parameters after each use; auto: where a step has one micro-batch only"
+    )
+    reduce: Literal["last", "every"] = Field(
+        "last",
+        description="reduce gradients after the last micro-batch, keeping unsharded ones till then, or after every one",
+    )
+
+
 class PipelineSpec(Strict):
     """How micro-batches move through the ``parallel.pp`` ranks of a pipeline; nothing of it matters when pp is 1."""
 
@@ -118,6 +130,7 @@ class TrainSpec(CommonSpec):
     steps: int = Field(ge=1, le=10**9)
     batch: BatchSpec = BatchSpec.model_validate({})
     precision: PrecisionSpec = PrecisionSpec()
+    sharding: ShardingSpec = ShardingSpec()
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
     pipeline: PipelineSpec = PipelineSpec()
     compile: CompileChoice = CompileChoice()
@@ -129,6 +142,12 @@ class TrainSpec(CommonSpec):
     def stages(self) -> int:
         """Pieces that the model is cut into; 1 without a pipeline."""
         return 1 if self.parallel.pp == 1 else self.parallel.pp * self.pipeline.stages_per_rank
+
+    @property
+    def reshards(self) -> bool:
+        """Whether gathered parameters are freed after each use."""
+        choice = self.sharding.reshard
+        return choice == "always" or (choice == "auto" and self.micro_batches == 1)
 
     @property
     def micro_batches(self) -> int:
