@@ -13,17 +13,22 @@ from torch import nn
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, prepare
+from service.bounds.onnx import load
+from service.bounds.onnx.reading import Runtime, parse
 from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
-from service.jobs.spec.verify import VerifySpec
+from service.jobs.spec.verify import FromOnnx, VerifySpec
 from service.models import build, load_into
 from service.models.reference import resolve
 from service.parallel import distributed
 from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh
+from service.parallel.tensor import local_copy
 from service.verification import report
-from service.verification.certify import certify
+from service.verification.certify import Verdict, certify
 from service.verification.properties import Property, read
+from service.verification.properties.queried import Queried
+from service.verification.search import Subject, decide
 from service.verification.tally import LayerTally, Row, gather_rows, rows_of, summary
 from service.verification.witness import Referee
 
@@ -38,6 +43,7 @@ class Task:
     module: nn.Module
     network: Network
     asked: Property
+    runtime: Runtime | None = None
 
     @property
     def batches(self) -> Iterator[list[int]]:
@@ -75,6 +81,8 @@ def _prepare(spec: VerifySpec, context: RunContext, device: torch.device) -> Tas
     if spec.parallel.pp > 1:
         raise UnsupportedModelError(f"parallel.pp={spec.parallel.pp}: bounds do not cross pipeline stages; use pp=1")
     mesh = build_mesh(spec.parallel, context.device_type)
+    if isinstance(spec.model, FromOnnx):
+        return _prepare_onnx(spec, spec.model, context, mesh, device)
     config, weights = resolve(spec.model, context.data)
     reads = config.reads
     if not isinstance(reads, Features):
@@ -90,10 +98,32 @@ def _prepare(spec: VerifySpec, context: RunContext, device: torch.device) -> Tas
     return Task(spec, mesh, device, module, network, read(spec.property, reads.features, reads.classes, context.data))
 
 
+def _prepare_onnx(spec: VerifySpec, model: FromOnnx, context: RunContext, mesh: Mesh, device: torch.device) -> Task:
+    content = context.data.file(model.onnx).read_bytes()
+    module = load(content).to(device)
+    asked = read(spec.property, module.features, module.outputs, context.data)
+    network = prepare(module, (module.features,), mesh.tp)
+    return Task(spec, mesh, device, module, network, asked, Runtime.of(parse(content)))
+
+
+def _decided(task: Task, asked: Queried) -> Row:
+    """What the search adds to the row of a query."""
+    judge = local_copy(task.module).double()
+    subject = Subject(task.module, task.network, judge, task.runtime, torch.float32)
+    decision = decide(subject, asked.query, task.spec.method, task.spec.budget.seconds)
+    late = decision.verdict is Verdict.UNKNOWN and decision.seconds >= task.spec.budget.seconds
+    return {
+        "verdict": "timeout" if late else decision.verdict.value,
+        "counterexample": None if decision.counterexample is None else list(decision.counterexample),
+        "domains": max(decision.domains, 1),
+        "seconds": decision.seconds,
+    }
+
+
 def _bound_all(task: Task, context: RunContext, layers: LayerTally) -> Iterator[Row]:
     """The rows of this data-parallel rank's instances, until they are done or the attempt is asked to end."""
     exchange, mesh = task.network.exchange, task.mesh
-    referee = Referee(task.module, exchange)
+    referee = Referee(task.module, exchange, task.runtime)
     like = torch.empty(0, dtype=torch.float32, device=task.device)
     done = 0
     for instances in task.batches:
@@ -106,7 +136,9 @@ def _bound_all(task: Task, context: RunContext, layers: LayerTally) -> Iterator[
         layers.add(outcome)
         context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         done += len(instances)
-        for row in rows_of(outcome, task.spec.method):
+        searched = _decided(task, task.asked) if isinstance(task.asked, Queried) else {}
+        for bounded in rows_of(outcome, task.spec.method):
+            row = {**bounded, **searched}
             if mesh.tp.rank == 0:
                 context.report.bound(row)
             yield row

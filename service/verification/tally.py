@@ -16,7 +16,7 @@ from service.parallel.mesh import Mesh
 from service.verification.certify import Outcome, Verdict
 
 Row = dict[str, Any]
-_VERDICTS = tuple(Verdict)
+VERDICTS = (*(each.value for each in Verdict), "timeout")
 _ABSENT = -1.0
 
 
@@ -100,7 +100,7 @@ def gather_rows(rows: Iterable[Row], total: int, method: str, mesh: Mesh, device
     widths = gather_from_group(torch.tensor([[outputs, features]], device=device), 0, mesh.dp.group, mesh.dp.size)
     outputs, features = widths.amax(dim=0).tolist()
     share = ceil(total / mesh.dp.size)
-    table = torch.full((share, 5 + 2 * outputs + features), _ABSENT, dtype=torch.float64, device=device)
+    table = torch.full((share, 6 + 2 * outputs + features), _ABSENT, dtype=torch.float64, device=device)
     for index, row in enumerate(own):
         table[index] = torch.tensor(_encode(row, features), dtype=torch.float64)
     everyone = gather_from_group(table, 0, mesh.dp.group, mesh.dp.size)
@@ -109,10 +109,10 @@ def gather_rows(rows: Iterable[Row], total: int, method: str, mesh: Mesh, device
 
 
 def _encode(row: Row, features: int) -> list[float]:
-    verdict = [each.value for each in _VERDICTS].index(row["verdict"])
+    verdict = VERDICTS.index(row["verdict"])
     found = row["counterexample"]
-    numbers = [row["instance"], verdict, row["margin"], row["seconds"], *row["lower"], *row["upper"]]
-    numbers += [found is not None, *(found if found is not None else [0.0] * features)]
+    numbers = [row["instance"], verdict, row["margin"], row["seconds"], row["domains"], *row["lower"]]
+    numbers += [*row["upper"], found is not None, *(found if found is not None else [0.0] * features)]
     return [float("nan") if number is None else float(number) for number in numbers]
 
 
@@ -120,20 +120,20 @@ def _decode(values: list[float], outputs: int, method: str) -> Row:
     numbers = [_finite(value) for value in values]
     return {
         "instance": int(values[0]),
-        "verdict": _VERDICTS[int(values[1])].value,
-        "lower": numbers[4 : 4 + outputs],
-        "upper": numbers[4 + outputs : 4 + 2 * outputs],
+        "verdict": VERDICTS[int(values[1])],
+        "lower": numbers[5 : 5 + outputs],
+        "upper": numbers[5 + outputs : 5 + 2 * outputs],
         "margin": numbers[2],
         "method": method,
         "seconds": values[3],
-        "domains": 1,
-        "counterexample": values[5 + 2 * outputs :] if values[4 + 2 * outputs] else None,
+        "domains": int(values[4]),
+        "counterexample": values[6 + 2 * outputs :] if values[5 + 2 * outputs] else None,
     }
 
 
 def summary(rows: list[Row], has_labels: bool, eps: float | None) -> Mapping[str, Any]:
     """Verdicts, accuracies (fractions of all instances), mean width of the output bounds, seconds of work."""
-    verdicts = {name: sum(row["verdict"] == name for row in rows) for name in (*[v.value for v in Verdict], "timeout")}
+    verdicts = {name: sum(row["verdict"] == name for row in rows) for name in VERDICTS}
     widths = [
         high - low if low is not None and high is not None else None
         for row in rows

@@ -13,6 +13,7 @@ from service.jobs.checks.subject import AnySpec, Lookup, Uploaded
 from service.jobs.records import Problem
 from service.jobs.spec import TrainSpec
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
+from service.jobs.spec.verify import FromOnnx
 from service.jobs.states import TERMINAL
 
 _LONGEST_CHAIN = 64
@@ -61,7 +62,7 @@ def check_archive(spec: AnySpec, uploaded: Uploaded) -> Iterator[Problem]:
             yield Problem("model.huggingface", str(error), spec.model.huggingface, expected)
 
 
-def resolve(model: ModelRef, lookup: Lookup, uploaded: Uploaded) -> ModelConfig | None:
+def resolve(model: ModelRef | FromOnnx, lookup: Lookup, uploaded: Uploaded) -> ModelConfig | None:
     """The family's configuration behind a reference, through jobs that start from others.
 
     ``None`` where only the ranks will know it: the configuration is in a file, or the job is not there.
@@ -74,7 +75,7 @@ def resolve(model: ModelRef, lookup: Lookup, uploaded: Uploaded) -> ModelConfig 
         if isinstance(model, FromSafetensors):
             return model.config
         if not isinstance(model, FromJob):
-            return model
+            return None if isinstance(model, FromOnnx) else model
         job = lookup(model.job)
         if job is None or job.kind != "train":
             return None

@@ -10,7 +10,7 @@ from service.jobs.records import Problem
 from service.jobs.spec import TrainSpec, VerifySpec
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import FromHuggingFace, FromJob, ModelConfig, ModelRef, TransformerConfig
-from service.jobs.spec.verify import Box, BoxProperty, Robustness
+from service.jobs.spec.verify import Box, BoxProperty, FromOnnx, Robustness, RobustnessProperty
 
 
 def check_fit(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
@@ -29,11 +29,11 @@ def check_fit(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
         yield Problem(path, message, config.family, "a model that reads features")
     elif isinstance(spec.property, BoxProperty):
         yield from _check_box(spec.property.box, reads)
-    else:
+    elif isinstance(spec.property, RobustnessProperty):
         yield from _check_robustness(spec.property.robustness, config, where)
 
 
-def _form(model: ModelRef) -> str:
+def _form(model: ModelRef | FromOnnx) -> str:
     """The field that says which model it is."""
     if isinstance(model, FromJob):
         return "job"

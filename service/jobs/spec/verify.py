@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from service.jobs.spec.base import CommonSpec, ParallelSpec, Strict
+from service.jobs.spec.base import CommonSpec, FileId, ParallelSpec, Strict
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
 
@@ -44,6 +44,18 @@ class Box(Strict):
         return self
 
 
+class FromOnnx(Strict):
+    """A network in an uploaded ONNX file, opset 8 to 21; inputs and outputs are flattened."""
+
+    onnx: FileId
+
+
+class VnnlibProperty(Strict):
+    """The query of an uploaded VNN-LIB 1 file: *verified* if no input satisfies it, *falsified* by one that does."""
+
+    vnnlib: FileId
+
+
 class RobustnessProperty(Strict):
     robustness: Robustness
 
@@ -54,28 +66,41 @@ class BoxProperty(Strict):
 
 def _property_form(value: Any) -> str | None:
     keys = value if isinstance(value, dict) else getattr(value, "model_fields_set", ())
-    return next((name for name in ("robustness", "box") if name in keys), None)
+    return next((name for name in ("robustness", "box", "vnnlib") if name in keys), None)
 
 
 Property = Annotated[
-    Annotated[RobustnessProperty, Tag("robustness")] | Annotated[BoxProperty, Tag("box")],
+    Annotated[RobustnessProperty, Tag("robustness")]
+    | Annotated[BoxProperty, Tag("box")]
+    | Annotated[VnnlibProperty, Tag("vnnlib")],
     Discriminator(
         _property_form,
         custom_error_type="property_form",
-        custom_error_message="a property is {robustness: {…}} or {box: {…}}",
+        custom_error_message="a property is {robustness: {…}}, {box: {…}} or {vnnlib: FILE}",
     ),
+]
+
+
+def _model_form(value: Any) -> str:
+    is_onnx = "onnx" in value if isinstance(value, dict) else isinstance(value, FromOnnx)
+    return "onnx" if is_onnx else "reference"
+
+
+VerifiedModel = Annotated[
+    Annotated[FromOnnx, Tag("onnx")] | Annotated[ModelRef, Tag("reference")], Discriminator(_model_form)
 ]
 
 
 class VerifyBudget(Strict):
     batch: int = Field(64, ge=1, description="instances bounded together")
+    seconds: float = Field(60.0, gt=0, le=10**6, description="for a VNN-LIB query; then its verdict is timeout")
 
 
 class VerifySpec(CommonSpec):
     """Certify ``property`` of ``model`` with bound propagation."""
 
     kind: Literal["verify"] = "verify"
-    model: ModelRef
+    model: VerifiedModel
     property: Property
     method: Literal["ibp", "crown-ibp", "crown"] = "crown"
     budget: VerifyBudget = VerifyBudget()
@@ -88,3 +113,12 @@ class VerifySpec(CommonSpec):
                 f"bounds do not cross pipeline stages: pp must be 1, got {parallel.pp}; tp and dp are free"
             )
         return parallel
+
+    @model_validator(mode="after")
+    def _one_rank(self) -> VerifySpec:
+        asks_one = isinstance(self.property, VnnlibProperty) or isinstance(self.model, FromOnnx)
+        if asks_one and self.parallel.world_size > 1:
+            raise ValueError(
+                f"parallel: an ONNX model and a VNN-LIB query are verified on one rank, got {self.parallel.arithmetic}"
+            )
+        return self

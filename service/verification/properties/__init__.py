@@ -6,19 +6,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from service.jobs.layout import DataLayout
-from service.jobs.spec.verify import BoxProperty, RobustnessProperty
+from service.jobs.spec.verify import BoxProperty, RobustnessProperty, VnnlibProperty
 from service.verification.properties.base import Property, PropertyError, Question
 from service.verification.properties.box import one_box
+from service.verification.properties.queried import queried
 from service.verification.properties.robustness import robust_samples
 
 PROPERTIES: Mapping[type, Callable[[Any, int, int, DataLayout | None], Property]] = {
     RobustnessProperty: robust_samples,
     BoxProperty: one_box,
+    VnnlibProperty: queried,
 }
 
 
 def read(
-    spec: RobustnessProperty | BoxProperty, features: int, classes: int, layout: DataLayout | None = None
+    spec: RobustnessProperty | BoxProperty | VnnlibProperty,
+    features: int,
+    classes: int,
+    layout: DataLayout | None = None,
 ) -> Property:
     """The property of a specification for a model with that many inputs and outputs; ``layout`` has uploaded files."""
     return PROPERTIES[type(spec)](spec, features, classes, layout)

@@ -17,10 +17,10 @@ def attack(subject: Subject, goal: Goal, seed: int = 0) -> tuple[float, ...] | N
     box = goal.box(subject.dtype)
     generator = torch.Generator().manual_seed(seed)
     count = max(RESTARTS, 2 * goal.disjuncts)
-    weights = torch.rand(count, box.lower.shape[1], generator=generator, dtype=subject.dtype)
+    weights = torch.rand(count, box.lower.shape[1], generator=generator, dtype=subject.dtype).to(subject.device)
     weights[0] = 0.5
     x = box.lower + weights * box.width
-    aim = torch.arange(count) % goal.disjuncts
+    aim = torch.arange(count, device=subject.device) % goal.disjuncts
     for step in range(STEPS):
         values, gradient = descent(subject, goal, x, aim)
         if bool((values <= 0).any()) and (found := subject.convinced(goal, x[worst_first(values, 8)])):

@@ -42,7 +42,7 @@ def decide(subject: Subject, query: Query, method: str, limit: float) -> Decisio
     """Within about ``limit`` seconds; *unknown* is the answer when they did not suffice."""
     started = time.monotonic()
     domains, open_ = 0, False
-    every = goals(query)
+    every = goals(query, subject.device)
     for goal in every:
         found = attack(subject, goal)
         if found is not None:
@@ -65,7 +65,7 @@ class _Search:
         self.subject, self.goal, self.deadline = subject, goal, deadline
         self.method, self.domains = METHODS[method], 0
         self.box = goal.box(subject.dtype)
-        self.margins = torch.full((1,), -torch.inf, dtype=subject.dtype)
+        self.margins = torch.full((1,), -torch.inf, dtype=subject.dtype, device=subject.device)
         self.whole = self.box.width[0]
 
     @torch.no_grad()
@@ -88,7 +88,7 @@ class _Search:
         return Verdict.VERIFIED, None
 
     def _take(self, count: int) -> Interval:
-        chosen = torch.zeros(len(self.margins), dtype=torch.bool)
+        chosen = torch.zeros(len(self.margins), dtype=torch.bool, device=self.margins.device)
         chosen[list(worst_first(self.margins, count))] = True
         taken = self.box.map(lambda end: end[chosen])
         self.box, self.margins = self.box.map(lambda end: end[~chosen]), self.margins[~chosen]

@@ -26,6 +26,9 @@ class Goal:
     thresholds: Tensor
     disjunct: Tensor
 
+    def on(self, device: torch.device) -> Goal:
+        return Goal(*(each.to(device) for each in (self.lower, self.upper, self.rows, self.thresholds, self.disjunct)))
+
     @property
     def disjuncts(self) -> int:
         return int(self.disjunct.max()) + 1
@@ -44,12 +47,12 @@ class Goal:
         return start.scatter_reduce(1, index, values, "amax")
 
 
-def goals(query: Query) -> list[Goal]:
+def goals(query: Query, device: torch.device) -> list[Goal]:
     """One goal for each different box."""
     grouped: dict[tuple[tuple[float, ...], tuple[float, ...]], list[Case]] = {}
     for case in query.cases:
         grouped.setdefault((case.lower, case.upper), []).append(case)
-    return [_goal(lower, upper, cases, query.outputs) for (lower, upper), cases in grouped.items()]
+    return [_goal(lower, upper, cases, query.outputs).on(device) for (lower, upper), cases in grouped.items()]
 
 
 def _goal(lower: Sequence[float], upper: Sequence[float], cases: Sequence[Case], outputs: int) -> Goal:

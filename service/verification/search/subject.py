@@ -17,12 +17,14 @@ from service.verification.search.goal import Goal
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """``module`` and ``network`` are in ``dtype``; ``judge`` is the module in float64, ``runtime`` onnxruntime."""
+    """``module`` and ``network`` are in ``dtype``; ``judge`` is the module in float64, ``runtime`` onnxruntime,
+    for a model that came from ONNX.
+    """
 
     module: nn.Module
     network: Network
     judge: nn.Module
-    runtime: Runtime
+    runtime: Runtime | None
     dtype: torch.dtype
 
     @classmethod
@@ -31,19 +33,28 @@ class Subject:
         module = load(data).to(dtype)
         return cls(module, prepare(module, (module.features,)), load(data).double(), Runtime.of(parse(data)), dtype)
 
+    @property
+    def device(self) -> torch.device:
+        held = (*self.judge.parameters(), *self.judge.buffers())
+        return held[0].device if held else torch.device("cpu")
+
     @torch.no_grad()
     def convinced(self, goal: Goal, candidates: Tensor) -> tuple[float, ...] | None:
-        """The first candidate ``(n, features)`` that violates the property in float64 and in onnxruntime, or none.
+        """The first candidate ``(n, features)`` that violates the property in float64 and in onnxruntime, or ``None``.
 
         Each is moved into the exact box first.
         """
         exact = torch.minimum(torch.maximum(candidates.double(), goal.lower), goal.upper)
         suspects = goal.per_disjunct(goal.excess(self.judge(exact))).amin(dim=1) <= 0
         for instance in exact[suspects][:8]:
-            outputs = torch.from_numpy(self.runtime.flat(np.asarray(instance)))
-            if bool((goal.per_disjunct(goal.excess(outputs[None])) <= 0).any()):
+            if self.runtime is None or self._violated_there(goal, self.runtime, instance):
                 return tuple(float(entry) for entry in instance)
         return None
+
+    @staticmethod
+    def _violated_there(goal: Goal, runtime: Runtime, instance: Tensor) -> bool:
+        outputs = torch.from_numpy(runtime.flat(np.asarray(instance.cpu()))).to(instance.device)
+        return bool((goal.per_disjunct(goal.excess(outputs[None])) <= 0).any())
 
 
 def worst_first(values: Tensor, count: int) -> Sequence[int]:

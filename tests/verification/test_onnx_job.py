@@ -1,0 +1,109 @@
+"""Jobs on ONNX models and VNN-LIB queries, from uploaded files to rows and a result."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from onnx_models import dense
+from pydantic import ValidationError
+from test_verify_job import context
+
+from service.bounds.onnx import load
+from service.jobs.layout import DataLayout
+from service.jobs.spec import VerifySpec
+from service.verification import job
+from service.verification.properties import PropertyError
+
+NETWORK = dense([3, 10, 10, 2])
+DECLARED = "".join(f"(declare-const {name} Real)" for name in ("X_0", "X_1", "X_2", "Y_0", "Y_1"))
+BOX = "".join(f"(assert (<= X_{index} 1))(assert (>= X_{index} -1))" for index in range(3))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataLayout:
+    return DataLayout(tmp_path)
+
+
+def upload(data: DataLayout, content: bytes) -> str:
+    name = f"file_{hashlib.sha256(content).hexdigest()}"
+    data.file(name).parent.mkdir(parents=True, exist_ok=True)
+    data.file(name).write_bytes(content)
+    return name
+
+
+def specification(data: DataLayout, query: str, **fields: Any) -> VerifySpec:
+    given = {"model": {"onnx": upload(data, NETWORK)}, "property": {"vnnlib": upload(data, query.encode())}, **fields}
+    return VerifySpec.model_validate({"device": "cpu", **given})
+
+
+def reach() -> tuple[float, float]:
+    """Of ``y0`` at many inputs of the box."""
+    x = 2 * torch.rand(20000, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64) - 1
+    y = load(NETWORK).double()(x)[:, 0]
+    return float(y.min()), float(y.max())
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_query_is_decided(data: DataLayout, reached: bool) -> None:
+    least, most = reach()
+    threshold = most + (-0.1 if reached else 0.2) * (most - least)
+    ranked, report = context(data)
+    result = job.run(specification(data, f"{DECLARED}{BOX}(assert (>= Y_0 {threshold}))"), ranked)
+    assert result is not None
+    (row,) = report.bounds
+    assert row["verdict"] == ("falsified" if reached else "verified")
+    assert result["verdicts"][row["verdict"]] == 1
+    assert row["lower"][0] <= least <= most <= row["upper"][0]
+    if reached:
+        y = load(NETWORK).double()(torch.tensor([row["counterexample"]], dtype=torch.float64))
+        assert float(y[0, 0]) >= threshold
+        assert all(-1 <= entry <= 1 for entry in row["counterexample"])
+    else:
+        assert row["counterexample"] is None
+
+
+def test_a_search_that_is_out_of_time_says_so(data: DataLayout) -> None:
+    least, most = reach()
+    query = f"{DECLARED}{BOX}(assert (>= Y_0 {most + 0.03 * (most - least)}))"
+    ranked, report = context(data)
+    result = job.run(specification(data, query, method="ibp", budget={"seconds": 1e-6}), ranked)
+    assert result is not None
+    assert result["verdicts"]["timeout"] == 1
+    assert report.bounds[0]["verdict"] == "timeout"
+
+
+def test_a_box_of_an_onnx_model(data: DataLayout) -> None:
+    box = {"lower": [-1, -1, -1], "upper": [1, 1, 1], "output": [{"coefficients": [1, 0], "threshold": -1e6}]}
+    ranked, report = context(data)
+    job.run(specification(data, "", property={"box": box}), ranked)
+    assert report.bounds[0]["verdict"] == "verified"
+
+
+def test_a_query_about_a_built_in_model(data: DataLayout) -> None:
+    model = {"family": "mlp", "in_features": 3, "hidden": [4], "out_features": 2}
+    ranked, report = context(data)
+    job.run(specification(data, f"{DECLARED}{BOX}(assert (>= Y_1 1000))", model=model), ranked)
+    assert report.bounds[0]["verdict"] == "verified"
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("(assert", "property.vnnlib: line 1: got '('"),
+        ("(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= 0 X_0 ))(assert (<= X_0 1))", "has 3 and 2"),
+        (f"{DECLARED}{BOX}(assert (>= X_0 2))", "no input satisfies"),
+    ],
+)  # fmt: skip
+def test_a_query_that_does_not_fit_is_refused(data: DataLayout, query: str, message: str) -> None:
+    with pytest.raises(PropertyError) as refused:
+        job.run(specification(data, query), context(data)[0])
+    assert message in str(refused.value)
+
+
+def test_more_ranks_than_one_are_refused(data: DataLayout) -> None:
+    with pytest.raises(ValidationError, match="are verified on one rank"):
+        specification(data, BOX, parallel={"tp": 2})
