@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,22 @@ from safetensors.torch import save_file
 
 from service.jobs.layout import JobPaths
 from service.jobs.spec.base import ParallelSpec
-from service.jobs.spec.model import MlpConfig, TransformerConfig
+from service.jobs.spec.model import ConvnetConfig, MlpConfig, TransformerConfig
 from service.jobs.spec.train import PrecisionSpec
 from service.models import FamilyConfig, WeightsError, build, load_into, load_whole
 from service.models.registry import family_builder
 from service.parallel import checkpoint, mesh
 from service.parallel.fsdp import Precision, apply_fsdp
-from service.parallel.pipeline.runtime import PipelineRuntime, Work
+from service.parallel.pipeline.runtime import PipelineRuntime, Unobserved, Work
 from service.parallel.pipeline.stage import Part
 from service.parallel.tensor.placement import sharded_dimensions
 from service.schedules.one_f_one_b import one_f_one_b
+from service.schedules.schedule import Instruction
 
 TRANSFORMER = TransformerConfig(vocab_size=16, dim=8, layers=3, heads=4, kv_heads=2, max_sequence=6)
 MLP = MlpConfig(in_features=3, hidden=(4, 8, 4), out_features=2)
-CONFIGS = [TRANSFORMER, MLP]
+CONVNET = ConvnetConfig(height=4, width=4, channels=(2, 4), pool=2, hidden=(4,), out_features=2)
+CONFIGS = [TRANSFORMER, MLP, CONVNET]
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -90,18 +93,18 @@ def test_one_process_runs_a_schedule_too() -> None:
     wanted = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     model.zero_grad()
     seen = []
-    runtime = PipelineRuntime(
-        {0: model},
-        grid,
-        device=torch.device("cpu"),
-        observe=lambda instruction, *when: seen.append((instruction, when)),
-    )
+
+    class Recorder(Unobserved):
+        def computing(self, instruction: Instruction) -> AbstractContextManager[None]:
+            seen.append(instruction)
+            return nullcontext()
+
+    runtime = PipelineRuntime({0: model}, grid, device=torch.device("cpu"), observer=Recorder())
     plan = one_f_one_b(1, 1, 3)
     runtime.run(plan, Work(loss, x.chunk(3), targets.chunk(3)))
     for parameter, gradient in zip(model.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-12)
-    assert tuple(instruction for instruction, _ in seen) == plan.ranks[0]
-    assert all(began <= ended for _, (began, ended) in seen)
+    assert tuple(seen) == plan.ranks[0]
 
 
 def test_too_long_a_sequence_is_refused() -> None:
