@@ -225,6 +225,7 @@ def test_the_test_split_may_be_another_file(tmp_path: Path) -> None:
         ({}, {"classes": 3}, "targets are 0 to 3; data.classes=3 allows 0 to 2"),
         ({"targets": np.zeros(19, np.int64)}, {}, r"targets is torch.int64 of shape \(19,\); .* each of 20 inputs"),
         ({"targets": np.zeros(20)}, {}, "targets is torch.float64 .* one whole number for each"),
+        ({"inputs": np.zeros(20)}, {"shape": (1,)}, r"inputs have shape \(20,\); data.shape says \(n, 1,\)"),
         ({"inputs": np.zeros((20, 2, 3), bool)}, {}, "inputs are torch.bool; expected real numbers"),
     ],
 )

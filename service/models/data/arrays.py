@@ -91,7 +91,7 @@ def _check_inputs(inputs: Tensor, spec: FileArrays, what: str) -> None:
     if inputs.is_complex() or inputs.dtype == torch.bool:
         raise ValueError(f"{what} are {inputs.dtype}; expected real numbers")
     own = tuple(inputs.shape[1:])
-    if not len(inputs) or (own != spec.shape and prod(own) != prod(spec.shape)):
+    if inputs.dim() < 2 or not len(inputs) or (own != spec.shape and prod(own) != prod(spec.shape)):
         raise ValueError(f"{what} have shape {tuple(inputs.shape)}; data.shape says (n, {str(spec.shape)[1:]}")
 
 

@@ -9,13 +9,19 @@ from service.jobs.layout import DataLayout
 from service.jobs.spec.files import FileArrays, FileTokens
 from service.models.data import arrays, packed
 from service.models.data.samples import Dataset, Samples
-from service.models.data.text import tokenized
+from service.models.data.text import tokenized, tokenizer_version
 
 
 def load(spec: FileTokens | FileArrays, layout: DataLayout | None) -> Dataset:
-    """Samples that stay on disk. Their digest is that of the spec, since a file's id is the hash of its content."""
+    """Samples that stay on disk."""
     train, test = _tokens(spec, layout) if isinstance(spec, FileTokens) else _arrays(spec, layout)
-    return Dataset(train, test, hashlib.sha256(spec.model_dump_json().encode()).hexdigest())
+    return Dataset(train, test, _digest(spec))
+
+
+def _digest(spec: FileTokens | FileArrays) -> str:
+    """That of the spec, since a file's id is the hash of its content; and of what else decides how a text is cut."""
+    cut_by = tokenizer_version() if isinstance(spec, FileTokens) and spec.tokenizer is not None else ""
+    return hashlib.sha256(f"{spec.model_dump_json()}{cut_by}".encode()).hexdigest()
 
 
 def _tokens(spec: FileTokens, layout: DataLayout | None) -> tuple[Samples, Samples]:

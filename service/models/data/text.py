@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,7 @@ def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> Toke
     if size > vocabulary:
         raise ValueError(f"data.tokenizer has {size} tokens; data.vocabulary={vocabulary} must be at least that")
     kind = "uint16" if vocabulary <= 2**16 else "uint32"
-    # Uploaded files are named by their hash; another version of the library may cut the same text otherwise.
-    key = f"{text.name}\n{tokenizer.name}\n{tokenizers.__version__}\n{kind}"
+    key = f"{text.name}\n{tokenizer.name}\n{tokenizer_version()}\n{kind}"  # uploaded files are named by their hash
     path = cache / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()}.{kind}"
 
     def write(target: Path) -> None:
@@ -42,6 +42,11 @@ def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> Toke
                 np.asarray(model.encode(chunk, add_special_tokens=False).ids, dtype=kind).tofile(ids)
 
     return TokenFile(once(path, write), kind)
+
+
+def tokenizer_version() -> str:
+    """Another version of the library may cut the same text otherwise."""
+    return version("tokenizers")
 
 
 def _chunks(text: Path) -> Iterator[str]:
