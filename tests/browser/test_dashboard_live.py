@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 
@@ -126,6 +127,16 @@ def test_rows_of_a_verification_stream_in(page: Page, fleet: Fleet) -> None:
         {"verdicts": {"verified": 2, "falsified": 1, "unknown": 1, "timeout": 0}, "mean_width": 1.5, "seconds": 2.0}
     )
     expect(page.locator("#result")).to_contain_text("1.5")
+
+
+def test_the_question_of_a_verification_is_named(page: Page, fleet: Fleet) -> None:
+    box = {"lower": [0.0] * 64, "upper": [1.0] * 64}
+    file = fleet.store.files.add(io.BytesIO(b"(assert (>= X_0 0))"), "text/plain")
+    questions = {"input box": {"box": box}, "VNN-LIB query": {"vnnlib": file.id}}
+    for words, question in questions.items():
+        job = fleet.submit(verify_spec(property=question))
+        page.goto(f"/jobs/{job.id}")
+        expect(page.locator("#verify .note")).to_have_text(f"crown · {words}")
 
 
 def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> None:

@@ -84,8 +84,7 @@ export class Verify extends Section {
   /** @param {import("../lib/types.js").Job} job */
   show(job) {
     this.ended = isTerminal(job.state);
-    const robustness = job.spec.property?.robustness;
-    this.what = [job.spec.method, robustness ? `L∞ ball of radius ${robustness.eps}` : "input box"].filter(Boolean).join(" · ");
+    this.what = [job.spec.method, question(job.spec.property ?? {})].filter(Boolean).join(" · ");
     this.draw();
   }
 
@@ -155,4 +154,10 @@ export class Verify extends Section {
       setAttribute(line, "aria-selected", line.getAttribute("data-instance") === String(row.instance) ? "true" : null);
     }
   }
+}
+
+/** What is to be certified, in a few words. @param {Record<string, any>} property */
+function question({ robustness, vnnlib }) {
+  if (robustness) return `L∞ ball of radius ${robustness.eps}`;
+  return vnnlib ? "VNN-LIB query" : "input box";
 }
