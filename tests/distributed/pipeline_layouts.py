@@ -83,12 +83,16 @@ def run_layout(
     reshard: bool = True,
     recompute: bool = False,
     device: torch.device = CPU,
+    grid: mesh.Mesh | None = None,
 ) -> dict[str, Any]:
-    """Two steps' worth of gradients, an evaluation between them, the whole weights there and back."""
+    """Two steps' worth of gradients, an evaluation between them, the whole weights there and back.
+
+    ``grid`` is the mesh of ``spec``, built here when absent.
+    """
     config, per_micro = CONFIGS[family], 2
     size = per_micro * micro_batches * spec.dp
     loss, gradients, weights = reference(config, size, device.type)
-    grid = mesh.build(spec, device.type)
+    grid = grid or mesh.build(spec, device.type)
     plan = generator(schedule)(spec.pp, VIRTUAL_STAGES.get(schedule, 1), micro_batches)
     stages = build_stages(config, grid, plan, device)
     for stage in stages.values():
