@@ -279,6 +279,12 @@ def test_a_device_that_the_fleet_lacks_is_refused() -> None:
     assert found(spec("train"), fleet={}) == [("device", "auto", "a device that it has: none")]
 
 
+def test_float8_needs_gpus() -> None:
+    given_spec = spec("train", precision={"float8": True})
+    assert found(given_spec, fleet={"cpu": 8}) == [("precision.float8", True, "false")]
+    assert found(given_spec, fleet={"cpu": 8, "cuda": 1}) == found(given_spec) == []
+
+
 @pytest.mark.parametrize(
     ("device", "fleet", "pool"),
     [

@@ -7,6 +7,7 @@ from typing import Literal
 
 from service.jobs.checks.subject import AnySpec
 from service.jobs.records import Problem
+from service.jobs.spec import TrainSpec
 
 
 def pool_of(spec: AnySpec, fleet_capacity: Mapping[str, int]) -> Literal["cuda", "cpu"]:
@@ -20,6 +21,9 @@ def check_fleet(spec: AnySpec, fleet_capacity: Mapping[str, int] | None) -> Iter
     if fleet_capacity is None:
         return
     pool = pool_of(spec, fleet_capacity)
+    if isinstance(spec, TrainSpec) and spec.precision.float8 and pool == "cpu":
+        message = "float8 layers need CUDA devices of sm_89 or later, and this job would run on cpu"
+        yield Problem("precision.float8", message, True, "false")
     available = fleet_capacity.get(pool, 0)
     if available == 0:
         others = ", ".join(name for name, count in fleet_capacity.items() if count) or "none"

@@ -74,6 +74,7 @@ class CertifiedObjective(Objective):
         stage.forward = BoundedForward(self, stage, prepared, part)
 
     def units(self, stage: nn.Module) -> Iterable[nn.Module]:
+        """None: bounds go through a stage as one graph, so its parameters are gathered together."""
         return ()
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
