@@ -1,0 +1,27 @@
+"""The example specs are what the service accepts, and the README shows them as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from service.jobs.checks import check
+from service.jobs.spec import spec_adapter
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_accepted_but_for_the_job_that_it_leaves_open(path: Path) -> None:
+    spec = spec_adapter.validate_python(yaml.safe_load(path.read_text()))
+    problems = check(spec, {"cpu": 4}, lambda job_id: None)
+    assert {problem.path for problem in problems} <= {"model.job"}
+    assert bool(problems) == ("model.job=ID" in path.read_text())
+
+
+@pytest.mark.parametrize("kind", ["train", "verify", "compile"])
+def test_the_readme_shows_the_examples(kind: str) -> None:
+    assert f"```yaml\n{(ROOT / 'examples' / f'{kind}.yaml').read_text()}```" in (ROOT / "README.md").read_text()
