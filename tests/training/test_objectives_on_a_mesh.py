@@ -47,10 +47,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp2 tp2": {"parallel": {"dp_shard": 2, "tp": 2}},
 }
 WITHOUT = {  # what another subject shows already, and what a backward pass over bounds cannot do
-    "convnet": {"fsdp2 accumulation", "fsdp2 tp2"},
+    "convnet": {"fsdp2 accumulation", "pp2 zero_bubble", "pp2 tp2", "fsdp2 tp2"},
     "ibp": {"pp2 zbv"},
     "ibp of a convnet": {"fsdp2", "fsdp2 accumulation", "fsdp2 tp2", "pp2 zero_bubble", "pp2 tp2"},
-    "crown-ibp": {"fsdp2 accumulation", *(name for name in LAYOUTS if "pp2" in name)},
+    "crown-ibp": {"fsdp2 accumulation", "fsdp2 tp2", *(name for name in LAYOUTS if "pp2" in name)},
 }
 CASES = [(subject, layout) for subject in SUBJECTS for layout in LAYOUTS if layout not in WITHOUT.get(subject, ())]
 
