@@ -80,10 +80,9 @@ def test_what_a_header_cannot_say_is_refused(kind: TensorKind) -> None:
 def test_buffers_are_used_again_by_their_kind() -> None:
     pool = BufferPool(torch.device("cpu"))
     narrow, wide = TensorKind((2,), torch.float32), TensorKind((3,), torch.float32)
-    first = pool.take(narrow)
-    second = pool.take(narrow)
+    first, second = pool.take(narrow).tensor, pool.take(narrow).tensor
     assert first.data_ptr() != second.data_ptr()
     pool.give_back(first)
-    assert pool.take(wide).shape == (3,)
-    assert pool.take(narrow) is first
+    assert pool.take(wide).tensor.shape == (3,)
+    assert pool.take(narrow).tensor is first
     assert pool.allocated == 3
