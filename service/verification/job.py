@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,8 +13,6 @@ from torch import nn
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, prepare
-from service.bounds.onnx import load
-from service.bounds.onnx.reading import Runtime, parse
 from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import FromOnnx, VerifySpec
@@ -31,6 +29,9 @@ from service.verification.properties.queried import Queried
 from service.verification.search import Subject, decide
 from service.verification.tally import LayerTally, Row, gather_rows, rows_of, summary
 from service.verification.witness import Referee
+
+if TYPE_CHECKING:
+    from service.bounds.onnx.reading import Runtime
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +100,9 @@ def _prepare(spec: VerifySpec, context: RunContext, device: torch.device) -> Tas
 
 
 def _prepare_onnx(spec: VerifySpec, model: FromOnnx, context: RunContext, mesh: Mesh, device: torch.device) -> Task:
+    from service.bounds.onnx import load  # noqa: PLC0415 - brings onnxruntime, which only these models need
+    from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
+
     content = context.data.file(model.onnx).read_bytes()
     module = load(content).to(device)
     asked = read(spec.property, module.features, module.outputs, context.data)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from service.bounds.exchange import Exchange
-from service.bounds.onnx.reading import Runtime
 from service.parallel.tensor import local_copy
 from service.verification.properties import Question
+
+if TYPE_CHECKING:
+    from service.bounds.onnx.reading import Runtime
 
 
 @dataclass(eq=False)

@@ -72,16 +72,26 @@ class Absolute(LeakyRelu):
 
 
 class Floor(NonlinearRule):
-    """The greatest whole number not above z: constant lines where at most one step is within, else ``z − 1 … z``."""
+    """The greatest whole number not above z: constant lines where at most one step is within, else ``z − 1 … z``.
+
+    A last bit of an end decides about a whole step, so ends are moved outwards by what rounding may have cost them.
+    """
+
+    @staticmethod
+    def _steps(bounds: Interval) -> tuple[Tensor, Tensor]:
+        slack = 64 * torch.finfo(bounds.lower.dtype).eps
+        low, high = bounds.lower - slack * bounds.lower.abs(), bounds.upper + slack * bounds.upper.abs()
+        return low.floor(), high.floor()
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return inputs[0].map(torch.floor)
+        return Interval(*self._steps(inputs[0]))
 
     def improvable(self, node: Node, bounds: Interval) -> Tensor:
-        return bounds.lower.floor() < bounds.upper.floor()
+        low, high = self._steps(bounds)
+        return low < high
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
-        low, high = bounds.lower.floor(), bounds.upper.floor()
+        low, high = self._steps(bounds)
         flat = high - low <= 1
         slope = _either(flat, 0.0, 1.0, low)
         return Relaxation(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from service.bounds.network import Network, prepare
-from service.bounds.onnx import load
-from service.bounds.onnx.reading import Runtime, parse
 from service.verification.search.goal import Goal
+
+if TYPE_CHECKING:
+    from service.bounds.onnx.reading import Runtime
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +32,9 @@ class Subject:
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype) -> Subject:
         """From an ONNX file's content. Raises ``UnsupportedModelError``."""
+        from service.bounds.onnx import load  # noqa: PLC0415 - brings onnxruntime, which only these models need
+        from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
+
         module = load(data).to(dtype)
         return cls(module, prepare(module, (module.features,)), load(data).double(), Runtime.of(parse(data)), dtype)
 
