@@ -113,8 +113,8 @@ def break_it() -> dict[str, dict[str, float]]:
     def unsummed(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Pulled:
         return Pulled((coefficients,))
 
-    def own_intervals(backward: Pass, node: Any, effort: Any) -> Any:
-        return backward.intervals[node.inputs[0]]
+    def own_intervals(backward: Pass, node: Any, index: int, effort: Any) -> Any:
+        return backward.intervals[node.inputs[index]]
 
     def bias_before_the_sum(self: Any, node: Any, inputs: Any, exchange: Exchange) -> Any:
         return inputs[0].map(lambda end: exchange.sum(end) + 0.1)
