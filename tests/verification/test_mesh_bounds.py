@@ -147,10 +147,10 @@ def test_every_usual_mistake_would_show(torchrun: Any) -> None:
     for found in torchrun(break_it, 2):
         right = found.pop("none")
         assert right["difference"] < 1e-10
-        assert right["outside"] <= 0
+        assert right["outside"] < 1e-12, "beyond rounding"
         assert {name: result["difference"] for name, result in found.items() if not result["difference"] > 1e-3} == {}
         for name in ("partial biases not summed", "no all-reduce at the column-parallel layer"):
-            assert found[name]["outside"] > 0, f"{name} is unsound, and samples show it"
+            assert found[name]["outside"] > 1e-6, f"{name} is unsound, and samples show it"
 
 
 def forget_a_collective() -> str:
