@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -39,6 +39,7 @@ def values(distribution: initialize.Distribution = NORMAL, name: str = "w", seed
     return drawn((SAMPLES,), distribution=distribution, key=key_of(seed, name)).double()
 
 
+@settings(deadline=None)
 @given(key=st.integers(-(2**63), 2**63 - 1), index=st.integers(0, 2**62))
 def test_bits_are_those_of_the_reference(key: int, index: int) -> None:
     assert int(random_bits(key, torch.tensor(index))) & MASK == splitmix64(key, index)
@@ -49,6 +50,7 @@ def test_the_reference_is_the_published_generator() -> None:
     assert [splitmix64(1234567, index) for index in range(2)] == [6457827717110365317, 3203168211198807973]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.data(),
