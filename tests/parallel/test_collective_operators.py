@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ import torch.distributed as dist
 from functorch.compile import default_partition
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch.utils._pytree import tree_leaves
 
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
@@ -21,12 +26,7 @@ TRANSFORMER = TransformerConfig(vocab_size=32, dim=16, layers=1, heads=4, kv_hea
 MLP = MlpConfig(in_features=6, hidden=(8, 8), out_features=3)
 
 
-def exported_collectives(model: nn.Module, x: Tensor) -> list[str]:
-    program = torch.export.export(model, (x,))
-    return [str(node.target) for node in program.graph.nodes if "trivet" in str(node.target)]
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def group() -> Iterator[str]:
     """The name of a real group that this process is alone in."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -93,37 +93,89 @@ def test_a_planned_group_cannot_run() -> None:
         collectives.reduce_from_group(torch.randn(2), "planned/tp")
 
 
-@pytest.mark.parametrize(
-    ("config", "x"), [(TRANSFORMER, torch.zeros(3, 8, dtype=torch.int64)), (MLP, torch.zeros(3, 6))]
-)
-def test_a_divided_model_is_exported_without_a_group(config: FamilyConfig, x: Tensor) -> None:
-    planned = build(config, mesh.plan(ParallelSpec(tp=2), rank=1))
-    program = torch.export.export(planned, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    targets = [str(node.target) for node in program.run_decompositions().graph.nodes if node.op == "call_function"]
-    collective = {target for target in targets if "trivet" in target}
-    assert {"trivet.copy_to_group.default", "trivet.reduce_from_group.default"} <= collective
-    assert not [target for target in targets if "attention" in target or "process_group" in target.lower()]
+@dataclass(frozen=True)
+class Traced:
+    """A rank of two that is only planned, and how often each collective runs forward."""
+
+    config: FamilyConfig
+    x: Tensor
+    forward: dict[str, int]
+
+    def planned(self, rank: int) -> nn.Module:
+        assert not dist.is_initialized()
+        return build(self.config, mesh.plan(ParallelSpec(tp=2), rank))
 
 
-@pytest.mark.parametrize(
-    ("config", "x"), [(TRANSFORMER, torch.zeros(3, 8, dtype=torch.int64)), (MLP, torch.zeros(3, 6))]
-)
-def test_a_divided_model_is_traced_forward_and_backward_as_one_graph_without_a_group(
-    config: FamilyConfig, x: Tensor
-) -> None:
-    joints: list[list[str]] = []
+DIVIDED = {
+    # Three norms; two layers and the head are entered; the embedding and two layers are left.
+    "by tokens": Traced(
+        TRANSFORMER,
+        torch.zeros(3, 8, dtype=torch.int64),
+        {"copy_to_group": 3, "gather_with_reduce_from_group": 3, "reduce_scatter_to_group": 3},
+    ),
+    "an odd sequence": Traced(
+        TRANSFORMER, torch.zeros(3, 7, dtype=torch.int64), {"copy_to_group": 3, "reduce_from_group": 3}
+    ),
+    # The head takes whole features and slices them.
+    "mlp": Traced(MLP, torch.zeros(3, 6), {"copy_to_group": 1, "reduce_from_group": 2, "scatter_to_group": 1}),
+}
+ADJOINT = {
+    "copy_to_group": "reduce_from_group",
+    "gather_with_reduce_from_group": "reduce_scatter_to_group",
+    "reduce_scatter_to_group": "gather_with_reduce_from_group",
+    "scatter_to_group": "gather_from_group",
+}
+
+
+def collectives_of(graph: torch.fx.Graph) -> dict[str, int]:
+    names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
+    return dict(Counter(name.split(".")[1] for name in names if name.startswith("trivet.")))
+
+
+def assert_no_group(module: torch.fx.GraphModule) -> None:
+    """Nothing in the graph is or asks for a process group; groups are strings."""
+    for node in module.graph.nodes:
+        assert "process_group" not in str(node.target).lower()
+        assert not [each for each in tree_leaves((node.args, node.kwargs)) if isinstance(each, dist.ProcessGroup)]
+        if str(node.target).startswith("trivet."):
+            assert "planned/tp" in node.args
+        if node.op == "get_attr":
+            value = attrgetter(node.target)(module)
+            assert isinstance(value, Tensor | nn.Module), node.target
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_divided_model_is_exported_without_a_group(name: str, rank: int) -> None:
+    traced = DIVIDED[name]
+    batch = ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(traced.planned(rank), (traced.x,), dynamic_shapes=batch).run_decompositions()
+    assert collectives_of(program.graph) == traced.forward
+    assert_no_group(program.graph_module)
+    assert all(isinstance(value, Tensor) for value in program.constants.values())
+    called = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert not [target for target in called if "attention" in target]
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_divided_model_is_traced_forward_and_backward_as_one_graph_without_a_group(name: str) -> None:
+    """``aot_eager`` with an ear on the joint graph."""
+    traced = DIVIDED[name]
+    joints: list[torch.fx.GraphModule] = []
 
     def partition(joint: torch.fx.GraphModule, *arguments: Any, **options: Any) -> Any:
-        joints.append([str(node.target) for node in joint.graph.nodes if "trivet" in str(node.target)])
+        joints.append(joint)
         return default_partition(joint, *arguments, **options)
 
-    planned = build(config, mesh.plan(ParallelSpec(tp=2)))
-    backend = aot_autograd(fw_compiler=lambda graph, _: graph, partition_fn=partition)
+    x = traced.x.clone().requires_grad_(traced.x.is_floating_point())
+    backend = aot_autograd(fw_compiler=boxed_nop, partition_fn=partition)
     with pytest.raises(collectives.GroupError):  # traced whole; only then does the first collective run
-        torch.compile(planned, fullgraph=True, backend=backend)(x.requires_grad_(x.is_floating_point()))
+        torch.compile(traced.planned(0), fullgraph=True, backend=backend)(x)
     assert len(joints) == 1
-    reductions = joints[0].count("trivet.reduce_from_group.default")
-    assert reductions > sum("reduce_from_group" in name for name in exported_collectives(planned, x))
+    assert_no_group(joints[0])
+    backward = Counter({ADJOINT[each]: count for each, count in traced.forward.items() if each in ADJOINT})
+    found = Counter(collectives_of(joints[0].graph))
+    assert found == Counter(traced.forward) + backward, (found, traced.forward)
 
 
 def test_the_explicit_and_the_fused_attention_agree() -> None:
