@@ -42,6 +42,8 @@ def refused(client: TestClient, spec: Any) -> dict[str, dict[str, Any]]:
         ({"parallel": {"tp": -1}}, "parallel.tp", -1, "at least 1"),
         ({"labels": {"a": 1}}, "labels.a", 1, "a string"),
         ({"optimizer": {"betas": [0.9]}}, "optimizer.betas.1", None, "a value"),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas.1", 1.0, "less than 1.0"),
+        ({"optimizer": {"betas": [-0.1, 0.9]}}, "optimizer.betas.0", -0.1, "at least 0.0"),
         ({"priority": 101}, "priority", 101, "at most 100"),
         ({"device": "tpu"}, "device", "tpu", "'auto', 'cuda' or 'cpu'"),
         ({"batch": {"global": 1.5}}, "batch.global", 1.5, "an integer"),

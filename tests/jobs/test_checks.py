@@ -73,6 +73,8 @@ GOOD = [
     spec("compile", model=TRANSFORMER, data=TOKENS),
     spec("train", model=CONVNET, parallel={"pp": 2, "tp": 4}),
     spec("verify", model=CONVNET),
+    spec("train", batch={"global": 12, "micro": 3}, pipeline={"micro_batches": 2}),
+    spec("train", objective=CERTIFIED, precision={"reduce": "bf16"}),
     spec("train", objective=CERTIFIED, parallel={"pp": 2, "tp": 2}),
     spec("train", objective={**CERTIFIED, "bound": "crown-ibp"}, parallel={"dp_shard": 2, "tp": 2}),
     spec("train", model=DEEP, parallel={"pp": 2}, pipeline={"schedule": "zbv"}),
@@ -134,6 +136,7 @@ def test_what_fits_passes(good: Any) -> None:
             spec("train", objective=CERTIFIED, activation_checkpoint="full", precision={"float8": True}),
             [("activation_checkpoint", "full", "none"), ("precision.float8", True, "false")],
         ),
+        (spec("train", objective=CERTIFIED, precision={"param": "bf16"}), [("precision.param", "bf16", "fp32")]),
         # model and data
         (spec("train", model={**CONVNET, "height": 9}), [("model", 72, "64")]),
         (spec("train", model={**MLP, "in_features": 63}), [("model.in_features", 63, "64")]),
@@ -181,7 +184,7 @@ def test_what_fits_passes(good: Any) -> None:
         (spec("train", batch={"global": 10}, parallel={"dp_shard": 4}), [("batch.global", 10, "a multiple of 4")]),
         (spec("train", batch={"global": 12, "micro": 5}), [("batch.micro", 5, "a divisor of 12")]),
         (
-            spec("train", batch={"global": 12, "micro": 3}, pipeline={"micro_batches": 2}),
+            spec("train", batch={"global": 12, "micro": 3}, parallel={"pp": 2}, pipeline={"micro_batches": 2}),
             [("pipeline.micro_batches", 2, "4, or absent")],
         ),
         (
@@ -330,7 +333,7 @@ def test_a_spec_that_passes_adds_up(**drawn: Any) -> None:
     size = drawn["batch"] // (dp * forwards)
     assert dp * forwards * size == drawn["batch"]
     assert size == (drawn["micro"] or size)
-    if drawn["micro_batches"] is not None and (drawn["pp"] > 1 or drawn["micro"]):
+    if drawn["micro_batches"] is not None and drawn["pp"] > 1:
         assert forwards == drawn["micro_batches"]
     assert 12 % drawn["tp"] == 0
     assert fleet is None or given_spec.parallel.world_size <= fleet["cpu"]

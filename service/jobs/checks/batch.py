@@ -20,7 +20,7 @@ def check_batch(spec: AnySpec) -> Iterator[Problem]:
         return
     share = batch // dp
     arithmetic = f"global={batch} / dp={dp} = {share} samples per data-parallel rank"
-    asked = spec.pipeline.micro_batches
+    asked = spec.pipeline.micro_batches if spec.parallel.pp > 1 else None
     if micro is not None and share % micro:
         message = f"{arithmetic} do not divide by micro={micro}"
         yield Problem("batch.micro", message, micro, f"a divisor of {share}")

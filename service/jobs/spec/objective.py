@@ -57,6 +57,7 @@ class Certified(ObjectiveConfig):
             reasons.append(("objective.bound", message, self.bound, "ibp, or parallel.pp of 1"))
         plain = {
             "activation_checkpoint": (spec.activation_checkpoint, "none"),
+            "precision.param": (spec.precision.param, "fp32"),
             "precision.float8": (spec.precision.float8, False),
             "compile.train": (spec.compile.train, False),
             "compile.inference": (spec.compile.inference, False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,12 +12,15 @@ from service.jobs.spec.model import ModelRef
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerSpec(Strict):
     """AdamW (Loshchilov & Hutter, 2019)."""
 
     name: Literal["adamw"] = "adamw"
     lr: float = Field(1e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float | None = Field(1.0, gt=0, description="limit on the global gradient norm; null switches it off")
