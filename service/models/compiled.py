@@ -12,11 +12,11 @@ from torch.distributed.fsdp import FSDPModule
 def compile_in_place(module: nn.Module, backend: str | Callable[..., Any]) -> tuple[nn.Module, ...]:
     """Compile ``module`` with ``backend`` where it stands; names of parameters do not change.
 
-    What is compiled is compiled as one graph, or it is an error; the first calls do it. Returns the modules.
+    Compilation itself happens at the first calls. Returns the modules that were compiled.
     """
     units = compile_units(module)
     for unit in units:
-        unit.compile(backend=backend, fullgraph=True)
+        unit.compile(backend=backend)
     return units
 
 
@@ -31,9 +31,18 @@ def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:
     innermost = [part for part in sharded if not _holds_another(part)]
     if innermost:
         return tuple(innermost)
-    alike: bool = getattr(module, "blocks_alike", False)
     blocks = getattr(module, "blocks", None)
-    return tuple(blocks.values()) if alike and isinstance(blocks, nn.ModuleDict) and len(blocks) else (module,)
+    alike = compiles_blocks(module, sharded=False) and isinstance(blocks, nn.ModuleDict)
+    return tuple(blocks.values()) if alike else (module,)
+
+
+def compiles_blocks(model: nn.Module, *, sharded: bool) -> bool:
+    """Whether each unit is one of ``model.blocks``, given whether FSDP2 shards them: then a pipeline's stages
+    compile the same graphs as the whole model.
+    """
+    blocks = getattr(model, "blocks", None)
+    alike: bool = getattr(model, "blocks_alike", False)
+    return isinstance(blocks, nn.ModuleDict) and len(blocks) > 0 and (alike or sharded)
 
 
 def _holds_another(part: nn.Module) -> bool:

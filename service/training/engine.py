@@ -68,8 +68,14 @@ class AccumulationEngine:
         return total
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
+        totals = torch.zeros(self.objective.measures, dtype=torch.float64, device=batch.inputs.device)
         with evaluating([self.model]):
-            return self.objective.totals(self.model(batch.inputs)[:valid], batch.targets[:valid])
+            for micro in chunks(batch, self.micro_batches):
+                # The rest of a batch is padding; every rank still runs it, so that collectives stay paired.
+                output, counted = self.model(micro.inputs), max(min(valid, len(micro)), 0)
+                totals += self.objective.totals(output[:counted], micro.targets[:counted])
+                valid -= len(micro)
+        return totals
 
     def undivided_backwards(self) -> int:
         return 0

@@ -111,7 +111,6 @@ class Loop:
 
     def advance(self) -> StepTotals:
         """One optimizer step and its metrics."""
-        self.saver.check()
         training, began = self.training, time.time()
         with self._step_span("data"):
             batch = self.feed.batch(self.step)
@@ -123,6 +122,8 @@ class Loop:
             rate = learning_rate(self.spec.schedule, self.spec.optimizer.lr, self.step, self.spec.steps)
             tally = self._update(loss, rate)
             totals = tally.read(self.step + 1)
+        if totals.unsaved:
+            self.saver.wait()
         self._report_pipeline()
         self.step, self.loss = self.step + 1, totals.loss
         self._report(step_metrics(training, totals, rate, Timing(time.time() - began, waited)))
@@ -136,6 +137,7 @@ class Loop:
             loss / self.training.mesh.tp.size,
             squared_norm(gradients, self.stage_ranks, self.training.device),
             stop=self.context.should_stop(),
+            unsaved=self.saver.has_failed,
             memory_gib=peak_memory_gib(self.training.device),
             load=self.training.engine.timeline.load() if self.training.engine.timeline else NO_LOAD,
         )

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from service.training.timeline import NO_LOAD, Load, bubble_fraction
 
-LOSS, SQUARED_NORM, STOP, BUSY = range(4)
-PER_RANK = 4
+LOSS, SQUARED_NORM, STOP, UNSAVED, BUSY = range(5)
+PER_RANK = 5
 BAD_GRADIENT, BAD_LOSS = 1.0, 2.0
 
 
@@ -24,12 +24,14 @@ class NonFiniteError(RuntimeError):
 class StepTotals:
     """Values of one step that are equal on every rank; ``memory_gib`` is the largest peak of any.
 
-    ``bubble_fraction`` is of the newest pipeline run that every device has finished, if there is one.
+    ``unsaved`` says that a rank could not write a checkpoint. ``bubble_fraction`` is of the newest pipeline run that
+    every device has finished, if there is one.
     """
 
     loss: float
     grad_norm: float
     stop: bool
+    unsaved: bool
     memory_gib: float
     bubble_fraction: float | None
 
@@ -37,18 +39,26 @@ class StepTotals:
 class Tally:
     """Adds up one step's numbers over the mesh without making the host wait for the device.
 
-    The vector holds the loss, the squared gradient norm, the number of ranks that were asked to stop, the seconds in
-    which devices computed, and for each rank three slots: whether its own numbers were finite, its peak memory in
-    GiB, the seconds of its pipeline run.
+    The vector holds the loss, the squared gradient norm, how many ranks were asked to stop and how many could not
+    write a checkpoint, the seconds in which devices computed, and for each rank three slots: whether its own numbers
+    were finite, its peak memory in GiB, the seconds of its pipeline run.
     """
 
     def __init__(
-        self, local_loss: Tensor, squared_norm: Tensor, *, stop: bool, memory_gib: float, load: Load = NO_LOAD
+        self,
+        local_loss: Tensor,
+        squared_norm: Tensor,
+        *,
+        stop: bool,
+        memory_gib: float,
+        unsaved: bool = False,
+        load: Load = NO_LOAD,
     ) -> None:
         world, rank = _place()
         device = squared_norm.device
         vector = torch.zeros(PER_RANK + 3 * world, dtype=torch.float64)
         vector[STOP], vector[PER_RANK + world + rank] = float(stop), memory_gib
+        vector[UNSAVED] = float(unsaved)
         vector[BUSY], vector[PER_RANK + 2 * world + rank] = load.busy, load.window
         vector = vector.to(device, non_blocking=True)
         loss = local_loss.detach().double()
@@ -73,6 +83,7 @@ class Tally:
             loss=values[LOSS],
             grad_norm=math.sqrt(values[SQUARED_NORM]),
             stop=values[STOP] > 0,
+            unsaved=values[UNSAVED] > 0,
             memory_gib=max(memory),
             bubble_fraction=bubble_fraction(values[BUSY], world, max(windows)) if measured else None,
         )

@@ -46,7 +46,7 @@ def test_training_goes_on_while_the_moment_of_the_call_is_written(tmp_path: Path
     with background(tmp_path) as saving:
         saving.save(1, state, {"loss": 0.5})
         state["weight"].mul_(-1)
-        saving.check()
+        assert not saving.has_failed
         assert not steps(tmp_path)
         gate.set()
     saved = checkpoint.require(tmp_path / "step_1")
@@ -89,19 +89,15 @@ def test_a_failed_write_is_an_error_of_the_next_call_and_leaves_the_one_before(
     assert steps(tmp_path) == [1]
 
 
-def check_until_it_fails(saving: BackgroundSaver) -> None:
-    while True:
-        saving.check()
-        time.sleep(0.01)
-
-
 def test_a_failed_write_is_noticed_at_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saving = background(tmp_path)
     monkeypatch.setattr(folders, "publish", full_disk)
     saving.save(2, {"x": torch.zeros(3)}, {})
+    while not saving.has_failed:
+        time.sleep(0.01)
     with pytest.raises(CheckpointError, match="No space left"):
-        check_until_it_fails(saving)
-    saving.check()
+        saving.wait()
+    assert not saving.has_failed
 
 
 def fail_while_saving(saving: BackgroundSaver) -> None:
@@ -135,15 +131,15 @@ def test_saving_directly_is_done_at_once(tmp_path: Path) -> None:
         assert steps(tmp_path) == [4]
 
 
-def fail_on_one_rank(folder: str) -> str:
-    """On two ranks: the error that each ends with when the second can't write at step 4."""
+def fail_on_one_rank(folder: str, rank: str) -> str:
+    """On two ranks: the error that each ends with when the one can't make room, or the other can't write, at step 4."""
     import os
 
     write = saver.save
 
     def failing(target: Path, step: int, *rest: Any, **named: Any) -> Any:
-        if step == 4 and os.environ["RANK"] == "1":
-            os.fsync = full_disk
+        if step == 4 and os.environ["RANK"] == rank:
+            storage._make_anew = os.fsync = full_disk
         return write(target, step, *rest, **named)
 
     saver.save = failing  # type: ignore[assignment]
@@ -156,7 +152,8 @@ def fail_on_one_rank(folder: str) -> str:
 
 
 @pytest.mark.distributed
-def test_a_rank_that_cannot_write_fails_the_job_on_every_rank(tmp_path: Path, torchrun: Torchrun) -> None:
-    errors = torchrun(fail_on_one_rank, 2, folder=str(tmp_path))
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_cannot_write_fails_the_job_on_every_rank(tmp_path: Path, torchrun: Torchrun, rank: str) -> None:
+    errors = torchrun(fail_on_one_rank, 2, folder=str(tmp_path), rank=rank)
     assert all("No space left on device" in error for error in errors), errors
     assert steps(DataLayout(tmp_path).job(JOB).checkpoints) == [2]

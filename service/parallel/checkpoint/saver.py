@@ -31,11 +31,12 @@ class Saver(Protocol):
     def save(self, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Take the tensors as they are now; they may change when this returns."""
 
-    def check(self) -> None:
-        """Raise :class:`CheckpointError` if a write has failed since the last call."""
+    @property
+    def has_failed(self) -> bool:
+        """Whether a write has failed on this rank; the ranks agree on it before any of them raises."""
 
     def wait(self) -> None:
-        """Return when everything that was taken is published; raises :class:`CheckpointError` likewise."""
+        """Return when everything that was taken is published; raises :class:`CheckpointError` where a write failed."""
 
     def __enter__(self) -> Saver: ...
 
@@ -56,8 +57,9 @@ class DirectSaver:
     def save(self, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         save(self._folder, step, state, meta, self._keep)
 
-    def check(self) -> None:
-        """Nothing is ever under way."""
+    @property
+    def has_failed(self) -> bool:
+        return False
 
     def wait(self) -> None:
         """Nothing is ever under way."""
@@ -95,7 +97,11 @@ class BackgroundSaver:
         )
         self._writing.start()
 
-    def check(self) -> None:
+    @property
+    def has_failed(self) -> bool:
+        return self._failed is not None
+
+    def _check(self) -> None:
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise CheckpointError(f"{failed} (while a checkpoint was written in the background)") from failed
@@ -104,7 +110,7 @@ class BackgroundSaver:
         if self._writing is not None:
             self._writing.join()
             self._writing = None
-        self.check()
+        self._check()
 
     def __enter__(self) -> BackgroundSaver:
         return self

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from service.parallel.checkpoint.shards import ShardWriter
 
 
 class PublishError(RuntimeError):
-    """The first rank could not publish a checkpoint that all ranks had written."""
+    """The first rank could not make room for a checkpoint, or publish what all ranks had written."""
 
 
 def save(
@@ -47,15 +47,12 @@ def save(
     ``group`` spans all ranks (the default group when absent). A write that fails anywhere raises on every rank.
     """
     working = folders.working_folder(folder, step)
-    if _is_first_rank():
-        shutil.rmtree(working, ignore_errors=True)
-        working.mkdir(parents=True)
-    if _distributed():
-        dist.barrier(group=group)
+    _on_first_rank(lambda: _make_anew(working), f"make {working}", group)
     with _no_group_meant(not _distributed()):
         dcp_save(dict(state), storage_writer=ShardWriter(working), process_group=group, no_dist=not _distributed())
-    _publish(folder, step, meta, keep, group)
-    return require(folder / f"step_{step}")
+    target = folder / f"step_{step}"
+    _on_first_rank(lambda: folders.publish(folder, step, meta, keep), f"publish {target}", group)
+    return require(target)
 
 
 def load(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
@@ -85,19 +82,24 @@ def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in whole.items()}
 
 
-def _publish(folder: Path, step: int, meta: Mapping[str, Any], keep: int, group: ProcessGroup | None) -> None:
-    """The first rank publishes, and tells the others how it went."""
+def _make_anew(working: Path) -> None:
+    shutil.rmtree(working, ignore_errors=True)
+    working.mkdir(parents=True)
+
+
+def _on_first_rank(act: Callable[[], None], what: str, group: ProcessGroup | None) -> None:
+    """The first rank acts, and tells the others, who wait for it, how it went."""
     failed: OSError | None = None
     if _is_first_rank():
         try:
-            folders.publish(folder, step, meta, keep)
+            act()
         except OSError as error:
             failed = error
     if _distributed():
         outcome = [None if failed is None else str(failed)]
         dist.broadcast_object_list(outcome, src=0, group=group, device=torch.device("cpu"))
         if failed is None and outcome[0] is not None:
-            raise PublishError(f"rank 0 could not publish {folder / f'step_{step}'}: {outcome[0]}")
+            raise PublishError(f"rank 0 could not {what}: {outcome[0]}")
     if failed is not None:
         raise failed
 
