@@ -162,7 +162,9 @@ def test_types_stay_and_only_what_is_wanted_is_computed(dtype: torch.dtype) -> N
     with patch.object(float8, "product", wraps=float8.product) as products:
         y.sum().backward()
     assert (y.dtype, weight.grad.dtype, x.grad) == (dtype, dtype, None)
+    ((left, right, _), _) = products.call_args
     assert products.call_count == 1
+    assert (left[0].dtype, right[0].dtype) == (GRADIENT, OPERAND)
 
 
 @needs_products

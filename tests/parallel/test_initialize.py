@@ -121,7 +121,7 @@ def test_other_names_and_seeds_are_independent(name: str, seed: int) -> None:
 
 
 def test_a_seed_and_a_name_do_not_run_together() -> None:
-    keys = {key_of(seed, name) for seed in range(30) for name in ("w", "0:w", "1", "blocks.0.w", "blocks.1.w")}
+    keys = {key_of(seed, name) for seed in range(30) for name in ("w", "0w", "0:w", "blocks.0.w", "blocks.1.w")}
     assert len(keys) == 150
 
 
