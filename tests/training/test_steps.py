@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.models.data import Split
-from service.training.engine import chunks
+from service.training.engine import AccumulationEngine, chunks
 from service.training.evaluation import batches
 from service.training.flops import peak_flops
 from service.training.gradients import clip_, squared_norm
 from service.training.history import History
+from service.training.objective.cross_entropy import ClassCrossEntropy
 from service.training.tally import NonFiniteError, Tally
 
 CPU = torch.device("cpu")
@@ -93,6 +94,18 @@ def test_micro_batches_are_equal_and_in_order(size: int, count: int) -> None:
 def test_micro_batches_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="share of 7 samples does not divide into 2 micro-batches"):
         list(chunks(Split(torch.arange(7), torch.arange(7)), 2))
+
+
+@pytest.mark.parametrize("valid", [0, 3, 8, 11, 12])
+def test_evaluation_runs_in_micro_batches_and_counts_what_is_no_padding(valid: int) -> None:
+    model, objective = torch.nn.Linear(5, 3), ClassCrossEntropy()
+    sizes: list[int] = []
+    model.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
+    batch = Split(torch.randn(12, 5), torch.arange(12) % 3)
+    found = AccumulationEngine(model, objective, micro_batches=3, global_batch=12).evaluate(batch, valid)
+    assert sizes == [4, 4, 4]
+    expected = objective.totals(model(batch.inputs[:valid]), batch.targets[:valid])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
