@@ -94,6 +94,56 @@ def test_a_wrong_declaration_is_set_aside_with_the_reason(package: ModuleType, d
     assert reason in known.unavailable[0].reason
 
 
+class Other(SomeData):
+    source: Literal["other"] = "other"  # type: ignore[assignment]
+
+
+class Unfixed(DataConfig):
+    source: Literal["good"] = "good"
+
+
+class Rows(SomeData):
+    format: Literal["rows"] = "rows"
+
+
+class Columns(SomeData):
+    format: Literal["columns"] = "columns"
+
+
+class Twin(Rows):
+    """Another form of the same format."""
+
+
+def sources(declaration: Any, package: ModuleType) -> Catalogue[DataSource]:
+    package.SOURCE = declaration  # type: ignore[attr-defined]
+    return catalogue(DataSource, [], lambda group: [EntryPoint("good", "a_package:SOURCE", group)])
+
+
+def test_a_source_may_have_several_forms(package: ModuleType) -> None:
+    known = sources(DataSource(Rows, "", (Columns,)), package)
+    assert known.unavailable == ()
+    form: TypeAdapter[DataConfig] = TypeAdapter(known.union())
+    assert form.validate_python({"source": "good", "format": "columns"}) == Columns()
+
+
+@pytest.mark.parametrize(
+    ("variants", "reason"),
+    [
+        ((Good,), "its variant is <class 'test_catalogue.Good'>; expected a subclass of DataConfig"),
+        ((Columns(),), "its variant is Columns("),
+        ((Unfixed,), "Unfixed lacks gives"),
+        ((Other,), "Other is named 'other', its entry point 'good'"),
+        ((SomeData,), "Model 'SomeData' needs a discriminator field for key 'format'"),
+        ((Twin, Columns), "Value 'rows' for discriminator 'format' mapped to multiple choices"),
+        (3, "TypeError"),
+    ],
+)
+def test_a_source_with_a_wrong_form_is_set_aside(package: ModuleType, variants: Any, reason: str) -> None:
+    known = sources(DataSource(Rows, "", variants), package)
+    assert known.provided == {}
+    assert reason in known.unavailable[0].reason
+
+
 def test_whatever_a_package_raises_takes_nothing_else_down(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "leaving_package.py").write_text("raise SystemExit('done')")
     monkeypatch.syspath_prepend(tmp_path)

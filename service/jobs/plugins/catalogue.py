@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
+from pydantic import TypeAdapter
 from pydantic_core import PydanticCustomError
 
 from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind, one_of
@@ -103,11 +104,15 @@ def catalogue(
 
 def name_of(declaration: ModelFamily | DataSource | ObjectiveKind) -> str:
     """The name that a spec uses; raises :class:`PluginError` where the configuration does not fix one."""
-    field = declaration.config.model_fields[declaration.tag]
+    return _fixed(declaration.config, declaration.tag)
+
+
+def _fixed(config: type[Any], tag: str) -> str:
+    field = config.model_fields[tag]
     names = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if len(names) != 1 or not isinstance(names[0], str) or field.default != names[0]:
-        wanted = f'{declaration.tag}: Literal["name"] = "name"'
-        raise PluginError(f"{declaration.config.__name__} must have one name, as in {wanted}")
+        wanted = f'{tag}: Literal["name"] = "name"'
+        raise PluginError(f"{config.__name__} must have one name, as in {wanted}")
     return names[0]
 
 
@@ -123,14 +128,22 @@ def _load(kind: type[Kind], point: EntryPoint) -> Kind:
     declaration = point.load()
     if not isinstance(declaration, kind):
         raise PluginError(f"{point.value} is a {type(declaration).__name__}; expected a {kind.__name__}")
-    if not (isinstance(declaration.config, type) and issubclass(declaration.config, kind.base)):
-        raise PluginError(f"its config is {declaration.config!r}; expected a subclass of {kind.base.__name__}")
-    if missing := sorted(getattr(declaration.config, "__abstractmethods__", ())):
-        raise PluginError(f"{declaration.config.__name__} lacks {', '.join(missing)}")
-    if (name := name_of(declaration)) != point.name:
-        raise PluginError(f"{declaration.config.__name__} is named {name!r}, its entry point {point.name!r}")
-    declaration.config.model_json_schema()
+    _check_config(kind, point, "config", declaration.config)
+    variants: tuple[Any, ...] = declaration.variants if isinstance(declaration, DataSource) else ()
+    for variant in variants:
+        _check_config(kind, point, "variant", variant)
+    # Whatever is wrong with the forms shows here, and not where a union is made of everybody's.
+    TypeAdapter(declaration.form).json_schema()
     return declaration
+
+
+def _check_config(kind: type[Kind], point: EntryPoint, role: str, config: Any) -> None:
+    if not (isinstance(config, type) and issubclass(config, kind.base)):
+        raise PluginError(f"its {role} is {config!r}; expected a subclass of {kind.base.__name__}")
+    if missing := sorted(getattr(config, "__abstractmethods__", ())):
+        raise PluginError(f"{config.__name__} lacks {', '.join(missing)}")
+    if (name := _fixed(config, kind.tag)) != point.name:
+        raise PluginError(f"{config.__name__} is named {name!r}, its entry point {point.name!r}")
 
 
 def _own_version() -> str:

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.base import CommonSpec, JobId, Strict
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
-
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -39,12 +39,6 @@ class BatchSpec(Strict):
 
     global_: int = Field(64, ge=1, alias="global")
     micro: int | None = Field(None, ge=1, description="all of a rank's share, or a pipeline's part of it, when absent")
-
-
-class PrecisionSpec(Strict):
-    param: Literal["fp32", "bf16"] = "fp32"
-    reduce: Literal["fp32", "bf16"] = "fp32"
-    float8: bool = Field(False, description="linear layers in float8; needs a CUDA device of sm_89 or later")
 
 
 class ShardingSpec(Strict):
@@ -134,7 +128,7 @@ class TrainSpec(CommonSpec):
     batch: BatchSpec = BatchSpec.model_validate({})
     precision: PrecisionSpec = PrecisionSpec()
     sharding: ShardingSpec = ShardingSpec()
-    activation_checkpoint: Literal["none", "selective", "full"] = "none"
+    activation_checkpoint: ActivationCheckpoint = "none"
     pipeline: PipelineSpec = PipelineSpec()
     compile: CompileChoice = CompileChoice()
     checkpoint: CheckpointSpec = CheckpointSpec.model_validate({})
