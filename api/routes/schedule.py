@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
+from pydantic import ValidationError
 
 from api.context import StoreDep
 from api.problems import ProblemError
@@ -18,7 +19,10 @@ router = APIRouter(tags=["schedule"])
 def job_schedule(job_id: str, key: Reader, store: StoreDep) -> Plan:
     """The schedule of one step of a pipeline, with its predicted times and costs, in units of one forward."""
     job = store.jobs.get(job_id)
-    spec = spec_adapter.validate_python(job.spec)
+    try:
+        spec = spec_adapter.validate_python(job.spec)
+    except ValidationError as error:  # a package that it needs may be gone since it was submitted
+        raise ProblemError(409, f"the spec of job {job.id} cannot be read: {error.errors()[0]['msg']}") from error
     found = plan(spec) if isinstance(spec, TrainSpec) else None
     if found is None:
         raise ProblemError(404, _why_none(job))

@@ -58,6 +58,17 @@ def test_jobs_without_a_pipeline_have_no_schedule(client: TestClient, spec: dict
     assert said in answer.json()["detail"]
 
 
+def test_a_spec_that_is_no_longer_known_has_no_schedule(
+    client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = store.jobs.get(submit(client))
+    gone = job.model_copy(update={"spec": {**job.spec, "model": {"family": "gone"}}})
+    monkeypatch.setattr(type(store.jobs), "get", lambda *_: gone)
+    answer = client.get(f"/v1/jobs/{job.id}/schedule")
+    assert answer.status_code == 409
+    assert f"the spec of job {job.id} cannot be read: Input tag 'gone'" in answer.json()["detail"]
+
+
 def test_a_step_has_the_spans_of_all_ranks(client: TestClient, worker: Worker) -> None:
     job_id = submit(client)
     ref = worker.start(job_id)

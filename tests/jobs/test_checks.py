@@ -273,6 +273,18 @@ def test_a_model_is_followed_through_jobs_that_start_from_others() -> None:
     assert found(spec("verify", model={"job": A}), job(A, model={"job": A})) == []
 
 
+def test_a_job_whose_model_is_no_longer_known_is_refused() -> None:
+    gone = job(B, model={"family": "gone", "size": 3})
+    for given_spec in (
+        spec("verify", model={"job": A}),
+        spec("train", model={"job": A}),
+        spec("compile", model={"job": A}),
+    ):
+        for chain in ((job(A, model=gone.spec["model"]),), (job(A, model={"job": B}), gone)):
+            assert found(given_spec, *chain) == [("model.job", A, "a train job whose model this installation knows")]
+            assert f"the model of job {chain[-1].id} cannot be read: Input tag 'gone'" in message(given_spec, *chain)
+
+
 def test_more_ranks_than_devices_are_refused_once_the_fleet_is_known() -> None:
     given_spec = spec("train", parallel={"dp_shard": 8})
     assert found(given_spec) == []

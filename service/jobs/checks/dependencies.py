@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from service.jobs.checks.subject import AnySpec, Lookup, Uploaded
 from service.jobs.records import Problem
@@ -51,6 +51,12 @@ def check_dependencies(spec: AnySpec, lookup: Lookup) -> Iterator[Problem]:
             yield Problem(needed.path, f"job {job.id} is a {job.kind} job", job.id, expected)
         elif job.state in TERMINAL - {"succeeded"}:
             yield Problem(needed.path, f"job {job.id} has {_ended(job.state)}", job.id, expected)
+    if isinstance(spec.model, FromJob):
+        try:
+            _behind(spec.model, lookup)
+        except _UnreadableError as error:
+            expected = "a train job whose model this installation knows"
+            yield Problem("model.job", str(error), spec.model.job, expected)
 
 
 def check_archive(spec: AnySpec, uploaded: Uploaded) -> Iterator[Problem]:
@@ -65,22 +71,37 @@ def check_archive(spec: AnySpec, uploaded: Uploaded) -> Iterator[Problem]:
 def resolve(model: ModelRef | FromOnnx, lookup: Lookup, uploaded: Uploaded) -> ModelConfig | None:
     """The family's configuration behind a reference, through jobs that start from others.
 
-    ``None`` where only the ranks will know it: the configuration is in a file, or the job is not there.
+    ``None`` where only the ranks will know it, as the configuration is in a file, and where :func:`check_dependencies`
+    or :func:`check_archive` says what is wrong.
     """
-    for _ in range(_LONGEST_CHAIN):
+    with suppress(ValueError):
+        model = _behind(model, lookup)
         if isinstance(model, FromHuggingFace):
-            with suppress(ValueError):
-                return uploaded(model.huggingface)
-            return None
+            return uploaded(model.huggingface)
         if isinstance(model, FromSafetensors):
             return model.config
+        if isinstance(model, ModelConfig):
+            return model
+    return None
+
+
+class _UnreadableError(ValueError):
+    """The model of a job that this installation cannot read, as that of a package that is no longer installed."""
+
+
+def _behind(model: ModelRef | FromOnnx, lookup: Lookup) -> ModelRef | FromOnnx:
+    """The first model, from job to job, that comes from no job; a job's where that job is not there."""
+    for _ in range(_LONGEST_CHAIN):
         if not isinstance(model, FromJob):
-            return None if isinstance(model, FromOnnx) else model
+            break
         job = lookup(model.job)
         if job is None or job.kind != "train":
-            return None
-        model = _reference.validate_python(job.spec["model"])
-    return None
+            break
+        try:
+            model = _reference.validate_python(job.spec["model"])
+        except ValidationError as error:
+            raise _UnreadableError(f"the model of job {job.id} cannot be read: {error.errors()[0]['msg']}") from error
+    return model
 
 
 def _ended(state: str) -> str:
