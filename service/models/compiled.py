@@ -31,9 +31,7 @@ def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:
     innermost = [part for part in sharded if not _holds_another(part)]
     if innermost:
         return tuple(innermost)
-    blocks = getattr(module, "blocks", None)
-    alike = compiles_blocks(module, sharded=False) and isinstance(blocks, nn.ModuleDict)
-    return tuple(blocks.values()) if alike else (module,)
+    return tuple(module.blocks.values()) if compiles_blocks(module, sharded=False) else (module,)  # type: ignore[operator]
 
 
 def compiles_blocks(model: nn.Module, *, sharded: bool) -> bool:
