@@ -5,6 +5,7 @@ A member's path is never used as a path. Sizes are known before anything is unpa
 
 from __future__ import annotations
 
+import lzma
 import shutil
 import tarfile
 import zipfile
@@ -13,17 +14,57 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Self
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
-LARGEST_TEXT = 2**26
-"""Bytes of a configuration or index."""
+LARGEST_CONFIG = 2**20
+"""Bytes of a configuration."""
+MOST_MEMBERS = 10_000
+LARGEST_MEMBER, LARGEST_HEADER = 2**42, 2**16
+"""Bytes of a member of a tar, which seeking can still pass over, and of a header that extends the next one, which
+is read as a whole.
+"""
 FREE, RATIO = 2**26, 4
 """Weights hardly compress: a zip may unpack to this many times its size, and to this many bytes in any case."""
 
 
 class ArchiveError(ValueError):
     """The file is no archive, or not one of a Llama-style checkpoint."""
+
+
+class CheckedTarInfo(tarfile.TarInfo):
+    """A member whose size can be trusted to lead forward: a negative one would be followed in circles for ever."""
+
+    EXTENDING = (
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.SOLARIS_XHDTYPE,
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+    )
+    _size = 0
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @size.setter
+    def size(self, value: int) -> None:
+        """The base class sets it from a header, and again from one that extends it."""
+        if not 0 <= value <= LARGEST_MEMBER:
+            raise tarfile.ReadError(f"a member has the size {value}; expected 0 to {LARGEST_MEMBER}")
+        self._size = value
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in cls.EXTENDING and header.size > LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header has the size {header.size}; expected {LARGEST_HEADER} at most")
+        return header
+
+
+DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, RuntimeError, EOFError, ValueError)
+"""What the two libraries raise on a broken archive, beside an ``OSError`` without a number."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +81,7 @@ class Member:
 
 
 def read_text(archive: Path, name: str) -> bytes:
-    """The content of ``config.json`` or another small member. Raises :class:`ArchiveError`."""
+    """The content of ``config.json``, or of another member as small. Raises :class:`ArchiveError`."""
     with _checkpoint(archive) as members:
         if name not in members:
             raise ArchiveError(f"the archive has no {name} beside {', '.join(sorted(members))}")
@@ -74,10 +115,10 @@ def _counts(name: str) -> bool:
 
 
 def _read(member: Member) -> bytes:
-    if member.size > LARGEST_TEXT:
-        raise ArchiveError(f"{member.name} has {member.size} bytes; at most {LARGEST_TEXT} are expected")
+    if member.size > LARGEST_CONFIG:
+        raise ArchiveError(f"{member.name} has {member.size} bytes; at most {LARGEST_CONFIG} are expected")
     with member.open() as content:
-        return content.read(LARGEST_TEXT)
+        return content.read(LARGEST_CONFIG)
 
 
 @contextmanager
@@ -89,17 +130,24 @@ def _members(archive: Path) -> Iterator[list[Member]]:
                 yield _of_zip(opened, archive.stat().st_size)
         else:
             # Uncompressed only: a compressed one tells sizes at its end, after it has been unpacked.
-            with tarfile.open(archive, "r:") as tar:
+            with tarfile.open(archive, "r:", tarinfo=CheckedTarInfo) as tar:
                 yield _of_tar(tar)
     except tarfile.ReadError as error:
         raise ArchiveError(
             f"expected a zip or an uncompressed tar of {CONFIG} and safetensors files: {error}"
         ) from error
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, RuntimeError, EOFError) as error:
+    except ArchiveError:
+        raise
+    except OSError as error:
+        if error.errno is not None:  # the machine's trouble; bzip2 reports damage without a number
+            raise
+        raise ArchiveError(f"the archive is damaged: {error}") from error
+    except DAMAGE as error:
         raise ArchiveError(f"the archive is damaged: {error}") from error
 
 
 def _of_zip(opened: zipfile.ZipFile, size: int) -> list[Member]:
+    _check_count(len(opened.infolist()))
     entries = [entry for entry in opened.infolist() if not entry.is_dir()]
     unpacked = sum(entry.file_size for entry in entries)
     if unpacked > max(FREE, RATIO * size):
@@ -112,7 +160,17 @@ def _zip_member(opened: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Member:
 
 
 def _of_tar(tar: tarfile.TarFile) -> list[Member]:
-    return [_tar_member(tar, entry) for entry in tar if entry.isreg() and not entry.issparse()]
+    members = []
+    for count, entry in enumerate(tar, 1):
+        _check_count(count)
+        if entry.isreg() and not entry.issparse():
+            members.append(_tar_member(tar, entry))
+    return members
+
+
+def _check_count(members: int) -> None:
+    if members > MOST_MEMBERS:
+        raise ArchiveError(f"the archive has more than {MOST_MEMBERS} members")
 
 
 def _tar_member(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Member:

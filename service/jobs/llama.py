@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -54,7 +55,7 @@ class LlamaError(ValueError):
 
 def read_config(values: Mapping[str, Any]) -> TransformerConfig:
     """Our configuration of a Llama-style model. Raises :class:`LlamaError` naming the field."""
-    rope = values.get("rope_parameters") or {}  # newer files keep all rotary settings here
+    rope = _object(values, "rope_parameters")  # newer files keep all rotary settings here
     values = {**values, **{name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}}
     for field, allowed in ONLY.items():
         _check_only(field, values.get(field), allowed)
@@ -62,21 +63,24 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
     if missing := [FIELDS[own] for own in REQUIRED if own not in given]:
         raise LlamaError(f"config.json has no {missing[0]}")
     try:
-        scaling = _read_scaling(rope or values.get("rope_scaling") or {})
+        scaling = _read_scaling(rope if _form(rope) else _object(values, "rope_scaling"))
         config = TransformerConfig.model_validate({**DEFAULTS, **given, "rope_scaling": scaling})
     except ValidationError as error:
         raise LlamaError(f"config.json does not describe a transformer: {error}") from error
     head = values.get("head_dim")
-    if head is not None and head * config.heads != config.dim:
-        raise LlamaError(f"config.json has head_dim={head}; expected hidden_size / num_attention_heads")
+    if head is not None and (not isinstance(head, int) or head * config.heads != config.dim):
+        raise LlamaError(f"config.json has head_dim={reprlib.repr(head)}; expected hidden_size / num_attention_heads")
     return config
 
 
 def uploaded_config(archive: Path) -> TransformerConfig:
     """The configuration in an uploaded archive. Raises ``ValueError`` where a rank could not take it either."""
+    content = read_text(archive, CONFIG)
     try:
-        values = json.loads(read_text(archive, CONFIG))
-    except UnicodeDecodeError as error:
+        values = json.loads(content)
+    except RecursionError as error:
+        raise LlamaError(f"{CONFIG} is nested too deeply") from error
+    except ValueError as error:
         raise LlamaError(f"{CONFIG} is no JSON: {error}") from error
     if not isinstance(values, dict):
         raise LlamaError(f"{CONFIG} holds a {type(values).__name__}; expected an object")
@@ -87,15 +91,29 @@ def _check_only(field: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if value in allowed or (value is None and field != "model_type"):
         return
     expected = " or ".join(repr(each) for each in allowed) or "null"
-    raise LlamaError(f"config.json has {field}={value!r}; expected {expected}")
+    raise LlamaError(f"config.json has {field}={reprlib.repr(value)}; expected {expected}")
+
+
+def _object(values: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    """Empty where the field is absent or null."""
+    value = values.get(field)
+    if value is not None and not isinstance(value, dict):
+        raise LlamaError(f"config.json has {field}={reprlib.repr(value)}; expected an object or null")
+    return value or {}
+
+
+def _form(rope: Mapping[str, Any]) -> Any:
+    """The type of rotary positions, where one is given: beside some settings it is elsewhere."""
+    return rope.get("rope_type") or rope.get("type")
 
 
 def _read_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
-    form = rope.get("rope_type", rope.get("type", "default"))
+    form = _form(rope) or "default"
     if form == "default":
         return None
     if form != "llama3":
-        raise LlamaError(f"config.json has rotary positions of type {form!r}; expected 'default' or 'llama3'")
+        got = reprlib.repr(form)
+        raise LlamaError(f"config.json has rotary positions of type {got}; expected 'default' or 'llama3'")
     return {own: rope[theirs] for own, theirs in SCALING.items() if theirs in rope}
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from service.jobs import archive as archives
 from service.jobs.checks import check
 from service.jobs.llama import uploaded_config
 from service.jobs.records import Problem
@@ -56,6 +59,13 @@ def test_a_model_that_fits_is_accepted(tmp_path: Path) -> None:
         (b"no json", {}, "model.huggingface", "Expecting value"),
         (b"\xff\xfe\xfd", {}, "model.huggingface", "."),
         ([], {}, "model.huggingface", "holds a list; expected an object"),
+        (b"[" * 100_000, {}, "model.huggingface", "config.json is nested too deeply"),
+        (b"[" * 980 + b"]" * 980, {}, "model.huggingface", "config.json"),
+        (b" " * (2**20 + 1), {}, "model.huggingface", "config.json has 1048577 bytes; at most 1048576"),
+        ({**CONFIG, "rope_scaling": "llama3"}, {}, "model.huggingface", "rope_scaling='llama3'; expected an object"),
+        ({**CONFIG, "rope_parameters": [1]}, {}, "model.huggingface", r"rope_parameters=\[1\]; expected an object"),
+        ({**CONFIG, "rope_parameters": 5}, {}, "model.huggingface", "rope_parameters=5; expected an object"),
+        ({**CONFIG, "head_dim": {}}, {}, "model.huggingface", "head_dim={}; expected hidden_size"),
     ],
 )
 def test_one_that_does_not_is_refused_at_submit(
@@ -65,3 +75,73 @@ def test_one_that_does_not_is_refused_at_submit(
     assert path in [problem.path for problem in found]
     named = next(problem for problem in found if problem.path == path)
     assert re.search(message, named.message), named.message
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_member_is_refused_at_submit(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "archive"
+    with zipfile.ZipFile(path, "w", method) as opened:
+        opened.writestr("config.json", json.dumps(CONFIG))
+    content = bytearray(path.read_bytes())
+    first = 30 + len("config.json")  # behind the member's header
+    content[first : first + 60] = b"\xff" * 60
+    path.write_bytes(content)
+    assert [problem.path for problem in problems(path)] == ["model.huggingface"]
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def pax(record: str) -> bytes:
+    content = f"{len(record) + 4} {record}\n".encode()
+    return header("pax", len(content), tarfile.XHDTYPE) + content.ljust(512, b"\0") + header("config.json", 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (header("config.json", -512), "the size -512; expected 0 to"),
+        (header("config.json", -(2**60)), "the size -1152921504606846976; expected 0 to"),
+        (header("config.json", 2**70), "expected 0 to"),
+        (pax("size=-512"), "the size -512; expected 0 to"),
+        (pax("size=-0001024"), "the size -1024; expected 0 to"),
+        (header("././@LongLink", -512, tarfile.GNUTYPE_LONGNAME), "the size -512; expected 0 to"),
+        (header("././@LongLink", 2**40, tarfile.GNUTYPE_LONGNAME), "expected 65536 at most"),
+        (header("././@LongLink", 0, tarfile.GNUTYPE_LONGNAME) * 3000 + header("config.json", 0), "damaged"),
+        (pax("GNU.sparse.size=x"), "damaged"),
+    ],
+)
+def test_a_tar_with_a_header_that_leads_nowhere_is_refused_at_submit(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "archive").write_bytes(content + bytes(1024))
+    (problem,) = problems(tmp_path / "archive")
+    assert problem.path == "model.huggingface"
+    assert message in problem.message
+
+
+@pytest.mark.parametrize("form", ["tar", "zip"])
+def test_archives_of_very_many_members_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    monkeypatch.setattr(archives, "MOST_MEMBERS", 5)
+    for count, expected in ((5, []), (6, ["the archive has more than 5 members"])):
+        files = {"config.json": json.dumps(CONFIG).encode(), **{f"{index}.txt": b"" for index in range(count - 1)}}
+        path = tmp_path / f"{count}.{form}"
+        if form == "zip":
+            with zipfile.ZipFile(path, "w") as opened:
+                for name, content in files.items():
+                    opened.writestr(name, content)
+        else:
+            with tarfile.open(path, "w:") as tar:
+                for name, content in files.items():
+                    info = tarfile.TarInfo(name)
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+        assert [problem.message for problem in problems(path)] == expected
+
+
+def test_the_trouble_of_the_machine_is_no_damage_of_the_archive(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        archives.read_text(tmp_path / "none", archives.CONFIG)

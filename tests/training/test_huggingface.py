@@ -261,6 +261,15 @@ def test_a_published_configuration() -> None:
     assert read_config(write_config(config, "bf16", tied=False)) == config
 
 
+def test_scaling_counts_beside_rotary_settings_of_no_type() -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}
+    beside = read_config({**CONFIG, "rope_parameters": {"rope_theta": 500.0}, "rope_scaling": scaling})
+    assert beside.rope_scaling is not None
+    assert beside == read_config({**CONFIG, "rope_parameters": {"rope_theta": 500.0, **scaling}})
+    typed = {"rope_theta": 500.0, "type": "default"}
+    assert read_config({**CONFIG, "rope_parameters": typed, "rope_scaling": scaling}).rope_scaling is None
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
