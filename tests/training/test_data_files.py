@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,13 @@ def test_numpys_own_format_and_a_test_file(tmp_path: Path) -> None:
     assert loaded.test.take(torch.tensor([3])).targets[0].tolist() == token_row(41)[31:].tolist()
 
 
+def claim(shape: tuple[int, ...]) -> bytes:
+    """An array in NumPy's format of which there is only the header."""
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return content.getvalue()
+
+
 @pytest.mark.parametrize(
     ("content", "change", "message"),
     [
@@ -90,7 +99,13 @@ def test_numpys_own_format_and_a_test_file(tmp_path: Path) -> None:
         (b"\x01\x00" * 9, {}, "data.file holds 1 sequences of 8: too few for a test split"),
         (b"\x01\x00" * 50 + b"\x00", {}, "data.file has 101 bytes, which are no whole number of uint16 ids"),
         (b"\x01\x00" * 40 + b"\x32\x00", {}, r"data.file holds the token id 50; data.vocabulary=50 allows 0 to 49"),
+        (b"", {}, "data.file holds 0 tokens; data.sequence=8 needs at least 9"),
         (b"anything else", {"encoding": "npy"}, "data.file is no array in NumPy's format"),
+        (b"", {"encoding": "npy"}, "data.file is no array in NumPy's format"),
+        (b"PK\x03\x04 and no more", {"encoding": "npy"}, "data.file is no array in NumPy's format"),
+        (claim((10**10,)), {"encoding": "npy"}, r"data.file .* claims shape \(10000000000,\) .* bytes do not hold"),
+        (claim((-5,)), {"encoding": "npy"}, r"data.file .* claims shape \(-5,\)"),
+        (claim((10**30,)), {"encoding": "npy"}, r"data.file .* bytes do not hold"),
         (b"some text", {"encoding": "text", "tokenizer": NO_FILE}, "data.tokenizer: there is no uploaded file file_0"),
         (b"\x01\x00" * 50, {"test_file": NO_FILE}, "data.test_file: there is no uploaded file file_0"),
     ],
@@ -147,6 +162,17 @@ def test_a_text_is_tokenised_in_pieces_and_once(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(text, "_chunks", None)  # a second pass over the text would fail
     assert len(data.load(spec, layout).train) == 4
     assert [path.suffix for path in (layout.cache / "tokens").iterdir()] == [".uint16"]
+
+
+def test_a_text_is_taken_whole_whatever_the_tokenizer_says_of_sentences(tmp_path: Path) -> None:
+    whole = Tokenizer.from_file(str(DataLayout(tmp_path).file(upload_tokenizer(tmp_path))))
+    whole.enable_truncation(2)
+    whole.enable_padding(length=7)
+    tokenizer = upload(tmp_path, whole.to_str().encode())
+    file = upload(tmp_path, b"the cat sat the")
+    spec = FileTokens(file=file, encoding="text", tokenizer=tokenizer, sequence=1, vocabulary=4, test_fraction=0.3)
+    train_split = data.load(spec, DataLayout(tmp_path)).train
+    assert train_split.take(torch.arange(len(train_split))).targets.flatten().tolist() == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -245,6 +271,15 @@ def test_arrays_of_objects_and_other_files_are_refused(tmp_path: Path) -> None:
             data.load(FileArrays(file=file, shape=(1,), classes=2), DataLayout(tmp_path))
     with pytest.raises(ValueError, match=r"data.file is neither safetensors nor npz"):
         data.load(FileArrays(file=upload(tmp_path, b"x" * 99), shape=(1,), classes=2), DataLayout(tmp_path))
+
+
+def test_an_array_that_claims_more_than_its_member_holds_is_refused(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as opened:
+        opened.writestr("inputs.npy", claim((10**10, 4)))
+    spec = FileArrays(file=upload(tmp_path, content.getvalue()), shape=(4,), classes=2)
+    with pytest.raises(ValueError, match=r"data.file is no npz .* inputs.npy: .* claims shape \(10000000000, 4\)"):
+        data.load(spec, DataLayout(tmp_path))
 
 
 @settings(max_examples=60, deadline=None)

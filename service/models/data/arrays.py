@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from service.jobs.spec.files import FileArrays
+from service.models.data import npy
 from service.models.data.samples import Split
 
 INPUTS, TARGETS, TEST = "inputs", "targets", "test_"
@@ -105,15 +107,28 @@ def _map_safetensors(path: Path, field: str) -> dict[str, Tensor]:
 
 def _read_npz(path: Path, field: str) -> dict[str, Tensor]:
     try:
-        _check_size(path)
+        _check_members(path)
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
-    except (ValueError, TypeError, OSError, zipfile.BadZipFile) as error:
+    except npy.BROKEN as error:
         raise ValueError(f"{field} is no npz file of numbers: {error}") from error
+    except MemoryError as error:
+        raise ValueError(f"{field} holds arrays too large for this machine's memory; use safetensors") from error
 
 
-def _check_size(path: Path) -> None:
+def _check_members(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
-        size = sum(member.file_size for member in archive.infolist())
-    if size > LARGEST_NPZ:
-        raise ValueError(f"its arrays have {size} bytes, an npz file may have {LARGEST_NPZ}; use safetensors")
+        members = archive.infolist()
+        size = sum(member.file_size for member in members)
+        if size > LARGEST_NPZ:
+            raise ValueError(f"its arrays have {size} bytes, an npz file may have {LARGEST_NPZ}; use safetensors")
+        for member in members:
+            with archive.open(member) as content:
+                _check_member(content, member)
+
+
+def _check_member(content: IO[bytes], member: zipfile.ZipInfo) -> None:
+    try:
+        npy.check_claim(content, member.file_size)
+    except npy.BROKEN as error:
+        raise ValueError(f"{member.filename}: {error}") from error

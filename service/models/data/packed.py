@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor
 
 from service.jobs.spec.files import FileTokens
+from service.models.data import npy
 from service.models.data.samples import Split
 
 CHECKED_WHOLE = 2**26
@@ -76,11 +78,7 @@ def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
         raise ValueError(
             f"{field} holds {len(ids)} tokens; data.sequence={spec.sequence} needs at least {spec.sequence + 1}"
         )
-    step = max((len(ids) - WINDOW) // WINDOWS, 1)
-    windows = (
-        [ids] if len(ids) <= CHECKED_WHOLE else [ids[start : start + WINDOW] for start in range(0, len(ids), step)]
-    )
-    for window in windows:
+    for window in _windows(ids):
         check_ids(window, spec.vocabulary, field)
     return PackedTokens(ids, spec.sequence, spec.vocabulary, field, 0, count)
 
@@ -108,7 +106,7 @@ def _windows(ids: Ids) -> Iterator[Ids]:
     if len(ids) <= CHECKED_WHOLE:
         yield ids
         return
-    for start in range(0, len(ids), len(ids) // WINDOWS):
+    for start in range(0, len(ids), (len(ids) - WINDOW) // WINDOWS):
         yield ids[start : start + WINDOW]
 
 
@@ -119,15 +117,17 @@ def _map(file: TokenFile, field: str) -> Ids:
     size = file.path.stat().st_size
     if size % kind.itemsize:
         raise ValueError(f"{field} has {size} bytes, which are no whole number of {file.encoding} ids")
-    return np.memmap(file.path, kind, mode="r")
+    # Nothing cannot be mapped.
+    return np.memmap(file.path, kind, mode="r") if size else np.empty(0, kind)
 
 
 def _map_npy(path: Path, field: str) -> Ids:
     try:
-        ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+        with path.open("rb") as file:
+            npy.check_claim(file, path.stat().st_size)
+        ids: Ids = open_memmap(path, mode="r")
+    except npy.BROKEN as error:
         raise ValueError(f"{field} is no array in NumPy's format: {error}") from error
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
-        got = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
-        raise ValueError(f"{field} holds {got}; expected one row of integers")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(f"{field} holds {ids.dtype} of shape {ids.shape}; expected one row of integers")
     return ids

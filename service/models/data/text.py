@@ -14,6 +14,8 @@ from service.models.once import once
 
 CHUNK = 2**20
 """Characters that are tokenised at a time; a chunk ends with a line, unless that is as long again."""
+CUT = "whole chunks"
+"""How a text becomes ids: what was cached under another name is not taken."""
 
 
 def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> TokenFile:
@@ -29,11 +31,15 @@ def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> Toke
         model = tokenizers.Tokenizer.from_file(str(tokenizer))
     except Exception as error:
         raise ValueError(f"data.tokenizer is no tokenizer.json: {error}") from error
+    model.no_truncation()  # the file may set both, for single sentences
+    model.no_padding()
     size = model.get_vocab_size(with_added_tokens=True)
     if size > vocabulary:
         raise ValueError(f"data.tokenizer has {size} tokens; data.vocabulary={vocabulary} must be at least that")
     kind = "uint16" if vocabulary <= 2**16 else "uint32"
-    key = f"{text.name}\n{tokenizer.name}\n{tokenizer_version()}\n{kind}"  # uploaded files are named by their hash
+    key = (
+        f"{text.name}\n{tokenizer.name}\n{tokenizer_version()}\n{kind}\n{CUT}"  # uploaded files are named by their hash
+    )
     path = cache / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()}.{kind}"
 
     def write(target: Path) -> None:
