@@ -74,6 +74,7 @@ GOOD = [
     spec("train", model=CONVNET, parallel={"pp": 2, "tp": 4}),
     spec("verify", model=CONVNET),
     spec("train", batch={"global": 12, "micro": 3}, pipeline={"micro_batches": 2}),
+    spec("train", objective={**CERTIFIED, "lower": -1, "upper": 0.5}),
     spec("train", objective=CERTIFIED, precision={"reduce": "bf16"}),
     spec("train", objective=CERTIFIED, parallel={"pp": 2, "tp": 2}),
     spec("train", objective={**CERTIFIED, "bound": "crown-ibp"}, parallel={"dp_shard": 2, "tp": 2}),
@@ -136,6 +137,8 @@ def test_what_fits_passes(good: Any) -> None:
             spec("train", objective=CERTIFIED, activation_checkpoint="full", precision={"float8": True}),
             [("activation_checkpoint", "full", "none"), ("precision.float8", True, "false")],
         ),
+        (spec("train", objective={**CERTIFIED, "lower": 1}), [("objective.lower", 1.0, "less than 1.0")]),
+        (spec("train", objective={**CERTIFIED, "upper": -1}), [("objective.upper", -1.0, "more than 0.0")]),
         (spec("train", objective=CERTIFIED, precision={"param": "bf16"}), [("precision.param", "bf16", "fp32")]),
         # model and data
         (spec("train", model={**CONVNET, "height": 9}), [("model", 72, "64")]),

@@ -45,6 +45,12 @@ def test_a_bare_name_is_an_objective() -> None:
     assert read(objective={"name": "certified", "eps": 0.5}).objective == Certified(eps=0.5)
 
 
+@pytest.mark.parametrize(("lower", "upper"), [(2, -1), (0.5, 0.5)])
+def test_limits_of_inputs_may_not_cross(lower: float, upper: float) -> None:
+    with pytest.raises(ValidationError, match=f"lower={float(lower)} must be below upper={float(upper)}"):
+        read(objective={"name": "certified", "eps": 0.5, "lower": lower, "upper": upper})
+
+
 def test_a_file_of_weights_stands_beside_its_configuration() -> None:
     model = read(model={"safetensors": FILE, **MLP}).model
     assert model == FromSafetensors(safetensors=FILE, config=MlpConfig.model_validate(MLP))

@@ -89,6 +89,35 @@ def test_gradients_are_those_of_finite_differences(family: str, bound: Any) -> N
         assert parameter.grad.view(-1)[index].item() == pytest.approx((moved[0] - moved[1]) / 2e-6, rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.parametrize(
+    ("limits", "value", "said"),
+    [
+        ({"lower": 0.25}, 0.125, r"objective\.lower: an input is 0\.125, outside of lower=0\.25, upper=None"),
+        ({"upper": 0.75}, 0.875, r"objective\.upper: an input is 0\.875, outside of lower=None, upper=0\.75"),
+        ({"lower": 0.1, "upper": 0.9}, 2.0, r"objective\.upper: an input is 2, outside of lower=0\.1, upper=0\.9"),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_an_input_outside_of_the_given_limits_is_refused(
+    limits: dict[str, float], value: float, said: str, training: bool
+) -> None:
+    _, model = adapted(CONFIGS["mlp"], Certified(eps=0.1, **limits))  # type: ignore[arg-type]
+    model.float().train(training)
+    # The limits themselves are inputs, though float32 has no 0.1.
+    x = torch.tensor([limits.get("lower", 0.0), limits.get("upper", 1.0)]).expand(3, 2).reshape(1, 6).repeat(2, 1)
+    model(x)
+    x[1, 4] = value
+    with pytest.raises(ValueError, match=said):
+        model(x)
+
+
+def test_an_input_outside_of_what_the_source_says_stays_in_its_box() -> None:
+    _, model = adapted(CONFIGS["mlp"], Certified(eps=0.1))
+    outputs = model(torch.full((1, 6), 1.5, dtype=torch.float64))
+    logits = outputs[:, 0]
+    assert (logits.unsqueeze(2) - logits.unsqueeze(1) >= outputs[:, 1:] - 1e-12).all()
+
+
 @pytest.mark.parametrize("bound", ["ibp", "crown-ibp"])
 def test_a_box_without_width_has_gradients_too(bound: Any) -> None:
     objective, model = adapted(

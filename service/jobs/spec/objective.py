@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from service.jobs.plugins import Features, ObjectiveConfig, ObjectiveKind, Reason, Samples
 from service.jobs.plugins.catalogue import catalogue
@@ -39,6 +39,12 @@ class Certified(ObjectiveConfig):
     lower: float | None = Field(None, description="least number in an input; what the source knows when absent")
     upper: float | None = Field(None, description="largest number in an input; what the source knows when absent")
 
+    @model_validator(mode="after")
+    def _lower_is_below_upper(self) -> Certified:
+        if self.lower is not None and self.upper is not None and self.lower >= self.upper:
+            raise ValueError(f"lower={self.lower} must be below upper={self.upper}: inputs lie between them")
+        return self
+
     def limits(self, known: tuple[float, float] | None) -> tuple[float | None, float | None]:
         """What inputs lie between, as far as anybody says; ``known`` is the source's own."""
         low, high = known or (None, None)
@@ -52,6 +58,8 @@ class Certified(ObjectiveConfig):
         elif samples.classes > MOST_CLASSES:
             message = f"all pairs of {samples.classes} classes are bounded: {samples.classes**2} rows"
             reasons.append(("objective.name", message, self.name, f"data of at most {MOST_CLASSES} classes"))
+        elif reason := self._crossed(samples.limits):
+            reasons.append(reason)
         if self.bound == "crown-ibp" and spec.parallel.pp > 1:
             message = f"a backward pass over bounds does not cross the stages of a pipeline, pp={spec.parallel.pp}"
             reasons.append(("objective.bound", message, self.bound, "ibp, or parallel.pp of 1"))
@@ -66,6 +74,15 @@ class Certified(ObjectiveConfig):
             if got != wanted:
                 reasons.append((path, "bounds are computed without it", got, str(wanted).lower()))
         return reasons
+
+    def _crossed(self, known: tuple[float, float] | None) -> Reason | None:
+        """Why the one limit that is given does not go with the other, which the source knows."""
+        low, high = self.limits(known)
+        if low is None or high is None or low < high:
+            return None
+        if self.lower is not None:
+            return "objective.lower", f"no input of this source is above {high}", low, f"less than {high}"
+        return "objective.upper", f"no input of this source is below {low}", high, f"more than {low}"
 
 
 def _named(value: Any) -> Any:

@@ -119,7 +119,11 @@ class BoundedForward:
         return torch.stack([value, bounds.lower, bounds.upper], dim=1)
 
     def _box(self, x: Tensor, eps: float) -> tuple[Tensor, Interval]:
-        """The ball around ``x``, cut to what inputs can be; a sample beyond that stays in its own box."""
+        """The ball around ``x``, cut to what inputs can be; a sample beyond what the source says stays in its own box.
+
+        Raises ``ValueError`` for a sample beyond limits that the spec gives: its box would be no ball.
+        """
+        _check_within(x, self.objective.config)
         low, high = self.objective.limits
         lower, upper = (x - eps).clamp(min=low), (x + eps).clamp(max=high)
         return x, Interval(torch.minimum(lower, x), torch.maximum(upper, x))
@@ -131,6 +135,18 @@ class BoundedForward:
         if crown > 0:
             bounds = crown * crown_ibp(network, box, Effort()).lower_bounds(rows) + (1 - crown) * bounds
         return bounds.reshape(-1, self.objective.classes, self.objective.classes)
+
+
+def _check_within(x: Tensor, config: Certified) -> None:
+    """Compared in the samples' own type, in which 0.1 is a float32 and no more than a limit of 0.1."""
+    if config.lower is None and config.upper is None:
+        return  # the host waits for a device only where there is something to compare
+    for extreme in x.detach().aminmax():
+        below = config.lower is not None and bool(extreme < config.lower)
+        above = config.upper is not None and bool(extreme > config.upper)
+        if below or above:
+            side, limits = "lower" if below else "upper", f"lower={config.lower}, upper={config.upper}"
+            raise ValueError(f"objective.{side}: an input is {extreme.item():g}, outside of {limits}")
 
 
 def pair_rows(classes: int, like: Tensor) -> Tensor:
