@@ -70,7 +70,8 @@ def _tell(context: RunContext, result: Result, done: int, total: int, started: f
 def _report(
     spec: CompileSpec, config: ModelConfig, device: torch.device, results: list[Result], toolchain_s: float | None
 ) -> dict[str, Any]:
-    opened = gate(results, spec.phases, fingerprint(config, spec.parallel, device), toolchain_s)
+    own = fingerprint(config, spec.parallel, device, spec.precision, spec.activation_checkpoint)
+    opened = gate(results, spec.phases, own, toolchain_s)
     return {
         "summary": summary(results, opened),
         "gate": opened,
@@ -80,6 +81,8 @@ def _report(
         "tolerance": spec.tolerance.model_dump(),
         "model": config.model_dump(mode="json"),
         "parallel": spec.parallel.model_dump(),
+        "precision": spec.precision.model_dump(),
+        "activation_checkpoint": spec.activation_checkpoint,
     }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
+from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
 from service.jobs.spec.model import ModelConfig
 
@@ -15,10 +16,18 @@ Fingerprint = dict[str, str | int | float]
 ABSENT = "absent"
 
 
-def fingerprint(config: ModelConfig, parallel: ParallelSpec, device: torch.device) -> Fingerprint:
-    """Model, torch version, device architecture and mesh as flat fields, ready for JSON."""
+def fingerprint(
+    config: ModelConfig,
+    parallel: ParallelSpec,
+    device: torch.device,
+    precision: PrecisionSpec,
+    activation_checkpoint: ActivationCheckpoint,
+) -> Fingerprint:
+    """Model, mesh, precision, recomputation, torch version and device architecture as flat fields, ready for JSON."""
     fields: Fingerprint = {f"model.{name}": _plain(value) for name, value in config.model_dump().items()}
     fields |= {f"parallel.{name}": getattr(parallel, name) for name in PARALLEL_DIMENSIONS}
+    fields |= {f"precision.{name}": value for name, value in precision.model_dump().items()}
+    fields["activation_checkpoint"] = activation_checkpoint
     fields["torch"] = torch.__version__
     fields["device"] = device.type
     fields["architecture"] = architecture(device)

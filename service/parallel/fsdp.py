@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from service.jobs.spec.train import PrecisionSpec
+from service.jobs.spec.arithmetic import PrecisionSpec
 from service.parallel.mesh import Mesh
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

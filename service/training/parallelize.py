@@ -15,11 +15,11 @@ from torch import nn
 
 from service.jobs.spec.train import TrainSpec
 from service.models.compiled import compile_in_place
+from service.models.recompute import apply_activation_checkpoint
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import use_float8
 from service.training.gate import BACKENDS, Phase
-from service.training.recompute import apply_activation_checkpoint
 
 
 def parallelize(
@@ -29,12 +29,16 @@ def parallelize(
     if spec.precision.float8:
         use_float8(model)
     if spec.activation_checkpoint != "none":
-        apply_activation_checkpoint(model, spec.activation_checkpoint, compiled=bool(backends))
-    precision = Precision.from_spec(spec.precision)
-    if mesh.dp.size > 1 or precision != Precision():
-        apply_fsdp(model, mesh, precision, reshard=spec.reshards, units=units)
+        apply_activation_checkpoint(model, spec.activation_checkpoint)
+    if is_sharded(spec):
+        apply_fsdp(model, mesh, Precision.from_spec(spec.precision), reshard=spec.reshards, units=units)
     if backends:
         apply_compile(model, backends)
+
+
+def is_sharded(spec: TrainSpec) -> bool:
+    """Whether FSDP2 manages the model: to share it among ranks, or because it is what casts parameters."""
+    return spec.parallel.dp > 1 or Precision.from_spec(spec.precision) != Precision()
 
 
 def apply_compile(model: nn.Module, backends: Mapping[Phase, str]) -> None:

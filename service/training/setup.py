@@ -13,8 +13,9 @@ from torch.optim import AdamW
 from service.jobs.runtime import RunContext
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
-from service.jobs.spec.train import PrecisionSpec, TrainSpec
+from service.jobs.spec.train import TrainSpec
 from service.models import Model, build, data, load_into
+from service.models.compiled import compiles_blocks
 from service.models.data import BatchOrder, Dataset
 from service.models.fingerprint import Fingerprint, fingerprint
 from service.models.reference import resolve
@@ -27,7 +28,7 @@ from service.training.export import check_export
 from service.training.flops import count_parameters
 from service.training.gate import Phase, allowed_backends
 from service.training.objective import Objective, Subject, objective_for
-from service.training.parallelize import parallelize
+from service.training.parallelize import is_sharded, parallelize
 
 
 @dataclass(frozen=True)
@@ -124,14 +125,14 @@ def _build_stage(
 
 
 def own_fingerprint(config: ModelConfig, spec: TrainSpec, device: torch.device) -> Fingerprint:
-    """What a gate must have been written for. Compile jobs check float32 without recomputation, so anything else is
-    a field that their reports lack.
+    """What a gate must have been written for. Compile jobs minimise cross entropy, so any other objective is a field
+    that their reports lack.
     """
-    own = fingerprint(config, spec.parallel, device)
-    if spec.precision != PrecisionSpec():
-        own |= {"precision.param": spec.precision.param, "precision.reduce": spec.precision.reduce}
-    if spec.activation_checkpoint != "none":
-        own["activation_checkpoint"] = spec.activation_checkpoint
+    parallel = spec.parallel
+    if compiles_blocks(build(config, device="meta"), sharded=is_sharded(spec)):
+        # Compile jobs check a model in one piece. Block by block, its graphs are those of any stage that holds them.
+        parallel = parallel.model_copy(update={"pp": 1})
+    own = fingerprint(config, parallel, device, spec.precision, spec.activation_checkpoint)
     if spec.objective != CrossEntropy():
         own["objective"] = spec.objective.name
     return own

@@ -17,6 +17,7 @@ from service.compilation.job import run
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
 from service.jobs.spec import CompileSpec
+from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice
@@ -66,7 +67,8 @@ def test_the_digits_classifier_passes_the_whole_ladder(data: DataLayout) -> None
     written = report(data)
     assert [row["verdict"] for row in written["rungs"]] == ["pass"] * 6, written["rungs"]
     assert (result["gate"]["train"], result["gate"]["inference"]) == ("inductor", "inductor")
-    assert result["gate"]["fingerprint"] == fingerprint(MlpConfig(**MLP), ParallelSpec(), torch.device("cpu"))
+    own = fingerprint(MlpConfig(**MLP), ParallelSpec(), torch.device("cpu"), PrecisionSpec(), "none")
+    assert result["gate"]["fingerprint"] == own
     assert result["verdicts"] == {"pass": 6}
     assert result["summary"][0] == "Training may be compiled with inductor: all 3 rungs passed."
     assert written["toolchain_s"] > 0
@@ -85,7 +87,7 @@ def test_the_digits_classifier_passes_the_whole_ladder(data: DataLayout) -> None
 def test_a_training_job_reads_the_gate_that_was_written(data: DataLayout) -> None:
     where, _ = context(data)
     run(spec(model=TRANSFORMER, data={"source": "tokens", "sequence": 16}, phases=["train"]), where)
-    own = fingerprint(TransformerConfig(**TRANSFORMER), ParallelSpec(), torch.device("cpu"))
+    own = fingerprint(TransformerConfig(**TRANSFORMER), ParallelSpec(), torch.device("cpu"), PrecisionSpec(), "none")
     choice = CompileChoice(train=True, gate=JOB)
     assert allowed_backends(choice, own, data) == {"train": "aot_eager"}
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from service.jobs.spec.model import TransformerConfig
 from service.models import build
 from service.models.initialize import Normal, draw, key_of, random_bits
+from service.models.recompute import apply_activation_checkpoint
 from service.parallel.mesh import SINGLE
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
 from service.parallel.tensor.float8 import CAPABILITY, GRADIENT, OPERAND, Float8Error, float8_linear, scaled, use_float8
-from service.training.recompute import apply_activation_checkpoint
 from service.training.tally import NonFiniteError, Tally
 
 
@@ -74,7 +74,7 @@ def test_a_transformer_learns_in_float8_as_without(choice: str, compiled: bool) 
         if switched:
             use_float8(model)
             if choice != "none":
-                apply_activation_checkpoint(model, choice, compiled=False)  # type: ignore[arg-type]
+                apply_activation_checkpoint(model, choice)  # type: ignore[arg-type]
             if compiled:
                 model.compile(backend="aot_eager", fullgraph=True)
         loss = vocabulary_parallel_cross_entropy(model(tokens), tokens)

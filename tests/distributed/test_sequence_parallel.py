@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import TransformerConfig
 from service.models import build
+from service.models.recompute import Choice, apply_activation_checkpoint
 from service.parallel import distributed, mesh
 from service.parallel.collectives import gather_from_group
 from service.parallel.tensor import local, vocabulary, vocabulary_parallel_cross_entropy
-from service.training.recompute import Choice, apply_activation_checkpoint
 
 pytestmark = pytest.mark.distributed
 TOLERANCE = 1e-10
@@ -105,7 +105,7 @@ def check_recomputed(grid: mesh.Mesh) -> dict[str, Any]:
     for choice in ("none", *get_args(Choice)):
         built = model(GROUPED, grid)
         if choice != "none":
-            apply_activation_checkpoint(built, choice, compiled=False)
+            apply_activation_checkpoint(built, choice)
         with Collectives() as collectives:
             vocabulary_parallel_cross_entropy(built(tokens), targets, grid.tp).backward()
         counts[choice] = dict(collectives.counts)

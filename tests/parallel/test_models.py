@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from service.jobs.layout import JobPaths
+from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import ConvnetConfig, MlpConfig, TransformerConfig
-from service.jobs.spec.train import PrecisionSpec
 from service.models import FamilyConfig, WeightsError, build, load_into, load_whole
 from service.models.registry import family_builder
 from service.parallel import checkpoint, mesh

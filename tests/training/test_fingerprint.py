@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.models.fingerprint import difference, fingerprint
@@ -17,7 +18,7 @@ MODEL = MlpConfig(in_features=64, hidden=(32, 32), out_features=10)
 
 @pytest.mark.parametrize("config", [MODEL, TransformerConfig()])
 def test_survives_json_and_equals_itself(config: MlpConfig | TransformerConfig) -> None:
-    own = fingerprint(config, ParallelSpec(tp=2), CPU)
+    own = fingerprint(config, ParallelSpec(tp=2), CPU, PrecisionSpec(), "none")
     recorded = json.loads(json.dumps(own))
     assert recorded == own
     assert difference(recorded, own) == []
@@ -34,12 +35,30 @@ def test_survives_json_and_equals_itself(config: MlpConfig | TransformerConfig) 
     ],
 )
 def test_names_the_field_that_differs(config: MlpConfig, parallel: ParallelSpec, field: str) -> None:
-    recorded, own = fingerprint(MODEL, ParallelSpec(), CPU), fingerprint(config, parallel, CPU)
+    recorded = fingerprint(MODEL, ParallelSpec(), CPU, PrecisionSpec(), "none")
+    own = fingerprint(config, parallel, CPU, PrecisionSpec(), "none")
+    assert difference(recorded, own) == [(field, recorded[field], own[field])]
+
+
+@pytest.mark.parametrize(
+    ("precision", "recomputed", "field"),
+    [
+        (PrecisionSpec(param="bf16"), "none", "precision.param"),
+        (PrecisionSpec(reduce="bf16"), "none", "precision.reduce"),
+        (PrecisionSpec(float8=True), "none", "precision.float8"),
+        (PrecisionSpec(), "selective", "activation_checkpoint"),
+    ],
+)
+def test_names_the_arithmetic_that_differs(
+    precision: PrecisionSpec, recomputed: ActivationCheckpoint, field: str
+) -> None:
+    recorded = fingerprint(MODEL, ParallelSpec(), CPU, PrecisionSpec(), "none")
+    own = fingerprint(MODEL, ParallelSpec(), CPU, precision, recomputed)
     assert difference(recorded, own) == [(field, recorded[field], own[field])]
 
 
 def test_a_missing_field_is_a_difference() -> None:
-    own = fingerprint(MODEL, ParallelSpec(), CPU)
+    own = fingerprint(MODEL, ParallelSpec(), CPU, PrecisionSpec(), "none")
     recorded = {name: value for name, value in own.items() if name != "torch"}
     assert difference(recorded, own) == [("torch", "absent", torch.__version__)]
     assert difference(own, recorded) == [("torch", torch.__version__, "absent")]

@@ -9,14 +9,18 @@ import pytest
 import torch
 
 from service.jobs.layout import DataLayout
+from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.base import ParallelSpec
-from service.jobs.spec.model import MlpConfig
-from service.jobs.spec.train import CompileChoice
-from service.models.fingerprint import fingerprint
+from service.jobs.spec.model import MlpConfig, ModelConfig, TransformerConfig
+from service.jobs.spec.train import CompileChoice, TrainSpec
+from service.models.fingerprint import difference, fingerprint
 from service.training.gate import GateError, allowed_backends
+from service.training.setup import own_fingerprint
 
 GATE = "job_" + "g" * 20
-OWN = fingerprint(MlpConfig(in_features=64, out_features=10), ParallelSpec(), torch.device("cpu"))
+MLP, TRANSFORMER = MlpConfig(in_features=64, hidden=(8, 8), out_features=10), TransformerConfig(layers=2)
+CPU = torch.device("cpu")
+OWN = fingerprint(MLP, ParallelSpec(), CPU, PrecisionSpec(), "none")
 PASSED = {"train": "inductor", "inference": "aot_eager", "fingerprint": OWN}
 
 
@@ -65,3 +69,26 @@ def test_a_report_without_a_gate_is_refused(data: DataLayout, report: str) -> No
     publish(data, report)
     with pytest.raises(GateError, match="holds no gate"):
         allowed_backends(CompileChoice(train=True, gate=GATE), OWN, data)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "differing"),
+    [
+        (TRANSFORMER, {}, []),
+        (TRANSFORMER, {"parallel": {"pp": 2, "tp": 2}}, ["parallel.tp"]),
+        (MLP, {}, ["parallel.pp"]),
+        (MLP, {"parallel": {"pp": 2, "dp_shard": 2}}, ["parallel.dp_shard"]),
+        (MLP, {"precision": {"param": "bf16"}}, ["precision.param"]),
+        (MLP, {"precision": {"float8": True}}, ["parallel.pp", "precision.float8"]),
+    ],
+)
+def test_stages_take_the_gate_of_the_whole_where_blocks_are_compiled_one_by_one(
+    config: ModelConfig, change: dict[str, Any], differing: list[str]
+) -> None:
+    """A transformer's are, and those that FSDP shards; other stages are graphs that no compile job has seen."""
+    spec = TrainSpec.model_validate(
+        {"model": config.model_dump(), "data": {"source": "digits"}, "steps": 1, "parallel": {"pp": 2}, **change}
+    )
+    checked = fingerprint(config, ParallelSpec(), CPU, PrecisionSpec(), "none")
+    found = difference(checked, own_fingerprint(config, spec, CPU))
+    assert [field for field, _, _ in found] == differing

@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 from training_runs import JOB, MLP, TRANSFORMER, Recording, train
 
 from service.jobs.layout import DataLayout
+from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.data import DigitsData
 from service.jobs.spec.model import MlpConfig
@@ -149,7 +150,7 @@ def test_bf16_follows_float32_to_its_precision(tmp_path: Path, torchrun: Torchru
 
 
 def open_gate(folder: Path, train_rung: str | None, inference_rung: str | None, **other: object) -> None:
-    own = fingerprint(MlpConfig.model_validate(MLP["model"]), ParallelSpec(), CPU)
+    own = fingerprint(MlpConfig.model_validate(MLP["model"]), ParallelSpec(), CPU, PrecisionSpec(), "none")
     report = {"gate": {"train": train_rung, "inference": inference_rung, "fingerprint": {**own, **other}}}
     artifacts = DataLayout(folder).job(GATE).artifacts
     artifacts.mkdir(parents=True)
@@ -196,7 +197,7 @@ def test_no_compilation_unless_asked_for(tmp_path: Path) -> None:
             ("inductor", None),
             {},
             {"activation_checkpoint": "full"},
-            "activation_checkpoint is 'full' here and 'absent'",
+            "activation_checkpoint is 'full' here and 'none'",
         ),
     ],
 )

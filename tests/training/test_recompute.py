@@ -20,9 +20,9 @@ from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.models import FamilyConfig, build
 from service.models.compiled import compile_in_place
+from service.models.recompute import COMPILED_BUDGET, apply_activation_checkpoint
 from service.parallel import mesh
 from service.parallel.collectives import GroupError
-from service.training.recompute import COMPILED_BUDGET, apply_activation_checkpoint
 
 TRANSFORMER = TransformerConfig(vocab_size=16, dim=16, layers=3, heads=4, kv_heads=2, ffn_dim=32, max_sequence=32)
 MLP = MlpConfig(in_features=16, hidden=(32, 32, 32), out_features=4, activation="tanh")
@@ -77,10 +77,10 @@ def inputs(config: FamilyConfig) -> Tensor:
     return torch.randn(64, 16, dtype=torch.float64)
 
 
-def model(config: FamilyConfig, choice: Any, *, compiled: bool = False) -> nn.Module:
+def model(config: FamilyConfig, choice: Any) -> nn.Module:
     built = build(config, dtype=torch.float64, seed=2)
     if choice != "none":
-        apply_activation_checkpoint(built, choice, compiled=compiled)
+        apply_activation_checkpoint(built, choice)
     return built
 
 
@@ -168,17 +168,14 @@ def test_without_gradients_nothing_is_kept() -> None:
 
 
 def test_compiled_selective_is_a_budget_of_the_compiler() -> None:
-    built = build(TRANSFORMER)
-    kind = type(built.blocks["0"])
-    apply_activation_checkpoint(built, "selective", compiled=True)
+    apply_activation_checkpoint(build(TRANSFORMER), "selective")
     assert functorch_config.activation_memory_budget == COMPILED_BUDGET < 1
-    assert {type(block) for block in built.blocks.values()} == {kind}
 
 
 def test_compiled_full_recomputes_as_an_uncompiled_block_does() -> None:
     built = build(TRANSFORMER)
     kind = type(built.blocks["0"])
-    apply_activation_checkpoint(built, "full", compiled=True)
+    apply_activation_checkpoint(built, "full")
     assert functorch_config.activation_memory_budget == 1
     assert {type(block) for block in built.blocks.values()}.isdisjoint({kind})
 
@@ -186,7 +183,7 @@ def test_compiled_full_recomputes_as_an_uncompiled_block_does() -> None:
 def compiled_run(choice: str) -> tuple[dict[str, Tensor], int, int]:
     """Gradients, bytes that blocks keep, and how many graphs served them."""
     torch.compiler.reset()
-    built, x = model(TRANSFORMER, choice, compiled=True), inputs(TRANSFORMER)
+    built, x = model(TRANSFORMER, choice), inputs(TRANSFORMER)
     counter = CompileCounterWithBackend("aot_eager")
     compile_in_place(built, counter)
     kept: dict[int, int] = {}
@@ -219,7 +216,7 @@ def test_compiled_blocks_recompute_from_one_graph_with_the_same_gradients() -> N
 def test_a_divided_block_that_recomputes_is_still_one_graph(choice: Any) -> None:
     """Traced on a rank that is only planned: the collectives inside the repeated part need no group either."""
     planned = build(TRANSFORMER, mesh.plan(ParallelSpec(tp=2)))
-    apply_activation_checkpoint(planned, choice, compiled=False)
+    apply_activation_checkpoint(planned, choice)
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
     planned.compile(backend=counter, fullgraph=True)

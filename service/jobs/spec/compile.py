@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.base import CommonSpec, ParallelSpec, Strict
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
@@ -32,12 +33,14 @@ class CompileSpec(CommonSpec):
     steps: int = Field(4, ge=2, le=1000, description="iterations per rung and phase")
     shapes: tuple[Annotated[int, Field(ge=1)], ...] = Field((16,), min_length=1, description="batch sizes, in turn")
     tolerance: Tolerance = Tolerance()
+    precision: PrecisionSpec = PrecisionSpec()
+    activation_checkpoint: ActivationCheckpoint = "none"
 
     @field_validator("parallel")
     @classmethod
     def _one_stage(cls, parallel: ParallelSpec) -> ParallelSpec:
         if parallel.pp > 1:
-            raise ValueError(f"pipeline stages are not checked: pp must be 1, got {parallel.pp}; tp and dp are free")
+            raise ValueError(f"a model is checked in one piece: pp must be 1, got {parallel.pp}; tp and dp are free")
         return parallel
 
     @model_validator(mode="after")

@@ -34,12 +34,11 @@ _KEPT_NAMES = (
 _KEPT_NAMESPACE = "trivet::"
 
 
-def apply_activation_checkpoint(model: nn.Module, choice: Choice, *, compiled: bool) -> None:
+def apply_activation_checkpoint(model: nn.Module, choice: Choice) -> None:
     """Make each of ``model.blocks`` recompute, in place; no parameter changes its name."""
-    if compiled and choice == "selective":
-        # Read when a graph is first compiled. A process trains one model, so setting it here affects nothing else.
+    if choice == "selective":
+        # Read when a graph is first compiled. A process runs one model, so setting it here affects nothing else.
         functorch_config.activation_memory_budget = COMPILED_BUDGET
-        return
     for block in model.blocks.values():  # type: ignore[operator]
         # A class for all blocks of one kind, not a wrapper for each: one compiled graph then still serves all.
         kind: Any = type(block)
@@ -48,11 +47,13 @@ def apply_activation_checkpoint(model: nn.Module, choice: Choice, *, compiled: b
 
 @cache
 def _recomputing(kind: Any, choice: Choice) -> type[nn.Module]:
-    again: Any = checkpoint if choice == "full" else partial(checkpoint, context_fn=_selective_contexts)
-
     class Recomputing(kind):  # type: ignore[misc]
         def forward(self, *inputs: Any) -> Any:
-            return again(super().forward, *inputs, use_reentrant=False)
+            if choice == "full":
+                return checkpoint(super().forward, *inputs, use_reentrant=False)
+            if torch.compiler.is_compiling():  # the compiler chooses, within its budget
+                return super().forward(*inputs)
+            return checkpoint(super().forward, *inputs, use_reentrant=False, context_fn=_selective_contexts)
 
     Recomputing.__name__ = Recomputing.__qualname__ = f"Recomputing{kind.__name__}"
     return Recomputing
