@@ -14,6 +14,14 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 
 def climb_job(parallel: dict[str, int], model: dict[str, Any], folder: str) -> Any:
+    from service.parallel import distributed
+
+    result = climb_in_group(parallel, model, folder)
+    distributed.stop()
+    return result
+
+
+def climb_in_group(parallel: dict[str, int], model: dict[str, Any], folder: str, **changes: Any) -> Any:
     import torch.distributed as dist
 
     from service.compilation.job import run
@@ -31,13 +39,12 @@ def climb_job(parallel: dict[str, int], model: dict[str, Any], folder: str) -> A
             "phases": ["train"],
             "shapes": [4],
             "steps": 3,
+            **changes,
         }
     )
     rank, world = dist.get_rank(), dist.get_world_size()
     layout = DataLayout(Path(folder))
-    result = run(spec, RunContext("job_" + "0" * 20, 1, rank, rank, world, "cpu", layout, NullReporter(), bool))
-    distributed.stop()
-    return result
+    return run(spec, RunContext("job_" + "0" * 20, 1, rank, rank, world, "cpu", layout, NullReporter(), bool))
 
 
 def verdict_of_one_failing_rank() -> Any:
@@ -73,6 +80,7 @@ def verdict_of_one_failing_rank() -> Any:
     return [[result.verdict, [finding.message for finding in result.findings]] for result in results]
 
 
+TOKENS = {"source": "tokens", "sequence": 8}
 MLP = {"family": "mlp", "in_features": 8, "hidden": [8, 8], "out_features": 4}
 
 
@@ -98,3 +106,45 @@ def test_a_failure_on_one_rank_fails_the_rung_on_all(torchrun: Callable[..., lis
     assert first[0][0] == "fail_error"
     assert first[0][1][0].startswith("rank 1: BackendCompilerFailed")
     assert first[1][0] == "not_reached"
+
+
+ARITHMETIC: dict[str, Any] = {"precision": {"param": "bf16"}, "activation_checkpoint": "selective"}
+TRANSFORMER = {
+    "family": "transformer",
+    "vocab_size": 256,
+    "dim": 16,
+    "layers": 2,
+    "heads": 2,
+    "ffn_dim": 32,
+    "max_sequence": 8,
+}
+
+
+def climb_and_train(folder: str) -> Any:
+    """The check's result, the graphs that two training jobs then compile by its gate, and their losses."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    from service.parallel import distributed
+    from tests.training.training_runs import train
+
+    sharded = {"dp_shard": 2}
+    checked = climb_in_group(sharded, TRANSFORMER, folder, data=TOKENS, shapes=[8], **ARITHMETIC)
+    job = {"model": TRANSFORMER, "data": TOKENS, "steps": 2, "batch": {"global": 16}, **ARITHMETIC}
+    eager = train(folder, {**job, "parallel": sharded}, job_id="job_" + "1" * 20)["loss"]
+    torch._dynamo.reset()
+    counters.clear()
+    choice = {"train": True, "gate": "job_" + "0" * 20}
+    own = train(folder, {**job, "parallel": sharded, "compile": choice}, job_id="job_" + "2" * 20)["loss"]
+    graphs = counters["stats"]["unique_graphs"]
+    distributed.stop()
+    return checked, graphs, eager, own
+
+
+def test_a_training_job_of_the_same_arithmetic_is_compiled(torchrun: Callable[..., list[Any]], tmp_path: Path) -> None:
+    (checked, graphs, eager, own), _ = torchrun(climb_and_train, 2, timeout_s=300, folder=str(tmp_path))
+    assert checked["gate"]["train"] == "aot_eager", checked
+    assert checked["gate"]["fingerprint"]["precision.param"] == "bf16"
+    assert checked["gate"]["fingerprint"]["activation_checkpoint"] == "selective"
+    assert graphs > 0
+    assert own == pytest.approx(eager, rel=2e-2)  # bf16 rounds to 2^-8
