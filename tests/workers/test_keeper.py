@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -40,10 +41,17 @@ def kept() -> Iterator[list[Kept]]:
         each.process.wait()
 
 
+def sleeps(process: psutil.Process) -> bool:
+    """Not where the process has ended since it was listed, as the forks of ``setsid`` do."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name() == "sleep"
+    return False
+
+
 def start(kept: list[Kept], script: str, sleepers: int) -> tuple[Kept, list[psutil.Process]]:
     each = Kept(script)
     kept.append(each)
-    eventually(lambda: sum(process.name() == "sleep" for process in each.below()) >= sleepers)
+    eventually(lambda: sum(map(sleeps, each.below())) >= sleepers)
     return each, each.below()
 
 
