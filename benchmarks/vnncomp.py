@@ -24,7 +24,7 @@ from service.bounds.methods import METHODS
 from service.verification.certify import Verdict
 from service.verification.properties.vnnlib import parse
 from service.verification.search import Subject, decide
-from service.verification.search.decide import FEW_INPUTS
+from service.verification.search.inputs import FEW_INPUTS
 
 ANSWERS = {Verdict.VERIFIED: "unsat", Verdict.FALSIFIED: "sat", Verdict.UNKNOWN: "unknown"}
 

@@ -1,8 +1,9 @@
-"""Deciding a query: an attack first, then bounds on ever smaller boxes of inputs."""
+"""Deciding a query: an attack first, then bounds on ever smaller domains."""
 
 from __future__ import annotations
 
-from service.verification.search.decide import Decision, decide
+from service.verification.search.decide import Progress, decide
+from service.verification.search.decision import Decision, Finding, Means, Moment, Search
 from service.verification.search.subject import Subject
 
-__all__ = ["Decision", "Subject", "decide"]
+__all__ = ["Decision", "Finding", "Means", "Moment", "Progress", "Search", "Subject", "decide"]

@@ -1,0 +1,68 @@
+"""What a search says, on the way and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from service.verification.certify import Verdict
+from service.verification.search.goal import Goal
+from service.verification.search.subject import Subject
+
+
+class Means(Enum):
+    """What decided, or what was still at work when the time was over."""
+
+    ATTACK = "attack"
+    INPUTS = "input splitting"
+    ACTIVATIONS = "activation splitting"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of a search.
+
+    ``domains`` were bounded, ``open`` wait; ``bound`` is the least margin over all inputs that is proved so far,
+    never less than at an earlier moment of the same goal. A margin is how far the nearest disjunct is from being
+    satisfied: the property holds where it is positive.
+    """
+
+    domains: int
+    open: int
+    bound: float
+
+
+Watcher = Callable[[Moment], None]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The end of a search: ``bound`` as in :class:`Moment`, and a counterexample that convinced, if any."""
+
+    verdict: Verdict
+    counterexample: tuple[float, ...] | None
+    domains: int
+    bound: float
+
+
+class Search(Protocol):
+    """A branch and bound over one goal, ``UNKNOWN`` when ``deadline`` (``time.monotonic``) has passed.
+
+    ``method`` names one of :data:`~service.bounds.methods.METHODS`. ``watcher`` hears of every round.
+    """
+
+    def __call__(self, subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding: ...
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``domains`` counts what was bounded, ``bound`` is the least over all goals; ``means`` decided it."""
+
+    verdict: Verdict
+    counterexample: tuple[float, ...] | None
+    domains: int
+    seconds: float
+    bound: float
+    means: Means
