@@ -6,17 +6,18 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from service.compilation.execution import STEPS, Subject, build
+from service.compilation.execution import Subject, build
 from service.compilation.internals.caches import forget_compiled
 from service.compilation.observation import Case
-from service.compilation.program import Phase, Program
+from service.compilation.program import Program
 from service.compilation.timing import Race, Runner, race
 
 
-def pace(subject: Subject, phase: Phase, agree: Callable[[float], float]) -> Race:
-    """Race the compiled ``subject`` against the uncompiled program over one batch of each shape."""
+def pace(subject: Subject, agree: Callable[[float], float]) -> Race:
+    """Race the compiled ``subject`` against the uncompiled program, both from their first step on."""
     program = subject.program
-    return race(_runner(build(program, phase), phase), _runner(subject, phase), program.device, agree)
+    eager = build(program, subject.phase)
+    return race(_runner(eager), _runner(subject.restarted()), program.device, agree)
 
 
 def cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
@@ -32,15 +33,18 @@ def warm_seconds(program: Program, case: Case, step_s: float) -> float:
     A new process pays the import of PyTorch besides.
     """
     forget_compiled()
-    runner = _runner(build(program, case.phase, case.rung.backend), case.phase)
+    runner = _runner(build(program, case.phase, case.rung))
     start = time.perf_counter()
     runner.call()
     return max(time.perf_counter() - start - runner.steps * step_s, 0.0)
 
 
-def _runner(subject: Subject, phase: Phase) -> Runner:
-    def call() -> None:
-        for batch in subject.program.cycle:
-            STEPS[phase](subject, batch.fresh())
+def _runner(subject: Subject) -> Runner:
+    """Each call visits every input shape."""
+    period = subject.program.period
 
-    return Runner(call, len(subject.program.cycle))
+    def call() -> None:
+        for _ in range(period):
+            subject.step()
+
+    return Runner(call, period)

@@ -1,21 +1,22 @@
-"""One iteration of a phase, as a job runs it: forward, and for training backward and update."""
+"""One program in one phase, built and ready to run, and what each of its steps computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
-from service.compilation.internals.backward import compiled_backwards
-from service.compilation.program import Batch, Phase, Program
-from service.compilation.rungs import Backend
-
-LEARNING_RATE = 1e-2
-"""Plain gradient descent: its updates are linear in the gradients, so they show errors without magnifying them."""
-
+from service.compilation.internals.backward import watched_backwards
+from service.compilation.program import Parts, Phase, Program, Step
+from service.compilation.rungs import Rung
+from service.models.compiled import compile_in_place
 
 Key = tuple[str, str]
 
@@ -25,94 +26,83 @@ class Record:
     """What one iteration gave, as CPU copies of local tensors.
 
     ``tensors`` maps ``(kind, name)``, kinds ``loss, output, input, gradient``, to values; ``missing`` names the
-    trainable parameters without a gradient; ``compiled_backward`` counts compiled nodes of the backward.
+    trainable parameters without a gradient; ``overwritten`` the inputs that were updated in place;
+    ``compiled_backward`` counts compiled nodes of the backwards.
     """
 
     tensors: dict[Key, Tensor]
     missing: frozenset[str] = frozenset()
+    overwritten: frozenset[str] = frozenset()
     compiled_backward: int = 0
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A module in a phase, ready to run; ``optimizer`` is ``None`` where nothing is updated."""
+    """A program's parts in a phase, with its steps under way. ``trainable`` is what its optimizers hold."""
 
-    module: nn.Module
     program: Program
-    optimizer: torch.optim.Optimizer | None
-    dtype: torch.dtype
+    phase: Phase
+    parts: Parts
+    steps: Iterator[Step]
+    trainable: Mapping[str, Tensor]
+
+    def restarted(self) -> Subject:
+        """The same parts, from their first step on."""
+        return replace(self, steps=_steps(self.program, self.phase, self.parts))
+
+    def step(self) -> Step:
+        """Run the next step."""
+        try:
+            return next(self.steps)
+        except StopIteration:
+            raise ValueError(
+                f"the program's {self.phase} steps ended; they must go on while they are asked for"
+            ) from None
 
     @property
-    def trainable(self) -> dict[str, nn.Parameter]:
-        return {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
-
-    def batch(self, iteration: int) -> Batch:
-        return self.program.batch(iteration).fresh(self.dtype)
-
-
-def build(
-    program: Program, phase: Phase, backend: Backend | None = None, dtype: torch.dtype = torch.float32
-) -> Subject:
-    """A new module in the phase's mode, compiled with ``backend`` if given, with an optimizer for training."""
-    module = program.build(dtype)
-    if backend is not None:
-        program.attach(module, backend)
-    module.train(phase == "train")
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    descends = phase == "train" and bool(trainable)
-    optimizer = torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=False) if descends else None
-    return Subject(module, program, optimizer, dtype)
+    def unsharded(self) -> frozenset[str]:
+        """Trainable parameters that FSDP has not put back among the ranks."""
+        now = _named(self.parts.modules, lambda module: module.named_parameters())
+        sharded = {name for name, value in self.trainable.items() if isinstance(value, DTensor)}
+        return frozenset(name for name, value in now.items() if name in sharded and not isinstance(value, DTensor))
 
 
-def train_step(subject: Subject, batch: Batch) -> None:
-    """One bare training step, for timing."""
-    if subject.optimizer is not None:
-        subject.optimizer.zero_grad(set_to_none=True)
-    loss = subject.program.loss(first_tensor(subject.module(*batch.inputs)), batch.targets)
-    if loss.requires_grad:
-        torch.autograd.backward(loss)
-    if subject.optimizer is not None:
-        subject.optimizer.step()
+def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch.dtype = torch.float32) -> Subject:
+    """New parts, compiled as ``rung`` says if given, before their first step."""
+    parts = program.build(dtype)
+    if rung is not None:
+        for name in parts.compiled:
+            compile_in_place(parts.modules[name], rung.backend, rung.mode)
+    return Subject(program, phase, parts, _steps(program, phase, parts), _trainable(parts))
 
 
-def inference_step(subject: Subject, batch: Batch) -> None:
-    """One bare inference call, for timing."""
-    with torch.no_grad():
-        subject.module(*batch.inputs)
-
-
-def record_train(subject: Subject, batch: Batch) -> Record:
-    """One training step, and everything it computed."""
-    if subject.optimizer is not None:
-        subject.optimizer.zero_grad(set_to_none=True)
-    outputs = subject.module(*batch.inputs)
-    loss = subject.program.loss(first_tensor(outputs), batch.targets)
-    tensors = _results(outputs, batch) | {("loss", "loss"): keep(loss)}
-    backwards = compiled_backwards(loss)
-    if loss.requires_grad:
-        torch.autograd.backward(loss)
-    gradients = {name: parameter.grad for name, parameter in subject.trainable.items()}
-    tensors |= {("gradient", name): keep(value) for name, value in gradients.items() if value is not None}
-    if subject.optimizer is not None:
-        subject.optimizer.step()
-    return Record(tensors, frozenset(name for name, value in gradients.items() if value is None), backwards)
-
-
-def record_inference(subject: Subject, batch: Batch) -> Record:
-    """One inference call, and everything it computed."""
-    with torch.no_grad():
-        outputs = subject.module(*batch.inputs)
-    return Record(_results(outputs, batch))
-
-
-STEPS: dict[Phase, Callable[[Subject, Batch], None]] = {"train": train_step, "inference": inference_step}
-RECORDS: dict[Phase, Callable[[Subject, Batch], Record]] = {"train": record_train, "inference": record_inference}
+def record(subject: Subject) -> Record:
+    """One step, and everything it computed."""
+    gradients: dict[Key, Tensor] = {}
+    with ExitStack() as stack:
+        backwards = stack.enter_context(watched_backwards())
+        for optimizer in subject.parts.optimizers:
+            hook = optimizer.register_step_pre_hook(partial(_collect, subject.trainable, gradients))
+            stack.callback(hook.remove)
+        step = subject.step()
+    tensors = {("loss", name): keep(value) for name, value in step.losses.items()}
+    tensors |= {("output", name): keep(value) for name, value in step.outputs.items()}
+    tensors |= {("input", name): keep(left) for name, (_, left) in step.inputs.items()}
+    overwritten = {name for name, (given, left) in step.inputs.items() if not torch.equal(keep(given), keep(left))}
+    missing = {name for name in subject.trainable if ("gradient", name) not in gradients}
+    return Record(
+        tensors | gradients,
+        frozenset(missing if subject.phase == "train" else ()),
+        frozenset(overwritten),
+        sum(backwards),
+    )
 
 
 def state_of(subject: Subject) -> dict[Key, Tensor]:
     """Copies of the trainable parameters and of the buffers."""
     parameters = {("parameter", name): keep(value) for name, value in subject.trainable.items()}
-    return parameters | {("buffer", name): keep(value) for name, value in subject.module.named_buffers()}
+    buffers = _named(subject.parts.modules, lambda module: module.named_buffers())
+    return parameters | {("buffer", name): keep(value) for name, value in buffers.items()}
 
 
 def keep(value: Tensor) -> Tensor:
@@ -122,23 +112,30 @@ def keep(value: Tensor) -> Tensor:
     return local.detach().to("cpu", copy=True)
 
 
-def first_tensor(outputs: Any) -> Tensor:
-    """The tensor that the loss is taken of."""
-    found = next((value for _, value in _flatten("output", outputs)), None)
-    if found is None:
-        raise TypeError(f"the module returned {type(outputs).__name__} without a tensor in it; a loss needs one")
-    return found
+def _steps(program: Program, phase: Phase, parts: Parts) -> Iterator[Step]:
+    return program.train(parts) if phase == "train" else program.inference(parts)
 
 
-def _results(outputs: Any, batch: Batch) -> dict[Key, Tensor]:
-    found = {("output", name): keep(value) for name, value in _flatten("output", outputs)}
-    return found | {("input", f"input {index}"): keep(value) for index, value in enumerate(batch.inputs)}
+def _trainable(parts: Parts) -> dict[str, Tensor]:
+    """By name what the optimizers hold, as they hold it; FSDP may replace what the modules hold meanwhile."""
+    held = {
+        id(value) for optimizer in parts.optimizers for group in optimizer.param_groups for value in group["params"]
+    }
+    parameters = _named(parts.modules, lambda module: module.named_parameters())
+    return {name: value for name, value in parameters.items() if id(value) in held}
 
 
-def _flatten(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-        return
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, part in items:
-        yield from _flatten(f"{name}.{key}", part)
+def _named(modules: Mapping[str, nn.Module], members: Any) -> dict[str, Tensor]:
+    """Members of all modules; their names begin with the module's where there are several."""
+    prefix = "{0}.{1}" if len(modules) > 1 else "{1}"
+    return {prefix.format(part, name): value for part, module in modules.items() for name, value in members(module)}
+
+
+def _collect(
+    trainable: Mapping[str, Tensor], gradients: dict[Key, Tensor], optimizer: Optimizer, *_: Any, **__: Any
+) -> None:
+    """Note the gradients with which ``optimizer`` is about to step."""
+    own = _held(optimizer)
+    for name, value in trainable.items():
+        if id(value) in own and value.grad is not None:
+            gradients["gradient", name] = keep(value.grad)

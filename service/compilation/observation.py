@@ -18,6 +18,7 @@ class Training:
 
     ``unreached``: without a gradient in every iteration; ``unreached_eager``: in eager too. ``moved`` and
     ``moved_eager``: changed by the updates. ``compiled_backwards``: compiled backward nodes, per iteration.
+    ``unsharded``: whole on every rank after the last step, although FSDP shards them.
     """
 
     trainable: int
@@ -26,6 +27,7 @@ class Training:
     moved: frozenset[str]
     moved_eager: frozenset[str]
     compiled_backwards: tuple[int, ...]
+    unsharded: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

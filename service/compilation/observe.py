@@ -12,13 +12,13 @@ from typing import Any
 
 from service.compilation.comparing import compare_runs, worth_keeping
 from service.compilation.cost import cold_seconds, pace, warm_seconds
-from service.compilation.execution import RECORDS, Record, Subject, build, state_of
+from service.compilation.execution import Record, Subject, build, record, state_of
 from service.compilation.internals.caches import empty_caches
 from service.compilation.internals.capture import Recording, clear_records, first_line
 from service.compilation.internals.memory import peak_gib, reset_peak
 from service.compilation.internals.switches import eager_random_numbers, silent_switches
 from service.compilation.observation import Case, Cost, Observation, Training
-from service.compilation.program import Phase, Program, shapes_of
+from service.compilation.program import Program
 from service.compilation.reference import Reference, Run, seed
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Tolerance
@@ -42,8 +42,8 @@ def plan_for(program: Program, steps: int, tolerance: Tolerance, agree: Callable
 
     Warm-up is one pass over the shapes and one iteration more, which may make a dimension or a number dynamic.
     """
-    warm_up = program.first_pass + 1
-    return Plan(max(steps, 2 * program.first_pass + 1), warm_up, tolerance, agree)
+    warm_up = program.period + 1
+    return Plan(max(steps, 2 * program.period + 1), warm_up, tolerance, agree)
 
 
 def observe(program: Program, case: Case, reference: Reference, plan: Plan) -> Observation:
@@ -71,11 +71,12 @@ class _Look:
     recording: Recording
 
     def observation(self) -> Observation:
-        subject = build(self.program, self.case.phase, self.case.rung.backend)
-        switches = silent_switches(subject.module)
+        subject = build(self.program, self.case.phase, self.case.rung)
+        compiled = [subject.parts.modules[name] for name in subject.parts.compiled]
+        switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
         run, cold_s = self._judged_run(subject)
         peak = peak_gib(self.program.device)
-        race = pace(subject, self.case.phase, self.plan.agree)
+        race = pace(subject, self.plan.agree)
         self.recording.end_iteration()
         evidence = self.recording.evidence(self.plan.warm_up, switches)
         comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
@@ -88,7 +89,7 @@ class _Look:
             cost=Cost(cold_s, warm_seconds(self.program, self.case, race.step_s), race, peak, self.reference.peak_gib),
             truth_note=self.reference.truth_note,
             notes=tuple(_notes(self.reference, self.case.rung)),
-            calls=_calls(self.program, self.plan.iterations),
+            calls=_calls(run),
         )
 
     def _judged_run(self, subject: Subject) -> tuple[Run, float]:
@@ -101,11 +102,12 @@ class _Look:
         for iteration in range(self.plan.iterations):
             if iteration == self.plan.warm_up:
                 reset_peak(self.program.device)
-            record, duration = _timed(subject, self.case.phase, iteration)
-            records.append(record)
+            seen, duration = _timed(subject, iteration)
+            records.append(seen)
             seconds.append(duration)
             compiled.append(self.recording.end_iteration())
-        return Run(tuple(records), before, state_of(subject), random=False), cold_seconds(seconds, compiled)
+        after = state_of(subject)
+        return Run(tuple(records), before, after, False, subject.unsharded), cold_seconds(seconds, compiled)
 
 
 def describe(error: Exception) -> str:
@@ -115,12 +117,11 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(str(error))}{place}"
 
 
-def _timed(subject: Subject, phase: Phase, iteration: int) -> tuple[Record, float]:
-    seed(subject.program, iteration)
-    batch = subject.batch(iteration)
+def _timed(subject: Subject, iteration: int) -> tuple[Record, float]:
+    seed(iteration)
     start = time.perf_counter()
-    record = RECORDS[phase](subject, batch)
-    return record, time.perf_counter() - start
+    seen = record(subject)
+    return seen, time.perf_counter() - start
 
 
 def _training(run: Run, eager: Run) -> Training:
@@ -130,7 +131,8 @@ def _training(run: Run, eager: Run) -> Training:
         unreached_eager=eager.missing,
         moved=run.moved,
         moved_eager=eager.moved,
-        compiled_backwards=tuple(record.compiled_backward for record in run.records),
+        compiled_backwards=tuple(each.compiled_backward for each in run.records),
+        unsharded=run.unsharded,
     )
 
 
@@ -153,7 +155,7 @@ def _notes(reference: Reference, rung: Rung) -> Iterator[str]:
         yield "two eager runs differ; their distance was added to the tolerance"
 
 
-def _calls(program: Program, iterations: int) -> dict[str, int]:
-    """Forward calls by input shape."""
-    batches = (program.batch(iteration) for iteration in range(iterations))
-    return dict(Counter(" ".join(str(list(shape)) for shape in shapes_of(batch)) for batch in batches))
+def _calls(run: Run) -> dict[str, int]:
+    """Steps by the shapes of their inputs."""
+    given = ([value for (kind, _), value in seen.tensors.items() if kind == "input"] for seen in run.records)
+    return dict(Counter(" ".join(str(list(value.shape)) for value in values) for values in given))

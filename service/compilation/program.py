@@ -1,87 +1,75 @@
-"""What is compile-checked: a module, its inputs and its loss, as a job would run them."""
+"""What is compile-checked: modules, and the steps that a program makes of them as the real one would run them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from service.compilation.rungs import Backend
-from service.models.compiled import compile_in_place
+from torch.optim import Optimizer
 
 Phase = Literal["train", "inference"]
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Positional inputs of one forward, and what the loss compares its output with."""
+class Parts:
+    """What a program is made of, in one dtype, before anything is compiled.
 
-    inputs: tuple[Tensor, ...]
-    targets: Tensor
+    ``compiled`` names the modules that the harness compiles; the others run as they are. What the ``optimizers`` hold
+    is meant to train: each of it must get a gradient and move.
+    """
 
-    def fresh(self, dtype: torch.dtype = torch.float32) -> Batch:
-        """A copy that the program may overwrite; floating-point tensors as ``dtype``."""
-        return Batch(tuple(_copy(value, dtype) for value in self.inputs), _copy(self.targets, dtype))
+    modules: Mapping[str, nn.Module]
+    compiled: tuple[str, ...]
+    optimizers: tuple[Optimizer, ...] = ()
+    dtype: torch.dtype = torch.float32
 
-
-def _copy(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.detach().to(dtype if value.is_floating_point() else value.dtype, copy=True)
-
-
-def _attach(module: nn.Module, backend: Backend) -> None:
-    compile_in_place(module, backend)
+    def __post_init__(self) -> None:
+        strangers = [name for name in self.compiled if name not in self.modules]
+        if strangers or not self.compiled:
+            named = f"compiled names {strangers[0]!r}" if strangers else "nothing is to be compiled"
+            raise ValueError(f"{named}; expected some of the modules {', '.join(self.modules)}")
 
 
 @dataclass(frozen=True)
-class Program:
-    """A model as a job runs it.
+class Step:
+    """What one step gave, by name, to be compared with the uncompiled program's.
 
-    ``build(dtype)`` gives a new module on its device, each time with the same float32 weights, converted to
-    ``dtype``. ``batches`` are visited in turn; their different shapes are the shapes of the job.
-    ``loss(outputs, targets)`` is a scalar. ``attach`` compiles a built module in place.
+    ``inputs`` maps names to what the step was given and what it left of it, where it may update it in place.
     """
 
-    build: Callable[[torch.dtype], nn.Module]
-    batches: tuple[Batch, ...]
-    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
-    attach: Callable[[nn.Module, Backend], None] = _attach
-    seed: int = 0
+    losses: Mapping[str, Tensor] = field(default_factory=dict)
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    inputs: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if not self.batches:
-            raise ValueError("a program needs at least one batch")
 
-    def batch(self, iteration: int) -> Batch:
-        return self.batches[iteration % len(self.batches)]
+class Program(Protocol):
+    """A program as a job runs it, built anew for every rung. All ranks of a mesh run it alike.
 
-    @property
-    def first_pass(self) -> int:
-        """Iterations until every input shape has been seen."""
-        return max(_first_seen(self.batches).values()) + 1
-
-    @property
-    def cycle(self) -> tuple[Batch, ...]:
-        """One batch of every input shape."""
-        return tuple(self.batches[index] for index in _first_seen(self.batches).values())
+    ``train`` and ``inference`` go on for as long as they are asked: each ``next`` runs one whole step, with its
+    forwards, backwards, updates and step marks (``service.parallel.boundary``), and yields what is compared. Called
+    again they begin again, over the same parts. They call modules as they find them: the harness has compiled them in
+    place. Random numbers come from torch's default generators, which are seeded before each step.
+    """
 
     @property
     def device(self) -> torch.device:
-        return self.batches[0].inputs[0].device
+        """Where the program runs."""
 
+    @property
+    def period(self) -> int:
+        """Steps until every input shape has been seen."""
 
-Shapes = tuple[tuple[int, ...], ...]
+    def build(self, dtype: torch.dtype) -> Parts:
+        """New modules, each time with the same float32 weights, converted to ``dtype``.
 
+        float64 is what both eager and compiled are judged by; a program that cannot run in it raises.
+        """
 
-def shapes_of(batch: Batch) -> Shapes:
-    return tuple(tuple(value.shape) for value in batch.inputs)
+    def train(self, parts: Parts) -> Iterator[Step]:
+        """Training steps."""
 
-
-def _first_seen(batches: tuple[Batch, ...]) -> dict[Shapes, int]:
-    """The first batch of each input shape, by index."""
-    seen: dict[Shapes, int] = {}
-    for index, batch in enumerate(batches):
-        seen.setdefault(shapes_of(batch), index)
-    return seen
+    def inference(self, parts: Parts) -> Iterator[Step]:
+        """Inference-style repeated calls."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.compilation.execution import RECORDS, Key, Record, Subject, build, keep, state_of
+from service.compilation.execution import Key, Record, Subject, build, record, state_of
 from service.compilation.internals.capture import first_line
 from service.compilation.internals.memory import peak_gib, reset_peak
 from service.compilation.parity import Oracle, comparable, judged_scale, scale_of
@@ -18,13 +18,14 @@ from service.compilation.program import Phase, Program
 class Run:
     """Iterations of one subject, with its trainable parameters and buffers before and after them.
 
-    ``random``: random numbers were drawn.
+    ``random``: random numbers were drawn. ``unsharded``: parameters that FSDP did not put back among the ranks.
     """
 
     records: tuple[Record, ...]
     before: dict[Key, Tensor]
     after: dict[Key, Tensor]
     random: bool
+    unsharded: frozenset[str] = frozenset()
 
     def tensors(self, iteration: int) -> dict[Key, Tensor]:
         """What the iteration gave; the updated parameters and buffers come as one more iteration at the end."""
@@ -87,34 +88,34 @@ class Reference:
 def refer(program: Program, phase: Phase, iterations: int) -> Reference:
     """Run ``program`` uncompiled, three times over; raises what the program raises."""
     reset_peak(program.device)
-    eager = run(build(program, phase), phase, iterations)
+    eager = run(build(program, phase), iterations)
     peak = peak_gib(program.device)
-    again = run(build(program, phase), phase, iterations)
+    again = run(build(program, phase), iterations)
     truth, note = _truth(program, phase, iterations, eager)
-    return Reference(eager, again, truth, note, _overwritten(program, eager), peak)
+    return Reference(eager, again, truth, note, _overwritten(eager), peak)
 
 
-def run(subject: Subject, phase: Phase, iterations: int) -> Run:
+def run(subject: Subject, iterations: int) -> Run:
     """Run and record ``iterations``, each with a seed of its own."""
     before = state_of(subject)
     records, draws = [], []
     for iteration in range(iterations):
-        seed(subject.program, iteration)
+        seed(iteration)
         fresh = _generator(subject.program.device)
-        records.append(RECORDS[phase](subject, subject.batch(iteration)))
+        records.append(record(subject))
         draws.append(not torch.equal(fresh, _generator(subject.program.device)))
     return Run(tuple(records), before, state_of(subject), any(draws))
 
 
-def seed(program: Program, iteration: int) -> None:
+def seed(iteration: int) -> None:
     """Seed the iteration, alike in all runs."""
-    torch.manual_seed(program.seed + iteration)
+    torch.manual_seed(iteration)
 
 
 def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple[Run | None, str]:
     """The float64 run, or why there is none that eager could be measured by."""
     try:
-        truth = run(build(program, phase, dtype=torch.float64), phase, iterations)
+        truth = run(build(program, phase, dtype=torch.float64), iterations)
     except (RuntimeError, TypeError, NotImplementedError, ValueError) as error:
         return None, f"the model does not run in float64 ({type(error).__name__}: {first_line(str(error))})"
     for index in range(iterations):
@@ -125,13 +126,8 @@ def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple
     return truth, ""
 
 
-def _overwritten(program: Program, eager: Run) -> tuple[str, ...]:
-    names: set[str] = set()
-    for index in range(len(eager.records)):
-        before = program.batch(index).inputs
-        after = [value for (kind, _), value in eager.tensors(index).items() if kind == "input"]
-        names |= {f"input {i}" for i, value in enumerate(after) if not torch.equal(value, keep(before[i]))}
-    return tuple(sorted(names))
+def _overwritten(eager: Run) -> tuple[str, ...]:
+    return tuple(sorted(frozenset[str]().union(*(each.overwritten for each in eager.records))))
 
 
 def _noise(value: Tensor, again: Tensor) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
+
+from service.models.compiled import RECIPES
 
 Backend = str | Callable[..., Any]
 
@@ -13,22 +16,33 @@ Backend = str | Callable[..., Any]
 class Rung:
     """One way of compiling, tried only after the one before it passed.
 
-    ``backend`` is what a job would give to ``torch.compile``. ``compiles_backward``: a training step must run a
-    compiled backward graph. ``generates_code``: the rung writes kernels, so its caches, the toolchain and its own
-    random number generator matter.
+    ``backend`` and ``mode`` are what a job would give to ``torch.compile``. ``compiles_backward``: a training step
+    must run a compiled backward graph. ``generates_code``: the rung writes kernels, so its caches, the toolchain and
+    its own random number generator matter. ``cuda_graphs``: it must capture and replay CUDA graphs; without a CUDA
+    device the rung is not applicable.
     """
 
     name: str
     backend: Backend
     compiles_backward: bool = True
     generates_code: bool = False
+    mode: str | None = None
+    cuda_graphs: bool = False
+
+
+def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = False) -> Rung:
+    recipe = RECIPES[name]
+    return Rung(name, recipe.backend, compiles_backward, generates_code, recipe.mode, recipe.cuda_graphs)
 
 
 LADDER: tuple[Rung, ...] = (
-    Rung("eager", "eager", compiles_backward=False),
-    Rung("aot_eager", "aot_eager"),
-    Rung("inductor", "inductor", generates_code=True),
+    _rung("eager", compiles_backward=False),
+    _rung("aot_eager"),
+    _rung("aot_eager_decomp_partition"),
+    _rung("inductor", generates_code=True),
+    _rung("reduce-overhead", generates_code=True),
 )
+RUNGS: Mapping[str, Rung] = MappingProxyType({rung.name: rung for rung in LADDER})
 
 
 def climb_to(modes: tuple[str, ...], ladder: tuple[Rung, ...] = LADDER) -> tuple[Rung, ...]:

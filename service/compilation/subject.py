@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from service import models
 from service.compilation.inputs import batches
+from service.compilation.model_program import ModelProgram
 from service.compilation.program import Program
 from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
@@ -78,4 +79,4 @@ def program_of(spec: CompileSpec, context: RunContext, device: torch.device) -> 
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     subject = Subject(config, weights, mesh, axis, device, spec.seed, spec.precision, spec.activation_checkpoint)
     inputs = batches(spec, config, device, mesh.dp.rank, context.data)
-    return Program(subject.build, inputs, subject.loss, seed=spec.seed), config
+    return ModelProgram(subject.build, inputs, subject.loss), config

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 
-def compile_in_place(module: nn.Module, backend: str | Callable[..., Any]) -> tuple[nn.Module, ...]:
-    """Compile ``module`` with ``backend`` where it stands; names of parameters do not change.
+@dataclass(frozen=True)
+class Recipe:
+    """What is given to ``torch.compile``; ``cuda_graphs``: it captures them, so steps must be marked."""
+
+    backend: str | Callable[..., Any]
+    mode: str | None = None
+    cuda_graphs: bool = False
+
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "eager": Recipe("eager"),
+        "aot_eager": Recipe("aot_eager"),
+        "aot_eager_decomp_partition": Recipe("aot_eager_decomp_partition"),
+        "inductor": Recipe("inductor"),
+        "reduce-overhead": Recipe("inductor", "reduce-overhead", cuda_graphs=True),
+    }
+)
+"""By the names that gates and specs use, from the least to the most that is compiled."""
+
+
+def compile_in_place(
+    module: nn.Module, backend: str | Callable[..., Any], mode: str | None = None
+) -> tuple[nn.Module, ...]:
+    """Compile ``module`` with ``backend`` in ``mode`` where it stands; names of parameters do not change.
 
     Compilation itself happens at the first calls. Returns the modules that were compiled.
     """
     units = compile_units(module)
     for unit in units:
-        unit.compile(backend=backend)
+        unit.compile(backend=backend, mode=mode)
     return units
 
 

@@ -53,8 +53,8 @@ def verdict_of_one_failing_rank() -> Any:
     from torch import nn
 
     from service.compilation.ladder import climb
+    from service.compilation.model_program import Batch, ModelProgram
     from service.compilation.observe import plan_for
-    from service.compilation.program import Batch, Program
     from service.compilation.rungs import LADDER, Rung
     from service.jobs.spec.compile import Tolerance
     from service.parallel import distributed
@@ -71,7 +71,7 @@ def verdict_of_one_failing_rank() -> Any:
             return self.linear(x)
 
     distributed.start("cpu")
-    program = Program(lambda dtype: Linear().to(dtype), (Batch((torch.ones(3, 4),), torch.zeros(3).long()),))
+    program = ModelProgram(lambda dtype: Linear().to(dtype), (Batch((torch.ones(3, 4),), torch.zeros(3).long()),))
     rung = Rung("planted", crashes if dist.get_rank() else "aot_eager", compiles_backward=False)
     torch.manual_seed(0)
     plan = plan_for(program, 3, Tolerance(), lambda seconds: 1e-3)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch._dynamo
 from conftest import Climb
 from programs import backends, breaks, clean, empty, frozen, peculiar, restless
 
 from service.compilation.ladder import Result
+from service.compilation.model_program import Batch
 from service.compilation.observation import Observation
-from service.compilation.rungs import LADDER, Backend, Rung
+from service.compilation.rungs import LADDER, RUNGS, Backend, Rung
 
-INDUCTOR = LADDER[2]
+INDUCTOR = RUNGS["inductor"]
 
 
 def verdicts(results: list[Result]) -> list[str]:
@@ -171,7 +174,7 @@ def test_dropout_is_compared_draw_by_draw_up_to_generated_code(ascend: Climb) ->
 
 def test_a_program_that_does_not_run_uncompiled_fails_before_anything_is_compiled(ascend: Climb) -> None:
     program = clean.PERCEPTRON
-    broken = type(program)(program.build, tuple(type(b)((b.inputs[0][:, :-1],), b.targets) for b in program.batches))
+    broken = replace(program, batches=tuple(Batch((b.inputs[0][:, :-1],), b.targets) for b in program.batches))
     results = ascend(broken)
     assert verdicts(results) == ["fail_error", "not_reached"]
     assert "the uncompiled model does not run" in messages(results[0])

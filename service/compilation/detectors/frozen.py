@@ -29,6 +29,10 @@ def detect(observation: Observation) -> Iterator[Finding]:
     stuck = training.moved_eager - training.moved - lost
     if stuck:
         yield Finding("frozen", f"updates do not move what they move in eager: {_names(stuck)}")
+    if training.unsharded:
+        yield Finding(
+            "frozen", f"left whole by FSDP after the step, out of the optimizer's reach: {_names(training.unsharded)}"
+        )
     if not training.moved and not (lost or dead or stuck):
         yield Finding("frozen", "no parameter was moved by any update, in eager neither")
 

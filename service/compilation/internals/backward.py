@@ -1,21 +1,50 @@
-"""Whether the backward that is about to run was compiled."""
+"""Whether the backwards that a program runs were compiled."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 COMPILED_NODE = "CompiledFunctionBackward"
 
 
-def compiled_backwards(loss: Tensor) -> int:
-    """Nodes of the autograd graph behind ``loss`` that run a backward graph compiled by AOTAutograd."""
-    return sum(COMPILED_NODE in node.name() for node in _nodes(loss.grad_fn))
+@contextmanager
+def watched_backwards() -> Iterator[list[int]]:
+    """For each backward within: the nodes of its autograd graph that run a graph compiled by AOTAutograd.
+
+    ``Tensor.backward`` and pipelines come by ``torch.autograd`` too.
+    """
+    counts: list[int] = []
+
+    def counting(run: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(roots: Any, *arguments: Any, **keywords: Any) -> Any:
+            counts.append(compiled_backwards([roots] if isinstance(roots, Tensor) else roots))
+            return run(roots, *arguments, **keywords)
+
+        return counted
+
+    watched = torch.autograd
+    with (
+        patch.object(watched, "backward", counting(watched.backward)),
+        patch.object(watched, "grad", counting(watched.grad)),
+    ):
+        yield counts
 
 
-def _nodes(root: Node | None) -> set[Node]:
+def compiled_backwards(roots: Sequence[Tensor]) -> int:
+    """Nodes of the autograd graph behind ``roots`` that run a backward graph compiled by AOTAutograd."""
+    return sum(COMPILED_NODE in node.name() for node in _nodes(roots))
+
+
+def _nodes(roots: Sequence[Tensor]) -> set[Node]:
     seen: set[Node] = set()
-    pending = [root] if root is not None else []
+    pending = [root.grad_fn for root in roots if isinstance(root, Tensor) and root.grad_fn is not None]
     while pending:
         node = pending.pop()
         if node not in seen:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from service.compilation.program import Batch, Program
+from service.compilation.model_program import Batch, ModelProgram
 
 FEATURES, CLASSES = 6, 3
 
@@ -33,9 +33,9 @@ def batches(sizes: Sequence[int] = (5,)) -> tuple[Batch, ...]:
     )
 
 
-def program(module: Callable[[], nn.Module], sizes: Sequence[int] = (5,)) -> Program:
+def program(module: Callable[[], nn.Module], sizes: Sequence[int] = (5,)) -> ModelProgram:
     def build(dtype: torch.dtype) -> nn.Module:
         torch.manual_seed(3)
         return module().to(dtype)
 
-    return Program(build, batches(sizes))
+    return ModelProgram(build, batches(sizes))

@@ -1,0 +1,130 @@
+"""The program of a built-in or installed model family: one model, batches, a loss, plain gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from service.compilation.program import Parts, Step
+
+LEARNING_RATE = 1e-2
+"""Plain gradient descent: its updates are linear in the gradients, so they show errors without magnifying them."""
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Positional inputs of one forward, and what the loss compares its output with."""
+
+    inputs: tuple[Tensor, ...]
+    targets: Tensor
+
+    def fresh(self, dtype: torch.dtype = torch.float32) -> Batch:
+        """A copy that the program may overwrite; floating-point tensors as ``dtype``."""
+        return Batch(tuple(_copy(value, dtype) for value in self.inputs), _copy(self.targets, dtype))
+
+
+def _copy(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.detach().to(dtype if value.is_floating_point() else value.dtype, copy=True)
+
+
+@dataclass(frozen=True)
+class ModelProgram:
+    """A model as a job runs it; a ``service.compilation.program.Program``.
+
+    ``module(dtype)`` gives a new module on its device, each time with the same float32 weights, converted to
+    ``dtype``. ``batches`` are visited in turn; their different shapes are the shapes of the job.
+    ``loss(outputs, targets)`` is a scalar.
+    """
+
+    module: Callable[[torch.dtype], nn.Module]
+    batches: tuple[Batch, ...]
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+
+    def __post_init__(self) -> None:
+        if not self.batches:
+            raise ValueError("a program needs at least one batch")
+
+    @property
+    def device(self) -> torch.device:
+        return self.batches[0].inputs[0].device
+
+    @property
+    def period(self) -> int:
+        seen: dict[Shapes, int] = {}
+        for index, batch in enumerate(self.batches):
+            seen.setdefault(shapes_of(batch), index)
+        return max(seen.values()) + 1
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        module = self.module(dtype)
+        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        optimizers = (torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=False),) if trainable else ()
+        return Parts({MODEL: module}, (MODEL,), optimizers, dtype)
+
+    def train(self, parts: Parts) -> Iterator[Step]:
+        parts.modules[MODEL].train()
+        for batch in cycle(self.batches):
+            yield self._train_step(parts, batch)
+
+    def inference(self, parts: Parts) -> Iterator[Step]:
+        parts.modules[MODEL].eval()
+        for batch in cycle(self.batches):
+            yield self._inference_step(parts, batch)
+
+    def _train_step(self, parts: Parts, given: Batch) -> Step:
+        batch = given.fresh(parts.dtype)
+        for optimizer in parts.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        outputs = parts.modules[MODEL](*batch.inputs)
+        loss = self.loss(first_tensor(outputs), batch.targets)
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
+        for optimizer in parts.optimizers:
+            optimizer.step()
+        return Step({"loss": loss.detach()}, named("output", outputs), _inputs(given, batch))
+
+    def _inference_step(self, parts: Parts, given: Batch) -> Step:
+        batch = given.fresh(parts.dtype)
+        with torch.no_grad():
+            outputs = parts.modules[MODEL](*batch.inputs)
+        return Step(outputs=named("output", outputs), inputs=_inputs(given, batch))
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def shapes_of(batch: Batch) -> Shapes:
+    return tuple(tuple(value.shape) for value in batch.inputs)
+
+
+def first_tensor(outputs: Any) -> Tensor:
+    """The tensor that the loss is taken of."""
+    found = next(iter(_flatten("output", outputs)), None)
+    if found is None:
+        raise TypeError(f"the module returned {type(outputs).__name__} without a tensor in it; a loss needs one")
+    return found[1]
+
+
+def named(name: str, outputs: Any) -> dict[str, Tensor]:
+    """The tensors in nested ``outputs`` under dotted names, cut off from their graphs."""
+    return {key: value.detach() for key, value in _flatten(name, outputs)}
+
+
+def _inputs(given: Batch, left: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    pairs = zip(given.inputs, left.inputs, strict=True)
+    return {f"input {index}": pair for index, pair in enumerate(pairs)}
+
+
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in items:
+        yield from _flatten(f"{name}.{key}", part)
