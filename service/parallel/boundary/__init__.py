@@ -1,0 +1,23 @@
+"""Where eager code meets compiled modules.
+
+CUDA graphs write every replay into the memory of the one before it. So a loop says where its steps begin, once a
+step and nowhere else, and calls compiled modules only through :class:`StepBoundary`, which counts the calls, copies
+what outlives a step, and refuses to begin one while a backward is still to come.
+"""
+
+from service.parallel.boundary.calls import Invocation, Origin, Site, caller
+from service.parallel.boundary.lifetimes import Held, Outputs
+from service.parallel.boundary.pending import PendingBackwardError, PendingBackwards
+from service.parallel.boundary.step import StepBoundary
+
+__all__ = [
+    "Held",
+    "Invocation",
+    "Origin",
+    "Outputs",
+    "PendingBackwardError",
+    "PendingBackwards",
+    "Site",
+    "StepBoundary",
+    "caller",
+]

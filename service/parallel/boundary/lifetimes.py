@@ -1,0 +1,81 @@
+"""Which results of compiled calls are still in memory, and who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from service.parallel.boundary.calls import Origin
+from service.parallel.boundary.holders import holders_of
+
+
+@dataclass(frozen=True)
+class Held:
+    """A result that was alive when the step after its own had ended.
+
+    ``holders`` are readable, as ``Trainer.losses[3]``; none are known where only the autograd graph holds it.
+    """
+
+    origin: Origin
+    shape: tuple[int, ...]
+    dtype: str
+    holders: tuple[str, ...]
+
+    def __str__(self) -> str:
+        by = " and ".join(self.holders) or "the autograd graph, or something outside of Python"
+        return f"a result {list(self.shape)} of {self.origin} is held by {by}"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result by its memory: views and detached tensors count as the result itself."""
+
+    storage: StorageWeakRef
+    origin: Origin
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def alive(self) -> bool:
+        return not self.storage.expired()  # type: ignore[no-untyped-call]
+
+
+class Outputs:
+    """The results noted so far that are still in memory. Keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._outputs: list[Output] = []
+
+    def note(self, origin: Origin, outputs: Iterable[Tensor], aliased: Iterable[Tensor] = ()) -> None:
+        """Watch a call's outputs, except those in the memory of ``aliased``, the call's own inputs."""
+        not_new = {address_of(tensor) for tensor in aliased}
+        for output in outputs:
+            if address_of(output) not in not_new:
+                reference = StorageWeakRef(local(output).untyped_storage())  # type: ignore[no-untyped-call]
+                self._outputs.append(Output(reference, origin, tuple(output.shape), str(output.dtype)))
+
+    def alive(self) -> tuple[Output, ...]:
+        """Those still in memory, oldest first; the others are forgotten."""
+        self._outputs = [output for output in self._outputs if output.alive]
+        return tuple(self._outputs)
+
+    def held(self, before: int) -> tuple[Held, ...]:
+        """Those of steps before ``before``, with their holders. Looks at every object of the process: 0.1 s or more."""
+        old = [output for output in self.alive() if output.origin.step < before]
+        holders = holders_of({output.storage.cdata for output in old}) if old else {}
+        return tuple(
+            Held(output.origin, output.shape, output.dtype, holders.get(output.storage.cdata, ())) for output in old
+        )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's memory of a distributed tensor, any other tensor as it is."""
+    inner = getattr(tensor, "_local_tensor", None)
+    return inner if isinstance(inner, Tensor) else tensor
+
+
+def address_of(tensor: Tensor) -> int:
+    return int(local(tensor).untyped_storage()._cdata)

@@ -1,0 +1,109 @@
+"""The boundary that a loop owns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from service.parallel.boundary.calls import Invocation, Ledger, Origin, caller, copied, tensors_in
+from service.parallel.boundary.lifetimes import Held, Outputs
+from service.parallel.boundary.pending import PendingBackwardError, PendingBackwards
+
+HERE = ("service/parallel/boundary/", "service\\parallel\\boundary\\")
+
+
+class StepBoundary:
+    """Begins the steps of one loop and makes its calls of compiled modules.
+
+    ``modules``: what the loop calls, by name, compiled (or not) before the first step. Results of a call hold until
+    the next :meth:`step_boundary`; those of the modules named in ``kept`` are copied once and hold for good.
+    Every ``audit_every``-th step is audited (0: none): results of compiled calls that are alive a whole step after
+    their own are told to ``on_held``.
+
+    The CUDA-graph step mark is global to the process: this is the only place that sets it, and of the loops of a
+    process one runs at a time.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, Callable[..., Any]],
+        *,
+        kept: Collection[str] = (),
+        audit_every: int = 0,
+        on_held: Callable[[tuple[Held, ...]], None] = lambda held: None,
+    ) -> None:
+        unknown = sorted(set(kept) - modules.keys())
+        if unknown:
+            raise ValueError(f"kept names {unknown[0]!r}, which is none of the modules: {', '.join(modules)}")
+        if audit_every < 0:
+            raise ValueError(f"audit_every={audit_every}: expected a number of steps, or 0 for no audit")
+        self.modules, self.kept = dict(modules), frozenset(kept)
+        self.audit_every, self.on_held = audit_every, on_held
+        self.step = -1
+        self._names = {id(module): name for name, module in self.modules.items()}
+        self._ledger, self._pending, self._outputs = Ledger(), PendingBackwards(), Outputs()
+        self._compiled: frozenset[str] | None = None
+
+    def step_boundary(self) -> None:
+        """Begin a step: nothing of the one before is needed any more.
+
+        Raises :class:`PendingBackwardError`, naming both places, if a backward is still to run.
+        """
+        if origins := self._pending.origins():
+            raise PendingBackwardError(caller(outside=HERE), origins)
+        if self._compiled is None:
+            self._compiled = frozenset(name for name, module in self.modules.items() if is_compiled(module))
+        self._audit()
+        self.step += 1
+        if self._compiled:
+            # Without a compiled module there is nothing to mark, and the mark would import all of Inductor.
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
+    def boundary_call(self, module: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """``module(*arguments, **named)``, counted, copied if its results are kept; never marks a step."""
+        name = self._names.get(id(module)) or type(module).__name__
+        self._ledger.add(name, module, (arguments, named))
+        results = module(*arguments, **named)
+        self._watch(name, module, results, (arguments, named))
+        if name in self.kept and name in (self._compiled or ()):
+            return copied(results, Tensor.clone)
+        return results
+
+    def invocations(self) -> dict[Invocation, int]:
+        """Calls so far, by module, phase, grad mode, thread and shapes."""
+        return self._ledger.counts()
+
+    def held(self) -> tuple[Held, ...]:
+        """Audit now: results alive that are older than the step before this one."""
+        return self._outputs.held(self.step)
+
+    def _watch(self, name: str, module: Callable[..., Any], results: Any, arguments: Any) -> None:
+        gradients, audited = torch.is_grad_enabled(), self._audits(self.step)
+        if not (gradients or audited):
+            return
+        origin = Origin(name, caller(outside=HERE), self.step)
+        outputs = list(tensors_in(results))
+        if gradients:
+            self._pending.note(origin, outputs)
+        if audited and name in (self._compiled or ()):
+            own = (*module.parameters(), *module.buffers()) if isinstance(module, nn.Module) else ()
+            self._outputs.note(origin, outputs, (*tensors_in(arguments), *own))
+
+    def _audits(self, step: int) -> bool:
+        return self.audit_every > 0 and step % self.audit_every == 0
+
+    def _audit(self) -> None:
+        """A step after an audited one: then whatever is left of it has been held over a replay."""
+        if self.audit_every and self.step > 0 and self._audits(self.step - 1) and (held := self.held()):
+            self.on_held(held)
+
+
+def is_compiled(function: Callable[..., Any]) -> bool:
+    """Whether ``torch.compile`` was applied to the function, or to the module or a part of it."""
+    if hasattr(function, "_torchdynamo_orig_callable"):
+        return True
+    parts = function.modules() if isinstance(function, nn.Module) else ()
+    return any(getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod") for part in parts)

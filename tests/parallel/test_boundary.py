@@ -1,0 +1,178 @@
+"""Steps, calls, pending backwards and results that outlive their step."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from service.parallel.boundary import Held, PendingBackwardError, StepBoundary
+
+
+class Marks:
+    """Counts the step marks, in place of the compiler."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", self._mark)
+
+    def _mark(self) -> None:
+        self.count += 1
+
+
+@pytest.fixture
+def marks(monkeypatch: pytest.MonkeyPatch) -> Marks:
+    return Marks(monkeypatch)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    module = nn.Linear(4, 3)
+    module.compile(backend="eager")
+    return module
+
+
+class Keeper:
+    def __init__(self) -> None:
+        self.scores: list[Tensor] = []
+        self.newest: Tensor | None = None
+
+
+def test_a_step_is_marked_once_and_only_for_compiled_modules(marks: Marks, model: nn.Module) -> None:
+    plain, compiled = StepBoundary({"model": nn.Linear(4, 3)}), StepBoundary({"model": model})
+    for boundary in (plain, compiled):
+        boundary.step_boundary()
+        for _ in range(3):
+            boundary.boundary_call(boundary.modules["model"], torch.ones(2, 4)).sum().backward()
+        boundary.step_boundary()
+    assert marks.count == 2
+
+
+def test_a_step_cannot_begin_before_the_backward_of_the_last(marks: Marks, model: nn.Module) -> None:
+    boundary = StepBoundary({"scorer": model})
+    boundary.step_boundary()
+    loss = boundary.boundary_call(model, torch.ones(2, 4)).sum()
+    with pytest.raises(PendingBackwardError) as caught:
+        boundary.step_boundary()
+    assert "scorer, called at " in str(caught.value)
+    assert caught.value.site.function == "test_a_step_cannot_begin_before_the_backward_of_the_last"
+    assert caught.value.origins[0].site.line == caught.value.site.line - 2
+    assert marks.count == 1
+    loss.backward()
+    boundary.step_boundary()
+    assert marks.count == 2
+
+
+@pytest.mark.parametrize("how", ["dropped", "detached", "no gradient"])
+def test_a_forward_whose_graph_is_gone_is_not_pending(marks: Marks, model: nn.Module, how: str) -> None:
+    boundary = StepBoundary({"model": model})
+    boundary.step_boundary()
+    with torch.set_grad_enabled(how != "no gradient"):
+        output = boundary.boundary_call(model, torch.ones(2, 4))
+    output = None if how == "dropped" else output.detach()
+    boundary.step_boundary()
+    assert marks.count == 2
+
+
+def test_several_forwards_are_pending_until_their_one_backward(marks: Marks, model: nn.Module) -> None:
+    boundary = StepBoundary({"model": model})
+    boundary.step_boundary()
+    total = sum(boundary.boundary_call(model, torch.ones(2, 4)).sum() for _ in range(3))
+    with pytest.raises(PendingBackwardError, match="3 backward"):
+        boundary.step_boundary()
+    total.backward()
+    boundary.step_boundary()
+
+
+def test_calls_are_counted_by_module_mode_gradients_thread_and_shape(marks: Marks, model: nn.Module) -> None:
+    boundary = StepBoundary({"model": model})
+    boundary.step_boundary()
+    for rows in (2, 2, 5):
+        boundary.boundary_call(model, torch.ones(rows, 4)).sum().backward()
+    model.eval()
+    with torch.no_grad():
+        other = threading.Thread(target=boundary.boundary_call, args=(model, torch.ones(2, 4)), name="telemetry")
+        other.start()
+        other.join()
+    main = threading.current_thread().name
+    counts = {
+        (each.module, each.phase, each.grad, each.thread, each.shapes): count
+        for each, count in boundary.invocations().items()
+    }
+    assert counts == {
+        ("model", "train", True, main, ((2, 4),)): 2,
+        ("model", "train", True, main, ((5, 4),)): 1,
+        # Gradient mode belongs to a thread: what this one switched off is on in the other.
+        ("model", "inference", True, "telemetry", ((2, 4),)): 1,
+    }
+
+
+def audited(model: nn.Module, use: Any, kept: tuple[str, ...] = ()) -> list[Held]:
+    found: list[Held] = []
+    boundary = StepBoundary({"model": model}, kept=kept, audit_every=1, on_held=found.extend)
+    for _ in range(4):
+        boundary.step_boundary()
+        with torch.no_grad():
+            use(boundary.boundary_call(model, torch.ones(2, 4)))
+    return found
+
+
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.detach(), lambda x: x[:1]])
+def test_a_result_held_over_a_step_is_found_with_its_holder(marks: Marks, model: nn.Module, view: Any) -> None:
+    keeper = Keeper()
+    found = audited(model, lambda output: keeper.scores.append(view(output)))
+    assert [held.origin.step for held in found] == [0, 0, 1]
+    assert any("Keeper.scores[0]" in name for name in found[0].holders), found[0].holders
+    assert found[0].shape == (2, 3)
+
+
+@pytest.mark.parametrize("use", [lambda keeper, x: None, lambda keeper, x: keeper.scores.append(x.clone())])
+def test_results_that_are_consumed_or_copied_are_not_held(marks: Marks, model: nn.Module, use: Any) -> None:
+    keeper = Keeper()
+    assert not audited(model, lambda output: use(keeper, output))
+
+
+def test_the_newest_result_may_be_held_until_the_next_replaces_it(marks: Marks, model: nn.Module) -> None:
+    keeper = Keeper()
+    assert not audited(model, lambda output: setattr(keeper, "newest", output))
+
+
+def test_results_of_kept_modules_are_copied_once_at_the_boundary(marks: Marks, model: nn.Module) -> None:
+    keeper = Keeper()
+    assert not audited(model, keeper.scores.append, kept=("model",))
+    assert len(keeper.scores) == 4
+
+
+def test_an_output_in_the_memory_of_an_input_is_nobodys_result(marks: Marks) -> None:
+    module = nn.Identity()
+    module.compile(backend="eager")
+    x = torch.ones(2, 4)
+    found: list[Held] = []
+    boundary = StepBoundary({"model": module}, audit_every=1, on_held=found.extend)
+    for _ in range(3):
+        boundary.step_boundary()
+        boundary.boundary_call(module, x)
+    assert not found
+
+
+def test_local_variables_are_named_as_holders_and_not_prolonged(marks: Marks, model: nn.Module) -> None:
+    found: list[Held] = []
+    boundary = StepBoundary({"model": model}, audit_every=1, on_held=found.extend)
+    boundary.step_boundary()
+    with torch.no_grad():
+        scores = boundary.boundary_call(model, torch.ones(2, 4))
+    boundary.step_boundary()
+    boundary.step_boundary()
+    assert any("local variable scores of test_local_variables" in name for name in found[0].holders), found[0].holders
+    del scores
+    assert not boundary.held()
+
+
+def test_unknown_names_are_refused(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match="kept names 'other'"):
+        StepBoundary({"model": model}, kept=("other",))
+    with pytest.raises(ValueError, match="audit_every=-1"):
+        StepBoundary({"model": model}, audit_every=-1)
