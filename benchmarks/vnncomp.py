@@ -21,8 +21,8 @@ import torch
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS
+from service.jobs.vnnlib import parse
 from service.verification.certify import Verdict
-from service.verification.properties.vnnlib import parse
 from service.verification.search import Subject, decide
 from service.verification.search.inputs import FEW_INPUTS
 

@@ -1,4 +1,4 @@
-"""Archives of a Llama-style checkpoint: which members count, and unpacking them; nothing else is taken out.
+"""Uploaded archives, and those of a Llama-style checkpoint: which members count; nothing else is taken out.
 
 A member's path is never used as a path. Sizes are known before anything is unpacked.
 """
@@ -27,9 +27,11 @@ is read as a whole.
 FREE, RATIO = 2**26, 4
 """Weights hardly compress: a zip may unpack to this many times its size, and to this many bytes in any case."""
 
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
+
 
 class ArchiveError(ValueError):
-    """The file is no archive, or not one of a Llama-style checkpoint."""
+    """The file is no archive, or not one of the kind that is expected."""
 
 
 class CheckedTarInfo(tarfile.TarInfo):
@@ -102,7 +104,7 @@ def unpack(archive: Path, folder: Path) -> None:
 @contextmanager
 def _checkpoint(archive: Path) -> Iterator[dict[str, Member]]:
     """The members that count by name: those beside the ``config.json`` that is nearest to the top."""
-    with _members(archive) as members:
+    with opened(archive, f"{CONFIG} and safetensors files") as members:
         configs = [member for member in members if member.name == CONFIG]
         if not configs:
             raise ArchiveError(f"the archive has no {CONFIG}")
@@ -121,21 +123,29 @@ def _read(member: Member) -> bytes:
         return content.read(LARGEST_CONFIG)
 
 
+def is_archive(path: Path) -> bool:
+    """Whether the file begins, or ends, like a zip or an uncompressed tar."""
+    with path.open("rb") as content:
+        content.seek(_TAR_MAGIC_AT)
+        return content.read(len(_TAR_MAGIC)) == _TAR_MAGIC or zipfile.is_zipfile(path)
+
+
 @contextmanager
-def _members(archive: Path) -> Iterator[list[Member]]:
-    """All regular files. What a broken archive raises, while it is open, is an :class:`ArchiveError`."""
+def opened(archive: Path, of: str) -> Iterator[list[Member]]:
+    """All regular files; ``of`` says which are expected, for a message.
+
+    What a broken archive raises, while it is open, is an :class:`ArchiveError`.
+    """
     try:
         if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as opened:
-                yield _of_zip(opened, archive.stat().st_size)
+            with zipfile.ZipFile(archive) as zipped:
+                yield _of_zip(zipped, archive.stat().st_size)
         else:
             # Uncompressed only: a compressed one tells sizes at its end, after it has been unpacked.
             with tarfile.open(archive, "r:", tarinfo=CheckedTarInfo) as tar:
                 yield _of_tar(tar)
     except tarfile.ReadError as error:
-        raise ArchiveError(
-            f"expected a zip or an uncompressed tar of {CONFIG} and safetensors files: {error}"
-        ) from error
+        raise ArchiveError(f"expected a zip or an uncompressed tar of {of}: {error}") from error
     except ArchiveError:
         raise
     except OSError as error:

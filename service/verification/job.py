@@ -110,11 +110,11 @@ def _prepare_onnx(spec: VerifySpec, model: FromOnnx, context: RunContext, mesh: 
     return Task(spec, mesh, device, module, network, asked, Runtime.of(parse(content)))
 
 
-def _decided(task: Task, asked: Queried) -> Row:
+def _decided(task: Task, asked: Queried, instance: int) -> Row:
     """What the search adds to the row of a query."""
     judge = local_copy(task.module).double()
     subject = Subject(task.module, task.network, judge, task.runtime, torch.float32)
-    decision = decide(subject, asked.query, task.spec.method, task.spec.budget.seconds)
+    decision = decide(subject, asked.queries[instance], task.spec.method, task.spec.budget.seconds)
     late = decision.verdict is Verdict.UNKNOWN and decision.seconds >= task.spec.budget.seconds
     return {
         "verdict": "timeout" if late else decision.verdict.value,
@@ -140,8 +140,8 @@ def _bound_all(task: Task, context: RunContext, layers: LayerTally) -> Iterator[
         layers.add(outcome)
         context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         done += len(instances)
-        searched = _decided(task, task.asked) if isinstance(task.asked, Queried) else {}
         for bounded in rows_of(outcome, task.spec.method):
+            searched = _decided(task, task.asked, bounded["instance"]) if isinstance(task.asked, Queried) else {}
             row = {**bounded, **searched}
             if mesh.tp.rank == 0:
                 context.report.bound(row)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_models import dense, model, node
 
+from service.jobs.vnnlib import Halfspace, Query, VnnlibError, parse
 from service.verification.certify import Verdict
-from service.verification.properties.vnnlib import Halfspace, Query, VnnlibError, parse
 from service.verification.search import Subject, decide
 
 DECLARED = "\n".join(f"(declare-const {name} Real)" for name in ("X_0", "X_1", "Y_0", "Y_1"))

@@ -17,15 +17,11 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from service.bounds.graph import UnsupportedModelError
+from service.jobs import onnx as files
+from service.jobs.onnx import FLOATS, batch_of_one, first_line, graph_input, opset_of
 
-OPSETS = range(8, 22)
 SHAPE_ONLY = {"Shape", "Size"}
 """Operators whose result does not depend on their input's values."""
-FLOATS: Mapping[int, type[np.floating[Any]]] = {
-    TensorProto.FLOAT: np.float32,
-    TensorProto.DOUBLE: np.float64,
-    TensorProto.FLOAT16: np.float16,
-}
 Array = npt.NDArray[Any]
 
 
@@ -71,7 +67,7 @@ class Runtime:
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime raises types of its own, one for each status code
-            raise UnsupportedModelError(f"onnxruntime cannot load the model: {_first_line(error)}") from error
+            raise UnsupportedModelError(f"onnxruntime cannot load the model: {first_line(error)}") from error
         given = graph_input(model)
         self.name, self.shape = given.name, batch_of_one(given)
         self.dtype: type[np.floating[Any]] = FLOATS[given.type.tensor_type.elem_type]
@@ -84,7 +80,7 @@ class Runtime:
                 self.outputs, {self.name: flat.reshape(self.shape).astype(self.dtype)}
             )
         except Exception as error:
-            raise UnsupportedModelError(f"onnxruntime cannot run the model: {_first_line(error)}") from error
+            raise UnsupportedModelError(f"onnxruntime cannot run the model: {first_line(error)}") from error
         return found
 
     def flat(self, instance: Array) -> Array:
@@ -99,45 +95,9 @@ class Runtime:
 def parse(data: bytes) -> onnx.ModelProto:
     """The model of a file's content. Raises :class:`UnsupportedModelError` where it is not one that can be read."""
     try:
-        model = onnx.load_from_string(data)
-    except Exception as error:  # protobuf's error type differs by its implementation
-        raise UnsupportedModelError(f"the file is not an ONNX model: {_first_line(error)}") from error
-    if not model.graph.node or not model.graph.output:
-        raise UnsupportedModelError("the file is not an ONNX model: it has no nodes or no outputs")
-    opset = opset_of(model)
-    if opset not in OPSETS:
-        raise UnsupportedModelError(f"ONNX opset {opset}: {OPSETS[0]} to {OPSETS[-1]} are supported")
-    for tensor in model.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            raise UnsupportedModelError(f"initializer {tensor.name!r} is kept in another file; expected one file")
-    graph_input(model)
-    return model
-
-
-def opset_of(model: onnx.ModelProto) -> int:
-    return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
-
-
-def graph_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
-    """The one input that is not an initializer; a tensor of floating-point numbers."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    found = [value for value in model.graph.input if value.name not in weights]
-    if len(found) != 1:
-        names = ", ".join(repr(value.name) for value in found) or "none"
-        raise UnsupportedModelError(f"the model has {len(found)} inputs ({names}); expected one")
-    if found[0].type.tensor_type.elem_type not in FLOATS:
-        kind = TensorProto.DataType.Name(found[0].type.tensor_type.elem_type)
-        raise UnsupportedModelError(f"input {found[0].name!r} is {kind}; expected a floating-point tensor")
-    given: onnx.ValueInfoProto = found[0]
-    return given
-
-
-def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:
-    """The input's shape; only its first dimension may be open."""
-    lengths = [int(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
-    if any(length < 1 for length in lengths[1:]):
-        raise UnsupportedModelError(f"input {value.name!r} has shape {lengths}: only its first length may be open")
-    return tuple(max(length, 1) for length in lengths)
+        return files.parse(data)
+    except files.OnnxError as error:
+        raise UnsupportedModelError(str(error)) from error
 
 
 def describe(model: onnx.ModelProto) -> Description:
@@ -195,7 +155,3 @@ def _values(model: onnx.ModelProto, names: set[str]) -> dict[str, Array]:
     exposed.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in inner)
     runtime = Runtime(exposed, inner)
     return known | dict(zip(inner, runtime(np.zeros(runtime.shape)), strict=True))
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -16,6 +16,8 @@ from service.jobs.checks.fleet import check_fleet, pool_of
 from service.jobs.checks.mesh import check_mesh
 from service.jobs.checks.objective import check_objective
 from service.jobs.checks.pipeline import check_pipeline
+from service.jobs.checks.program import check_program
+from service.jobs.checks.queries import PathOf, check_queries
 from service.jobs.checks.subject import AnySpec, Lookup, Uploaded
 from service.jobs.records import Problem
 
@@ -28,21 +30,26 @@ def check(
     lookup: Lookup,
     has_file: HasFile = lambda _: True,
     uploaded: Uploaded = lambda _: None,
+    *,
+    path_of: PathOf = lambda _: None,
 ) -> list[Problem]:
     """Every reason why this job could never run; empty when there is none.
 
     ``fleet_capacity`` counts the devices of the known hosts by pool (``cuda``, ``cpu``); ``None``: no host is known.
-    ``has_file`` tells whether a file was uploaded, by its id; ``uploaded`` what model an archive holds.
+    ``has_file`` tells whether a file was uploaded, by its id; ``uploaded`` what model an archive holds;
+    ``path_of`` where the content of an uploaded file is.
     """
-    config = resolve(spec.model, lookup, uploaded)
+    config = resolve(spec.model, lookup, uploaded) if spec.model is not None else None
     return [
         *check_dependencies(spec, lookup),
         *check_files(spec, has_file),
         *check_archive(spec, uploaded),
         *check_mesh(spec, config),
         *check_fit(spec, config),
+        *check_queries(spec, config, path_of),
         *check_objective(spec),
         *check_batch(spec),
         *check_pipeline(spec),
+        *check_program(spec),
         *check_fleet(spec, fleet_capacity),
     ]

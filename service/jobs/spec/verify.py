@@ -12,12 +12,12 @@ from service.jobs.spec.model import ModelRef
 
 
 class Robustness(Strict):
-    """No input within ``eps`` (L∞, in the data's units) of a test sample changes its correct class."""
+    """No input within ``eps`` (in the data's units, by ``norm``) of a test sample changes its correct class."""
 
     data: DataSpec
     count: int = Field(16, ge=1, le=10**6, description="how many samples of the test split, from the first")
     eps: float = Field(gt=0)
-    norm: Literal["inf"] = "inf"
+    norm: Literal["inf", 2] = Field("inf", description="inf: no entry moves by more than eps; 2: Euclidean distance")
 
 
 class OutputHalfspace(Strict):
@@ -51,9 +51,20 @@ class FromOnnx(Strict):
 
 
 class VnnlibProperty(Strict):
-    """The query of an uploaded VNN-LIB 1 file: *verified* if no input satisfies it, *falsified* by one that does."""
+    """Queries of uploaded VNN-LIB 1 files: *verified* if no input satisfies one, *falsified* by one that does.
 
-    vnnlib: FileId
+    A file is a text, compressed by gzip or not, or a zip or an uncompressed tar of such files, each of which is an
+    instance, in order of their paths. Several files are instances one after the other.
+    """
+
+    vnnlib: FileId | Annotated[tuple[FileId, ...], Field(min_length=1, max_length=10_000)]
+
+    @property
+    def files(self) -> tuple[tuple[str, FileId], ...]:
+        """Each file under the path of its field."""
+        if isinstance(self.vnnlib, str):
+            return (("property.vnnlib", self.vnnlib),)
+        return tuple((f"property.vnnlib.{index}", file) for index, file in enumerate(self.vnnlib))
 
 
 class RobustnessProperty(Strict):
@@ -92,8 +103,13 @@ VerifiedModel = Annotated[
 
 
 class VerifyBudget(Strict):
+    """The most that may be spent; a method that has no use for a part leaves it."""
+
     batch: int = Field(64, ge=1, description="instances bounded together")
-    seconds: float = Field(60.0, gt=0, le=10**6, description="for a VNN-LIB query; then its verdict is timeout")
+    iterations: int = Field(20, ge=1, le=10**5, description="of the optimisation of slopes")
+    seconds: float = Field(60.0, gt=0, le=10**6, description="of search for an instance; then its verdict is timeout")
+    domains: int = Field(10**6, ge=1, le=10**9, description="subdomains of an instance that a search may bound")
+    restarts: int = Field(64, ge=0, le=10**6, description="starts of the attack that comes before a search")
 
 
 class VerifySpec(CommonSpec):
@@ -102,7 +118,13 @@ class VerifySpec(CommonSpec):
     kind: Literal["verify"] = "verify"
     model: VerifiedModel
     property: Property
-    method: Literal["ibp", "crown-ibp", "crown"] = "crown"
+    method: Literal["ibp", "crown-ibp", "crown", "alpha-crown", "beta-crown"] = Field(
+        "crown",
+        description="how bounds are found; beta-crown searches for a verdict, with any method a VNN-LIB query does",
+    )
+    intermediate: Literal["optimised", "fixed"] = Field(
+        "optimised", description="of alpha-crown: whether the bounds of hidden layers are optimised too"
+    )
     budget: VerifyBudget = VerifyBudget()
 
     @field_validator("parallel")
@@ -115,10 +137,20 @@ class VerifySpec(CommonSpec):
         return parallel
 
     @model_validator(mode="after")
-    def _one_rank(self) -> VerifySpec:
-        asks_one = isinstance(self.property, VnnlibProperty) or isinstance(self.model, FromOnnx)
-        if asks_one and self.parallel.world_size > 1:
+    def _whole_model(self) -> VerifySpec:
+        whole = isinstance(self.property, VnnlibProperty) or isinstance(self.model, FromOnnx)
+        if whole and self.parallel.tp > 1:
             raise ValueError(
-                f"parallel: an ONNX model and a VNN-LIB query are verified on one rank, got {self.parallel.arithmetic}"
+                f"parallel: an ONNX model and a VNN-LIB query need the whole model on a rank, got "
+                f"{self.parallel.arithmetic}; expected tp=1, dp is free"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _optimises(self) -> VerifySpec:
+        if self.intermediate == "fixed" and self.method != "alpha-crown":
+            raise ValueError(
+                f"intermediate: method={self.method} has no bounds that could be fixed instead of optimised; expected "
+                "method=alpha-crown with intermediate=fixed"
             )
         return self

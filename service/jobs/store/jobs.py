@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import orjson
 
@@ -72,7 +73,9 @@ class Jobs:
         idem = "" if idempotency_key is None else _digest(owner, idempotency_key)
         if (known := self._known(idem, body_hash)) is not None:
             return known, False
-        if problems := check(spec, self.hosts.capacity() or None, self._lookup, self._has_file, self._uploaded):
+        fleet = self.hosts.capacity() or None
+        problems = check(spec, fleet, self._lookup, self._has_file, self._uploaded, path_of=self._path_of)
+        if problems:
             raise Rejected(problems)
         suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
         outcome, job_id, *state = stubs.submit(
@@ -160,6 +163,9 @@ class Jobs:
 
     def _uploaded(self, file_id: str) -> ModelConfig | None:
         return uploaded_config(self.data.file(file_id)) if self._has_file(file_id) else None
+
+    def _path_of(self, file_id: str) -> Path | None:
+        return self.data.file(file_id) if self._has_file(file_id) else None
 
     def _lookup(self, job_id: str) -> Job | None:
         try:

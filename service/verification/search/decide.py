@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
+from service.jobs.vnnlib import Query
 from service.verification.certify import Verdict
-from service.verification.properties.vnnlib import Query
 from service.verification.search.attack import attack
 from service.verification.search.decision import Decision, Finding, Means, Moment, Search
 from service.verification.search.goal import Goal, goals

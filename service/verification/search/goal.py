@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.verification.properties.vnnlib import Case, Halfspace, Query
+from service.jobs.vnnlib import Case, Halfspace, Query
 
 
 @dataclass(frozen=True, eq=False)

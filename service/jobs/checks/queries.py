@@ -1,0 +1,106 @@
+"""Whether uploaded ONNX models and VNN-LIB queries can be read, and fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from service.jobs.checks.subject import AnySpec
+from service.jobs.plugins import Features, ModelConfig
+from service.jobs.records import Problem
+from service.jobs.spec import VerifySpec
+from service.jobs.spec.verify import BoxProperty, FromOnnx, RobustnessProperty, VnnlibProperty
+from service.jobs.vnnlib import Query, VnnlibError, parse, sources
+
+if TYPE_CHECKING:
+    from service.jobs.onnx import Sizes
+
+PathOf = Callable[[str], Path | None]
+"""The content of an uploaded file, by its id; ``None`` where it is not known."""
+
+
+def check_queries(spec: AnySpec, config: ModelConfig | None, path_of: PathOf) -> Iterator[Problem]:
+    if not isinstance(spec, VerifySpec):
+        return
+    try:
+        model = _sizes(spec, config, path_of)
+    except ValueError as error:
+        assert isinstance(spec.model, FromOnnx)
+        yield Problem("model.onnx", str(error), spec.model.onnx, "an ONNX model with one input, in one file")
+        return
+    if isinstance(spec.property, VnnlibProperty):
+        for path, file in spec.property.files:
+            if (content := path_of(file)) is not None:
+                yield from _check_file(path, file, content, model)
+    elif isinstance(spec.model, FromOnnx) and model is not None:
+        yield from _check_sizes(spec.property, model)
+
+
+def _sizes(spec: VerifySpec, config: ModelConfig | None, path_of: PathOf) -> Sizes | None:
+    from service.jobs.onnx import Sizes, sizes  # noqa: PLC0415 - brings onnx, which only these jobs need
+
+    if isinstance(spec.model, FromOnnx):
+        content = path_of(spec.model.onnx)
+        return None if content is None else sizes(content)
+    reads = None if config is None else config.reads
+    return Sizes(reads.features, reads.classes) if isinstance(reads, Features) else None
+
+
+def _check_file(path: str, file: str, content: Path, model: Sizes | None) -> Iterator[Problem]:
+    try:
+        found = sources(content)
+    except VnnlibError as error:
+        yield Problem(path, str(error), file, "VNN-LIB 1 as text, its gzip, or a zip or an uncompressed tar of such")
+        return
+    for source in found:
+        where = f"{source.name}: " if source.name else ""
+        try:
+            query = parse(source.text)
+        except VnnlibError as error:
+            yield Problem(path, f"{where}{error}", file, "a query in VNN-LIB 1")
+            continue
+        for message, expected in _misfits(query, model):
+            yield Problem(path, f"{where}{message}", file, expected)
+
+
+def _misfits(query: Query, model: Sizes | None) -> Iterator[tuple[str, str]]:
+    if not query.cases:
+        yield "no input satisfies its bounds on inputs, so there is nothing to verify", "a box with an input in it"
+    if model is not None and model.inputs != query.inputs:
+        yield (
+            f"the query has {query.inputs} inputs, the model takes {model.inputs}",
+            f"X_0 to X_{model.inputs - 1}",
+        )
+    if model is not None and model.outputs not in (None, query.outputs):
+        yield (
+            f"the query has {query.outputs} outputs, the model gives {model.outputs}",
+            f"Y_0 to Y_{model.outputs - 1}",
+        )
+
+
+def _check_sizes(asked: BoxProperty | RobustnessProperty, model: Sizes) -> Iterator[Problem]:
+    if isinstance(asked, BoxProperty):
+        if (given := len(asked.box.lower)) != model.inputs:
+            message = f"the box has {given} dimensions, the model takes {model.inputs} inputs"
+            yield Problem("property.box.lower", message, given, f"{model.inputs} numbers")
+        for index, halfspace in enumerate(asked.box.output):
+            if model.outputs not in (None, length := len(halfspace.coefficients)):
+                message = f"{length} coefficients, the model gives {model.outputs} outputs"
+                path = f"property.box.output.{index}.coefficients"
+                yield Problem(path, message, length, f"{model.outputs} numbers")
+        return
+    data = asked.robustness.data
+    gives = data.gives
+    if data.held_out is not None and asked.robustness.count > data.held_out:
+        message = f"the test split of {data.source} has {data.held_out} samples"
+        yield Problem("property.robustness.count", message, asked.robustness.count, f"at most {data.held_out}")
+    path = "property.robustness.data.source"
+    if not isinstance(gives, Features):
+        yield Problem(path, "the data has no classes", data.source, "a source of labelled features")
+    elif gives.features != model.inputs:
+        message = f"the data has {gives.features} features, the model takes {model.inputs} inputs"
+        yield Problem(path, message, gives.features, str(model.inputs))
+    elif model.outputs is not None and gives.classes > model.outputs:
+        message = f"the data has {gives.classes} classes, the model gives {model.outputs} outputs"
+        yield Problem(path, message, gives.classes, f"at most {model.outputs}")

@@ -1,0 +1,104 @@
+"""What an ONNX file holds, as far as it can be told without torch and without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+OPSETS = range(8, 22)
+FLOATS: Mapping[int, type[np.floating[Any]]] = {
+    TensorProto.FLOAT: np.float32,
+    TensorProto.DOUBLE: np.float64,
+    TensorProto.FLOAT16: np.float16,
+}
+LARGEST_READ = 2**28
+"""Bytes of a file that is read to check a spec; only ranks read larger ones."""
+
+
+class OnnxError(ValueError):
+    """The file is not an ONNX model of a form that can be read."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Entries of one instance. ``outputs`` is ``None`` where only running the model tells."""
+
+    inputs: int
+    outputs: int | None
+
+
+def parse(data: bytes) -> onnx.ModelProto:
+    """The model of a file's content. Raises :class:`OnnxError` where it is not one that can be read."""
+    try:
+        model = onnx.load_from_string(data)
+    except Exception as error:  # protobuf's error type differs by its implementation
+        raise OnnxError(f"the file is not an ONNX model: {first_line(error)}") from error
+    if not model.graph.node or not model.graph.output:
+        raise OnnxError("the file is not an ONNX model: it has no nodes or no outputs")
+    opset = opset_of(model)
+    if opset not in OPSETS:
+        raise OnnxError(f"ONNX opset {opset}: {OPSETS[0]} to {OPSETS[-1]} are supported")
+    for tensor in model.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise OnnxError(f"initializer {tensor.name!r} is kept in another file; expected one file")
+    batch_of_one(graph_input(model))
+    return model
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def graph_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
+    """The one input that is not an initializer; a tensor of floating-point numbers."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    found = [value for value in model.graph.input if value.name not in weights]
+    if len(found) != 1:
+        names = ", ".join(repr(value.name) for value in found) or "none"
+        raise OnnxError(f"the model has {len(found)} inputs ({names}); expected one")
+    if found[0].type.tensor_type.elem_type not in FLOATS:
+        kind = TensorProto.DataType.Name(found[0].type.tensor_type.elem_type)
+        raise OnnxError(f"input {found[0].name!r} is {kind}; expected a floating-point tensor")
+    given: onnx.ValueInfoProto = found[0]
+    return given
+
+
+def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """The input's shape; only its first dimension may be open."""
+    lengths = _lengths(value)
+    if any(length < 1 for length in lengths[1:]):
+        raise OnnxError(f"input {value.name!r} has shape {lengths}: only its first length may be open")
+    return tuple(max(length, 1) for length in lengths)
+
+
+def sizes(path: Path) -> Sizes | None:
+    """What the model of an uploaded file takes and gives; ``None`` if the file is large. Raises :class:`OnnxError`."""
+    if path.stat().st_size > LARGEST_READ:
+        return None
+    model = parse(path.read_bytes())
+    outputs = [_entries(value) for value in model.graph.output]
+    known = [each for each in outputs if each is not None]
+    return Sizes(prod(batch_of_one(graph_input(model))), sum(known) if len(known) == len(outputs) else None)
+
+
+def _entries(value: onnx.ValueInfoProto) -> int | None:
+    """Of one instance, where the file declares every length but the first."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    lengths = _lengths(value)
+    return None if any(length < 1 for length in lengths[1:]) else prod(max(length, 1) for length in lengths)
+
+
+def _lengths(value: onnx.ValueInfoProto) -> list[int]:
+    return [int(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+
+
+def first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

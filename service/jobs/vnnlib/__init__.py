@@ -1,0 +1,9 @@
+"""VNN-LIB 1: what a counterexample must satisfy, as boxes of inputs and halfspaces of outputs. Without torch."""
+
+from __future__ import annotations
+
+from service.jobs.vnnlib.parsing import parse
+from service.jobs.vnnlib.query import Case, Halfspace, Query, VnnlibError
+from service.jobs.vnnlib.uploads import Source, sources
+
+__all__ = ["Case", "Halfspace", "Query", "Source", "VnnlibError", "parse", "sources"]

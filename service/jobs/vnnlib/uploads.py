@@ -1,0 +1,74 @@
+"""Queries in uploaded files: a text, a text that gzip compressed, or an archive of either."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from service.jobs.archive import ArchiveError, Member, is_archive, opened
+from service.jobs.vnnlib.query import VnnlibError
+
+SUFFIXES = (".vnnlib", ".vnnlib.gz")
+LARGEST = 2**26
+"""Bytes of text in one file, all members of an archive together."""
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One query's text. ``name`` is its path in the archive, empty for a file that is no archive."""
+
+    name: str
+    text: str
+
+
+def sources(path: Path) -> list[Source]:
+    """All queries of an uploaded file; those of an archive by name. Raises :class:`VnnlibError` or ``OSError``."""
+    if is_archive(path):
+        try:
+            with opened(path, "*.vnnlib or *.vnnlib.gz files") as members:
+                return list(_within(members))
+        except ArchiveError as error:
+            raise VnnlibError(str(error)) from error
+    with path.open("rb") as content:
+        return [Source("", _text(content, "the file", LARGEST))]
+
+
+def _within(members: list[Member]) -> Iterator[Source]:
+    queries = sorted((each for each in members if each.name.endswith(SUFFIXES)), key=lambda each: str(each.path))
+    if not queries:
+        raise VnnlibError(f"the archive of {len(members)} files has none that ends in {' or '.join(SUFFIXES)}")
+    left = LARGEST
+    for member in queries:
+        with member.open() as content:
+            text = _text(content, str(member.path), left)
+        left -= len(text)
+        yield Source(str(member.path), text)
+
+
+def _text(content: IO[bytes], name: str, most: int) -> str:
+    data = content.read(most + 1)
+    if data.startswith(_GZIP):
+        data = _unpacked(data, name, most)
+    if len(data) > most:
+        raise VnnlibError(f"{name} goes past {LARGEST} bytes of text, the most that one upload may hold")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise VnnlibError(
+            f"{name} is no text (byte {error.start}: {error.reason}); expected VNN-LIB as UTF-8 text, compressed by "
+            "gzip or not, or a zip or an uncompressed tar of such files"
+        ) from error
+
+
+def _unpacked(data: bytes, name: str, most: int) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
+            return unpacked.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise VnnlibError(f"{name} is damaged: {error}") from error
