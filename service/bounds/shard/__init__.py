@@ -1,0 +1,11 @@
+"""The graph of a whole network, divided over tensor-parallel ranks.
+
+:func:`shard` is for networks that were not built for a mesh: what an ONNX file holds, or any traced module.
+"""
+
+from __future__ import annotations
+
+from service.bounds.shard.parts import shard
+from service.bounds.shard.regions import Region, regions
+
+__all__ = ["Region", "regions", "shard"]

@@ -1,0 +1,105 @@
+"""Which layers of a network become column- and row-parallel (Megatron-LM, Shoeybi et al., 2019).
+
+A region begins with layers whose output is divided, goes on through operators that work on each rank's share, and
+ends with layers that add up over what is divided. Everything outside of regions stays replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from service.bounds.graph import Graph, Node
+from service.bounds.rules import RULES
+from service.bounds.rules.affine import AffineRule
+from service.bounds.shard.cuts import Cut, follow
+
+CONVOLUTION = "aten.convolution.default"
+
+
+@dataclass(frozen=True)
+class Region:
+    """``columns`` and ``rows`` name its first and last layers; ``cuts`` has every value that is divided."""
+
+    columns: frozenset[str]
+    rows: frozenset[str]
+    cuts: Mapping[str, Cut]
+
+
+def regions(graph: Graph, ranks: int) -> list[Region]:
+    """Regions in execution order, found greedily from the input; no node belongs to two."""
+    found: list[Region] = []
+    taken: set[str] = set()
+    for node in graph.nodes[1:]:
+        if node.name in taken or not is_layer(node):
+            continue
+        region = _grown(graph, node, taken, ranks)
+        if region is not None:
+            found.append(region)
+            taken |= {*region.cuts, *region.rows}
+    return found
+
+
+def is_layer(node: Node) -> bool:
+    """Whether its outputs can be divided, and what it adds up over."""
+    if node.operator == CONVOLUTION:
+        return int(node.arguments["groups"]) == 1
+    rule = RULES[node.operator]
+    return isinstance(rule, AffineRule) and rule.read(node).weight.ndim == 2
+
+
+def output_dim(node: Node) -> int:
+    return 0 if node.operator == CONVOLUTION else len(node.shape) - 1
+
+
+def input_dim(node: Node) -> int:
+    return 0 if node.operator == CONVOLUTION else len(node.input_shapes[0]) - 1
+
+
+def _grown(graph: Graph, first: Node, taken: set[str], ranks: int) -> Region | None:
+    """The region that begins with ``first``, with more layers beside it where values of two layers meet."""
+    columns = {first.name}
+    while True:
+        region, missing = _attempt(graph, columns, taken, ranks)
+        if missing is None:
+            return region
+        beside = _layer_before(graph.by_name, missing)
+        if beside is None or beside in taken or beside in columns:
+            return None
+        columns.add(beside)
+
+
+def _attempt(graph: Graph, columns: set[str], taken: set[str], ranks: int) -> tuple[Region | None, str | None]:
+    """The region of these columns, or the name of a value that would have to be divided, too."""
+    cuts: dict[str, Cut] = {}
+    rows: set[str] = set()
+    for node in graph.nodes[1:]:
+        divided = [name for name in node.inputs if name in cuts]
+        if node.name in columns:
+            if divided or node.shape[output_dim(node)] < ranks:
+                return None, None
+            cuts[node.name] = Cut.of(node, output_dim(node), ranks)
+        elif divided and is_layer(node) and cuts[divided[0]].dim == input_dim(node):
+            rows.add(node.name)
+        elif divided:
+            absent = next((name for name in node.inputs if name not in cuts), None)
+            if absent is not None:
+                return None, absent
+            cut = None if node.name in taken else follow(node, cuts, ranks)
+            if cut is None:
+                return None, None
+            cuts[node.name] = cut
+    if not rows or rows & taken or graph.output.name in cuts:
+        return None, None
+    return Region(frozenset(columns), frozenset(rows), cuts), None
+
+
+def _layer_before(nodes: Mapping[str, Node], name: str) -> str | None:
+    """The layer that a value comes from through operators of one input and as many entries."""
+    node = nodes[name]
+    while node.inputs and not is_layer(node):
+        if len(node.inputs) != 1 or prod(node.shape) != prod(node.input_shapes[0]):
+            return None
+        node = nodes[node.inputs[0]]
+    return node.name if node.inputs else None

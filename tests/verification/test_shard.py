@@ -1,0 +1,222 @@
+"""Whole networks divided over ranks: which layers pair, and bounds that are those of one process."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nets import mlp
+from torch import Tensor, nn
+
+from service.bounds.capture import capture
+from service.bounds.shard import regions
+
+RANKS = [2, 4]
+
+
+class Gated(nn.Module):
+    """Two layers beside each other whose product goes into a third, added to the input."""
+
+    def __init__(self, width: int = 6, hidden: int = 10) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, hidden), nn.Linear(width, hidden)
+        self.down, self.last = nn.Linear(hidden, width), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))))
+
+
+def convolutional() -> nn.Module:
+    """Pools, normalised channels, a padded number of channels that is flattened into a layer."""
+    norm = nn.BatchNorm2d(5).eval()
+    norm.running_mean, norm.running_var = torch.linspace(-0.2, 0.2, 5), torch.linspace(0.5, 2, 5)
+    return nn.Sequential(
+        nn.Unflatten(1, (2, 6, 6)),
+        nn.Conv2d(2, 6, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 5, 2),
+        norm,
+        nn.Sigmoid(),
+        nn.AvgPool2d(2, 1),
+        nn.Flatten(),
+        nn.Linear(5, 7),
+        nn.LeakyReLU(0.1),
+        nn.Linear(7, 4),
+    )
+
+
+def networks() -> dict[str, tuple[nn.Module, int]]:
+    torch.manual_seed(0)
+    deep = mlp([9, 16, 13, 18, 16, 12, 14, 4], nn.ReLU(), 1, scale=2.0)
+    made = {
+        "deep": (deep, 9),
+        "odd widths": (mlp([5, 7, 11, 6, 3], nn.Tanh(), 2), 5),
+        "gated": (Gated(), 6),
+        "convolutional": (convolutional(), 72),
+        "heads of a split width": (
+            nn.Sequential(nn.Linear(4, 12), nn.Unflatten(1, (4, 3)), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)),
+            4,
+        ),
+    }
+    return {name: (module.double().eval(), features) for name, (module, features) in made.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("deep", [(1, 1), (1, 1), (1, 1)]),
+        ("odd widths", [(1, 1), (1, 1)]),
+        ("gated", [(2, 1)]),
+        ("convolutional", [(1, 1), (1, 1)]),
+        ("heads of a split width", [(1, 1)]),
+    ],
+)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_layers_pair_from_the_input_on(name: str, expected: list[tuple[int, int]], ranks: int) -> None:
+    module, features = networks()[name]
+    found = regions(capture(module, (features,)), ranks)
+    assert [(len(region.columns), len(region.rows)) for region in found] == expected
+
+
+def test_a_layer_narrower_than_the_ranks_stays_whole() -> None:
+    graph = capture(mlp([4, 3, 5, 8, 2], nn.ReLU(), 0), (4,))
+    (region,) = regions(graph, 4)
+    assert [graph.by_name[name].shape for name in region.columns] == [(5,)]
+
+
+def test_a_function_without_a_value_at_zero_is_not_padded() -> None:
+    class Logarithm(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, width), nn.Linear(width, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.log(self.first(x)))
+
+    assert [len(regions(capture(Logarithm(width), (3,)), 4)) for width in (8, 7)] == [1, 0]
+
+
+def _axes() -> dict[int, Any]:
+    """Four ranks as two groups of two, and as one of four."""
+    from service.jobs.spec.base import ParallelSpec
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+
+    distributed.start("cpu")
+    return {ranks: build_mesh(ParallelSpec(dp_shard=4 // ranks, tp=ranks), "cpu").tp for ranks in RANKS}
+
+
+def compare() -> dict[str, dict[str, float]]:
+    """Largest differences to one process, by network, ranks and method."""
+    from nets import box_around, output_bounds
+
+    from service.bounds.methods import Effort
+    from service.bounds.network import from_graph
+    from service.bounds.shard import shard
+    from service.parallel import distributed
+
+    axes = _axes()
+    found: dict[str, dict[str, float]] = {}
+    for (ranks, axis), (name, (module, features)) in product(axes.items(), networks().items()):
+        graph = capture(module, (features,))
+        divided, whole = from_graph(shard(graph, axis), axis), from_graph(graph)
+        x = torch.randn(3, features, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        at_a_point = output_bounds(divided, box_around(x, 0.0), "ibp").centre
+        case = found[f"{name} on {ranks}"] = {
+            "own": float(sum(divided.is_own(node.name) for node in divided.nonlinear)),
+            "function": _difference(at_a_point, module(x).detach()),
+        }
+        for method, effort in (("ibp", Effort()), ("crown", Effort()), ("crown", Effort(elements=500))):
+            both = [output_bounds(network, box_around(x, 0.1), method, effort) for network in (divided, whole)]
+            case[f"{method} {effort.elements}"] = max(
+                _difference(both[0].lower, both[1].lower), _difference(both[0].upper, both[1].upper)
+            )
+    distributed.stop()
+    return found
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.distributed
+def test_divided_networks_have_the_bounds_of_one_process(torchrun: Any) -> None:
+    for result in torchrun(compare, 4):
+        assert len(result) == len(RANKS) * len(networks())
+        for name, found in result.items():
+            assert found.pop("own") > 0, f"{name}: nothing was divided"
+            assert {case: difference for case, difference in found.items() if not difference <= 1e-10} == {}, name
+
+
+CLASSIFIERS = ["256x4", "256x6"]
+"""Where interval bounds in place of intermediate ones are off by 2.5 and by 792."""
+
+
+def digit_boxes(folder: Path, eps: str, count: int) -> tuple[list[int], Tensor, Tensor]:
+    """Numbers and ends of the first boxes that are there."""
+    numbers, ends = [], []
+    for number in range(15):
+        file = folder / "vnnlib" / f"prop_{number}_{eps}.vnnlib.gz"
+        if file.exists() and len(numbers) < count:
+            text = gzip.decompress(file.read_bytes()).decode()
+            found = {
+                sign: [float(value) for value in re.findall(rf"\({sign} X_\d+ ([-\d.e]+)\)", text)]
+                for sign in (">=", "<=")
+            }
+            numbers.append(number)
+            ends.append([found[">="], found["<="]])
+    lower, upper = torch.tensor(ends, dtype=torch.float64).unbind(dim=1)
+    return numbers, lower, upper
+
+
+def classify(shared: str) -> dict[str, dict[str, float]]:
+    """How far CROWN's margins are from those of one process, and below another verifier's in float64, relatively."""
+    from service.bounds.interval import Interval
+    from service.bounds.methods import METHODS, Effort
+    from service.bounds.network import from_graph
+    from service.bounds.onnx import load
+    from service.bounds.shard import shard
+    from service.parallel import distributed
+
+    axes, folder = _axes(), Path(shared) / "vnncomp" / "mnist_fc"
+    peer = np.load(Path(shared) / "parity" / "mnist_fc_bounds_f64.npz")
+    numbers, lower, upper = digit_boxes(folder, "0.03", 2)
+    found: dict[str, dict[str, float]] = {}
+    for name in CLASSIFIERS:
+        module = load(gzip.decompress((folder / "onnx" / f"mnist-net_{name}.onnx.gz").read_bytes()))
+        expected = torch.tensor(peer[f"{name}_0.03_CROWN"])[numbers]
+        rows = torch.tensor(peer[f"{name}_0.03_C"])[numbers]
+        for dtype, (ranks, axis) in product((torch.float64, torch.float32), axes.items()):
+            graph = capture(module.to(dtype), (784,))
+            divided, whole = from_graph(shard(graph, axis), axis), from_graph(graph)
+            box = Interval(lower.to(dtype), upper.to(dtype))
+            margins = [
+                METHODS["crown"](network, box, Effort(intersect=False)).lower_bounds(rows.to(dtype)).double()
+                for network in (divided, whole)
+            ]
+            found[f"{name} on {ranks} in {dtype}"] = {
+                "own": float(sum(divided.is_own(node.name) for node in divided.nonlinear)),
+                "whole": _difference(margins[0], margins[1]),
+                "looser": float((expected - margins[0]).max() / expected.abs().max()),
+            }
+    distributed.stop()
+    return found
+
+
+@pytest.mark.distributed
+def test_deep_classifiers_have_the_bounds_of_one_process(torchrun: Any, parity: Path) -> None:
+    for result in torchrun(classify, 4, shared=str(parity.parent)):
+        for name, found in result.items():
+            precise = name.endswith("float64")
+            assert found["own"] >= len(CLASSIFIERS), name
+            assert found["whole"] <= (1e-10 if precise else 2e-5), name
+            assert found["looser"] <= (1e-6 if precise else 2e-5), name
