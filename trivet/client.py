@@ -205,7 +205,7 @@ class Client:
         return Host.model_validate(self._connection.json("POST", f"/v1/hosts/{quote(host, safe='')}/resume"))
 
     def kinds(self) -> Kinds:
-        """Kinds of jobs, and the families, sources and objectives that they can name."""
+        """Kinds of jobs, and the families, sources, objectives and programs that they can name."""
         return Kinds.model_validate(self._connection.json("GET", "/v1/kinds"))
 
     def schema(self, kind: str) -> dict[str, Any]:

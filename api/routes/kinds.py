@@ -16,7 +16,7 @@ router = APIRouter(tags=["kinds"])
 
 @router.get("/kinds")
 def list_kinds(key: Reader) -> Kinds:
-    """What can be submitted: kinds of jobs; model families, data sources and objectives with their packages."""
+    """What can be submitted: kinds of jobs; model families, data sources, objectives, programs; with their packages."""
     return all_kinds()
 
 

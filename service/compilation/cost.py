@@ -17,7 +17,7 @@ def pace(subject: Subject, agree: Callable[[float], float]) -> Race:
     """Race the compiled ``subject`` against the uncompiled program, both from their first step on."""
     program = subject.program
     eager = build(program, subject.phase)
-    return race(_runner(eager), _runner(subject.restarted()), program.device, agree)
+    return race(_runner(eager.restarted()), _runner(subject.restarted()), program.device, agree)
 
 
 def cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
@@ -33,7 +33,7 @@ def warm_seconds(program: Program, case: Case, step_s: float) -> float:
     A new process pays the import of PyTorch besides.
     """
     forget_compiled()
-    runner = _runner(build(program, case.phase, case.rung))
+    runner = _runner(build(program, case.phase, case.rung).restarted())
     start = time.perf_counter()
     runner.call()
     return max(time.perf_counter() - start - runner.steps * step_s, 0.0)

@@ -17,6 +17,7 @@ from service.compilation.internals.backward import watched_backwards
 from service.compilation.program import Parts, Phase, Program, Step
 from service.compilation.rungs import Rung
 from service.models.compiled import compile_in_place
+from service.parallel.boundary import Held, StepBoundary
 
 Key = tuple[str, str]
 
@@ -38,17 +39,22 @@ class Record:
 
 @dataclass(frozen=True)
 class Subject:
-    """A program's parts in a phase, with its steps under way. ``trainable`` is what its optimizers hold."""
+    """A program's parts in a phase, with its steps under way. ``trainable`` is what its optimizers hold; ``held``
+    collects what ``boundary`` finds to outlive its step.
+    """
 
     program: Program
     phase: Phase
     parts: Parts
+    boundary: StepBoundary
     steps: Iterator[Step]
     trainable: Mapping[str, Tensor]
+    held: list[Held]
 
     def restarted(self) -> Subject:
-        """The same parts, from their first step on."""
-        return replace(self, steps=_steps(self.program, self.phase, self.parts))
+        """The same parts, from their first step on, without audits."""
+        boundary = StepBoundary(self.parts.modules, kept=self.parts.kept)
+        return replace(self, boundary=boundary, steps=_steps(self.program, self.phase, self.parts, boundary))
 
     def step(self) -> Step:
         """Run the next step."""
@@ -73,7 +79,9 @@ def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch
     if rung is not None:
         for name in parts.compiled:
             compile_in_place(parts.modules[name], rung.backend, rung.mode)
-    return Subject(program, phase, parts, _steps(program, phase, parts), _trainable(parts))
+    held: list[Held] = []
+    boundary = StepBoundary(parts.modules, kept=parts.kept, audit_every=1, on_held=held.extend)
+    return Subject(program, phase, parts, boundary, _steps(program, phase, parts, boundary), _trainable(parts), held)
 
 
 def record(subject: Subject) -> Record:
@@ -112,17 +120,19 @@ def keep(value: Tensor) -> Tensor:
     return local.detach().to("cpu", copy=True)
 
 
-def _steps(program: Program, phase: Phase, parts: Parts) -> Iterator[Step]:
-    return program.train(parts) if phase == "train" else program.inference(parts)
+def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+    return program.train(parts, boundary) if phase == "train" else program.inference(parts, boundary)
 
 
 def _trainable(parts: Parts) -> dict[str, Tensor]:
     """By name what the optimizers hold, as they hold it; FSDP may replace what the modules hold meanwhile."""
-    held = {
-        id(value) for optimizer in parts.optimizers for group in optimizer.param_groups for value in group["params"]
-    }
+    held = frozenset[int]().union(*(_held(optimizer) for optimizer in parts.optimizers))
     parameters = _named(parts.modules, lambda module: module.named_parameters())
     return {name: value for name, value in parameters.items() if id(value) in held}
+
+
+def _held(optimizer: Optimizer) -> frozenset[int]:
+    return frozenset(id(value) for group in optimizer.param_groups for value in group["params"])
 
 
 def _named(modules: Mapping[str, nn.Module], members: Any) -> dict[str, Tensor]:

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from service.compilation.gate import gate
 from service.compilation.ladder import Result, climb, warm_toolchain
 from service.compilation.observe import plan_for
@@ -17,12 +15,10 @@ from service.compilation.program import Program
 from service.compilation.ranks import slowest
 from service.compilation.report import counts, metrics, rung_row
 from service.compilation.rungs import Rung, climb_to
-from service.compilation.subject import program_of
+from service.compilation.subject import Target, target_of
 from service.compilation.summary import summary
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
-from service.jobs.spec.model import ModelConfig
-from service.models.fingerprint import fingerprint
 from service.parallel import distributed
 
 
@@ -34,12 +30,12 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     """
     rungs = climb_to(spec.modes)
     device = distributed.start(context.device_type)
-    program, config = program_of(spec, context, device)
-    toolchain_s = warm_toolchain(program, rungs)
-    results = list(_climb(spec, context, program, rungs))
+    target = target_of(spec, context, device)
+    toolchain_s = warm_toolchain(target.program, rungs)
+    results = list(_climb(spec, context, target.program, rungs))
     if context.rank:
         return None
-    report = _report(spec, config, device, results, toolchain_s)
+    report = _report(spec, target, results, toolchain_s)
     _publish(context, report)
     return {name: report[name] for name in ("gate", "summary", "verdicts")}
 
@@ -67,11 +63,8 @@ def _tell(context: RunContext, result: Result, done: int, total: int, started: f
     context.report.progress(done, total, "rungs")
 
 
-def _report(
-    spec: CompileSpec, config: ModelConfig, device: torch.device, results: list[Result], toolchain_s: float | None
-) -> dict[str, Any]:
-    own = fingerprint(config, spec.parallel, device, spec.precision, spec.activation_checkpoint)
-    opened = gate(results, spec.phases, own, toolchain_s)
+def _report(spec: CompileSpec, target: Target, results: list[Result], toolchain_s: float | None) -> dict[str, Any]:
+    opened = gate(results, spec.phases, target.fingerprint, toolchain_s)
     return {
         "summary": summary(results, opened),
         "gate": opened,
@@ -79,10 +72,8 @@ def _report(
         "verdicts": counts(results),
         "toolchain_s": toolchain_s,
         "tolerance": spec.tolerance.model_dump(),
-        "model": config.model_dump(mode="json"),
         "parallel": spec.parallel.model_dump(),
-        "precision": spec.precision.model_dump(),
-        "activation_checkpoint": spec.activation_checkpoint,
+        **target.about,
     }
 
 

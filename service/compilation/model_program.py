@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from service.compilation.program import Parts, Step
+from service.parallel.boundary import StepBoundary
 
 LEARNING_RATE = 1e-2
 """Plain gradient descent: its updates are linear in the gradients, so they show errors without magnifying them."""
@@ -67,21 +68,22 @@ class ModelProgram:
         optimizers = (torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=False),) if trainable else ()
         return Parts({MODEL: module}, (MODEL,), optimizers, dtype)
 
-    def train(self, parts: Parts) -> Iterator[Step]:
+    def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
         parts.modules[MODEL].train()
         for batch in cycle(self.batches):
-            yield self._train_step(parts, batch)
+            yield self._train_step(parts, boundary, batch)
 
-    def inference(self, parts: Parts) -> Iterator[Step]:
+    def inference(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
         parts.modules[MODEL].eval()
         for batch in cycle(self.batches):
-            yield self._inference_step(parts, batch)
+            yield self._inference_step(parts, boundary, batch)
 
-    def _train_step(self, parts: Parts, given: Batch) -> Step:
+    def _train_step(self, parts: Parts, boundary: StepBoundary, given: Batch) -> Step:
+        boundary.step_boundary()
         batch = given.fresh(parts.dtype)
         for optimizer in parts.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        outputs = parts.modules[MODEL](*batch.inputs)
+        outputs = boundary.boundary_call(parts.modules[MODEL], *batch.inputs)
         loss = self.loss(first_tensor(outputs), batch.targets)
         if loss.requires_grad:
             torch.autograd.backward(loss)
@@ -89,10 +91,11 @@ class ModelProgram:
             optimizer.step()
         return Step({"loss": loss.detach()}, named("output", outputs), _inputs(given, batch))
 
-    def _inference_step(self, parts: Parts, given: Batch) -> Step:
+    def _inference_step(self, parts: Parts, boundary: StepBoundary, given: Batch) -> Step:
+        boundary.step_boundary()
         batch = given.fresh(parts.dtype)
         with torch.no_grad():
-            outputs = parts.modules[MODEL](*batch.inputs)
+            outputs = boundary.boundary_call(parts.modules[MODEL], *batch.inputs)
         return Step(outputs=named("output", outputs), inputs=_inputs(given, batch))
 
 

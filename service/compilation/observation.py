@@ -10,6 +10,7 @@ from service.compilation.parity import Comparison
 from service.compilation.program import Phase
 from service.compilation.rungs import Rung
 from service.compilation.timing import Race
+from service.parallel.boundary import Held, Invocation
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Observation:
     """One rung in one phase. ``error`` is set when it raised; ``training`` is ``None`` for inference.
 
     ``comparisons``: the worst of each kind, and every one that failed. ``compared``: how many were made.
-    ``calls``: forward calls of the judged iterations by input shape.
+    ``calls``: how the program called its modules in the judged iterations, how often; ``held``: their results that
+    outlived the step after their own.
     """
 
     case: Case
@@ -66,4 +68,5 @@ class Observation:
     cost: Cost | None = None
     truth_note: str = ""
     notes: tuple[str, ...] = ()
-    calls: Mapping[str, int] = field(default_factory=dict)
+    calls: Mapping[Invocation, int] = field(default_factory=dict)
+    held: tuple[Held, ...] = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -75,6 +74,7 @@ class _Look:
         compiled = [subject.parts.modules[name] for name in subject.parts.compiled]
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
         run, cold_s = self._judged_run(subject)
+        calls = subject.boundary.invocations()
         peak = peak_gib(self.program.device)
         race = pace(subject, self.plan.agree)
         self.recording.end_iteration()
@@ -89,7 +89,8 @@ class _Look:
             cost=Cost(cold_s, warm_seconds(self.program, self.case, race.step_s), race, peak, self.reference.peak_gib),
             truth_note=self.reference.truth_note,
             notes=tuple(_notes(self.reference, self.case.rung)),
-            calls=_calls(run),
+            calls=calls,
+            held=tuple(subject.held),
         )
 
     def _judged_run(self, subject: Subject) -> tuple[Run, float]:
@@ -153,9 +154,3 @@ def _notes(reference: Reference, rung: Rung) -> Iterator[str]:
         yield f"updates in place what it is given: {', '.join(reference.overwritten)}"
     if not reference.repeatable:
         yield "two eager runs differ; their distance was added to the tolerance"
-
-
-def _calls(run: Run) -> dict[str, int]:
-    """Steps by the shapes of their inputs."""
-    given = ([value for (kind, _), value in seen.tensors.items() if kind == "input"] for seen in run.records)
-    return dict(Counter(" ".join(str(list(value.shape)) for value in values) for values in given))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from service.jobs.layout import DataLayout
+from service.parallel.boundary import StepBoundary
+from service.parallel.mesh import Mesh
 
 Phase = Literal["train", "inference"]
 
@@ -17,14 +21,16 @@ Phase = Literal["train", "inference"]
 class Parts:
     """What a program is made of, in one dtype, before anything is compiled.
 
-    ``compiled`` names the modules that the harness compiles; the others run as they are. What the ``optimizers`` hold
-    is meant to train: each of it must get a gradient and move.
+    ``compiled`` names the modules that the harness compiles; the others run as they are. Results of those named in
+    ``kept`` are meant to outlive their step. What the ``optimizers`` hold is meant to train: each of it must get a
+    gradient and move.
     """
 
     modules: Mapping[str, nn.Module]
     compiled: tuple[str, ...]
     optimizers: tuple[Optimizer, ...] = ()
     dtype: torch.dtype = torch.float32
+    kept: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         strangers = [name for name in self.compiled if name not in self.modules]
@@ -49,9 +55,10 @@ class Program(Protocol):
     """A program as a job runs it, built anew for every rung. All ranks of a mesh run it alike.
 
     ``train`` and ``inference`` go on for as long as they are asked: each ``next`` runs one whole step, with its
-    forwards, backwards, updates and step marks (``service.parallel.boundary``), and yields what is compared. Called
-    again they begin again, over the same parts. They call modules as they find them: the harness has compiled them in
-    place. Random numbers come from torch's default generators, which are seeded before each step.
+    forwards, backwards and updates, and yields what is compared. Called again they begin again, over the same parts.
+    A step begins with ``boundary.step_boundary()`` and calls modules by ``boundary.boundary_call``, as the real loop
+    does; the harness has compiled them in place. Random numbers come from torch's default generators, which are
+    seeded before each step.
     """
 
     @property
@@ -68,8 +75,22 @@ class Program(Protocol):
         float64 is what both eager and compiled are judged by; a program that cannot run in it raises.
         """
 
-    def train(self, parts: Parts) -> Iterator[Step]:
+    def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
         """Training steps."""
 
-    def inference(self, parts: Parts) -> Iterator[Step]:
+    def inference(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
         """Inference-style repeated calls."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a program of an installed package is to run: this rank's device, the job's mesh, seed and files."""
+
+    device: torch.device
+    mesh: Mesh
+    seed: int
+    layout: DataLayout
+
+
+Maker = Callable[[Any, Site], Program]
+"""From a program's configuration to the program; what ``ProgramKind.maker`` names."""

@@ -10,6 +10,7 @@ from typing import Any
 from service.compilation.ladder import Result
 from service.compilation.observation import Cost, Observation
 from service.compilation.parity import Comparison
+from service.parallel.boundary import Held
 
 
 def rung_row(result: Result) -> dict[str, Any]:
@@ -59,11 +60,30 @@ def _measured(seen: Observation) -> dict[str, Any]:
         "parameters": _training(seen),
         "notes": list(seen.notes),
         "cudagraph": None,
-        "lifetimes": None,
+        "lifetimes": [_held(each) for each in seen.held],
         "invocations": [
-            {"phase": seen.case.phase, "shape": shape, "calls": calls} for shape, calls in sorted(seen.calls.items())
+            {
+                "module": call.module,
+                "phase": call.phase,
+                "grad": call.grad,
+                "thread": call.thread,
+                "shape": " ".join(str(list(shape)) for shape in call.shapes),
+                "calls": count,
+            }
+            for call, count in seen.calls.items()
         ],
         **_cost(seen.cost),
+    }
+
+
+def _held(held: Held) -> dict[str, Any]:
+    return {
+        "module": held.origin.module,
+        "step": held.origin.step,
+        "site": str(held.origin.site),
+        "shape": list(held.shape),
+        "dtype": held.dtype,
+        "holders": list(held.holders),
     }
 
 

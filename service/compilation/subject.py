@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +13,15 @@ from torch.nn import functional
 from service import models
 from service.compilation.inputs import batches
 from service.compilation.model_program import ModelProgram
-from service.compilation.program import Program
-from service.jobs.plugins import Features
+from service.compilation.program import Maker, Program, Site
+from service.jobs.plugins import Features, ProgramConfig
 from service.jobs.runtime import RunContext
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import ModelConfig
+from service.jobs.spec.program import PROGRAMS
+from service.models.dotted import dotted
+from service.models.fingerprint import Fingerprint, environment, fingerprint, plain
 from service.models.recompute import apply_activation_checkpoint
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
@@ -68,15 +72,39 @@ class Subject:
         return vocabulary_parallel_cross_entropy(logits, targets, self.output_axis) / self.mesh.dp.size
 
 
-def program_of(spec: CompileSpec, context: RunContext, device: torch.device) -> tuple[Program, ModelConfig]:
-    """The program of a compile job on this rank, and the configuration that its gate will hold for.
+@dataclass(frozen=True)
+class Target:
+    """The program of a compile job on this rank, what its gate will hold for, and what its report says of it."""
 
-    Raises ``ValueError`` for a mesh that was not started, or data that does not fit the model, before
+    program: Program
+    fingerprint: Fingerprint
+    about: Mapping[str, Any]
+
+
+def target_of(spec: CompileSpec, context: RunContext, device: torch.device) -> Target:
+    """Raises ``ValueError`` for a mesh that was not started, or data that does not fit the model, before
     anything is compiled.
     """
-    config, weights = resolve(spec.model, context.data)
     mesh = meshes.build(spec.parallel, device.type)
+    if spec.program is not None:
+        return _installed(spec.program, spec, Site(device, mesh, spec.seed, context.data))
+    assert spec.model is not None  # a spec has one of both
+    config, weights = resolve(spec.model, context.data)
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     subject = Subject(config, weights, mesh, axis, device, spec.seed, spec.precision, spec.activation_checkpoint)
     inputs = batches(spec, config, device, mesh.dp.rank, context.data)
-    return ModelProgram(subject.build, inputs, subject.loss), config
+    own = fingerprint(config, spec.parallel, device, spec.precision, spec.activation_checkpoint)
+    about: dict[str, Any] = {"model": config.model_dump(mode="json"), "precision": spec.precision.model_dump()}
+    about["activation_checkpoint"] = spec.activation_checkpoint
+    return Target(ModelProgram(subject.build, inputs, subject.loss), own, about)
+
+
+def _installed(config: ProgramConfig, spec: CompileSpec, site: Site) -> Target:
+    """The program of an installed package; another version of the package is another program."""
+    provided = PROGRAMS.provided[config.name]
+    maker: Maker = dotted(provided.declaration.maker)
+    described = config.model_dump(mode="json")
+    fields = {f"program.{name}": plain(value) for name, value in described.items()}
+    fields["program.package"] = f"{provided.distribution} {provided.version}"
+    own = fields | environment(spec.parallel, site.device)
+    return Target(maker(config, site), own, {"program": described})

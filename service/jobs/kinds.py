@@ -1,4 +1,4 @@
-"""What can be asked for: kinds of jobs; model families, data sources and objectives, built in or installed."""
+"""What can be asked for: kinds of jobs; families, data sources, objectives and programs, built in or installed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from service.jobs.spec import KINDS
 from service.jobs.spec.data import SOURCES
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.objective import OBJECTIVES
+from service.jobs.spec.program import PROGRAMS
 
 
 class KindEntry(Record):
@@ -47,17 +48,19 @@ class Kinds(Record):
     families: tuple[Choice, ...]
     sources: tuple[Choice, ...]
     objectives: tuple[Choice, ...]
+    programs: tuple[Choice, ...]
     unavailable: tuple[BrokenChoice, ...]
 
 
 def all_kinds() -> Kinds:
     """As this process found them when it started."""
-    broken = (*FAMILIES.unavailable, *SOURCES.unavailable, *OBJECTIVES.unavailable)
+    broken = (*FAMILIES.unavailable, *SOURCES.unavailable, *OBJECTIVES.unavailable, *PROGRAMS.unavailable)
     return Kinds(
         items=tuple(KindEntry(kind=name, description=_said(spec)) for name, spec in KINDS.items()),
         families=_choices(FAMILIES),
         sources=_choices(SOURCES),
         objectives=_choices(OBJECTIVES),
+        programs=_choices(PROGRAMS),
         unavailable=tuple(BrokenChoice(**vars(each)) for each in broken),
     )
 

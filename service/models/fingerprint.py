@@ -24,14 +24,16 @@ def fingerprint(
     activation_checkpoint: ActivationCheckpoint,
 ) -> Fingerprint:
     """Model, mesh, precision, recomputation, torch version and device architecture as flat fields, ready for JSON."""
-    fields: Fingerprint = {f"model.{name}": _plain(value) for name, value in config.model_dump().items()}
-    fields |= {f"parallel.{name}": getattr(parallel, name) for name in PARALLEL_DIMENSIONS}
+    fields: Fingerprint = {f"model.{name}": plain(value) for name, value in config.model_dump().items()}
     fields |= {f"precision.{name}": value for name, value in precision.model_dump().items()}
     fields["activation_checkpoint"] = activation_checkpoint
-    fields["torch"] = torch.__version__
-    fields["device"] = device.type
-    fields["architecture"] = architecture(device)
-    return fields
+    return fields | environment(parallel, device)
+
+
+def environment(parallel: ParallelSpec, device: torch.device) -> Fingerprint:
+    """Mesh, torch version and device architecture: what holds whatever the subject is."""
+    fields: Fingerprint = {f"parallel.{name}": getattr(parallel, name) for name in PARALLEL_DIMENSIONS}
+    return fields | {"torch": torch.__version__, "device": device.type, "architecture": architecture(device)}
 
 
 def architecture(device: torch.device) -> str:
@@ -51,7 +53,7 @@ def difference(
     return [pair for pair in pairs if pair[1] != pair[2]]
 
 
-def _plain(value: object) -> str | int | float:
+def plain(value: object) -> str | int | float:
     if isinstance(value, str | int | float):
         return value
     return "default" if value is None else json.dumps(value)

@@ -103,5 +103,6 @@ def test_a_race_is_won_only_in_three_quarters_of_the_rounds() -> None:
 
 def test_modes_name_rungs_from_the_foot() -> None:
     assert climb_to(("eager", "aot_eager")) == LADDER[:2]
-    with pytest.raises(ValueError, match=r"modes names 'cudagraphs'; the rungs are eager, aot_eager, inductor"):
+    names = ", ".join(rung.name for rung in LADDER)
+    with pytest.raises(ValueError, match=f"modes names 'cudagraphs'; the rungs are {names}"):
         climb_to(("eager", "cudagraphs"))

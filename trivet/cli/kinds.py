@@ -12,7 +12,7 @@ def register(app: typer.Typer) -> None:
 
 
 def kinds(as_json: JsonFlag = False) -> None:
-    """List kinds of jobs, and the model families, data sources and objectives that they can name."""
+    """List kinds of jobs, and the model families, data sources, objectives and programs that they can name."""
     with client() as service:
         found = service.kinds()
     if as_json:
@@ -21,7 +21,12 @@ def kinds(as_json: JsonFlag = False) -> None:
     rows = table("what", "name", "package", "description")
     for kind in found.items:
         rows.add_row("kind", kind.kind, "", _first_line(kind.description))
-    named = (("family", found.families), ("source", found.sources), ("objective", found.objectives))
+    named = (
+        ("family", found.families),
+        ("source", found.sources),
+        ("objective", found.objectives),
+        ("program", found.programs),
+    )
     for what, choices in named:
         for each in choices:
             rows.add_row(what, each.name, f"{each.distribution} {each.version}", _first_line(each.description))

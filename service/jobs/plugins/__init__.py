@@ -1,4 +1,6 @@
-"""How a package brings its own model families, data sources and objectives. The stable import path for its author.
+"""How a package brings its own model families, data sources, objectives and programs.
+
+The stable import path for its author.
 
 A package declares what it brings without importing torch, since the API reads the declaration too, and names it as an
 entry point whose name is the one that jobs will use::
@@ -9,20 +11,23 @@ entry point whose name is the one that jobs will use::
     spirals = "example.declared:SOURCE"         # a DataSource
     [project.entry-points."trivet.objectives"]
     hinge = "example.declared:OBJECTIVE"        # an ObjectiveKind
+    [project.entry-points."trivet.programs"]
+    allocator = "example.declared:PROGRAM"      # a ProgramKind, to be compile-checked
 
 A declaration is a configuration class, which checks what a job says (unknown fields are refused) and answers what has
 to be known at submit, and the dotted name of what only ranks import. The built-in ones are declared alike
 (``service.jobs.spec.families``, ``service.jobs.spec.data``, ``service.jobs.spec.objective``) and are examples to read.
 A family's module is a chain of blocks (``service.models.registry.Model``). Its divided layers are those of
-``service.parallel.tensor``; whatever else holds parameters is wrapped in ``OnEveryRank`` there.
+``service.parallel.tensor``; whatever else holds parameters is wrapped in ``OnEveryRank`` there. A program is a
+``service.compilation.program.Program``.
 
 A package is the operator's choice: it runs with all rights of the service. One that cannot be used (an import that
 fails, a name that is taken, a wrong type) is logged and listed as unavailable, and stops nothing else.
 """
 
 from service.jobs.fragments import FileId, ParallelSpec, Strict
-from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig, Reason
-from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind
+from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig, ProgramConfig, Reason
+from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind, ProgramKind
 from service.jobs.plugins.samples import Features, Samples, Tokens
 
 __all__ = [
@@ -35,6 +40,8 @@ __all__ = [
     "ObjectiveConfig",
     "ObjectiveKind",
     "ParallelSpec",
+    "ProgramConfig",
+    "ProgramKind",
     "Reason",
     "Samples",
     "Strict",

@@ -12,10 +12,10 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 from pydantic import TypeAdapter
 from pydantic_core import PydanticCustomError
 
-from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind, one_of
+from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind, ProgramKind, one_of
 
 logger = logging.getLogger(__name__)
-Kind = TypeVar("Kind", ModelFamily, DataSource, ObjectiveKind)
+Kind = TypeVar("Kind", ModelFamily, DataSource, ObjectiveKind, ProgramKind)
 HOUSE = "trivet"
 
 
@@ -102,7 +102,7 @@ def catalogue(
     return Catalogue(kind.tag, provided, tuple(unavailable))
 
 
-def name_of(declaration: ModelFamily | DataSource | ObjectiveKind) -> str:
+def name_of(declaration: ModelFamily | DataSource | ObjectiveKind | ProgramKind) -> str:
     """The name that a spec uses; raises :class:`PluginError` where the configuration does not fix one."""
     return _fixed(declaration.config, declaration.tag)
 

@@ -10,6 +10,7 @@ from service.jobs.fragments import ParallelSpec, Strict
 from service.jobs.plugins.samples import Samples
 
 if TYPE_CHECKING:
+    from service.jobs.spec.compile import CompileSpec
     from service.jobs.spec.train import TrainSpec
 
 Reason = tuple[str, str, Any, str]
@@ -84,4 +85,14 @@ class ObjectiveConfig(Strict):
 
     def check(self, spec: TrainSpec, samples: Samples) -> list[Reason]:
         """Reasons why the job that names it cannot minimise it on such samples."""
+        return []
+
+
+class ProgramConfig(Strict):
+    """A program's own class adds ``name: Literal["its name"] = "its name"`` and its fields."""
+
+    name: str
+
+    def check(self, spec: CompileSpec) -> list[Reason]:
+        """Reasons why the job that names it cannot run it, as on the mesh or in the phases that it asks for."""
         return []

@@ -1,7 +1,7 @@
 """Declarations: a configuration class and the dotted name (``package.module:function``) of what ranks call.
 
 The dotted functions are typed where torch may be imported: ``service.models.registry.Builder``,
-``service.models.data.Loader`` and ``service.training.objective.Factory``.
+``service.models.data.Loader``, ``service.training.objective.Factory`` and ``service.compilation.program.Maker``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Union
 from pydantic import Field
 from typing_extensions import TypeAliasType
 
-from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig
+from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig, ProgramConfig
 
 
 def one_of(forms: tuple[Any, ...]) -> Any:
@@ -75,6 +75,22 @@ class ObjectiveKind:
     base: ClassVar[type] = ObjectiveConfig
     config: type[ObjectiveConfig]
     factory: str
+
+    @property
+    def form(self) -> Any:
+        """The type that a spec's value is read as."""
+        return self.config
+
+
+@dataclass(frozen=True)
+class ProgramKind:
+    """``maker(config, site)`` gives the program of a compile job: modules, and the steps made of them."""
+
+    group: ClassVar[str] = "trivet.programs"
+    tag: ClassVar[str] = "name"
+    base: ClassVar[type] = ProgramConfig
+    config: type[ProgramConfig]
+    maker: str
 
     @property
     def form(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,9 +10,12 @@ from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.base import CommonSpec, ParallelSpec, Strict
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
+from service.jobs.spec.program import ProgramRef
 
-Mode = Literal["eager", "aot_eager", "inductor"]
+Mode = Literal["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]
 Phase = Literal["train", "inference"]
+LADDER: tuple[Mode, ...] = get_args(Mode)
+_OF_A_MODEL = ("data", "shapes", "precision", "activation_checkpoint")
 
 
 class Tolerance(Strict):
@@ -23,12 +26,13 @@ class Tolerance(Strict):
 
 
 class CompileSpec(CommonSpec):
-    """Find the highest safe ``torch.compile`` rung for ``model``, per phase."""
+    """Find the highest safe ``torch.compile`` rung for ``model``, or for an installed ``program``, per phase."""
 
     kind: Literal["compile"] = "compile"
-    model: ModelRef
+    model: ModelRef | None = None
+    program: ProgramRef | None = Field(None, description="several modules and their steps, from an installed package")
     data: DataSpec | None = Field(None, description="inputs of the real kind; random ones that fit when absent")
-    modes: tuple[Mode, ...] = Field(("eager", "aot_eager", "inductor"), min_length=1)
+    modes: tuple[Mode, ...] = Field(LADDER, min_length=1, description="rungs to climb, from eager up")
     phases: tuple[Phase, ...] = Field(("train", "inference"), min_length=1)
     steps: int = Field(4, ge=2, le=1000, description="iterations per rung and phase")
     shapes: tuple[Annotated[int, Field(ge=1)], ...] = Field((16,), min_length=1, description="batch sizes, in turn")
@@ -43,9 +47,19 @@ class CompileSpec(CommonSpec):
             raise ValueError(f"a model is checked in one piece: pp must be 1, got {parallel.pp}; tp and dp are free")
         return parallel
 
+    @field_validator("modes")
+    @classmethod
+    def _climbs(cls, modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
+        if modes[0] != LADDER[0] or list(modes) != sorted(set(modes), key=LADDER.index):
+            raise ValueError(f"modes climb the ladder from its foot: some of {', '.join(LADDER)}, in this order")
+        return modes
+
     @model_validator(mode="after")
-    def _starts_at_eager(self) -> CompileSpec:
-        ladder = ("eager", "aot_eager", "inductor")
-        if self.modes != ladder[: len(self.modes)]:
-            raise ValueError(f"modes climb the ladder from its foot: a beginning of {', '.join(ladder)}")
+    def _one_subject(self) -> CompileSpec:
+        if (self.model is None) == (self.program is None):
+            got = "neither" if self.model is None else "both"
+            raise ValueError(f"a compile job checks a 'model' or a 'program'; got {got}")
+        own = [name for name in _OF_A_MODEL if name in self.model_fields_set]
+        if self.program is not None and own:
+            raise ValueError(f"{own[0]} describes a model; a program brings its own, in the fields of 'program'")
         return self

@@ -1,1 +1,1 @@
-"""Gated residual networks, rings of points, and the multi-class hinge loss."""
+"""Gated residual networks, rings of points, the multi-class hinge loss, and an allocator to be compiled."""

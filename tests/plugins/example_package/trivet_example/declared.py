@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -15,8 +15,14 @@ from service.jobs.plugins import (
     ModelFamily,
     ObjectiveConfig,
     ObjectiveKind,
+    ProgramConfig,
+    ProgramKind,
+    Reason,
     Samples,
 )
+
+if TYPE_CHECKING:
+    from service.jobs.spec import CompileSpec
 
 
 class GatedConfig(ModelConfig):
@@ -65,6 +71,21 @@ class HingeObjective(ObjectiveConfig):
     margin: float = Field(1.0, gt=0)
 
 
+class AllocatorProgram(ProgramConfig):
+    """An encoder and a scorer; the scorer is called ``rounds`` times a step."""
+
+    name: Literal["allocator"] = "allocator"
+    width: int = Field(4, ge=1)
+    items: int = Field(6, ge=1)
+    rounds: int = Field(3, ge=1)
+
+    def check(self, spec: CompileSpec) -> list[Reason]:
+        if (world := spec.parallel.world_size) > 1:
+            return [("parallel", "the allocator runs on one device", world, "one rank")]
+        return []
+
+
 FAMILY = ModelFamily(GatedConfig, "trivet_example.network:build")
 SOURCE = DataSource(RingsData, "trivet_example.rings:load")
+PROGRAM = ProgramKind(AllocatorProgram, "trivet_example.allocator:allocator")
 OBJECTIVE = ObjectiveKind(HingeObjective, "trivet_example.hinge:hinge")
