@@ -105,5 +105,5 @@ def test_a_query_that_does_not_fit_is_refused(data: DataLayout, query: str, mess
 
 
 def test_more_ranks_than_one_are_refused(data: DataLayout) -> None:
-    with pytest.raises(ValidationError, match="need the whole model on a rank"):
+    with pytest.raises(ValidationError, match="needs the whole model on a rank"):
         specification(data, BOX, parallel={"tp": 2})

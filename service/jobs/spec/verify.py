@@ -138,10 +138,10 @@ class VerifySpec(CommonSpec):
 
     @model_validator(mode="after")
     def _whole_model(self) -> VerifySpec:
-        whole = isinstance(self.property, VnnlibProperty) or isinstance(self.model, FromOnnx)
-        if whole and self.parallel.tp > 1:
+        searches = isinstance(self.property, VnnlibProperty) or self.method == "beta-crown"
+        if searches and self.parallel.tp > 1:
             raise ValueError(
-                f"parallel: an ONNX model and a VNN-LIB query need the whole model on a rank, got "
+                f"parallel: a search for a verdict needs the whole model on a rank, got "
                 f"{self.parallel.arithmetic}; expected tp=1, dp is free"
             )
         return self
