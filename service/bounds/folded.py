@@ -1,0 +1,108 @@
+"""A small network with everything linear between its non-linear operators folded into matrices.
+
+What remains is a list of operators whose inputs are affine forms in the network's input and in earlier operators'
+outputs, so that a backward pass is one matrix product and one relaxation for each: made for many small boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bounds.graph import Node
+from service.bounds.network import Network
+from service.bounds.rules import RULES
+from service.bounds.rules.base import LinearRule, RelaxedRule
+
+LARGEST = 2**22
+"""Entries of all matrices together beyond which a network is not small."""
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """``Σ matrices[source] · source + bias`` over flattened values; matrices are ``(entries, entries of source)``."""
+
+    matrices: Mapping[str, Tensor]
+    bias: Tensor
+
+    def rows(self, rows: Tensor) -> Form:
+        """``rows`` ``(n, entries)`` times the form."""
+        return Form({name: rows @ matrix for name, matrix in self.matrices.items()}, rows @ self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """A non-linear node; ``names`` are the values that it reads, each a form of :attr:`Folded.forms`."""
+
+    node: Node
+    rule: RelaxedRule
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.node.inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """``operators`` in execution order; ``forms`` by the name of the value; ``output`` is the network's."""
+
+    network: Network
+    operators: tuple[Operator, ...]
+    forms: Mapping[str, Form]
+    output: Form
+
+    @property
+    def input(self) -> str:
+        return self.network.graph.input.name
+
+
+def fold(network: Network) -> Folded | None:
+    """``None`` where the matrices would be large, or where the network is divided over ranks."""
+    if network.exchange.axis.size > 1:
+        return None
+    nodes = network.nonlinear
+    wanted = dict.fromkeys((*(name for node in nodes for name in node.inputs), network.graph.output.name))
+    sources = {network.graph.input.name, *(node.name for node in nodes)}
+    widest = max(network.nodes[name].size for name in sources)
+    if sum(network.nodes[name].size for name in wanted) * widest > LARGEST:
+        return None
+    forms = {name: _form(network, name, sources) for name in wanted}
+    operators = tuple(Operator(node, network.rule_of(node)) for node in nodes)
+    return Folded(network, operators, forms, forms[network.graph.output.name])
+
+
+def _form(network: Network, name: str, sources: set[str]) -> Form:
+    """Unit rows, pulled back through linear operators until every coefficient lies on a source."""
+    start = network.nodes[name]
+    like = _constant(network)
+    pending = {name: torch.eye(start.size, dtype=like.dtype, device=like.device).reshape(1, start.size, *start.shape)}
+    matrices: dict[str, Tensor] = {}
+    bias = torch.zeros(start.size, dtype=like.dtype, device=like.device)
+    for node in reversed(network.graph.until(name)):
+        coefficients = pending.pop(node.name, None)
+        if coefficients is None:
+            continue
+        if node.name in sources:
+            matrices[node.name] = coefficients.flatten(2)[0].contiguous()
+            continue
+        rule = RULES[node.operator]
+        assert isinstance(rule, LinearRule)
+        pulled = rule.pull(node, coefficients, network.exchange)
+        if pulled.bias is not None:
+            bias = bias + pulled.bias[0]
+        for source, each in zip(node.inputs, pulled.coefficients, strict=True):
+            assert isinstance(each, Tensor)
+            pending[source] = pending[source] + each if source in pending else each
+    return Form(matrices, bias)
+
+
+def _constant(network: Network) -> Tensor:
+    """Any floating-point constant of the network, for its dtype and device."""
+    for node in network.graph.nodes:
+        for value in node.arguments.values():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                return value
+    return torch.empty(0)

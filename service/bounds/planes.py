@@ -1,0 +1,211 @@
+"""Planes below rows of a folded network's output, over a batch of small boxes: CROWN (Zhang et al., 2018).
+
+Every box has rows of its own: only for the entries that are worth it in that box. Bounds of the box it was cut from
+hold in it too, so an entry that was settled there is not bounded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bounds.folded import Folded, Form, Operator
+from service.bounds.interval import Interval
+from service.bounds.relaxation import Relaxation, Relaxed
+
+Known = Mapping[str, Interval]
+"""Bounds ``(batch, entries)`` of the values that operators read, by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Planes:
+    """``coefficients · x + bias ≤ rows · output`` in each box: ``(batch, rows, features)``, ``(batch, rows)``.
+
+    ``influence`` ``(batch, features)`` estimates what the relaxations lose for the width of each input.
+    """
+
+    coefficients: Tensor
+    bias: Tensor
+    known: Known
+    influence: Tensor
+
+    def least(self, box: Interval) -> Tensor:
+        return minimum(box, self.coefficients, self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Coefficients of the same rows on several sources, ``(batch or 1, rows, entries)``, and their bias."""
+
+    coefficients: dict[str, Tensor]
+    bias: Tensor
+
+
+@dataclass(eq=False)
+class Walk:
+    """One batch of boxes ``(batch, features)``, operator by operator."""
+
+    folded: Folded
+    box: Interval
+    known: Known
+
+    def planes(self, rows: Tensor) -> Planes:
+        """For rows ``(rows, outputs)``."""
+        self._relaxed: dict[str, Relaxed] = {}
+        self._values: dict[str, Interval] = {self.folded.input: self.box}
+        self._bounds: dict[str, Interval] = {}
+        self._slopes: dict[str, Tensor] = {}
+        for operator in self.folded.operators:
+            self._meet(operator)
+        form = self.folded.output.rows(rows)
+        start = _Rows({name: matrix[None] for name, matrix in form.matrices.items()}, form.bias[None])
+        coefficients, bias, influence = self._back(start, len(self.folded.operators))
+        return Planes(coefficients, bias, self._bounds, influence)
+
+    def _meet(self, operator: Operator) -> None:
+        node, batch = operator.node, len(self.box.lower)
+        for name in operator.names:
+            if name not in self._bounds:
+                self._bounds[name] = self._propagated(name)
+        for index, name in enumerate(operator.names):
+            if name not in self._slopes:
+                bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
+                wanted = operator.rule.improvable_on(node, bounds)[index].reshape(batch, -1)
+                self._refine(name, wanted)
+        bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
+        self._relaxed[node.name] = operator.rule.relax_on(node, bounds)
+        value = operator.rule.interval(node, bounds, self.folded.network.exchange).without_nan()
+        self._values[node.name] = value.map(lambda end: end.reshape(batch, -1))
+
+    @staticmethod
+    def _shaped(operator: Operator, index: int, bounds: Interval) -> Interval:
+        return bounds.map(lambda end: end.reshape(-1, *operator.node.input_shapes[index]))
+
+    def _propagated(self, name: str) -> Interval:
+        form, lower, upper = self.folded.forms[name], None, None
+        centre, radius = form.bias, torch.zeros_like(form.bias)
+        for source, matrix in form.matrices.items():
+            centre = centre + self._values[source].centre @ matrix.mT
+            radius = radius + self._values[source].radius @ matrix.mT.abs()
+        found = Interval.around(centre, radius).without_nan()
+        found = found.map(lambda end: end.expand(len(self.box.lower), -1))
+        return found.meet(self.known[name]) if name in self.known else found
+
+    def _refine(self, name: str, wanted: Tensor) -> None:
+        """A pair of rows, one for each end, for every wanted entry of every box."""
+        form, bounds = self.folded.forms[name], self._bounds[name]
+        if set(form.matrices) == {self.folded.input}:
+            self._slopes[name] = form.matrices[self.folded.input].expand(len(wanted), -1, -1)
+            return
+        slopes = self.box.lower.new_zeros(*wanted.shape, self.box.lower.shape[1])
+        self._slopes[name] = slopes
+        owner, entry = wanted.nonzero(as_tuple=True)
+        if not len(owner):
+            return
+        start = _Rows({source: both(matrix[entry]) for source, matrix in form.matrices.items()}, both(form.bias[entry]))
+        coefficients, bias, _ = self._back(start, len(self._relaxed), owner)
+        box = self.box.map(lambda end: end[owner])
+        least = minimum(box, coefficients, bias).nan_to_num(nan=-torch.inf)
+        found = Interval(least[:, 0], -least[:, 1]).meet(bounds.map(lambda end: end[owner, entry]))
+        lower, upper = bounds.lower.clone(), bounds.upper.clone()
+        lower[owner, entry], upper[owner, entry] = found.lower, found.upper
+        self._bounds[name] = Interval(lower, upper)
+        slopes[owner, entry] = coefficients[:, 0]
+
+    def _back(self, start: _Rows, until: int, owner: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        pending, bias = dict(start.coefficients), start.bias
+        influence = torch.zeros_like(self.box.lower)
+        for operator in reversed(self.folded.operators[:until]):
+            coefficients = pending.pop(operator.node.name, None)
+            if coefficients is None:
+                continue
+            if owner is None:
+                influence = influence + self._influence(operator, coefficients)
+            pulled, added = self._pull(operator, coefficients, owner)
+            bias = bias if added is None else bias + added
+            for name, each in zip(operator.names, pulled, strict=True):
+                form = self.folded.forms[name]
+                bias = bias + each @ form.bias
+                for source, matrix in form.matrices.items():
+                    onto = each @ matrix
+                    pending[source] = pending[source] + onto if source in pending else onto
+        coefficients = pending.get(self.folded.input)
+        if coefficients is None:
+            coefficients = bias.new_zeros(*bias.shape, self.box.lower.shape[1])
+        batch = len(self.box.lower) if owner is None else len(owner)
+        return coefficients.expand(batch, -1, -1), bias.expand(batch, -1), influence
+
+    def _pull(
+        self, operator: Operator, coefficients: Tensor, owner: Tensor | None
+    ) -> tuple[list[Tensor], Tensor | None]:
+        relaxed = self._relaxed[operator.node.name]
+        shaped = coefficients.reshape(*coefficients.shape[:2], *operator.node.shape)
+        if isinstance(relaxed, Relaxation):
+            pulled, added = pull(relaxed if owner is None else _owned(relaxed, owner), shaped)
+            return [pulled.flatten(2)], added
+        if owner is not None:
+            bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
+            relaxed = operator.rule.relax_on(operator.node, [each.map(lambda end: end[owner]) for each in bounds])
+        many, added = relaxed.pull(shaped)
+        return [each.flatten(2) for each in many], added
+
+    def _influence(self, operator: Operator, coefficients: Tensor) -> Tensor:
+        relaxed, width = self._relaxed[operator.node.name], self.box.width
+        weight = coefficients.abs().sum(dim=1)
+        if not isinstance(relaxed, Relaxation):
+            bounds = [self._bounds[name] for name in operator.names]
+            if any(each.lower.shape != weight.shape for each in bounds):
+                return torch.zeros_like(width)
+            gap = bounds[0].width * bounds[-1].width / 4
+        else:
+            middle = self._bounds[operator.names[0]].centre.reshape(relaxed.lower_slope.shape)
+            above = (relaxed.upper_slope - relaxed.lower_slope) * middle
+            if relaxed.upper_intercept is not None:
+                above = above + relaxed.upper_intercept
+            if relaxed.lower_intercept is not None:
+                above = above - relaxed.lower_intercept
+            gap = above.flatten(1)
+        total = torch.zeros_like(width)
+        for name in set(operator.names):
+            share = weight * gap / self._bounds[name].width.clamp(min=torch.finfo(gap.dtype).tiny)
+            total = total + torch.bmm(share.nan_to_num(posinf=0)[:, None], self._slopes[name].abs())[:, 0] * width
+        return total
+
+
+def pull(relaxed: Relaxation, coefficients: Tensor) -> tuple[Tensor, Tensor | None]:
+    """:meth:`Relaxation.pull` in fewer passes over the coefficients, which is what small boxes spend their time on."""
+    negative = coefficients.clamp(max=0)
+    lower = relaxed.lower_slope.unsqueeze(1)
+    pulled = torch.addcmul(coefficients * lower, negative, relaxed.upper_slope.unsqueeze(1) - lower)
+    bias = None
+    if relaxed.upper_intercept is not None:
+        bias = _dot(negative, relaxed.upper_intercept)
+    if relaxed.lower_intercept is not None:
+        above = _dot(coefficients - negative, relaxed.lower_intercept)
+        bias = above if bias is None else bias + above
+    return pulled, bias
+
+
+def _dot(coefficients: Tensor, intercept: Tensor) -> Tensor:
+    return (coefficients * intercept.unsqueeze(1)).flatten(2).sum(dim=2)
+
+
+def _owned(relaxed: Relaxation, owner: Tensor) -> Relaxation:
+    def of(each: Tensor | None) -> Tensor | None:
+        return None if each is None else each[owner]
+
+    lower, upper = of(relaxed.lower_intercept), of(relaxed.upper_intercept)
+    return Relaxation(relaxed.lower_slope[owner], relaxed.upper_slope[owner], lower, upper)
+
+
+def both(rows: Tensor) -> Tensor:
+    return torch.stack([rows, -rows], dim=1)
+
+
+def minimum(box: Interval, coefficients: Tensor, bias: Tensor) -> Tensor:
+    """The least values of planes over their boxes, ``(batch, rows)``."""
+    centre, radius = box.centre.unsqueeze(1), box.radius.unsqueeze(1)
+    return (coefficients * centre).sum(dim=2) - (coefficients.abs() * radius).sum(dim=2) + bias
