@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
+from service.parallel.boundary import StepBoundary
 from service.parallel.fsdp import free_parameters, reduce_each_backward, synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
@@ -47,13 +48,15 @@ class AccumulationEngine:
     """The whole model on this rank (or its tensor-parallel part): micro-batches one after another.
 
     Each loss is divided by the global batch size before its backward; FSDP and accumulation then only add.
-    ``prepare(model, is_last)`` readies FSDP for the backward of a micro-batch.
+    ``prepare(model, is_last)`` readies FSDP for the backward of a micro-batch. The model is called across ``boundary``,
+    whose steps the loop begins.
     """
 
     model: nn.Module
     objective: Objective
     micro_batches: int
     global_batch: int
+    boundary: StepBoundary
     prepare: Callable[[nn.Module, bool], None] = synchronize_gradients
     timeline: None = None
 
@@ -61,7 +64,8 @@ class AccumulationEngine:
         total = torch.zeros((), dtype=torch.float64, device=batch.inputs.device)
         for index, micro in enumerate(chunks(batch, self.micro_batches)):
             self.prepare(self.model, index == self.micro_batches - 1)
-            mean = self.objective.mean(self.model(micro.inputs), micro.targets)
+            output = self.boundary.boundary_call(self.model, micro.inputs)
+            mean = self.objective.mean(output, micro.targets)
             loss = mean * (len(micro) / self.global_batch)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
@@ -72,7 +76,8 @@ class AccumulationEngine:
         with evaluating([self.model]):
             for micro in chunks(batch, self.micro_batches):
                 # The rest of a batch is padding; every rank still runs it, so that collectives stay paired.
-                output, counted = self.model(micro.inputs), max(min(valid, len(micro)), 0)
+                output = self.boundary.boundary_call(self.model, micro.inputs)
+                counted = max(min(valid, len(micro)), 0)
                 totals += self.objective.totals(output[:counted], micro.targets[:counted])
                 valid -= len(micro)
         return totals
@@ -139,18 +144,26 @@ def plan_pipeline(spec: TrainSpec) -> Schedule | None:
 
 
 def build_engine(
-    stages: Mapping[int, nn.Module], objective: Objective, spec: TrainSpec, mesh: Mesh, device: torch.device
+    stages: Mapping[int, nn.Module],
+    objective: Objective,
+    spec: TrainSpec,
+    mesh: Mesh,
+    device: torch.device,
+    *,
+    boundary: StepBoundary,
 ) -> Engine:
     """The engine over this rank's stages; all ranks call it, since a pipeline connects its stages here."""
     schedule = plan_pipeline(spec)
     if schedule is None:
         prepare = synchronize_gradients if spec.sharding.reduce == "last" else _reducing_each(spec)
-        return AccumulationEngine(stages[0], objective, spec.micro_batches, spec.batch.global_, prepare)
+        return AccumulationEngine(stages[0], objective, spec.micro_batches, spec.batch.global_, boundary, prepare)
     observer = timeline(device)
     return PipelineEngine(
         stages=stages,
         objective=objective,
-        runtime=PipelineRuntime(stages, mesh, device=device, owners=schedule.owners, observer=observer),
+        runtime=PipelineRuntime(
+            stages, mesh, device=device, owners=schedule.owners, observer=observer, boundary=boundary
+        ),
         schedule=schedule,
         evaluation=forward_only(schedule.owners, schedule.micro_batches),
         global_batch=spec.batch.global_,

@@ -16,6 +16,7 @@ def evaluate(training: Training) -> dict[str, float]:
         samples = min(samples, most)
     for rows, valid in batches(samples, training.order.global_batch, training.mesh.dp.rank, training.mesh.dp.size):
         batch = training.dataset.test.take(rows).to(training.device)
+        training.boundary.step_boundary()
         totals += training.engine.evaluate(batch, valid)
     totals /= training.mesh.tp.size  # ranks of a tensor-parallel group have computed the same
     if dist.is_initialized():

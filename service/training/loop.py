@@ -116,6 +116,7 @@ class Loop:
             batch = self.feed.batch(self.step)
         waited = time.time() - began
         training.objective.begin(self.step)
+        training.boundary.step_boundary()
         with self._step_span("forward_backward"), self._phase("train"):
             loss = training.engine.forward_backward(batch)
         with self._step_span("optimizer"):

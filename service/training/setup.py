@@ -15,11 +15,12 @@ from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import TrainSpec
 from service.models import Model, build, data, load_into
-from service.models.compiled import compiles_blocks
+from service.models.compiled import RECIPES, compiles_blocks
 from service.models.data import BatchOrder, Dataset
 from service.models.fingerprint import Fingerprint, fingerprint
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
+from service.parallel.boundary import Held, StepBoundary
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
 from service.schedules.schedule import Schedule
@@ -29,6 +30,9 @@ from service.training.flops import count_parameters
 from service.training.gate import Phase, allowed_backends
 from service.training.objective import Objective, Subject, objective_for
 from service.training.parallelize import is_sharded, parallelize
+
+AUDIT_EVERY = 500
+"""Steps from one look for results held over a replay to the next; a look takes 0.1 s or more."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Training:
     order: BatchOrder
     objective: Objective
     stages: Mapping[int, nn.Module]
+    boundary: StepBoundary
     engine: Engine
     optimizer: AdamW
     backends: dict[Phase, str]
@@ -90,6 +95,7 @@ def assemble(spec: TrainSpec, context: RunContext, device: torch.device, mesh: M
         part.stage: _build_stage(part, spec, device, mesh, given, objective=objective)
         for part in own_parts(plan_pipeline(spec), mesh)
     }
+    boundary = build_boundary(stages, given.backends, context)
     return Training(
         spec=spec,
         context=context,
@@ -100,11 +106,24 @@ def assemble(spec: TrainSpec, context: RunContext, device: torch.device, mesh: M
         order=BatchOrder(spec.seed, len(dataset.train), spec.batch.global_),
         objective=objective,
         stages=stages,
-        engine=build_engine(stages, objective, spec, mesh, device),
+        boundary=boundary,
+        engine=build_engine(stages, objective, spec, mesh, device, boundary=boundary),
         optimizer=build_optimizer(stages.values(), spec, device),
         backends=given.backends,
         parameters=count_parameters(build(config, device="meta")),
     )
+
+
+def build_boundary(stages: Mapping[int, nn.Module], backends: Mapping[Phase, str], context: RunContext) -> StepBoundary:
+    """Where the loop's steps begin; audited from time to time where CUDA graphs reuse what a step has made."""
+
+    def tell(held: tuple[Held, ...]) -> None:
+        for each in held:
+            context.report.log(f"rank {context.rank}: the next replays overwrite what is still held: {each}")
+
+    replayed = any(RECIPES[backend].cuda_graphs for backend in backends.values())
+    modules = {f"stage {number}": stage for number, stage in stages.items()}
+    return StepBoundary(modules, audit_every=AUDIT_EVERY if replayed else 0, on_held=tell)
 
 
 def own_parts(schedule: Schedule | None, mesh: Mesh) -> list[Part]:

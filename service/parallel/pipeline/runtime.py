@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from service.parallel.boundary import StepBoundary
 from service.parallel.fsdp import absorb_gradients, await_gradients, reduce_gradients, synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.channels import Channels, connect
@@ -91,7 +92,8 @@ class PipelineRuntime:
     """Runs schedules over this rank's ``stages`` (modules by stage number).
 
     ``deferred`` counts the weight gradients that the last training run computed apart from those of inputs. A layer
-    that can't be split, as in a compiled block, computes both where the schedule has the first half.
+    that can't be split, as in a compiled block, computes both where the schedule has the first half. Stages are called
+    across ``boundary``, whose steps the caller begins.
     """
 
     def __init__(
@@ -103,9 +105,11 @@ class PipelineRuntime:
         owners: tuple[int, ...] | None = None,
         channels: Channels | None = None,
         observer: Observer | None = None,
+        boundary: StepBoundary | None = None,
     ) -> None:
         self.stages, self.mesh, self.device = stages, mesh, device
         self.observer = observer or Unobserved()
+        self.boundary = boundary or StepBoundary({})
         self.owners = tuple(range(mesh.pp.size)) if owners is None else owners
         self.transport = Transport(mesh.pp.rank, self.owners, channels or connect(mesh, self.owners), device)
         self.deferred = 0
@@ -199,7 +203,7 @@ class PipelineRuntime:
         stage, each = place
         x = self._input(step, place)
         with self.observer.computing(instruction), self._deferring(step, place):
-            output: Tensor = self.stages[stage](x)
+            output: Tensor = self.boundary.boundary_call(self.stages[stage], x)
             if stage == step.schedule.stages - 1:
                 output = self._evaluate(step, each, output)
         if stage < step.schedule.stages - 1:
