@@ -1,0 +1,204 @@
+"""Halfspaces of hidden values, ``z ≥ at`` or ``z ≤ at``, in linear bounds (beta-CROWN, Wang et al., 2021; GenBaB).
+
+A split tightens the bounds of one entry of a value, so that the relaxations that read it are tighter, and its
+constraint enters the bound with a multiplier β ≥ 0. For ``z ≥ at`` the term β·(at − z) is at most 0 wherever the
+split holds: added to what is bounded from below, it leaves a lower bound there for every β.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.network import Network
+from service.bounds.relaxation import Lines, Relaxation, Relaxed
+from service.bounds.rules.piecewise import LeakyRelu
+
+
+@dataclass(frozen=True)
+class Site:
+    """A value that non-linear operators read. ``reader`` is the first of them, and the value its input ``position``.
+
+    Entries of all sites are numbered in one row; those of this one begin at ``offset``.
+    """
+
+    value: str
+    reader: str
+    position: int
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Sites:
+    """All of a network's, in execution order."""
+
+    each: tuple[Site, ...]
+
+    @classmethod
+    def of(cls, network: Network) -> Sites:
+        found: dict[str, Site] = {}
+        offset = 0
+        for node in network.nonlinear:
+            for position, value in enumerate(node.inputs):
+                if value not in found:
+                    found[value] = Site(value, node.name, position, node.input_shapes[position], offset)
+                    offset += found[value].size
+        return cls(tuple(found.values()))
+
+    @property
+    def entries(self) -> int:
+        return sum(site.size for site in self.each)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [site.size for site in self.each]
+
+    def unflattened(self, entries: Tensor) -> dict[str, Tensor]:
+        """``(batch, entries)`` as ``(batch, *shape)`` of each value."""
+        parts = entries.split(self.sizes, dim=1)
+        return {site.value: part.unflatten(1, site.shape) for site, part in zip(self.each, parts, strict=True)}
+
+    def flattened(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The inverse."""
+        return torch.cat([values[site.value].flatten(1) for site in self.each], dim=1)
+
+
+def kink(network: Network, site: Site) -> float | None:
+    """Where a split leaves the site's reader without any relaxation; none where no single point does that."""
+    return 0.0 if isinstance(network.rule_of(network.nodes[site.reader]), LeakyRelu) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """``sign·(z − at) ≥ 0`` for the entries ``index``; a sign of 0 is no split. All are ``(batch, depth)``.
+
+    ``index`` is int64 over the entries of all sites, the others are of the bounds' dtype. ``at`` is none where all
+    splits are at 0.
+    """
+
+    index: Tensor
+    sign: Tensor
+    at: Tensor | None = None
+
+    def clipped(self, lower: Tensor, upper: Tensor) -> Interval:
+        """Bounds ``(batch or 1, entries)`` of the same values where the splits hold."""
+        batch = len(self.index)
+        at = torch.zeros_like(self.sign) if self.at is None else self.at
+        above = torch.where(self.sign > 0, at, -torch.inf)
+        below = torch.where(self.sign < 0, at, torch.inf)
+        return Interval(
+            lower.expand(batch, -1).scatter_reduce(1, self.index, above, "amax"),
+            upper.expand(batch, -1).scatter_reduce(1, self.index, below, "amin"),
+        )
+
+    def coefficients(self, beta: Tensor, entries: int) -> Tensor:
+        """What multipliers ``(batch, depth)`` add to the coefficients of all sites, ``(batch, entries)``."""
+        return beta.new_zeros(len(beta), entries).scatter_add(1, self.index, -beta * self.sign)
+
+    def biases(self, beta: Tensor, entries: int) -> Tensor | None:
+        """And to the bias on account of each entry, ``(batch, entries)``; none where all of it is 0."""
+        if self.at is None:
+            return None
+        return beta.new_zeros(len(beta), entries).scatter_add(1, self.index, beta * self.sign * self.at)
+
+
+@dataclass(frozen=True, eq=False)
+class Constrained:
+    """An operator with multipliers on its inputs: ``added`` ``(batch, *shape)`` to each one's coefficients.
+
+    ``bias`` is ``(batch,)``, or none where all splits are at 0.
+    """
+
+    relaxed: Relaxed
+    added: Sequence[Tensor | None]
+    bias: Tensor | None = None
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        pulled, bias = self.relaxed.pull(coefficients)
+        joined = tuple(
+            through if extra is None else through + extra.unsqueeze(1)
+            for through, extra in zip(pulled, self.added, strict=True)
+        )
+        if self.bias is None:
+            return joined, bias
+        constant = self.bias.unsqueeze(1).expand(-1, joined[0].shape[1])
+        return joined, constant if bias is None else bias + constant
+
+
+def constrained(
+    network: Network, sites: Sites, relaxed: Mapping[str, Relaxed], splits: Splits, beta: Tensor
+) -> dict[str, Relaxed]:
+    """``relaxed``, by node, with the multipliers ``beta`` ``(batch, depth)`` of ``splits``."""
+    added = sites.unflattened(splits.coefficients(beta, sites.entries))
+    biases = splits.biases(beta, sites.entries)
+    result = dict(relaxed)
+    for name in {site.reader: None for site in sites.each}:
+        own = {site.position: site for site in sites.each if site.reader == name}
+        extra = [added[own[place].value] if place in own else None for place in range(len(network.nodes[name].inputs))]
+        result[name] = Constrained(relaxed[name], extra, None if biases is None else _sum_of(biases, own.values()))
+    return result
+
+
+def _sum_of(entries: Tensor, sites: Iterable[Site]) -> Tensor:
+    """``(batch, entries)`` to ``(batch,)``: over the entries of some sites."""
+    return torch.stack([entries[:, site.offset : site.offset + site.size].sum(dim=1) for site in sites]).sum(dim=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """An operator that keeps the coefficients ``(batch, rows, *shape)`` that arrive at its output, under its name."""
+
+    relaxed: Relaxed
+    name: str
+    arrived: dict[str, Tensor]
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        self.arrived[self.name] = coefficients
+        return self.relaxed.pull(coefficients)
+
+
+@dataclass(frozen=True, eq=False)
+class Bent:
+    """The relaxations of a function of two pieces that meet at 0, with free lower slopes at the entries ``index``.
+
+    A family of :class:`~service.bounds.relaxation.Relaxed` whose parameters are for the same entries whatever the
+    bounds are: domains of one search agree on them. Where an entry is not open its parameter has no effect.
+    """
+
+    relaxation: Relaxation
+    open_: Tensor
+    index: Tensor
+    flattest: float
+
+    @classmethod
+    def on(cls, node: Node, rule: LeakyRelu, bounds: Interval, index: Tensor) -> Bent:
+        flattest = rule.negative_slope(node)
+        return cls(rule.relax(node, bounds), rule.improvable(node, bounds), index, flattest)
+
+    @property
+    def start(self) -> tuple[Tensor, ...]:
+        slopes = self.relaxation.lower_slope.flatten(1).index_select(1, self.index)
+        return (((slopes - self.flattest) / (1 - self.flattest)).clamp(0, 1),) if self.flattest < 1 else ()
+
+    def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
+        if not parameters:
+            return self.relaxation
+        fixed = self.relaxation.lower_slope
+        free = self.flattest + (1 - self.flattest) * parameters[0]
+        rows = free.shape[1]
+        whole = fixed.flatten(1).unsqueeze(1).expand(-1, rows, -1).index_copy(2, self.index, free)
+        lower = torch.where(self.open_.unsqueeze(1), whole.unflatten(2, fixed.shape[1:]), fixed.unsqueeze(1))
+        assert self.relaxation.upper_intercept is not None
+        upper = self.relaxation.upper_slope.unsqueeze(1), self.relaxation.upper_intercept.unsqueeze(1)
+        return Lines(lower, upper[0], None, upper[1])

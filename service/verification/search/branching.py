@@ -1,0 +1,163 @@
+"""Which hidden value a domain is split at.
+
+Each candidate has an estimate of what its relaxation costs the bound; the best few of every domain are tried with a
+real bound of both halves (filtered smart branching, De Palma et al., 2021), and the one whose halves gain most wins.
+Estimates: the loss where the relaxation is loosest (as in BaBSR, Bunel et al., 2020), and the loss at the point where
+the bound is attained, whose sum over all neurons is the whole distance between the bound and the network there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.network import Network
+from service.bounds.relaxation import Relaxation
+from service.bounds.split import kink
+from service.verification.search.bounding import Bounding, Closer
+from service.verification.search.domains import Domains
+
+CANDIDATES = 4
+"""Of each estimate."""
+NARROWEST = 1e-4
+"""Of the width at the root: an entry is not split below that, unless at a kink."""
+
+
+@dataclass(frozen=True, eq=False)
+class Branched:
+    """``halves`` of the domains that could be split, first all of one side; ``whole`` are those that could not."""
+
+    halves: Domains
+    whole: Domains
+
+
+class Branching:
+    def __init__(self, bounding: Bounding) -> None:
+        self.bounding, self.network = bounding, bounding.network
+        self.sites = bounding.sites
+        self._root_width = bounding.upper - bounding.lower
+
+    @torch.no_grad()
+    def split(self, domains: Domains, closer: Closer) -> Branched:
+        """Halves with the margins that a first pass proves, or their parents' where these are better."""
+        points = self._points(closer)
+        estimates = self._estimates(closer, points)
+        possible = estimates[0] > -torch.inf
+        able = possible.any(dim=1)
+        whole = domains.rows(~able)
+        domains, points = domains.rows(able), points[able]
+        if not len(domains):
+            return Branched(domains, whole)
+        count = min(CANDIDATES, self.sites.entries)
+        index = torch.cat([each[able].topk(count, dim=1).indices for each in estimates], dim=1)
+        # Repeating a domain's best candidate is harmless where it has fewer.
+        index = torch.where(possible[able].gather(1, index), index, index[:, :1])
+        return Branched(self._best_of(domains, index, points.gather(1, index)), whole)
+
+    def _best_of(self, domains: Domains, index: Tensor, at: Tensor) -> Domains:
+        """Try all candidates ``(n, k)``."""
+        count, tried = index.shape
+        repeated = domains.repeated(tried)
+        sides = []
+        for sign in (1.0, -1.0):
+            flat = at.reshape(-1)
+            half = repeated.split_further(index.reshape(-1), torch.full_like(flat, sign), flat)
+            margin = torch.maximum(self.bounding.margins(half), half.margin)
+            sides.append(half.with_(margin=margin))
+        gains = [(side.margin - repeated.margin).nan_to_num(nan=0.0).view(count, tried) for side in sides]
+        # What is proved needs no more.
+        enough = (-repeated.margin).view(count, tried).nan_to_num()
+        gains = [torch.minimum(gain, enough) for gain in gains]
+        score = torch.minimum(*gains) + 0.1 * torch.maximum(*gains)
+        chosen = score.argmax(dim=1) + torch.arange(count, device=index.device) * tried
+        return Domains.joined([side.rows(chosen) for side in sides])
+
+    def _points(self, closer: Closer) -> Tensor:
+        """Where each entry would be split, ``(n, entries)``."""
+        middles = {
+            site.value: closer.bounds[site.value].centre
+            if (at := kink(self.network, site)) is None
+            else torch.full_like(closer.bounds[site.value].lower, at)
+            for site in self.sites.each
+        }
+        return self.sites.flattened(middles)
+
+    def _estimates(self, closer: Closer, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses at ``points`` and at the minimiser, ``(n, entries)``; −inf where a split is of no use."""
+        lower = self.sites.flattened({name: each.lower for name, each in closer.bounds.items()})
+        upper = self.sites.flattened({name: each.upper for name, each in closer.bounds.items()})
+        reached = evaluated(self.network, closer.minimiser)
+        inside = self.sites.flattened({site.value: reached[site.value] for site in self.sites.each})
+        useful = self._useful(closer, lower, upper)
+        found = []
+        for at in (points, inside.clamp(min=lower, max=upper)):
+            losses = self._losses(closer, self.sites.unflattened(at))
+            found.append(torch.where(useful, self.sites.flattened(losses).nan_to_num(), -torch.inf))
+        return found[0], found[1]
+
+    def _useful(self, closer: Closer, lower: Tensor, upper: Tensor) -> Tensor:
+        wanted = {
+            site.value: torch.zeros_like(closer.bounds[site.value].lower, dtype=torch.bool) for site in self.sites.each
+        }
+        for node in self.network.nonlinear:
+            masks = self.network.rule_of(node).improvable_on(node, [closer.bounds[name] for name in node.inputs])
+            for name, mask in zip(node.inputs, masks, strict=True):
+                wanted[name] = wanted[name] | mask
+        kinked = torch.cat(
+            [
+                torch.full((site.size,), kink(self.network, site) is not None, device=lower.device)
+                for site in self.sites.each
+            ]
+        )
+        wide = kinked | (upper - lower > NARROWEST * self._root_width)
+        return self.sites.flattened(wanted) & wide & lower.isfinite() & upper.isfinite()
+
+    def _losses(self, closer: Closer, at: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the relaxations lose at one point of every site, by value."""
+        losses = {value: torch.zeros_like(point) for value, point in at.items()}
+        for node in self.network.nonlinear:
+            bounds = [closer.bounds[name] for name in node.inputs]
+            arrived = closer.coefficients[node.name].squeeze(1)
+            if len(bounds) > 1:
+                for name, loss in zip(node.inputs, self._spread(node, bounds, arrived), strict=True):
+                    losses[name] = losses[name] + loss
+                continue
+            relaxed = self.network.rule_of(node).relax_on(node, bounds)
+            assert isinstance(relaxed, Relaxation)
+            z = at[node.inputs[0]]
+            value = self.network.interval(node, {node.inputs[0]: Interval.point(z)}).centre
+            losses[node.inputs[0]] = losses[node.inputs[0]] + _loss(relaxed, arrived, z, value)
+        return losses
+
+    def _spread(self, node: Node, bounds: list[Interval], arrived: Tensor) -> list[Tensor]:
+        """Of an operator of several inputs: how much of the output's radius each input's radius makes."""
+        radii = [each.radius.requires_grad_() for each in bounds]
+        centres = [each.centre for each in bounds]
+        with torch.enable_grad():
+            known = {
+                name: Interval.around(centre, radius)
+                for name, centre, radius in zip(node.inputs, centres, radii, strict=True)
+            }
+            weight = (self.network.interval(node, known).radius * arrived.abs()).sum()
+            gradients = torch.autograd.grad(weight, radii)
+        return [gradient * radius.detach() for gradient, radius in zip(gradients, radii, strict=True)]
+
+
+def _loss(relaxed: Relaxation, coefficients: Tensor, z: Tensor, value: Tensor) -> Tensor:
+    """``coefficients·f(z)`` less the line that bounds it from below."""
+    low, high = relaxed.lower_slope * z, relaxed.upper_slope * z
+    low = low if relaxed.lower_intercept is None else low + relaxed.lower_intercept
+    high = high if relaxed.upper_intercept is None else high + relaxed.upper_intercept
+    return coefficients * value - coefficients.clamp(min=0) * low - coefficients.clamp(max=0) * high
+
+
+def evaluated(network: Network, x: Tensor) -> dict[str, Tensor]:
+    """The network's values at inputs ``(n, *input shape)``, by node."""
+    known = {network.graph.input.name: Interval.point(x)}
+    for node in network.graph.nodes[1:]:
+        known[node.name] = Interval.point(network.interval(node, known).centre)
+    return {name: each.centre for name, each in known.items()}

@@ -1,0 +1,133 @@
+"""Domains of a search over activations, and the pool in which they wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Domains:
+    """A batch; every column has one row for each domain.
+
+    ``margin`` ``(n,)`` is proved; ``disjunct`` ``(n,)`` numbers the disjunct under question. ``index``, ``sign``,
+    ``at`` and ``beta`` ``(n, depth)`` are the splits and their multipliers, a sign of 0 none. ``weights``
+    ``(n, rows)`` combine the disjunct's rows; ``slopes`` ``(n, parameters)`` choose the relaxations. The last three
+    are where an optimiser goes on.
+    """
+
+    margin: Tensor
+    disjunct: Tensor
+    index: Tensor
+    sign: Tensor
+    at: Tensor
+    beta: Tensor
+    weights: Tensor
+    slopes: Tensor
+
+    def __len__(self) -> int:
+        return len(self.margin)
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def depth(self) -> int:
+        return self.index.shape[1]
+
+    def with_(self, **columns: Tensor) -> Domains:
+        return Domains(**{**self.columns, **columns})
+
+    def rows(self, which: Tensor | slice) -> Domains:
+        """Those of an index, a mask or a slice."""
+        return Domains(**{name: column[which] for name, column in self.columns.items()})
+
+    def repeated(self, times: int) -> Domains:
+        """One after the other: the first ``times`` rows are of the first domain."""
+        return Domains(**{name: column.repeat_interleave(times, dim=0) for name, column in self.columns.items()})
+
+    def to(self, device: torch.device) -> Domains:
+        return Domains(**{name: column.to(device) for name, column in self.columns.items()})
+
+    def split_further(self, index: Tensor, sign: Tensor, at: Tensor) -> Domains:
+        """With one more split each, ``(n,)``, in a column of its own."""
+        new = {"index": index, "sign": sign, "at": at, "beta": torch.zeros_like(at)}
+        return self.with_(**{name: torch.cat([self.columns[name], new[name][:, None]], dim=1) for name in new})
+
+    def packed(self) -> Domains:
+        """Splits first and columns without any left out."""
+        order = (self.sign == 0).to(torch.int8).argsort(dim=1, stable=True)
+        depth = int((self.sign != 0).sum(dim=1).max()) if len(self) else 0
+        histories = {name: self.columns[name].gather(1, order)[:, :depth] for name in ("index", "sign", "at", "beta")}
+        return self.with_(**histories)
+
+    @staticmethod
+    def joined(parts: list[Domains]) -> Domains:
+        depth = max(part.depth for part in parts)
+        return Domains(
+            **{name: torch.cat([_widened(part.columns[name], name, depth) for part in parts]) for name in _NAMES}
+        )
+
+
+_NAMES = tuple(field.name for field in fields(Domains))
+_HISTORY = ("index", "sign", "at", "beta")
+
+
+def _widened(column: Tensor, name: str, depth: int) -> Tensor:
+    if name not in _HISTORY:
+        return column
+    return torch.nn.functional.pad(column, (0, depth - column.shape[1]))
+
+
+class Pool:
+    """Open domains in host memory, slot by slot: what is taken out leaves room for what comes in."""
+
+    def __init__(self, like: Domains) -> None:
+        self._store = like.to(torch.device("cpu")).rows(torch.zeros(0, dtype=torch.int64))
+        self._free: list[int] = []
+        self._open = 0
+
+    def __len__(self) -> int:
+        return self._open
+
+    @property
+    def bound(self) -> float:
+        """The least margin of an open domain, +inf without any."""
+        return float(self._store.margin.min()) if self._open else float("inf")
+
+    def put(self, domains: Domains) -> None:
+        """Domains of any device."""
+        domains = domains.to(torch.device("cpu"))
+        self._reserve(len(domains), domains.depth)
+        slots = torch.tensor([self._free.pop() for _ in range(len(domains))], dtype=torch.int64)
+        for name, column in self._store.columns.items():
+            column[slots] = _widened(domains.columns[name], name, self._store.depth).to(column.dtype)
+        self._open += len(domains)
+
+    def take(self, count: int) -> Domains:
+        """The ``count`` domains with the least margins, on the host."""
+        slots = self._store.margin.topk(min(count, self._open), largest=False).indices
+        taken = self._store.rows(slots)
+        self._store.margin[slots] = torch.inf
+        self._free += slots.tolist()
+        self._open -= len(slots)
+        return taken.packed()
+
+    def _reserve(self, count: int, depth: int) -> None:
+        missing = count - len(self._free)
+        if missing <= 0 and depth <= self._store.depth:
+            return
+        size, wide = len(self._store), self._store.depth
+        if depth > wide:
+            wide = max(depth, wide + wide // 2)
+        extra = max(missing, size // 2) if missing > 0 else 0
+        columns = {}
+        for name, column in self._store.columns.items():
+            before = _widened(column, name, wide)
+            columns[name] = torch.cat([before, before.new_zeros(extra, *before.shape[1:])])
+        columns["margin"][size:] = torch.inf
+        self._store = Domains(**columns)
+        self._free += range(size, size + extra)

@@ -1,0 +1,158 @@
+"""Domains in which every operator is affine, decided as linear programs (HiGHS), in float64.
+
+What a solver says is not taken on trust: its multipliers give a bound in closed form, as in beta-CROWN, which proves
+whatever they are worth; and its point is a counterexample only if the model says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from torch import Tensor
+
+from service.bounds.interval import Interval
+from service.bounds.network import Network, prepare
+from service.bounds.rules.piecewise import LeakyRelu
+from service.bounds.split import Sites
+from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+from service.verification.search.domains import Domains
+from service.verification.search.goal import Goal
+from service.verification.search.subject import Subject
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Solved:
+    """``margin`` is proved, −inf if nothing is; ``counterexample`` convinced."""
+
+    margin: float
+    counterexample: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Affine:
+    """``matrix·t + constant`` for t in [−1, 1]."""
+
+    matrix: Array
+    constant: Array
+
+    def least(self, weights: Array) -> float:
+        """The least value of a combination of the entries, less what rounding may have added."""
+        slopes, constant = weights @ self.matrix, float(weights @ self.constant)
+        size = float(weights @ (np.abs(self.matrix).sum(axis=1) + np.abs(self.constant)))
+        return constant - float(np.abs(slopes).sum()) - RELATIVE_MARGIN[torch.float64] * size
+
+
+class Programs:
+    """The domains of one goal. ``lower`` and ``upper`` ``(1, entries)`` are the bounds of all sites at the root."""
+
+    def __init__(self, subject: Subject, goal: Goal, lower: Tensor, upper: Tensor) -> None:
+        self.subject, self.goal = subject, goal
+        self.lower, self.upper = lower.double(), upper.double()
+
+    @cached_property
+    def network(self) -> Network:
+        """The same graph in float64."""
+        return prepare(self.subject.judge, self.subject.network.graph.input.shape)
+
+    @property
+    def applies(self) -> bool:
+        network = self.subject.network
+        return all(isinstance(network.rule_of(node), LeakyRelu) for node in network.nonlinear)
+
+    def solved(self, domain: Domains) -> Solved:
+        """One domain, whose splits leave no operator that is not affine."""
+        rows = self.goal.disjunct == domain.disjunct
+        values = self._values(domain)
+        output = values[self.network.graph.output.name] @ self.goal.rows[rows].T - self.goal.thresholds[rows]
+        hidden = torch.cat([values[site.value] for site in Sites.of(self.network).each], dim=1)
+        held = domain.sign[0] != 0
+        sides = -domain.sign[0, held].double() * hidden[:, domain.index[0, held]]
+        objectives, constraints = _affine(output), _affine(sides)
+        result = _program(objectives, constraints)
+        if result.status == 0:
+            weights, multipliers = _duals(result, len(objectives.constant))
+            both = _Affine(
+                np.concatenate([objectives.matrix, constraints.matrix]),
+                np.concatenate([objectives.constant, constraints.constant]),
+            )
+            margin = both.least(np.concatenate([weights, multipliers])) - ABSOLUTE_MARGIN[torch.float64]
+            found = None if margin > 0 else self.subject.convinced(self.goal, self._inputs(result.x[None, :-1]))
+            return Solved(margin, found)
+        empty = _program(constraints, None)
+        if empty.status == 0:
+            weights, _ = _duals(empty, len(constraints.constant))
+            if constraints.least(weights) > 0:
+                return Solved(float("inf"))
+        return Solved(-float("inf"))
+
+    @cached_property
+    def _free(self) -> Tensor:
+        return (self.goal.upper > self.goal.lower).nonzero().squeeze(1)
+
+    def _inputs(self, t: Array) -> Tensor:
+        """Points ``(n, free inputs)`` of [−1, 1] as inputs ``(n, features)``."""
+        centre, radius = (self.goal.lower + self.goal.upper) / 2, (self.goal.upper - self.goal.lower) / 2
+        x = centre.expand(len(t), -1).clone()
+        x[:, self._free] += torch.from_numpy(np.ascontiguousarray(t)).to(x.device) * radius[self._free]
+        return x
+
+    def _values(self, domain: Domains) -> Mapping[str, Tensor]:
+        """Every node's value ``(1 + free inputs, size)``: at the centre, and one unit from it along each input."""
+        count = len(self._free)
+        t = np.concatenate([np.zeros((1, count)), np.eye(count)])
+        x = self._inputs(t).unflatten(1, self.network.graph.input.shape)
+        known = {self.network.graph.input.name: Interval.point(x)}
+        slopes = self._rising(domain)
+        for node in self.network.graph.nodes[1:]:
+            if node.name in slopes:
+                known[node.name] = Interval.point(known[node.inputs[0]].lower * slopes[node.name])
+            else:
+                known[node.name] = Interval.point(self.network.interval(node, known).centre)
+        return {name: each.lower.flatten(1) for name, each in known.items()}
+
+    def _rising(self, domain: Domains) -> dict[str, Tensor]:
+        """Each operator's slopes ``(1, *shape)`` in a domain."""
+        sites = Sites.of(self.network)
+        positive = (self.lower >= 0).scatter(1, domain.index[domain.sign > 0][None], True)
+        above = sites.unflattened(positive.scatter(1, domain.index[domain.sign < 0][None], False))
+        slopes = {}
+        for node in self.network.nonlinear:
+            rule = self.network.rule_of(node)
+            assert isinstance(rule, LeakyRelu)
+            slopes[node.name] = torch.where(above[node.inputs[0]], 1.0, rule.negative_slope(node)).double()
+        return slopes
+
+
+def _affine(values: Tensor) -> _Affine:
+    """Of values at the centre and one unit along each input, ``(1 + inputs, entries)``."""
+    array = values.cpu().numpy()
+    return _Affine((array[1:] - array[0]).T, array[0])
+
+
+def _program(objectives: _Affine, constraints: _Affine | None):  # type: ignore[no-untyped-def]
+    """Minimise the largest objective where all constraints are at most 0. Variables are t and that maximum."""
+    inputs = objectives.matrix.shape[1]
+    above = np.hstack([objectives.matrix, -np.ones((len(objectives.constant), 1))])
+    limits = -objectives.constant
+    if constraints is not None:
+        above = np.vstack([above, np.hstack([constraints.matrix, np.zeros((len(constraints.constant), 1))])])
+        limits = np.concatenate([limits, -constraints.constant])
+    cost = np.concatenate([np.zeros(inputs), np.ones(1)])
+    return linprog(cost, A_ub=above, b_ub=limits, bounds=[(-1, 1)] * inputs + [(None, None)], method="highs")
+
+
+def _duals(result, objectives: int) -> tuple[Array, Array]:  # type: ignore[no-untyped-def]
+    """Weights of the objectives that sum to 1, and multipliers of the constraints."""
+    multipliers = np.maximum(-np.asarray(result.ineqlin.marginals), 0)
+    total = multipliers[:objectives].sum()
+    if total <= 0:
+        return np.full(objectives, 1 / objectives), np.zeros(len(multipliers) - objectives)
+    return multipliers[:objectives] / total, multipliers[objectives:] / total
