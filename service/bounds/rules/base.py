@@ -25,6 +25,7 @@ class Crossing(Enum):
 
     ENTER = "enter"  # replicated in, each rank its own values out
     LEAVE = "leave"  # each rank its own values in, replicated out
+    WITHIN = "within"  # each rank its own values in and out
 
 
 @dataclass(frozen=True, eq=False)
