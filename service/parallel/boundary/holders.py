@@ -17,8 +17,16 @@ NAMES = 6
 """Holders named of one tensor."""
 
 
+MANAGER = "CUDAGraphNode"
+"""Keeps the tensors that its replays return, whether anybody else does or not."""
+
+
 def holders_of(storages: Set[int]) -> dict[int, tuple[str, ...]]:
-    """The Python objects that hold tensors in these memories (``UntypedStorage._cdata``)."""
+    """The Python objects that hold tensors in these memories (``UntypedStorage._cdata``).
+
+    Those that nothing but a CUDA graph holds are left out; what only the autograd graph holds, or something else
+    outside of Python, has no holders.
+    """
     tensors: dict[int, list[Tensor]] = {}
     for candidate in gc.get_objects():
         if issubclass(type(candidate), Tensor):
@@ -28,11 +36,12 @@ def holders_of(storages: Set[int]) -> dict[int, tuple[str, ...]]:
     candidate = None
     frames = _Frames()
     found = {}
-    for storage in list(tensors):
-        names = dict.fromkeys(
-            name for tensor in tensors[storage] for name in _paths(tensor, frames, (tensors, tensors[storage]), DEPTH)
-        )
-        found[storage] = tuple(names)[:NAMES]
+    for storage in storages:
+        own = tensors.get(storage, [])
+        paths = [path for tensor in own for path in _paths(tensor, frames, (tensors, own), DEPTH)]
+        names = dict.fromkeys(path for path in paths if not path.startswith(MANAGER))
+        if names or not paths:
+            found[storage] = tuple(names)[:NAMES]
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -64,11 +64,17 @@ class Outputs:
 
     def held(self, before: int) -> tuple[Held, ...]:
         """Those of steps before ``before``, with their holders. Looks at every object of the process: 0.1 s or more."""
-        old = [output for output in self.alive() if output.origin.step < before]
-        holders = holders_of({output.storage.cdata for output in old}) if old else {}
-        return tuple(
-            Held(output.origin, output.shape, output.dtype, holders.get(output.storage.cdata, ())) for output in old
-        )
+        return held_of([output for output in self.alive() if output.origin.step < before])
+
+
+def held_of(outputs: Sequence[Output]) -> tuple[Held, ...]:
+    """Who holds the outputs, where it is more than the CUDA graph that made them."""
+    holders = holders_of({output.storage.cdata for output in outputs if output.alive}) if outputs else {}
+    return tuple(
+        Held(output.origin, output.shape, output.dtype, holders[output.storage.cdata])
+        for output in outputs
+        if output.storage.cdata in holders
+    )
 
 
 def local(tensor: Tensor) -> Tensor:

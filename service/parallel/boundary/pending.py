@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -29,19 +29,24 @@ class PendingBackwardError(RuntimeError):
 class _Ran:
     """A hook that lives as long as its autograd node, and knows whether the node has run."""
 
-    __slots__ = ("__weakref__", "origin", "ran")
+    __slots__ = ("__weakref__", "on_run", "origin", "ran")
 
-    def __init__(self, origin: Origin) -> None:
-        self.origin, self.ran = origin, False
+    def __init__(self, origin: Origin, on_run: Callable[[Origin], None]) -> None:
+        self.origin, self.ran, self.on_run = origin, False, on_run
 
     def __call__(self, *_: Any) -> None:
         self.ran = True
+        self.on_run(self.origin)
 
 
 class PendingBackwards:
-    """The forwards noted so far whose autograd nodes are alive and have not run. Holds neither tensors nor graphs."""
+    """The forwards noted so far whose autograd nodes are alive and have not run. Holds neither tensors nor graphs.
 
-    def __init__(self) -> None:
+    ``on_run`` is told of each when it runs.
+    """
+
+    def __init__(self, on_run: Callable[[Origin], None] = lambda origin: None) -> None:
+        self.on_run = on_run
         self._hooks: list[weakref.ref[_Ran]] = []
         self._prune_at = PRUNE_FROM
 
@@ -49,7 +54,7 @@ class PendingBackwards:
         """Watch the backward of a call's outputs."""
         nodes = {node for output in outputs if (node := output.grad_fn) is not None}
         for node in nodes:
-            hook = _Ran(origin)
+            hook = _Ran(origin, self.on_run)
             node.register_hook(hook)
             self._hooks.append(weakref.ref(hook))
         if len(self._hooks) > self._prune_at:
