@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from statistics import median
 
+import torch
+
 from service.compilation.execution import Subject, build
-from service.compilation.internals.caches import forget_compiled
-from service.compilation.observation import Case
+from service.compilation.internals.caches import empty_caches, forget_compiled
+from service.compilation.internals.profile import Profile, profiled
+from service.compilation.observation import Case, Timed
 from service.compilation.program import Program
-from service.compilation.timing import Race, Runner, race
+from service.compilation.timing import Runner, race
+
+log = logging.getLogger(__name__)
 
 
-def pace(subject: Subject, agree: Callable[[float], float]) -> Race:
-    """Race the compiled ``subject`` against the uncompiled program, both from their first step on."""
+def pace(subject: Subject, agree: Callable[[float], float]) -> Timed:
+    """Time the compiled ``subject`` beside the uncompiled program, both from their first step on."""
     program = subject.program
-    eager = build(program, subject.phase)
-    return race(_runner(eager.restarted()), _runner(subject.restarted()), program.device, agree)
+    eager, compiled = build(program, subject.phase).restarted(), subject.restarted()
+    raced = race(_runner(eager), _runner(compiled), program.device, agree)
+    return Timed(raced, _profile(compiled), _profile(eager))
+
+
+def _profile(subject: Subject) -> Profile | None:
+    try:
+        return profiled(subject.step, subject.program.period, subject.program.device)
+    except RuntimeError as error:  # as where another profiler holds the device
+        log.warning("no profile: %s", error)
+        return None
 
 
 def cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
@@ -27,16 +43,20 @@ def cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
     return max(sum(busy) - len(busy) * (median(quiet) if quiet else 0.0), 0.0)
 
 
-def warm_seconds(program: Program, case: Case, step_s: float) -> float:
-    """Seconds to compile again for every shape with the caches on disk filled and those in memory dropped.
+def warm_seconds(program: Program, case: Case, step_s: float, cache: bytes | None) -> float:
+    """Seconds to compile again for every shape with a filled cache.
 
-    A new process pays the import of PyTorch besides.
+    A rung that generates code starts in an empty folder with the portable ``cache``, as on another machine; any other
+    has only the folder's. A new process pays the import of PyTorch besides.
     """
-    forget_compiled()
-    runner = _runner(build(program, case.phase, case.rung).restarted())
-    start = time.perf_counter()
-    runner.call()
-    return max(time.perf_counter() - start - runner.steps * step_s, 0.0)
+    with empty_caches() if cache is not None else nullcontext():
+        forget_compiled()
+        runner = _runner(build(program, case.phase, case.rung).restarted())
+        start = time.perf_counter()
+        if cache is not None:
+            torch.compiler.load_cache_artifacts(cache)
+        runner.call()
+        return max(time.perf_counter() - start - runner.steps * step_s, 0.0)
 
 
 def _runner(subject: Subject) -> Runner:

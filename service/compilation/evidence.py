@@ -29,13 +29,35 @@ class Recompile:
 
 
 @dataclass(frozen=True)
+class Reason:
+    """Why something was done or left out, and how often."""
+
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class CudaGraphs:
+    """What became of CUDA graphs. ``captures`` were recorded; ``skips`` were not, and why; ``rerecords`` were recorded
+    again although no new shape asked for it; ``late``: iterations after warm-up that still recorded one.
+    """
+
+    captures: int = 0
+    skips: tuple[Reason, ...] = ()
+    rerecords: tuple[Reason, ...] = ()
+    late: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Counts over one rung and phase.
 
     ``graphs``: forward graphs captured with ``operations`` operators in all; ``backward_graphs``: backward graphs
     compiled; ``late``: iterations after warm-up that still compiled something; ``limit_hits``: functions that
     exceeded the recompile limit and run uncompiled since; ``failures``: compile failures that raised nothing;
-    ``switches``: settings that let code run uncompiled in silence.
+    ``switches``: settings that let code run uncompiled in silence; ``hooks``: functions of FSDP2 that were traced into
+    a graph; ``autograd_captures``: backwards that compiled autograd took over; ``cuda_graphs``: ``None`` where the
+    rung does not ask for them.
     """
 
     graphs: int = 0
@@ -47,6 +69,9 @@ class Evidence:
     limit_hits: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
+    autograd_captures: int = 0
+    cuda_graphs: CudaGraphs | None = None
 
     @property
     def fullgraph(self) -> bool:

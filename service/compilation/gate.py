@@ -51,7 +51,7 @@ def worth(cost: Cost | None, toolchain_s: float | None) -> dict[str, Any]:
     """
     if cost is None:
         return {"worth_it": False, "ratio": None, "noisy": None, "break_even_steps": None}
-    race = cost.race
+    race = cost.timed.race
     return {
         "worth_it": race.faster,
         "ratio": race.ratio,

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class Result:
     """One rung in one phase, judged. ``observation`` is this rank's own; verdict and findings are all ranks'.
 
-    ``observation`` is ``None`` for a rung that was not reached; then ``findings`` says why.
+    ``observation`` is ``None`` for a rung that was not reached or does not apply; then ``findings`` says why.
     """
 
     case: Case
@@ -57,6 +57,10 @@ def _climb_phase(
             blocked = "the job was asked to stop"
         if blocked:
             yield Result(case, "not_reached", (Finding("not_reached", blocked),))
+            continue
+        if case.rung.cuda_graphs and program.device.type != "cuda":
+            message = f"CUDA graphs need a CUDA device; this program runs on {program.device.type}"
+            yield Result(case, "not_applicable", (Finding("not_applicable", message),))
             continue
         look = look or _observer(program, case.phase, plan)
         result = _judged(look(case))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from service.compilation.evidence import Evidence
+from service.compilation.internals.memory import Peak
+from service.compilation.internals.profile import Profile
 from service.compilation.parity import Comparison
 from service.compilation.program import Phase
 from service.compilation.rungs import Rung
@@ -32,14 +34,27 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """The race of compiled with eager, and a profile of each; ``None`` where the profiler does not work."""
+
+    race: Race
+    profile: Profile | None = None
+    eager_profile: Profile | None = None
+
+
+@dataclass(frozen=True)
 class Cost:
-    """Seconds to compile from nothing and from a filled cache, the race with eager, peak memory on CUDA in GiB."""
+    """Seconds to compile from nothing and from a filled cache, the race with eager, peak memory on CUDA.
+
+    ``cache`` is the portable cache that the warm start took, where the rung generates code.
+    """
 
     cold_s: float
     warm_s: float
-    race: Race
-    peak_gib: float | None
-    eager_peak_gib: float | None
+    timed: Timed
+    peak: Peak | None
+    eager_peak: Peak | None
+    cache: bytes | None = None
 
 
 @dataclass(frozen=True)

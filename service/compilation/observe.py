@@ -12,26 +12,27 @@ from typing import Any
 from service.compilation.comparing import compare_runs, worth_keeping
 from service.compilation.cost import cold_seconds, pace, warm_seconds
 from service.compilation.execution import Record, Subject, build, record, state_of
-from service.compilation.internals.caches import empty_caches
-from service.compilation.internals.capture import Recording, clear_records, first_line
-from service.compilation.internals.memory import peak_gib, reset_peak
+from service.compilation.internals.caches import empty_caches, portable_cache
+from service.compilation.internals.memory import peak, reset_peak
 from service.compilation.internals.switches import eager_random_numbers, silent_switches
+from service.compilation.internals.text import first_line
 from service.compilation.observation import Case, Cost, Observation, Training
 from service.compilation.program import Program
 from service.compilation.reference import Reference, Run, seed
 from service.compilation.rungs import Rung
+from service.compilation.watching import Watch, watching
 from service.jobs.spec.compile import Tolerance
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to look: ``iterations`` are judged; from ``warm_up`` on nothing may be compiled any more.
-
-    ``agree`` makes of each rank's duration one for all.
+    """How long to look: ``iterations`` are judged; from ``warm_up`` on nothing may be compiled any more, from
+    ``settled`` on no CUDA graph be recorded. ``agree`` makes of each rank's duration one for all.
     """
 
     iterations: int
     warm_up: int
+    settled: int
     tolerance: Tolerance
     agree: Callable[[float], float]
 
@@ -39,10 +40,13 @@ class Plan:
 def plan_for(program: Program, steps: int, tolerance: Tolerance, agree: Callable[[float], float]) -> Plan:
     """At least ``steps`` iterations, and enough to see every input shape again after warm-up.
 
-    Warm-up is one pass over the shapes and one iteration more, which may make a dimension or a number dynamic.
+    Warm-up is one pass over the shapes and one iteration more, which may make a dimension or a number dynamic. A CUDA
+    graph is recorded at the second call that needs it, and its faults show from the second replay on.
     """
-    warm_up = program.period + 1
-    return Plan(max(steps, 2 * program.period + 1), warm_up, tolerance, agree)
+    period, warm_up = program.period, program.period + 1
+    settled = 2 * warm_up + period
+    enough = settled + period + 2 if program.device.type == "cuda" else 2 * period + 1
+    return Plan(max(steps, enough), warm_up, settled, tolerance, agree)
 
 
 def observe(program: Program, case: Case, reference: Reference, plan: Plan) -> Observation:
@@ -52,33 +56,34 @@ def observe(program: Program, case: Case, reference: Reference, plan: Plan) -> O
     where a process of its own costs an import of PyTorch. What that cannot undo: global state set by the program
     itself, and a crash of the compiler, which ends the job.
     """
-    with empty_caches(), _random_numbers(case.rung, reference):
-        clear_records()
-        look = _Look(program, case, reference, plan, Recording())
+    with empty_caches(), _random_numbers(case.rung, reference), watching(case.rung, program.device) as watch:
+        look = _Look(program, case, reference, plan, watch)
         try:
             return look.observation()
         except Exception as error:
-            return Observation(case, look.recording.evidence(plan.warm_up, ()), describe(error))
+            return look.failure(describe(error))
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Look:
     program: Program
     case: Case
     reference: Reference
     plan: Plan
-    recording: Recording
+    watch: Watch
+    subject: Subject | None = None
 
     def observation(self) -> Observation:
-        subject = build(self.program, self.case.phase, self.case.rung)
+        subject = self.subject = build(self.program, self.case.phase, self.case.rung)
         compiled = [subject.parts.modules[name] for name in subject.parts.compiled]
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
         run, cold_s = self._judged_run(subject)
-        calls = subject.boundary.invocations()
-        peak = peak_gib(self.program.device)
-        race = pace(subject, self.plan.agree)
-        self.recording.end_iteration()
-        evidence = self.recording.evidence(self.plan.warm_up, switches)
+        calls, memory = subject.boundary.invocations(), peak(self.program.device)
+        timed = pace(subject, self.plan.agree)
+        self.watch.end_iteration()
+        evidence = self.watch.evidence(self.plan.warm_up, self.plan.settled, switches)
+        cache = portable_cache() if self.case.rung.generates_code else None
+        warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache)
         comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
         return Observation(
             self.case,
@@ -86,12 +91,20 @@ class _Look:
             comparisons=worth_keeping(comparisons),
             compared=len(comparisons),
             training=_training(run, self.reference.eager) if self.case.phase == "train" else None,
-            cost=Cost(cold_s, warm_seconds(self.program, self.case, race.step_s), race, peak, self.reference.peak_gib),
+            cost=Cost(cold_s, warm_s, timed, memory, self.reference.peak, cache),
             truth_note=self.reference.truth_note,
             notes=tuple(_notes(self.reference, self.case.rung)),
             calls=calls,
             held=tuple(subject.held),
         )
+
+    def failure(self, error: str) -> Observation:
+        """What was seen until the rung raised."""
+        evidence = self.watch.evidence(self.plan.warm_up, self.plan.settled)
+        if self.subject is None:
+            return Observation(self.case, evidence, error)
+        calls = self.subject.boundary.invocations()
+        return Observation(self.case, evidence, error, calls=calls, held=tuple(self.subject.held))
 
     def _judged_run(self, subject: Subject) -> tuple[Run, float]:
         """The iterations that count, and what compiling added to them in seconds.
@@ -106,7 +119,7 @@ class _Look:
             seen, duration = _timed(subject, iteration)
             records.append(seen)
             seconds.append(duration)
-            compiled.append(self.recording.end_iteration())
+            compiled.append(self.watch.end_iteration())
         after = state_of(subject)
         return Run(tuple(records), before, after, False, subject.unsharded), cold_seconds(seconds, compiled)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from service.compilation.execution import Key, Record, Subject, build, record, state_of
-from service.compilation.internals.capture import first_line
-from service.compilation.internals.memory import peak_gib, reset_peak
+from service.compilation.internals.memory import Peak, peak, reset_peak
+from service.compilation.internals.text import first_line
 from service.compilation.parity import Oracle, comparable, judged_scale, scale_of
 from service.compilation.program import Phase, Program
 
@@ -63,7 +63,7 @@ class Reference:
     truth: Run | None
     truth_note: str
     overwritten: tuple[str, ...]
-    peak_gib: float | None
+    peak: Peak | None
 
     @property
     def repeatable(self) -> bool:
@@ -89,10 +89,10 @@ def refer(program: Program, phase: Phase, iterations: int) -> Reference:
     """Run ``program`` uncompiled, three times over; raises what the program raises."""
     reset_peak(program.device)
     eager = run(build(program, phase), iterations)
-    peak = peak_gib(program.device)
+    memory = peak(program.device)
     again = run(build(program, phase), iterations)
     truth, note = _truth(program, phase, iterations, eager)
-    return Reference(eager, again, truth, note, _overwritten(eager), peak)
+    return Reference(eager, again, truth, note, _overwritten(eager), memory)
 
 
 def run(subject: Subject, iterations: int) -> Run:

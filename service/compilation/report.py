@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from service.compilation.internals.profile import Profile
 from service.compilation.ladder import Result
 from service.compilation.observation import Cost, Observation
 from service.compilation.parity import Comparison
@@ -59,7 +60,9 @@ def _measured(seen: Observation) -> dict[str, Any]:
         "limit_hits": list(evidence.limit_hits),
         "parameters": _training(seen),
         "notes": list(seen.notes),
-        "cudagraph": None,
+        "hooks_traced": len(evidence.hooks),
+        "autograd_captures": evidence.autograd_captures,
+        "cudagraph": _cudagraph(seen),
         "lifetimes": [_held(each) for each in seen.held],
         "invocations": [
             {
@@ -89,8 +92,8 @@ def _held(held: Held) -> dict[str, Any]:
 
 def _unmeasured() -> dict[str, Any]:
     fields = ("parity", "graphs", "backward_graphs", "operations", "fullgraph", "graph_breaks", "recompiles")
-    more = ("limit_hits", "parameters", "notes", "cudagraph", "lifetimes", "invocations")
-    return dict.fromkeys((*fields, *more)) | _cost(None)
+    more = ("limit_hits", "parameters", "notes", "hooks_traced", "autograd_captures", "cudagraph", "lifetimes")
+    return dict.fromkeys((*fields, *more, "invocations")) | _cost(None)
 
 
 def _training(seen: Observation) -> dict[str, Any] | None:
@@ -107,15 +110,49 @@ def _training(seen: Observation) -> dict[str, Any] | None:
 
 
 def _cost(cost: Cost | None) -> dict[str, Any]:
-    race = cost.race if cost else None
+    race = cost.timed.race if cost else None
     return {
         "compile_s": {"cold": cost.cold_s, "warm": cost.warm_s} if cost else None,
+        "cache_bytes": len(cost.cache) if cost and cost.cache else None,
         "step_ms": race.step_s * 1e3 if race else None,
         "eager_step_ms": race.eager_step_s * 1e3 if race else None,
         "ratio": race.ratio if race else None,
         "noisy": race.noisy if race else None,
-        "memory_gib": cost.peak_gib if cost else None,
-        "eager_memory_gib": cost.eager_peak_gib if cost else None,
+        "profile": _profile(cost.timed.profile) if cost else None,
+        "eager_profile": _profile(cost.timed.eager_profile) if cost else None,
+        "memory_gib": cost.peak.allocated_gib if cost and cost.peak else None,
+        "eager_memory_gib": cost.eager_peak.allocated_gib if cost and cost.eager_peak else None,
+        "reserved_gib": cost.peak.reserved_gib if cost and cost.peak else None,
+        "eager_reserved_gib": cost.eager_peak.reserved_gib if cost and cost.eager_peak else None,
+    }
+
+
+def _profile(found: Profile | None) -> dict[str, Any] | None:
+    """Of one step: what launching it costs the host, and how much of it ran compiled."""
+    if found is None:
+        return None
+    return {
+        "compiled_share": found.compiled_share,
+        "enqueue_ms": found.enqueue_s * 1e3,
+        "launches": found.launches,
+        "graph_launches": found.graph_launches,
+        "busy_ms": found.busy_s * 1e3 if found.busy_s is not None else None,
+    }
+
+
+def _cudagraph(seen: Observation) -> dict[str, Any] | None:
+    """``None`` on a rung that asks for no CUDA graphs."""
+    graphs = seen.evidence.cuda_graphs
+    if graphs is None:
+        return None
+    profile = seen.cost.timed.profile if seen.cost else None
+    return {
+        "captures": graphs.captures,
+        "launches_per_step": profile.graph_launches if profile else None,
+        "skips": [asdict(each) for each in graphs.skips],
+        "rerecords": [asdict(each) for each in graphs.rerecords],
+        "late": list(graphs.late),
+        "errors": [seen.error] if "overwritten" in seen.error else [],
     }
 
 
@@ -141,8 +178,8 @@ def metrics(result: Result) -> Mapping[str, float]:
     }
     if seen.cost:
         values |= {"compile_cold_s": seen.cost.cold_s, "compile_warm_s": seen.cost.warm_s}
-        values |= {"step_ms": seen.cost.race.step_s * 1e3, "eager_step_ms": seen.cost.race.eager_step_s * 1e3}
-        values["ratio"] = seen.cost.race.ratio
+        race = seen.cost.timed.race
+        values |= {"step_ms": race.step_s * 1e3, "eager_step_ms": race.eager_step_s * 1e3, "ratio": race.ratio}
     return {f"{result.case.phase}/{result.case.rung.name}/{name}": value for name, value in values.items()}
 
 

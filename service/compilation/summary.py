@@ -23,10 +23,13 @@ def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
 
 
 def _permission(phase: Phase, allowed: str | None, results: Sequence[Result]) -> str:
-    stopped = next((result for result in results if result.verdict != "pass"), None)
+    stopped = next((result for result in results if result.verdict not in ("pass", "not_applicable")), None)
+    apart = [result.case.rung.name for result in results if result.verdict == "not_applicable"]
     verb = f"may be compiled with {allowed}" if allowed else "must not be compiled"
     if stopped is None:
-        return f"{TITLES[phase]} {verb}: all {len(results)} rungs passed."
+        passed = sum(result.verdict == "pass" for result in results)
+        rest = f"; {' and '.join(apart)} not applicable on this device" if apart else ""
+        return f"{TITLES[phase]} {verb}: all {passed} rungs passed{rest}."
     reason = stopped.findings[0].message if stopped.findings else "no reason was recorded"
     return f"{TITLES[phase]} {verb}: {stopped.case.rung.name} gave {stopped.verdict} ({reason})."
 

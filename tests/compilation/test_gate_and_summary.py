@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from service.compilation.gate import break_even_steps, gate, highest_safe
 from service.compilation.ladder import Result
-from service.compilation.observation import Case, Cost, Observation
+from service.compilation.observation import Case, Cost, Observation, Timed
 from service.compilation.report import counts, metrics, rung_row
 from service.compilation.rungs import LADDER, climb_to
 from service.compilation.summary import summary
@@ -19,7 +19,8 @@ FINGERPRINT = {"torch": "x"}
 
 
 def cost(eager: float, compiled: float, faster: bool) -> Cost:
-    return Cost(10.0, 1.0, Race(compiled, eager, compiled / eager, noisy=False, faster=faster), None, None)
+    race = Race(compiled, eager, compiled / eager, noisy=False, faster=faster)
+    return Cost(10.0, 1.0, Timed(race), None, None)
 
 
 def row(rung: int, verdict: Verdict, price: Cost | None = None, message: str = "why") -> Result:

@@ -10,6 +10,11 @@ from service.compilation.verdicts import Finding
 
 
 def detect(observation: Observation) -> Iterator[Finding]:
+    graphs = observation.evidence.cuda_graphs
+    if graphs is not None and graphs.late:
+        again = "".join(f": {each.reason} ({each.count}×)" for each in graphs.rerecords[:1])
+        where = f"in {len(graphs.late)} iterations from {graphs.late[0]} on"
+        yield Finding("unstable", f"still recording CUDA graphs after warm-up, {where}{again}")
     late = observation.evidence.late
     if not late:
         return

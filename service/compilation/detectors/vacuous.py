@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from service.compilation.observation import Observation
 from service.compilation.verdicts import Finding
 
+LEAST_SHARE = 0.01
+"""Of a step's time in compiled code: with less, the comparison is one of eager with eager."""
+
 
 def detect(observation: Observation) -> Iterator[Finding]:
     if observation.error:
@@ -30,6 +33,26 @@ def _reasons(observation: Observation) -> Iterator[str]:
         yield f"{evidence.graphs} graphs hold no operator: the model ran uncompiled"
     elif training and observation.case.rung.compiles_backward and not _backward_ran(observation):
         yield "no compiled backward ran: gradients came from eager, or from nowhere"
+    yield from _barely(observation)
+    yield from _uncaptured(observation)
+
+
+def _barely(observation: Observation) -> Iterator[str]:
+    profile = observation.cost.timed.profile if observation.cost else None
+    if profile is not None and observation.evidence.operations and profile.compiled_share < LEAST_SHARE:
+        yield f"only {profile.compiled_share:.1%} of a step's time is spent in compiled code"
+
+
+def _uncaptured(observation: Observation) -> Iterator[str]:
+    graphs = observation.evidence.cuda_graphs
+    profile = observation.cost.timed.profile if observation.cost else None
+    if graphs is None:
+        return
+    if not graphs.captures:
+        why = "; ".join(each.reason for each in graphs.skips) or "no reason was given"
+        yield f"no CUDA graph was captured: {why}"
+    elif profile is not None and profile.graph_launches == 0:
+        yield f"{graphs.captures} CUDA graphs were captured, and none is launched in a step after warm-up"
 
 
 def _backward_ran(observation: Observation) -> bool:

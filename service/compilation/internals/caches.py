@@ -20,6 +20,7 @@ def empty_caches() -> Iterator[Path]:
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
         forget_compiled()
+        _forget_portable()
         try:
             yield Path(folder)
         finally:
@@ -31,6 +32,25 @@ def forget_compiled() -> None:
     """Drop what the process holds in memory; the next call compiles again, helped only by the cache folder."""
     torch.compiler.reset()
     clear_caches()
+
+
+def portable_cache() -> bytes | None:
+    """What was compiled since the caches were emptied, to be given to other processes; ``None``: nothing to give.
+
+    On a CPU it lacks the machine code, which is built again from its source.
+    """
+    saved = torch.compiler.save_cache_artifacts()
+    return saved[0] if saved is not None else None
+
+
+def _forget_portable() -> None:
+    """Begin anew what ``portable_cache`` gives; private on torch 2.11 to 2.13, and without it the file is larger."""
+    try:
+        from torch.compiler._cache import CacheArtifactManager  # noqa: PLC0415
+
+        CacheArtifactManager.clear()
+    except (ImportError, AttributeError):
+        return
 
 
 def _restore(variables: dict[str, str | None]) -> None:

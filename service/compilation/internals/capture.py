@@ -15,6 +15,7 @@ from typing import Any
 from torch._dynamo import utils
 
 from service.compilation.evidence import Evidence, GraphBreak, Recompile
+from service.compilation.internals.text import first_line
 
 RECORDS_KEPT = 4096
 LIMIT = "recompile limit"
@@ -56,6 +57,7 @@ class Recording:
             limit_hits=tuple(_limit_hit(record) for record in failed if _is_limit(record)),
             failures=tuple(_failure(record) for record in failed if _is_silent_failure(record)),
             switches=tuple(switches),
+            autograd_captures=int(utils.counters["compiled_autograd"]["captures"]),
         )
 
     def _recompiles(self, forward: list[Any]) -> Iterable[Recompile]:
@@ -106,12 +108,6 @@ def _limit_hit(record: Any) -> str:
 
 def _failure(record: Any) -> str:
     return f"{record.fail_type} in {record.co_name}: {first_line(str(record.fail_reason))}"
-
-
-def first_line(text: str) -> str:
-    """The first line that says something, with the next one where it ends in a colon."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
 
 
 def _graph_breaks() -> tuple[GraphBreak, ...]:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass
 
 import torch
 
 GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Largest memory in GiB: in tensors, and taken from the device, with the private pools of CUDA graphs."""
+
+    allocated_gib: float
+    reserved_gib: float
 
 
 def reset_peak(device: torch.device) -> None:
@@ -16,6 +25,8 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_gib(device: torch.device) -> float | None:
-    """Largest memory in tensors since ``reset_peak``, in GiB; ``None`` where nothing counts it."""
-    return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None
+def peak(device: torch.device) -> Peak | None:
+    """Since ``reset_peak``; ``None`` where nothing counts it."""
+    if device.type != "cuda":
+        return None
+    return Peak(torch.cuda.max_memory_allocated(device) / GIB, torch.cuda.max_memory_reserved(device) / GIB)

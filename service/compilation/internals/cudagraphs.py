@@ -1,0 +1,119 @@
+"""What Inductor's CUDA-graph trees did: recordings, skips with their reasons, recordings made again.
+
+No skip that is counted proves nothing: a partitioned graph that is not captured counts none. What proves a capture is
+the recording itself, and launches in a profile. ``torch._inductor.cudagraph_trees`` is private on torch 2.11 to 2.13;
+what a version lacks is left out here, and the launches still tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._dynamo.callback import callback_handler
+from torch._dynamo.utils import counters
+
+from service.compilation.evidence import CudaGraphs, Reason
+from service.compilation.internals.text import first_line
+
+SKIPPING = re.compile(r"skipping cudagraphs? (?:due to|because)\s*", re.IGNORECASE)
+
+
+@dataclass
+class Captures:
+    """Recordings by iteration, and what the compiler said of those that it did not make."""
+
+    recorded: list[int] = field(default_factory=lambda: [0])
+    said: Counter[str] = field(default_factory=Counter)
+
+    def note(self, arguments: Any) -> None:
+        """A compile callback: count it if a CUDA graph is about to be recorded."""
+        if "CUDAGRAPH" in str(getattr(arguments, "callback_trigger", "")).upper():
+            self.recorded[-1] += 1
+
+    def end_iteration(self) -> bool:
+        """Close an iteration; true if anything was recorded in it."""
+        self.recorded.append(0)
+        return self.recorded[-2] > 0
+
+    def evidence(self, device: torch.device, settled: int) -> CudaGraphs:
+        """``settled``: from this iteration on nothing should be recorded any more."""
+        skips = [Reason(text, count) for text, count in self.said.items()]
+        unsaid = int(counters["inductor"]["cudagraph_skips"]) - sum(self.said.values())
+        if unsaid > 0:
+            skips.append(Reason("a skip that Inductor counted without a reason", unsaid))
+        late = tuple(index for index, count in enumerate(self.recorded) if index >= settled and count)
+        return CudaGraphs(max(sum(self.recorded), _made(device)), tuple(skips), tuple(_again(device)), late)
+
+
+@contextmanager
+def watched_captures() -> Iterator[Captures]:
+    """Count what is recorded and said within; begin after Dynamo was reset, which forgets callbacks."""
+    captures = Captures()
+    with ExitStack() as stack:
+        callback_handler.register_start_callback(captures.note)
+        stack.callback(_forget, captures)
+        logger = _logger()
+        handler = _Skips(captures)
+        logger.addHandler(handler)
+        stack.callback(logger.removeHandler, handler)
+        yield captures
+
+
+class _Skips(logging.Handler):
+    """Hears the reasons: most reach no counter and no record of compilations."""
+
+    def __init__(self, captures: Captures) -> None:
+        super().__init__(logging.WARNING)
+        self.captures = captures
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if "skipping cudagraph" in text.lower():
+            self.captures.said[first_line(SKIPPING.sub("", text))] += 1
+
+
+def _forget(captures: Captures) -> None:
+    if captures.note in callback_handler.start_callbacks:  # a reset may have removed it
+        callback_handler.remove_start_callback(captures.note)
+
+
+def _logger() -> logging.Logger:
+    from torch._inductor import cudagraph_utils  # noqa: PLC0415 - brings Inductor, which other rungs do without
+
+    return cudagraph_utils.cudagraphs_log
+
+
+def _manager(device: torch.device) -> Any:
+    """The trees of this thread's device; ``None`` where there are none."""
+    if device.type != "cuda":
+        return None
+    from torch._inductor import cudagraph_trees  # noqa: PLC0415
+
+    try:
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        return cudagraph_trees.get_manager(index, create_if_none_exists=False)
+    except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError):
+        return None
+
+
+def _made(device: torch.device) -> int:
+    """Graphs that the trees have numbered; a counter of itertools shows its next value."""
+    found = re.search(r"count\((\d+)\)", repr(getattr(_manager(device), "graph_counter", None)))
+    return int(found[1]) if found else 0
+
+
+def _again(device: torch.device) -> Iterator[Reason]:
+    """Functions that were recorded again without being asked for another shape."""
+    per_node = getattr(_manager(device), "num_rerecord", None) or {}
+    totals: Counter[str] = Counter()
+    for by_function in per_node.values():
+        for function, count in by_function.items():
+            totals[f"function {getattr(function, 'id', function)}: a static input or a pending output changed"] += count
+    yield from (Reason(text, count) for text, count in totals.items())

@@ -1,0 +1,33 @@
+"""Step marks as they are set, by whomever; and whether a backward is running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+from torch._inductor import cudagraph_trees
+
+
+@contextmanager
+def heard_marks(hear: Callable[[], None]) -> Iterator[None]:
+    """Call ``hear`` at each step mark within, before it takes effect.
+
+    ``torch.compiler.cudagraph_mark_step_begin`` calls ``cudagraph_trees.mark_step_begin`` on torch 2.11 to 2.13, so
+    the latter also hears who imported the former by name.
+    """
+    mark = cudagraph_trees.mark_step_begin
+
+    def heard() -> None:
+        hear()
+        mark()
+
+    with patch.object(cudagraph_trees, "mark_step_begin", heard):
+        yield
+
+
+def in_backward() -> bool:
+    """Whether this thread runs within a backward; never, where torch does not tell."""
+    task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+    return bool(task() != -1)

@@ -1,0 +1,78 @@
+"""A profile of a few steps: how much of them ran compiled, and what was launched on the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity, profile
+
+LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
+GRAPH_LAUNCH = "cudaGraphLaunch"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Per step. ``compiled_share``: part of the host's time inside compiled code, forward and backward.
+
+    ``enqueue_s``: seconds until the host had queued the step. The rest is ``None`` without CUDA: ``launches`` of
+    kernels and ``graph_launches`` of CUDA graphs, ``busy_s`` in which the device computed.
+    """
+
+    compiled_share: float
+    enqueue_s: float
+    launches: float | None = None
+    graph_launches: float | None = None
+    busy_s: float | None = None
+
+
+def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profile:
+    """Profile ``steps`` calls of ``step``, which has been called before."""
+    cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    if cuda:
+        torch.cuda.synchronize(device)
+    with profile(activities=activities) as profiler:
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        queued = time.perf_counter() - start
+        if cuda:
+            torch.cuda.synchronize(device)
+    events = profiler.events() or []
+    compiled = _covered(event for event in events if _is_compiled(event)) / 1e6
+    share = min(compiled / queued, 1.0) if queued else 0.0
+    if not cuda:
+        return Profile(share, queued / steps)
+    names = [str(event.name) for event in events]
+    busy = _covered(event for event in events if event.device_type == DeviceType.CUDA) / 1e6 / steps
+    if not busy:  # the device told nothing: CUPTI is missing, or belongs to another profiler
+        return Profile(share, queued / steps)
+    return Profile(
+        share,
+        queued / steps,
+        sum(name in LAUNCHES for name in names) / steps,
+        names.count(GRAPH_LAUNCH) / steps,
+        busy,
+    )
+
+
+def _is_compiled(event: Any) -> bool:
+    name = str(event.name)
+    return event.device_type == DeviceType.CPU and (
+        name.startswith("Torch-Compiled Region") or "CompiledFunctionBackward" in name
+    )
+
+
+def _covered(events: Iterable[Any]) -> float:
+    """Microseconds in which at least one of ``events`` was under way."""
+    spans = sorted((event.time_range.start, event.time_range.end) for event in events)
+    total, reached = 0.0, float("-inf")
+    for start, end in spans:
+        total += max(end - max(start, reached), 0.0)
+        reached = max(reached, end)
+    return total

@@ -1,0 +1,9 @@
+"""What PyTorch says, cut to what a report shows."""
+
+from __future__ import annotations
+
+
+def first_line(text: str) -> str:
+    """The first line that says something, with the next one where it ends in a colon."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])

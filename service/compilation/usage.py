@@ -1,0 +1,67 @@
+"""How a program used its compiled modules: calls, step marks, re-entries, and what outlived its step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from service.parallel.boundary import Held, Invocation, Origin, Shapes, Site
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A step mark, and the forwards whose backward was still to come: their saved tensors are overwritten."""
+
+    iteration: int
+    site: Site
+    pending: tuple[Origin, ...]
+
+
+@dataclass(frozen=True)
+class Reentry:
+    """A call of a module that has ``pending`` forwards before it, or one from within a running backward."""
+
+    module: str
+    iteration: int
+    site: Site
+    pending: int
+    in_backward: bool
+
+
+@dataclass(frozen=True)
+class StaleGradient:
+    """A gradient that a backward made, still in use when a call at ``site`` began the next replays."""
+
+    parameter: str
+    iteration: int
+    site: Site
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """What became of the results of one module's calls: gone before the next replays, copied by the boundary, or
+    held over at least one of them.
+    """
+
+    consumed: int
+    copied: int
+    held: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One run of a program. ``shapes``: of each module in each iteration the new shapes it was called with."""
+
+    iterations: int = 0
+    invocations: Mapping[Invocation, int] = field(default_factory=dict)
+    outside: tuple[Origin, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    reentries: tuple[Reentry, ...] = ()
+    held: tuple[Held, ...] = ()
+    gradients: tuple[StaleGradient, ...] = ()
+    lifetimes: Mapping[str, Lifetimes] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[frozenset[Shapes], ...]] = field(default_factory=dict)
+
+    @property
+    def marked_while_pending(self) -> tuple[Mark, ...]:
+        return tuple(mark for mark in self.marks if mark.pending)

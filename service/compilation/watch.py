@@ -1,0 +1,211 @@
+"""Watching a program use its compiled modules, whether or not it keeps to the boundary.
+
+Replays begin where CUDA graphs would begin them: at the first call after a step mark or, as long as nobody has ever
+marked a step, at every call for which no forward waits for a backward. What is alive then from before, and still
+alive a whole round of replays later, has been overwritten.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from service.compilation.internals.marks import heard_marks, in_backward
+from service.compilation.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
+from service.parallel.boundary import Held, Origin, PendingBackwards, Shapes, Site, StepBoundary, caller
+from service.parallel.boundary.calls import Ledger, tensors_in
+from service.parallel.boundary.lifetimes import Output, Outputs, held_of
+
+FOREIGN = ("/torch/", "service/parallel/boundary/", "service/compilation/watch", "service/compilation/internals/")
+"""Where a program's own code is not."""
+
+
+@contextmanager
+def watching(
+    units: Mapping[str, nn.Module], trainable: Mapping[str, Tensor], copied: Collection[str] = ()
+) -> Iterator[Watch]:
+    """Watch the compiled ``units``, by name, of a program that trains ``trainable``.
+
+    ``copied`` names the units whose results the boundary copies.
+    """
+    watch = Watch(trainable, frozenset(copied))
+    with ExitStack() as stack:
+        stack.enter_context(heard_marks(watch.marked))
+        for name, unit in units.items():
+            stack.enter_context(_intercepted(name, unit, watch))
+        yield watch
+
+
+@contextmanager
+def _intercepted(name: str, unit: nn.Module, watch: Watch) -> Iterator[None]:
+    """Calls of a compiled unit go by way of ``watch``; hooks on the module would become part of its graphs."""
+    compiled: Callable[..., Any] = unit._compiled_call_impl  # type: ignore[assignment]
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():  # called from another compiled module, of whose graph it is a part
+            return compiled(*arguments, **named)
+        return watch.call(name, unit, compiled, arguments, named)
+
+    unit._compiled_call_impl = call  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        unit._compiled_call_impl = compiled  # type: ignore[assignment]
+
+
+@dataclass
+class _Replays:
+    """The results of one generation: of the calls between two beginnings of replays."""
+
+    outputs: Outputs = field(default_factory=Outputs)
+
+
+class Watch:
+    """What was seen so far. ``iteration`` is set by whoever runs the steps; ``generation`` counts replays."""
+
+    def __init__(self, trainable: Mapping[str, Tensor], copied: frozenset[str]) -> None:
+        self.iteration, self.generation = 0, 0
+        self._marks: list[Mark] = []
+        self._ledger = Ledger()
+        self._pending = PendingBackwards(self._backward_ran)
+        self._forwards_wait = False
+        self._marks_seen = 0
+        self._outside: dict[Origin, None] = {}
+        self._reentries: dict[Reentry, None] = {}
+        self._results: list[_Replays] = [_Replays()]
+        self._made: dict[str, int] = {}
+        self._copied = copied
+        self._held: list[Held] = []
+        self._shapes: dict[str, dict[int, set[Shapes]]] = {}
+        self._gradients = _Gradients(trainable)
+
+    def call(self, name: str, unit: nn.Module, run: Callable[..., Any], arguments: Any, named: Any) -> Any:
+        """Make a unit's call, and note it."""
+        site = caller(outside=FOREIGN)
+        origin = Origin(name, site, self.iteration)
+        self._gradients.confirm()
+        self._note_call(origin, unit, (arguments, named))
+        if self._begins():
+            self._begin(site)
+        results = run(*arguments, **named)
+        outputs = list(tensors_in(results))
+        if torch.is_grad_enabled() and any(output.grad_fn is not None for output in outputs):
+            self._pending.note(origin, outputs)
+            self._forwards_wait = True
+        self._made[name] = self._made.get(name, 0) + len(outputs)
+        own = (*unit.parameters(), *unit.buffers())
+        self._results[-1].outputs.note(origin, outputs, (*tensors_in((arguments, named)), *own))
+        return results
+
+    def marked(self) -> None:
+        """A step mark is about to be set."""
+        self._gradients.confirm()
+        self._marks.append(Mark(self.iteration, caller(outside=FOREIGN), self._pending.origins()))
+
+    def usage(self) -> Usage:
+        """Everything seen, after the last step."""
+        self._gradients.confirm()
+        held = {name: sum(each.origin.module == name for each in self._held) for name in self._made}
+        return Usage(
+            iterations=self.iteration + 1,
+            invocations=self._ledger.counts(),
+            outside=tuple(self._outside),
+            marks=tuple(self._marks),
+            reentries=tuple(self._reentries),
+            held=tuple(self._held),
+            gradients=tuple(self._gradients.stale),
+            lifetimes={name: self._lifetimes(name, made, held[name]) for name, made in self._made.items()},
+            shapes={
+                name: tuple(frozenset(seen.get(index, ())) for index in range(self.iteration + 1))
+                for name, seen in self._shapes.items()
+            },
+        )
+
+    def _lifetimes(self, name: str, made: int, held: int) -> Lifetimes:
+        copied = made - held if name in self._copied else 0
+        return Lifetimes(consumed=made - held - copied, copied=copied, held=held)
+
+    def _note_call(self, origin: Origin, unit: nn.Module, arguments: Any) -> None:
+        call = self._ledger.add(origin.module, unit, arguments)
+        self._shapes.setdefault(origin.module, {}).setdefault(self.iteration, set()).add(call.shapes)
+        if not _across_the_boundary():
+            self._outside[origin] = None
+        pending = sum(each.module == origin.module for each in self._pending.origins())
+        if pending or in_backward():
+            self._reentries[Reentry(origin.module, self.iteration, origin.site, pending, in_backward())] = None
+
+    def _begins(self) -> bool:
+        """Whether CUDA graphs would begin to write over their memory with this call."""
+        if not self._marks:
+            return not self._forwards_wait
+        marked, self._marks_seen = len(self._marks) > self._marks_seen, len(self._marks)
+        return marked
+
+    def _begin(self, site: Site) -> None:
+        self.generation += 1
+        self._gradients.begin(self.iteration, site)
+        # Of the last generation's results a loop's variables may well hold the newest until they get the next.
+        old, self._results = self._results[:-1], [*self._results[-1:], _Replays()]
+        outputs: list[Output] = [output for replays in old for output in replays.outputs.alive()]
+        if outputs:
+            self._held.extend(held_of(outputs))
+
+    def _backward_ran(self, _origin: Origin) -> None:
+        self._forwards_wait = False
+
+
+class _Gradients:
+    """Gradients that backwards made anew, in the memory of CUDA graphs, and that are added to over their replays.
+
+    The first that a parameter ever gets does not count: a program that sets gradients to zero in place keeps that one,
+    and copies the others into it. Those of FSDP are made outside of the graphs.
+    """
+
+    def __init__(self, trainable: Mapping[str, Tensor]) -> None:
+        self.trainable = {name: value for name, value in trainable.items() if not isinstance(value, DTensor)}
+        self.stale: dict[StaleGradient, None] = {}
+        self._known: dict[str, int | None] = {}
+        self._births: dict[str, int] = {}
+        self._suspects: list[tuple[Outputs, StaleGradient]] = []
+
+    def begin(self, iteration: int, site: Site) -> None:
+        """Replays begin: whatever gradient is there was made before."""
+        for name, parameter in self.trainable.items():
+            gradient = parameter.grad
+            address = None if gradient is None else gradient.untyped_storage()._cdata
+            if gradient is not None and address != self._known.get(name):
+                self._births[name] = self._births.get(name, 0) + 1
+                if self._births[name] > 1:
+                    self._suspect(gradient, StaleGradient(name, iteration, site))
+            self._known[name] = address
+
+    def confirm(self) -> None:
+        """At the next event: a gradient that is still the parameter's was added to, or will be used."""
+        for outputs, stale in self._suspects:
+            gradient = self.trainable[stale.parameter].grad
+            alive = {output.storage.cdata for output in outputs.alive()}
+            if gradient is not None and gradient.untyped_storage()._cdata in alive:
+                self.stale[stale] = None
+        self._suspects.clear()
+
+    def _suspect(self, gradient: Tensor, stale: StaleGradient) -> None:
+        outputs = Outputs()
+        outputs.note(Origin(stale.parameter, stale.site, stale.iteration), [gradient])
+        self._suspects.append((outputs, stale))
+
+
+def _across_the_boundary() -> bool:
+    """Whether some caller is the boundary."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is StepBoundary.boundary_call.__code__:
+            return True
+    return False

@@ -1,0 +1,46 @@
+"""All that is recorded of the compiler while a rung runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from service.compilation.evidence import Evidence
+from service.compilation.internals.capture import Recording, clear_records
+from service.compilation.internals.cudagraphs import Captures, watched_captures
+from service.compilation.internals.hooks import traced_hooks
+from service.compilation.rungs import Rung
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What has been recorded since it began, iteration by iteration."""
+
+    rung: Rung
+    device: torch.device
+    recording: Recording
+    captures: Captures
+    hooks: list[str]
+
+    def end_iteration(self) -> bool:
+        """Close an iteration; true if anything was compiled, or a CUDA graph recorded, in it."""
+        recorded = self.captures.end_iteration()
+        return self.recording.end_iteration() or recorded
+
+    def evidence(self, warm_up: int, settled: int, switches: Iterable[str] = ()) -> Evidence:
+        """From iteration ``warm_up`` on nothing should be compiled, from ``settled`` on no CUDA graph recorded."""
+        graphs = self.captures.evidence(self.device, settled) if self.rung.cuda_graphs else None
+        seen = self.recording.evidence(warm_up, switches)
+        return replace(seen, hooks=tuple(dict.fromkeys(self.hooks)), cuda_graphs=graphs)
+
+
+@contextmanager
+def watching(rung: Rung, device: torch.device) -> Iterator[Watch]:
+    """Record from nothing; to be entered after what was compiled before is forgotten."""
+    clear_records()
+    captured = watched_captures() if rung.cuda_graphs else nullcontext(Captures())
+    with captured as captures, traced_hooks() as hooks:
+        yield Watch(rung, device, Recording(), captures, hooks)
