@@ -7,10 +7,10 @@ stream, fenced by the attempt number. Every event has ``type``, ``time`` (Unix s
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, get_args
 
-EventType = Literal["state", "metric", "bound", "span", "log", "artifact", "progress", "error"]
-EVENT_TYPES: tuple[EventType, ...] = ("state", "metric", "bound", "span", "log", "artifact", "progress", "error")
+EventType = Literal["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "error"]
+EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
 
 
 class Event(TypedDict):
@@ -38,14 +38,28 @@ class BoundEvent(Event):
     """One instance of a verification job."""
 
     instance: int
+    name: str | None
     verdict: Literal["verified", "falsified", "unknown", "timeout"]
     lower: list[float]
     upper: list[float]
     margin: float | None
     method: str
+    decided_by: str | None
     seconds: float
     domains: int
     counterexample: list[float] | None
+
+
+class SearchEvent(Event):
+    """A moment of the search for one instance's verdict: subdomains bounded so far and still open, and the least
+    margin that is proved over all of them (``None`` where nothing is), ``seconds`` since it began.
+    """
+
+    instance: int
+    domains: int
+    open: int
+    bound: float | None
+    seconds: float
 
 
 class SpanEvent(Event):

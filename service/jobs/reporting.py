@@ -22,7 +22,7 @@ from service.jobs.layout import JobPaths
 Channel = Literal["events", "stdout", "stderr"]
 
 _CAPACITY = 65_536
-_EXPENDABLE = frozenset({"log", "span", "metric", "progress"})
+_EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})
 """What may be dropped when a rank reports faster than its supervisor reads; results never are."""
 _BATCH = 512
 
@@ -66,6 +66,9 @@ class SocketReporter:
 
     def bound(self, row: Mapping[str, Any]) -> None:
         self._put({**row, "type": "bound"})
+
+    def search(self, moment: Mapping[str, Any]) -> None:
+        self._put({**moment, "type": "search"})
 
     def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None:
         event: dict[str, Any] = {"type": "span", "name": name, "start": start, "end": end}

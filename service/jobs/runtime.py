@@ -17,6 +17,8 @@ class Reporter(Protocol):
 
     def bound(self, row: Mapping[str, Any]) -> None: ...
 
+    def search(self, moment: Mapping[str, Any]) -> None: ...
+
     def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None: ...
 
     def progress(self, done: int, total: int, unit: str) -> None: ...
@@ -59,6 +61,9 @@ class NullReporter:
     def bound(self, row: Mapping[str, Any]) -> None:
         pass
 
+    def search(self, moment: Mapping[str, Any]) -> None:
+        pass
+
     def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None:
         pass
 
@@ -73,11 +78,12 @@ class NullReporter:
 
 
 class RecordingReporter(NullReporter):
-    """Keeps metrics, bounds and artifacts in memory: for tests and for running a kind without the service."""
+    """Keeps metrics, bounds, searches and artifacts in memory: for tests and for running a kind by itself."""
 
     def __init__(self) -> None:
         self.metrics: list[tuple[int, dict[str, float]]] = []
         self.bounds: list[dict[str, Any]] = []
+        self.searches: list[dict[str, Any]] = []
         self.artifacts: list[Path] = []
 
     def metric(self, step: int, values: Mapping[str, float]) -> None:
@@ -85,6 +91,9 @@ class RecordingReporter(NullReporter):
 
     def bound(self, row: Mapping[str, Any]) -> None:
         self.bounds.append(dict(row))
+
+    def search(self, moment: Mapping[str, Any]) -> None:
+        self.searches.append(dict(moment))
 
     def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
         self.artifacts.append(path)

@@ -12,6 +12,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.methods import Analysis, Effort, Method
 from service.bounds.network import Network
+from service.verification.clock import Clock
 from service.verification.properties import Question
 from service.verification.witness import Referee
 
@@ -43,15 +44,26 @@ class Outcome:
 
 
 @torch.no_grad()
-def certify(network: Network, referee: Referee, method: Method, effort: Effort, question: Question) -> Outcome:
-    """Bound the outputs and the property's rows; look at the witnesses first."""
-    start = time.monotonic()
-    violated = referee.violated(question)
-    analysis = method(network, question.box, effort)
-    output = _output_bounds(network, analysis, question)
-    margin = torch.full_like(output.lower[:, 0], torch.inf)
-    if question.rows.shape[1]:
-        margin = (analysis.lower_bounds(question.rows) - question.thresholds).amin(dim=1)
+def certify(
+    network: Network,
+    referee: Referee,
+    method: Method,
+    effort: Effort,
+    question: Question,
+    *,
+    clock: Clock | None = None,
+) -> Outcome:
+    """Bound the outputs and the property's rows; look at the witnesses first. ``clock`` is told of the phases."""
+    start, clock = time.monotonic(), clock or Clock()
+    with clock.phase("witnesses"):
+        violated = referee.violated(question)
+    with clock.phase("layers"):
+        analysis = method(network, question.box, effort)
+    with clock.phase("outputs"):
+        output = _output_bounds(network, analysis, question)
+        margin = torch.full_like(output.lower[:, 0], torch.inf)
+        if question.rows.shape[1]:
+            margin = (analysis.lower_bounds(question.rows) - question.thresholds).amin(dim=1)
     exchange = network.exchange
     output = Interval(exchange.agree(output.lower), exchange.agree(output.upper))
     margin = exchange.agree(margin)

@@ -3,148 +3,138 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS, Effort
-from service.bounds.network import Network, prepare
-from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
-from service.jobs.spec.verify import FromOnnx, VerifySpec
-from service.models import build, load_into
-from service.models.reference import resolve
+from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
-from service.parallel.mesh import Mesh
-from service.parallel.mesh import build as build_mesh
-from service.parallel.tensor import local_copy
-from service.verification import report
-from service.verification.certify import Verdict, certify
-from service.verification.properties import Property, read
-from service.verification.properties.queried import Queried
-from service.verification.search import Subject, decide
-from service.verification.tally import LayerTally, Row, gather_rows, rows_of, summary
+from service.parallel.collectives import reduce_from_group
+from service.verification import report, tally
+from service.verification.certify import certify
+from service.verification.clock import PHASES, Clock, peak_memory_gib
+from service.verification.ledger import Entry, Ledger
+from service.verification.searching import INSIDE, Searches, StoppedError
+from service.verification.task import Task, make
 from service.verification.witness import Referee
-
-if TYPE_CHECKING:
-    from service.bounds.onnx.reading import Runtime
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """Everything that a rank needs, checked before anything is bounded."""
-
-    spec: VerifySpec
-    mesh: Mesh
-    device: torch.device
-    module: nn.Module
-    network: Network
-    asked: Property
-    runtime: Runtime | None = None
-
-    @property
-    def batches(self) -> Iterator[list[int]]:
-        """Instances of this data-parallel rank: every ``dp``-th one, in batches."""
-        own = list(range(self.mesh.dp.rank, self.asked.count, self.mesh.dp.size))
-        size = self.spec.budget.batch
-        return (own[start : start + size] for start in range(0, len(own), size))
 
 
 def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     """Bound every instance, reporting rows as they are found; rank 0 returns the result.
 
-    Tensor-parallel ranks bound the same instances together, data-parallel ranks different ones. Raises
-    :class:`UnsupportedModelError` or ``PropertyError`` before any bounding when the model or the property cannot be
-    done.
+    Tensor-parallel ranks bound the same instances together, data-parallel ranks different ones. What an earlier
+    attempt decided is not done again. Raises :class:`UnsupportedModelError` or ``PropertyError`` before any bounding
+    when the model or the property cannot be done.
     """
     started = time.monotonic()
     # A last bit of float32 decides nothing here, but TF32's ten-bit products would.
     torch.set_float32_matmul_precision("highest")
     device = distributed.start(context.device_type)
-    task = _prepare(spec, context, device)
-    context.report.log(f"{task.asked.count} instances by {spec.method} on {spec.parallel.arithmetic} ranks")
-    layers = LayerTally(task.network)
-    own = list(_bound_all(task, context, layers))
-    rows = gather_rows(own, task.asked.count, spec.method, task.mesh, device)
-    totals = layers.totals(task.mesh, device)
+    clock = Clock(device)
+    with clock.phase("prepare"):
+        task = make(spec, context, device)
+    context.report.log(f"{task.asked.count} instances by {task.method_name} on {spec.parallel.arithmetic} ranks")
+    own = _Own(task, context, clock)
+    own.run()
+    spent = _over_ranks(task, torch.tensor([*clock.seconds.values(), peak_memory_gib(device)], dtype=torch.float64))
     if context.rank != 0:
         return None
+    entries = sorted(own.ledger.everything().values(), key=lambda entry: entry.instance)
+    rows = [entry.row for entry in entries]
     context.report.artifact(report.write(rows, context.paths.artifacts), report.MEDIA_TYPE)
-    outcome = summary(rows, task.asked.has_labels, task.asked.eps)
-    return {**outcome, "method": spec.method, "layers": totals, "wall_seconds": time.monotonic() - started}
-
-
-def _prepare(spec: VerifySpec, context: RunContext, device: torch.device) -> Task:
-    if spec.parallel.pp > 1:
-        raise UnsupportedModelError(f"parallel.pp={spec.parallel.pp}: bounds do not cross pipeline stages; use pp=1")
-    mesh = build_mesh(spec.parallel, context.device_type)
-    if isinstance(spec.model, FromOnnx):
-        return _prepare_onnx(spec, spec.model, context, mesh, device)
-    config, weights = resolve(spec.model, context.data)
-    reads = config.reads
-    if not isinstance(reads, Features):
-        raise UnsupportedModelError(
-            f"a {config.family} takes token ids, and its first operator, aten.embedding, has no rule: "
-            "there is no box of inputs to certify; expected a model that reads features"
-        )
-    module = build(config, mesh, dtype=torch.float32, device=device, seed=spec.seed)
-    if weights is not None:
-        load_into(module, weights)
-    module.eval().requires_grad_(False)
-    network = prepare(module, (reads.features,), mesh.tp)
-    return Task(spec, mesh, device, module, network, read(spec.property, reads.features, reads.classes, context.data))
-
-
-def _prepare_onnx(spec: VerifySpec, model: FromOnnx, context: RunContext, mesh: Mesh, device: torch.device) -> Task:
-    from service.bounds.onnx import load  # noqa: PLC0415 - brings onnxruntime, which only these models need
-    from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
-
-    content = context.data.file(model.onnx).read_bytes()
-    module = load(content).to(device)
-    asked = read(spec.property, module.features, module.outputs, context.data)
-    network = prepare(module, (module.features,), mesh.tp)
-    return Task(spec, mesh, device, module, network, asked, Runtime.of(parse(content)))
-
-
-def _decided(task: Task, asked: Queried, instance: int) -> Row:
-    """What the search adds to the row of a query."""
-    judge = local_copy(task.module).double()
-    subject = Subject(task.module, task.network, judge, task.runtime, torch.float32)
-    decision = decide(subject, asked.queries[instance], task.spec.method, task.spec.budget.seconds)
-    late = decision.verdict is Verdict.UNKNOWN and decision.seconds >= task.spec.budget.seconds
     return {
-        "verdict": "timeout" if late else decision.verdict.value,
-        "counterexample": None if decision.counterexample is None else list(decision.counterexample),
-        "domains": max(decision.domains, 1),
-        "seconds": decision.seconds,
+        **tally.summary(rows, task.asked.has_labels, task.asked.eps),
+        "method": task.method_name,
+        "layers": tally.layer_means(task.network, task.mesh.tp.size, entries),
+        "time": dict(zip(PHASES, spent[:-1], strict=True)),
+        "memory_gib": spent[-1],
+        "wall_seconds": time.monotonic() - started,
     }
 
 
-def _bound_all(task: Task, context: RunContext, layers: LayerTally) -> Iterator[Row]:
-    """The rows of this data-parallel rank's instances, until they are done or the attempt is asked to end."""
-    exchange, mesh = task.network.exchange, task.mesh
-    referee = Referee(task.module, exchange, task.runtime)
-    like = torch.empty(0, dtype=torch.float32, device=task.device)
-    done = 0
-    for instances in task.batches:
-        # A group stops as one: its ranks would otherwise wait for each other in a collective.
-        if exchange.largest(int(context.should_stop()), task.device):
-            return
-        begun = time.time()
-        question = task.asked.ask(instances, like)
-        outcome = certify(task.network, referee, METHODS[task.spec.method], Effort(), question)
-        layers.add(outcome)
-        context.report.span("bound", begun, time.time(), {"instances": len(instances)})
-        done += len(instances)
-        for bounded in rows_of(outcome, task.spec.method):
-            searched = _decided(task, task.asked, bounded["instance"]) if isinstance(task.asked, Queried) else {}
-            row = {**bounded, **searched}
-            if mesh.tp.rank == 0:
-                context.report.bound(row)
-            yield row
-        if context.rank == 0:
-            context.report.progress(min(done * mesh.dp.size, task.asked.count), task.asked.count, "instances")
+@dataclass(eq=False)
+class _Own:
+    """The instances of this rank, on the way from open to decided."""
+
+    task: Task
+    context: RunContext
+    clock: Clock
+    ledger: Ledger = field(init=False)
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.context.paths.checkpoints, self.context.attempt, self.task.mesh.dp.rank)
+
+    def run(self) -> None:
+        """Until every instance is decided or the attempt is asked to end."""
+        decided = self._resumed()
+        referee = Referee(self.task.module, self.task.network.exchange, self.task.runtime)
+        searches = Searches(self.task, self.context, self.clock)
+        for instances in self.task.batches(without=decided):
+            # A group stops as one: its ranks would otherwise wait for each other in a collective.
+            if self.task.network.exchange.largest(int(self.context.should_stop()), self.task.device):
+                return
+            waiting = self._bounded(instances, referee, searches)
+            try:
+                for entry in waiting:
+                    self._decided([Entry(searches.decided(entry.row), entry.layers)])
+            except StoppedError:
+                return
+
+    def _resumed(self) -> set[int]:
+        """Instances that all ranks know as decided. Their rows are told again: the last ones may not have arrived."""
+        earlier = self.ledger.earlier()
+        known = torch.zeros(self.task.asked.count, dtype=torch.float64)
+        known[list(earlier)] = 1
+        decided = {index for index, share in enumerate(_over_ranks(self.task, known)) if share == 1}
+        own = [earlier[instance] for instance in self.task.own if instance in decided]
+        for entry in own:
+            self._tell(entry)
+        self._progress(len(own))
+        if decided and self.context.rank == 0:
+            self.context.report.log(f"{len(decided)} instances were decided by an earlier attempt")
+        return decided
+
+    def _bounded(self, instances: list[int], referee: Referee, searches: Searches) -> list[Entry]:
+        """Bound a batch; what is left for a search is returned, the rest is decided."""
+        task, begun = self.task, time.time()
+        question = task.asked.ask(instances, torch.empty(0, dtype=torch.float32, device=task.device))
+        method = METHODS[INSIDE.get(task.spec.method, task.spec.method)]
+        outcome = certify(task.network, referee, method, Effort(), question, clock=self.clock)
+        self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
+        rows = tally.rows_of(outcome, task.method_name, task.asked)
+        layers = tally.layer_sums(task.network, outcome, task.mesh)
+        entries = [Entry(row, sums) for row, sums in zip(rows, layers, strict=True)]
+        waiting = [entry for entry in entries if searches.wants(entry.row)]
+        self._decided([entry for entry in entries if entry not in waiting])
+        return waiting
+
+    def _decided(self, entries: list[Entry]) -> None:
+        if self.task.leads:
+            self.ledger.add(entries)
+            for entry in entries:
+                self._tell(entry)
+        self._progress(len(entries))
+
+    def _tell(self, entry: Entry) -> None:
+        if self.task.leads:
+            self.context.report.bound(entry.row)
+
+    def _progress(self, more: int) -> None:
+        self.done += more
+        if more and self.context.rank == 0:
+            total = self.task.asked.count
+            self.context.report.progress(min(self.done * self.task.mesh.dp.size, total), total, "instances")
+
+
+def _over_ranks(task: Task, values: Tensor) -> list[float]:
+    """The mean over all ranks; every rank calls it, and goes on when all have."""
+    mesh, total = task.mesh, values.to(task.device)
+    for axis in (mesh.tp, mesh.dp, mesh.pp):
+        total = reduce_from_group(total, axis.group) / axis.size
+    found: list[float] = total.tolist()
+    return found

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow
 from pyarrow import parquet
 
-from service.verification.tally import Row
+from service.verification.ledger import Row
 
 MEDIA_TYPE = "application/vnd.apache.parquet"
 NAME = "bounds.parquet"
@@ -16,11 +16,13 @@ _NUMBERS = pyarrow.list_(pyarrow.float64())
 SCHEMA = pyarrow.schema(
     [
         ("instance", pyarrow.int64()),
+        ("name", pyarrow.string()),
         ("verdict", pyarrow.string()),
         ("lower", _NUMBERS),
         ("upper", _NUMBERS),
         ("margin", pyarrow.float64()),
         ("method", pyarrow.string()),
+        ("decided_by", pyarrow.string()),
         ("seconds", pyarrow.float64()),
         ("domains", pyarrow.int64()),
         ("counterexample", _NUMBERS),

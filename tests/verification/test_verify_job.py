@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ from service.jobs.spec.model import MlpConfig
 from service.jobs.spec.verify import VerifySpec
 from service.models import build, load_into
 from service.models.data import load
-from service.verification import job
+from service.verification import job, task
 from service.verification.properties import PropertyError
 
 TRAINED = "job_" + "0" * 20
 CONFIG = MlpConfig(in_features=64, hidden=(32, 16, 32), out_features=10)
 ROW_FIELDS = {
-    "instance", "verdict", "lower", "upper", "margin", "method", "seconds", "domains", "counterexample"
+    "instance", "name", "verdict", "lower", "upper", "margin", "method", "decided_by", "seconds", "domains",
+    "counterexample",
 }  # fmt: skip
+JOBS = count(1)
 
 
 def specification(**fields: Any) -> VerifySpec:
@@ -48,10 +51,18 @@ class Recorder(RecordingReporter):
 
 
 def context(
-    data: DataLayout, rank: int = 0, world: int = 1, should_stop: Callable[[], bool] = lambda: False
+    data: DataLayout,
+    rank: int = 0,
+    world: int = 1,
+    should_stop: Callable[[], bool] = lambda: False,
+    *,
+    job_id: str = "",
+    attempt: int = 1,
 ) -> tuple[RunContext, Recorder]:
+    """Of a new job, unless ``job_id`` names one."""
     report = Recorder()
-    return RunContext("job_" + "1" * 20, 1, rank, rank, world, "cpu", data, report, should_stop), report
+    name = job_id or f"job_{next(JOBS):020}"
+    return RunContext(name, attempt, rank, rank, world, "cpu", data, report, should_stop), report
 
 
 def train(data: DataLayout) -> None:
@@ -165,7 +176,7 @@ def test_numbers_that_are_not_finite_are_null(data: DataLayout, monkeypatch: pyt
                 parameter.fill_(1e30)
         return module
 
-    monkeypatch.setattr(job, "build", huge)
+    monkeypatch.setattr(task, "build", huge)
     ranked, report = context(data)
     model = {"family": "mlp", "in_features": 64, "hidden": [4, 4], "out_features": 10}
     result = job.run(specification(model=model), ranked)
@@ -215,7 +226,9 @@ def run_on_mesh(folder: str, parallel: dict[str, int]) -> dict[str, Any]:
     from service.parallel import distributed
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    ranked, report = context(DataLayout(Path(folder)), rank, world)
+    ranked, report = context(
+        DataLayout(Path(folder)), rank, world, job_id=f"job_{next(iter(parallel)).replace('_', ''):x>20}"
+    )
     result = job.run(specification(parallel=parallel), ranked)
     distributed.stop()
     return {"result": result, "rows": report.bounds, "artifacts": [str(path) for path in report.artifacts]}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, nextafter
 from typing import Protocol
 
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.jobs.vnnlib import Halfspace, Query
 
 
 class PropertyError(ValueError):
@@ -43,5 +45,16 @@ class Property(Protocol):
     def has_labels(self) -> bool:
         """Whether the witnesses are labelled samples, so that their violations measure accuracy."""
 
+    def name(self, instance: int) -> str | None:
+        """What the user calls it, where there is such a name."""
+
+    def query(self, instance: int) -> Query | None:
+        """What a counterexample of the instance must satisfy; ``None`` where nothing has to hold."""
+
     def ask(self, instances: Sequence[int], like: Tensor) -> Question:
         """The question of these instances, in the dtype and on the device of ``like``."""
+
+
+def below(coefficients: Mapping[int, float], threshold: float) -> Halfspace:
+    """``Σ coefficients[j]·y[j] < threshold``, as the halfspace that ends at the next smaller number."""
+    return Halfspace(tuple(coefficients.items()), nextafter(threshold, -inf))

@@ -11,7 +11,8 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import Box, BoxProperty
-from service.verification.properties.base import PropertyError, Question
+from service.jobs.vnnlib import Case, Query
+from service.verification.properties.base import PropertyError, Question, below
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +24,17 @@ class OneBox:
     count: int = 1
     eps: float | None = None
     has_labels: bool = False
+
+    def name(self, instance: int) -> None:
+        return None
+
+    def query(self, instance: int) -> Query | None:
+        """Equality is no violation: the search is for values below the threshold, to the last bit of float64."""
+        cases = tuple(
+            Case(self.box.lower, self.box.upper, (below(dict(enumerate(each.coefficients)), each.threshold),))
+            for each in self.box.output
+        )
+        return Query(len(self.box.lower), self.classes, cases) if cases else None
 
     def ask(self, instances: Sequence[int], like: Tensor) -> Question:
         lower, upper = (

@@ -31,6 +31,12 @@ class Queried:
     def count(self) -> int:
         return len(self.queries)
 
+    def name(self, instance: int) -> str | None:
+        return self.names[instance] or None
+
+    def query(self, instance: int) -> Query:
+        return self.queries[instance]
+
     def ask(self, instances: Sequence[int], like: Tensor) -> Question:
         lower, upper = (
             torch.stack(ends).to(like.device)

@@ -12,8 +12,9 @@ from service.bounds.interval import Interval
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
+from service.jobs.vnnlib import Case, Query
 from service.models.data import Split, load
-from service.verification.properties.base import PropertyError, Question
+from service.verification.properties.base import PropertyError, Question, below
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,18 @@ class RobustSamples:
     @property
     def count(self) -> int:
         return len(self.samples)
+
+    def name(self, instance: int) -> None:
+        return None
+
+    def query(self, instance: int) -> Query:
+        """One case for each other class that comes above the label. A tie changes no class."""
+        sample = self.samples.take(torch.tensor([instance]))
+        exact, label = sample.inputs[0].double(), int(sample.targets[0])
+        lower, upper = tuple((exact - self.eps).tolist()), tuple((exact + self.eps).tolist())
+        others = (each for each in range(self.classes) if each != label)
+        cases = tuple(Case(lower, upper, (below({label: 1.0, other: -1.0}, 0.0),)) for other in others)
+        return Query(len(lower), self.classes, cases)
 
     def ask(self, instances: Sequence[int], like: Tensor) -> Question:
         chosen = self.samples.take(torch.tensor(list(instances)))

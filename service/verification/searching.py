@@ -1,0 +1,105 @@
+"""From instances that bounds left open to decisions: one search for each, which is heard of while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+
+import torch
+
+from service.jobs.runtime import RunContext
+from service.jobs.vnnlib import Query
+from service.parallel.tensor import local_copy
+from service.verification.certify import Verdict
+from service.verification.clock import Clock
+from service.verification.ledger import Row
+from service.verification.properties.queried import Queried
+from service.verification.search import Decision, Subject, decide
+from service.verification.search.decide import Progress
+from service.verification.task import Task
+
+EVERY_S = 0.5
+"""Between two reports of one search."""
+INSIDE = {"beta-crown": "crown"}
+"""How a method that is a search bounds its domains, and batches before it."""
+
+
+class StoppedError(Exception):
+    """The attempt was asked to end in the middle of a search."""
+
+
+@dataclass(frozen=True, eq=False)
+class Searches:
+    """The searches of this rank."""
+
+    task: Task
+    context: RunContext
+    clock: Clock
+
+    def wants(self, row: Row) -> bool:
+        """Whether a row of bounds leaves something for a search."""
+        asked, spec = self.task.asked, self.task.spec
+        if row["verdict"] != Verdict.UNKNOWN.value:
+            return False
+        return isinstance(asked, Queried) or (spec.method == "beta-crown" and self._query(row) is not None)
+
+    def decided(self, row: Row) -> Row:
+        """The row with what the search found. Raises :class:`StoppedError`."""
+        query = self._query(row)
+        assert query is not None
+        budget = self.task.spec.budget
+        decision = decide(self._subject, query, self._method, budget.seconds, self._reporting(row["instance"]))
+        self.clock.seconds["search"] += decision.seconds
+        self._report(row["instance"], Progress(decision.domains, 0, decision.bound, decision.seconds))
+        return {**row, **_found(decision, budget.seconds, row["margin"]), "seconds": row["seconds"] + decision.seconds}
+
+    @property
+    def _method(self) -> str:
+        return INSIDE.get(self.task.spec.method, self.task.spec.method)
+
+    def _query(self, row: Row) -> Query | None:
+        return self.task.asked.query(row["instance"])
+
+    @cached_property
+    def _subject(self) -> Subject:
+        task = self.task
+        return Subject(task.module, task.network, local_copy(task.module).double(), task.runtime, torch.float32)
+
+    def _reporting(self, instance: int) -> Callable[[Progress], None]:
+        last = time.monotonic()
+
+        def report(progress: Progress) -> None:
+            nonlocal last
+            if self.context.should_stop():
+                raise StoppedError
+            if time.monotonic() - last >= EVERY_S:
+                last = time.monotonic()
+                self._report(instance, progress)
+
+        return report
+
+    def _report(self, instance: int, progress: Progress) -> None:
+        self.context.report.search(
+            {
+                "instance": instance,
+                "domains": progress.domains,
+                "open": progress.open,
+                "bound": progress.bound if isfinite(progress.bound) else None,
+                "seconds": progress.seconds,
+            }
+        )
+
+
+def _found(decision: Decision, limit: float, before: float | None) -> Row:
+    late = decision.verdict is Verdict.UNKNOWN and decision.seconds >= limit
+    known = [margin for margin in (before, decision.bound) if margin is not None and isfinite(margin)]
+    return {
+        "verdict": "timeout" if late else decision.verdict.value,
+        "margin": max(known, default=None),
+        "counterexample": None if decision.counterexample is None else list(decision.counterexample),
+        "domains": max(decision.domains, 1),
+        "decided_by": decision.means.value,
+    }

@@ -1,0 +1,93 @@
+"""A verification job whose process is killed goes on where it was: what is decided is not done again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+from test_verify_job import context, specification, train
+
+from service.jobs.layout import DataLayout
+from service.verification import job
+from service.verification.ledger import Entry, Ledger
+
+COUNT = 80
+JOB = "job_" + "k" * 20
+
+
+def killed_spec() -> Any:
+    digits = {"data": {"source": "digits"}, "count": COUNT, "eps": 0.02}
+    return specification(property={"robustness": digits}, budget={"batch": 1})
+
+
+def entry(instance: int, verdict: str = "verified") -> Entry:
+    return Entry({"instance": instance, "verdict": verdict}, [[1.0, 2.0, 3.0]])
+
+
+def written(data: DataLayout) -> list[dict[str, Any]]:
+    path = data.job(JOB).checkpoints / "rows-1-0.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line)["row"] for line in lines]
+
+
+def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
+    data = DataLayout(tmp_path)
+    train(data)
+    program = f"import test_resumed_jobs as t; t.first_attempt({str(tmp_path)!r})"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    running = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    limit = time.monotonic() + 100
+    while len(written(data)) < 5 and running.poll() is None and time.monotonic() < limit:
+        time.sleep(0.002)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    before = written(data)
+    assert 5 <= len(before) < COUNT
+    ranked, report = context(data, job_id=JOB, attempt=2)
+    result = job.run(killed_spec(), ranked)
+    assert result is not None
+    assert result["instances"] == sum(result["verdicts"].values()) == COUNT
+    assert report.bounds[: len(before)] == before, "told again, with the times of the first attempt"
+    assert [row["instance"] for row in report.bounds] == list(range(COUNT))
+    assert report.steps[0] == (len(before), COUNT, "instances")
+    assert len(report.steps) == COUNT - len(before) + 1, "only the others were bounded"
+    assert parquet.read_table(report.artifacts[0]).to_pylist() == report.bounds
+    whole = job.run(killed_spec(), context(data)[0])
+    assert whole is not None
+    for key in ("verdicts", "layers", "mean_width", "certified_accuracy"):
+        assert result[key] == pytest.approx(whole[key]) if key == "mean_width" else result[key] == whole[key]
+
+
+def first_attempt(folder: str) -> None:
+    """What the killed process runs."""
+    ranked, _ = context(DataLayout(Path(folder)), job_id=JOB)
+    job.run(killed_spec(), ranked)
+
+
+def test_a_torn_line_is_not_taken(tmp_path: Path) -> None:
+    first = Ledger(tmp_path, 1, 0)
+    first.add([entry(0), entry(2)])
+    with (tmp_path / "rows-1-0.jsonl").open("a") as file:
+        file.write('{"row": {"instance": 4, "ver')
+    Ledger(tmp_path, 1, 1).add([entry(1)])
+    second = Ledger(tmp_path, 2, 0)
+    assert sorted(second.earlier()) == [0, 1, 2]
+    second.add([entry(4)])
+    assert sorted(second.earlier()) == [0, 1, 2]
+    assert sorted(second.everything()) == [0, 1, 2, 4]
+
+
+def test_an_attempt_does_not_take_what_a_later_one_or_itself_wrote(tmp_path: Path) -> None:
+    Ledger(tmp_path, 3, 0).add([entry(0, "unknown")])
+    Ledger(tmp_path, 2, 0).add([entry(0)])
+    assert Ledger(tmp_path, 2, 0).earlier() == {}
+    assert Ledger(tmp_path, 2, 1).everything()[0].row["verdict"] == "verified"
+    assert Ledger(tmp_path, 4, 0).earlier()[0].row["verdict"] == "unknown", "of two attempts, the later"
