@@ -23,7 +23,7 @@ class Periodic(NonlinearRule):
 
     around_zero: Smooth
 
-    def _shifted(self, bounds: Interval) -> tuple[Interval, Tensor, Tensor, Tensor]:
+    def shifted(self, bounds: Interval) -> tuple[Interval, Tensor, Tensor, Tensor]:
         """The interval moved by whole periods to around 0, the shift, its rounding error, and where it is too wide."""
         wide = ~(bounds.width <= 2 * pi)
         zero = torch.zeros_like(bounds.lower)
@@ -34,7 +34,7 @@ class Periodic(NonlinearRule):
         return inner.map(lambda end: end - shift), shift, error, wide
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        inner, _, error, wide = self._shifted(inputs[0])
+        inner, _, error, wide = self.shifted(inputs[0])
         found = self.around_zero.range(inner)
         one = torch.ones_like(error)
         return Interval(
@@ -46,7 +46,7 @@ class Periodic(NonlinearRule):
         return bounds.upper > bounds.lower
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
-        inner, shift, error, wide = self._shifted(bounds)
+        inner, shift, error, wide = self.shifted(bounds)
         lines = self.around_zero.relax(node, inner)
         assert lines.lower_intercept is not None
         assert lines.upper_intercept is not None

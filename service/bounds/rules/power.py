@@ -57,17 +57,20 @@ class Power(NonlinearRule):
             return "its exponent is a tensor; a number is supported"
         return super().refusal(node)
 
-    def _smooth(self, node: Node) -> Smooth:
-        return power(float(node.arguments["exponent"] if self.exponent is None else self.exponent))
+    def exponent_of(self, node: Node) -> float:
+        return float(node.arguments["exponent"] if self.exponent is None else self.exponent)
+
+    def smooth(self, node: Node) -> Smooth:
+        return power(self.exponent_of(node))
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return self._smooth(node).interval(node, inputs, exchange)
+        return self.smooth(node).interval(node, inputs, exchange)
 
     def improvable(self, node: Node, bounds: Interval) -> Tensor:
-        return self._smooth(node).improvable(node, bounds)
+        return self.smooth(node).improvable(node, bounds)
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
-        return self._smooth(node).relax(node, bounds)
+        return self.smooth(node).relax(node, bounds)
 
 
 LOGARITHM = Smooth(torch.log, torch.reciprocal, defined=lambda bounds: bounds.lower > 0, inside=1.0)

@@ -1,0 +1,128 @@
+"""A backward pass whose bounds hold in real arithmetic.
+
+The coefficients are whatever float64 makes of them. Each step's allowance, joining the coefficients of two consumers,
+the sum over the box and the sum of the biases are all charged to one error that is taken off at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.network import Network
+from service.bounds.rigorous.rounding import TINY, UNIT, down, gamma, magnitude, up
+from service.bounds.rigorous.steps import Step
+from service.bounds.rules import RULES
+from service.bounds.rules.base import Coefficients, LinearRule, Pulled, UnitRows
+
+
+@dataclass(eq=False)
+class _Tally:
+    values: list[Tensor] = field(default_factory=list)
+    errors: list[Tensor] = field(default_factory=list)
+
+    def lower_bound(self) -> Tensor:
+        """The values' sum less all errors; −inf where overflow has left no number."""
+        values, errors = torch.stack(self.values), torch.stack(self.errors)
+        error = errors.sum(dim=0) + gamma(len(values)) * values.abs().sum(dim=0) + TINY
+        # Sums of so few and of so many terms are themselves right to far better than a millionth.
+        found = down(values.sum(dim=0) - error * (1 + 1e-6))
+        return found.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class RigorousPass:
+    """``intervals`` and ``steps`` hold rigorously, for every node before the one that a pass starts at."""
+
+    network: Network
+    intervals: Mapping[str, Interval]
+    steps: Mapping[str, Step]
+
+    def lower_bounds(self, start: str, rows: Coefficients) -> Tensor:
+        """Lower bounds ``(batch, rows)`` of ``rows · value of start`` over the reals; −inf where there is none.
+
+        Rows are exact, ``(batch or 1, rows, *shape)`` or unit rows.
+        """
+        tally = _Tally()
+        pending: dict[str, Coefficients] = {start: rows}
+        for node in reversed(self.network.graph.until(start)):
+            waiting = pending.pop(node.name, None)
+            if waiting is None:
+                continue
+            if node is self.network.graph.input:
+                self._concretise(tally, self._dense(node, waiting))
+                continue
+            step = self.steps[node.name]
+            tally.errors.append(_charge(waiting, step))
+            pulled = self._pull(node, waiting, step)
+            if pulled.bias is not None:
+                tally.values.append(self._for_batch(pulled.bias))
+            for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
+                pending[name] = self._joined(tally, name, pending.get(name), coefficients)
+        return tally.lower_bound()
+
+    def _pull(self, node: Node, waiting: Coefficients, step: Step) -> Pulled:
+        rule = RULES[node.operator]
+        if step.relaxed is not None:
+            return Pulled(*step.relaxed.pull(self._dense(node, waiting)))
+        assert isinstance(rule, LinearRule)
+        pulled = rule.pull_units(node, waiting, Exchange()) if isinstance(waiting, UnitRows) else None
+        return pulled if pulled is not None else rule.pull(node, self._dense(node, waiting), Exchange())
+
+    def _joined(self, tally: _Tally, name: str, earlier: Coefficients | None, new: Coefficients) -> Coefficients:
+        if earlier is None:
+            return new
+        node = self.network.nodes[name]
+        total = self._dense(node, earlier) + self._dense(node, new)
+        size = magnitude(self.intervals[name])
+        tally.errors.append(_weighted(total.abs(), 2 * UNIT * size.unsqueeze(1)))
+        return total
+
+    def _concretise(self, tally: _Tally, coefficients: Tensor) -> None:
+        """``A·c − |A|·r`` for a centre c as rounded and a radius r that reaches both ends from there."""
+        box = self.intervals[self.network.graph.input.name]
+        centre = box.centre
+        radius = up(torch.maximum(box.upper - centre, centre - box.lower))
+        terms = coefficients[0, 0].numel()
+        sizes = coefficients.abs()
+        tally.values.append(_weighted(coefficients, centre.unsqueeze(1)))
+        tally.values.append(-_weighted(sizes, radius.unsqueeze(1)))
+        reach = centre.abs() + radius
+        tally.errors.append(_weighted(sizes, gamma(terms + 4) * reach.unsqueeze(1)) + terms * 8 * TINY)
+
+    def _dense(self, node: Node, coefficients: Coefficients) -> Tensor:
+        if isinstance(coefficients, Tensor):
+            return coefficients
+        return coefficients.dense(node.shape, self.intervals[self.network.graph.input.name].lower)
+
+    def _for_batch(self, bias: Tensor) -> Tensor:
+        batch = len(self.intervals[self.network.graph.input.name].lower)
+        return bias.expand(batch, bias.shape[1])
+
+
+def _charge(waiting: Coefficients, step: Step) -> Tensor:
+    """``|A|·error + lost``, ``(batch, rows)``."""
+    if isinstance(waiting, UnitRows) and step.error.shape[1] == 1:
+        entries = step.error.flatten(1)
+        one = entries.gather(1, waiting.index.expand(len(entries), -1))
+        charged = torch.cat([one, one], dim=1) if waiting.mirrored else one
+    else:
+        like = step.error
+        dense = waiting if isinstance(waiting, Tensor) else waiting.dense(tuple(like.shape[2:]), like)
+        charged = _weighted(dense.abs(), step.error)
+    return charged + step.lost.unsqueeze(1)
+
+
+def _weighted(coefficients: Tensor, entries: Tensor) -> Tensor:
+    """``(batch or 1, rows, *shape)`` times ``(batch, rows or 1, *shape)``: ``(batch, rows)``."""
+    batch = len(entries)
+    flat = coefficients.flatten(2).expand(batch, -1, -1)
+    if entries.shape[1] == 1:
+        return torch.bmm(flat, entries.reshape(batch, -1, 1)).squeeze(-1)
+    return (flat * entries.flatten(2)).sum(dim=2)

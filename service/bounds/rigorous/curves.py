@@ -1,0 +1,143 @@
+"""Lines and ranges of functions of one variable that hold in real arithmetic.
+
+Slopes are given, as computed; the intercept is what has to be right. Between turning points of f′ a function is
+convex or concave, and ``min f(z) − k z ≥ min(value at the ends, least of the tangent at any t)``: if it is convex the
+tangent is below it, if it is concave the ends are lowest and the tangent is above them. So t may be found by a
+bisection that rounds, and only what is evaluated at the end needs an allowance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+from service.bounds.relaxation import Relaxation
+from service.bounds.rigorous.rounding import TINY, UNIT, down
+
+Function = Callable[[Tensor], Tensor]
+BISECTIONS = 52
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A function with what its evaluation in float64 may be off by.
+
+    ``value_error`` and ``slope_error`` take ``(z, computed)`` and bound the absolute error of the function and of its
+    derivative. Without a derivative the function is straight between ``turning``. ``stationary`` are the derivative's
+    zeros, ``least`` and ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the domain, of which
+    ``inside`` is a point; tangents are taken at ``first_tangent`` or above.
+    """
+
+    function: Function
+    value_error: Callable[[Tensor, Tensor], Tensor]
+    derivative: Function | None = None
+    slope_error: Callable[[Tensor, Tensor], Tensor] = lambda z, slope: torch.zeros_like(z)
+    turning: tuple[float, ...] = ()
+    stationary: tuple[float, ...] = ()
+    least: float = -inf
+    greatest: float = inf
+    defined: Callable[[Interval], Tensor] | None = None
+    inside: float = 0.0
+    first_tangent: float = -inf
+
+    def range(self, bounds: Interval) -> Interval:
+        """Least and greatest value over each interval; infinite where the function may have none."""
+        usable = self._usable(bounds, finite=False)
+        inner = bounds.map(lambda end: torch.where(usable, end, torch.full_like(end, self.inside)))
+        at = [inner.lower, inner.upper, *(_within(point, inner) for point in self.stationary)]
+        values = [(self.function(point), point) for point in at]
+        errors = [self.value_error(point, value) for value, point in values]
+        # What is evaluated exactly stays as it is: a 0 that turns negative has no root.
+        low = torch.stack([_less(value, error) for (value, _), error in zip(values, errors, strict=True)]).amin(dim=0)
+        high = torch.stack([-_less(-value, error) for (value, _), error in zip(values, errors, strict=True)])
+        low, high = low.clamp(min=self.least), high.amax(dim=0).clamp(max=self.greatest)
+        return Interval(torch.where(usable, low, -torch.inf), torch.where(usable, high, torch.inf)).without_nan()
+
+    def lines(self, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
+        """Lines of these slopes; where there can be none, the ends of the range."""
+        usable = self._usable(bounds, finite=True) & lower_slope.isfinite() & upper_slope.isfinite()
+        zero = torch.zeros_like(lower_slope)
+        lower_slope, upper_slope = torch.where(usable, lower_slope, zero), torch.where(usable, upper_slope, zero)
+        inner = bounds.map(lambda end: torch.where(usable, end, torch.full_like(end, self.inside)))
+        span = self.range(bounds)
+        return Relaxation(
+            lower_slope=lower_slope,
+            upper_slope=upper_slope,
+            lower_intercept=torch.where(usable, self._least(inner, lower_slope, 1), span.lower),
+            upper_intercept=torch.where(usable, -self._least(inner, upper_slope, -1), span.upper),
+        )
+
+    def _usable(self, bounds: Interval, finite: bool) -> Tensor:
+        usable = bounds.lower <= bounds.upper
+        if finite:
+            usable = usable & bounds.lower.isfinite() & bounds.upper.isfinite()
+        return usable if self.defined is None else usable & self.defined(bounds)
+
+    def _least(self, bounds: Interval, slope: Tensor, sign: int) -> Tensor:
+        """A lower bound of ``sign·(f(z) − slope·z)`` over the interval."""
+        edges = [bounds.lower, *(_within(point, bounds) for point in self.turning), bounds.upper]
+        least = torch.stack([self._height(edge, slope, sign) for edge in edges]).amin(dim=0)
+        if self.derivative is None:
+            return least
+        for start, end in pairwise(edges):
+            least = torch.minimum(least, self._tangent(self.derivative, start, end, slope, sign))
+        return least
+
+    def _height(self, z: Tensor, slope: Tensor, sign: int) -> Tensor:
+        """At most ``sign·(f(z) − slope·z)``."""
+        value, line = self.function(z), slope * z
+        height = sign * (value - line)
+        return down(height - (self.value_error(z, value) + 4 * UNIT * (line.abs() + height.abs()) + 4 * TINY))
+
+    def _tangent(self, derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign: int) -> Tensor:
+        """The least value over ``[start, end]`` of the height's tangent at about where the height is level."""
+        point = _level(derivative, start, end, slope, sign).clamp(min=self.first_tangent)
+        steep = derivative(point)
+        rise = sign * (steep - slope)
+        uncertain = self.slope_error(point, steep) + 2 * UNIT * rise.abs()
+        reach = torch.maximum((point - start).abs(), (end - point).abs())
+        falls = torch.minimum(rise * (start - point), rise * (end - point)).clamp(max=0)
+        base = self._height(point, slope, sign)
+        error = 2 * uncertain * reach + 8 * UNIT * (rise.abs() * reach + base.abs()) + 4 * TINY
+        return down(base + falls - error)
+
+
+def _level(derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign: int) -> Tensor:
+    """About where a monotone derivative equals ``slope``; the lowest end of the height where it does not."""
+    first, last = derivative(start) - slope, derivative(end) - slope
+    rising = first < 0
+    low, high = start.expand_as(rising), end.expand_as(rising)
+    for _ in range(BISECTIONS):
+        middle = low / 2 + high / 2
+        before = (derivative(middle) < slope) == rising
+        low, high = torch.where(before, middle, low), torch.where(before, high, middle)
+    return torch.where(rising == (last < 0), torch.where(sign * first > 0, start, end), low / 2 + high / 2)
+
+
+def _less(value: Tensor, error: Tensor) -> Tensor:
+    """At most ``value − error``, and exactly ``value`` where there is no error."""
+    return torch.where(error > 0, down(value - error), value)
+
+
+def _within(point: float, bounds: Interval) -> Tensor:
+    return torch.full_like(bounds.lower, point).clamp(min=bounds.lower, max=bounds.upper)
+
+
+def relative(ulps: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """An error of so many units of the last place of what was computed."""
+    return lambda z, computed: 2 * ulps * UNIT * computed.abs() + TINY
+
+
+def absolute(units: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same for functions that pass 1 in size only by a little, and cancel."""
+    return lambda z, computed: 2 * units * UNIT * (1 + computed.abs())
+
+
+def exact(z: Tensor, computed: Tensor) -> Tensor:
+    return torch.zeros_like(z)

@@ -1,0 +1,131 @@
+"""The supported functions of one variable, with what torch's float64 implementations of them may be off by.
+
+Additions, multiplications, divisions and square roots round correctly; ``exp``, ``log``, ``sin``, ``cos``, ``tanh``,
+``erf``, ``erfc`` and ``pow`` stay within a few units of the last place on CPUs and on CUDA (SLEEF 1.5, the CUDA
+libraries 5, by their documentation); 8 are allowed for here, and 16 for a derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+
+import torch
+from torch import Tensor
+
+from service.bounds.graph import Node
+from service.bounds.rigorous.curves import Curve, absolute, exact, relative
+from service.bounds.rigorous.rounding import TINY, UNIT
+from service.bounds.rules import RULES
+from service.bounds.rules.periodic import Periodic
+from service.bounds.rules.piecewise import LeakyRelu
+from service.bounds.rules.power import Power
+from service.bounds.rules.smooth import Smooth
+
+ValueError_ = Callable[[Tensor, Tensor], Tensor]
+CLOSE, CLOSE_SLOPE = relative(8), relative(16)
+LEVEL_SLOPE = absolute(32)
+POWER_SLOPE = relative(1024)
+"""The exponent less 1 is rounded: ``z^δ`` is off by up to ``|ln z| < 745`` units."""
+
+
+def _straight(least: float) -> Callable[[Node], Curve]:
+    def curve(node: Node) -> Curve:
+        rule = RULES[node.operator]
+        assert isinstance(rule, LeakyRelu)
+        below = rule.negative_slope(node)
+        error = exact if below in (-1.0, 0.0, 1.0) else relative(1)
+
+        def function(z: Tensor) -> Tensor:
+            return torch.where(z >= 0, z, below * z)
+
+        return Curve(function, error, turning=(0.0,), stationary=(0.0,), least=least if below <= 0 else -inf)
+
+    return curve
+
+
+def _smooth(
+    value_error: ValueError_, slope_error: ValueError_, least: float = -inf, greatest: float = inf
+) -> Callable[[Node], Curve]:
+    def curve(node: Node) -> Curve:
+        rule = RULES[node.operator]
+        assert isinstance(rule, Smooth)
+        return of_smooth(rule, value_error, slope_error, least, greatest)
+
+    return curve
+
+
+def of_smooth(
+    rule: Smooth, value_error: ValueError_, slope_error: ValueError_, least: float = -inf, greatest: float = inf
+) -> Curve:
+    return Curve(
+        rule.function,
+        value_error,
+        rule.derivative,
+        slope_error,
+        rule.turning,
+        rule.stationary,
+        least,
+        greatest,
+        rule.defined,
+        rule.inside,
+    )
+
+
+def _power(node: Node) -> Curve:
+    rule = RULES[node.operator]
+    assert isinstance(rule, Power)
+    exponent = rule.exponent_of(node)
+    even_or_broken = exponent % 2 != 1
+    root = 1e-30 if 0 < exponent < 1 else -inf
+    smooth = rule.smooth(node)
+    return Curve(
+        smooth.function,
+        CLOSE,
+        smooth.derivative,
+        POWER_SLOPE,
+        smooth.turning,
+        smooth.stationary,
+        0.0 if even_or_broken else -inf,
+        inf,
+        smooth.defined,
+        smooth.inside,
+        root,
+    )
+
+
+def _normal(z: Tensor, computed: Tensor) -> Tensor:
+    """``z Φ(z)``: besides, Φ's argument is rounded, which moves it by ``u z φ(z)`` times a small number."""
+    return 16 * UNIT * computed.abs() + 4 * UNIT * z.square() * torch.exp(-z.square() / 2) + TINY
+
+
+def _gate(z: Tensor, computed: Tensor) -> Tensor:
+    """``z σ(z)``, which falls below the normal numbers for z below −700."""
+    return 16 * UNIT * computed.abs() + 1e-300
+
+
+def around_zero(rule: Periodic) -> Curve:
+    """Turning points are multiples of π, rounded: between them and the true ones f bends by nothing that counts."""
+
+    def error(z: Tensor, computed: Tensor) -> Tensor:
+        return 16 * UNIT * computed.abs() + 1e-40
+
+    return of_smooth(rule.around_zero, error, LEVEL_SLOPE, -1.0, 1.0)
+
+
+CURVES: Mapping[str, Callable[[Node], Curve]] = {
+    "aten.relu.default": _straight(0.0),
+    "aten.leaky_relu.default": _straight(0.0),
+    "aten.abs.default": _straight(0.0),
+    "aten.tanh.default": _smooth(CLOSE, LEVEL_SLOPE, -1.0, 1.0),
+    "aten.sigmoid.default": _smooth(CLOSE, LEVEL_SLOPE, 0.0, 1.0),
+    "aten.erf.default": _smooth(CLOSE, LEVEL_SLOPE, -1.0, 1.0),
+    "aten.gelu.default": _smooth(_normal, LEVEL_SLOPE),
+    "aten.silu.default": _smooth(_gate, LEVEL_SLOPE),
+    "aten.exp.default": _smooth(CLOSE, CLOSE_SLOPE, 0.0),
+    "aten.log.default": _smooth(CLOSE, CLOSE_SLOPE),
+    "aten.pow.Tensor_Scalar": _power,
+    "aten.sqrt.default": _power,
+    "aten.rsqrt.default": _power,
+    "aten.reciprocal.default": _power,
+}

@@ -1,0 +1,164 @@
+"""Allowances for the rounding of linear operators, forward and backward.
+
+Backward, ``Â`` is computed for ``A W``. Whatever ``Â`` is, ``A·(W v + b) ≥ Â·v + fl(A b) − |A|·E`` with
+``E = γ_c |W| |v| + γ_b |b|``: the rounding of every row is one product of ``|A|`` with a vector that all rows share.
+The largest ``|W| |v| + |b|`` is what interval propagation gives for an interval around 0, for every linear rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.rigorous.rounding import TINY, gamma, magnitude, symmetric, widened
+from service.bounds.rules import RULES
+from service.bounds.rules.affine import AddMatrixProduct, AffineRule, LinearLayer, MatrixProduct
+from service.bounds.rules.arithmetic import Multiple, Negation, Sum
+from service.bounds.rules.base import Rule
+from service.bounds.rules.collectives import CopyToGroup, GatherFromGroup, ReduceFromGroup, ScatterToGroup
+from service.bounds.rules.convolution import Convolution
+from service.bounds.rules.shape import Choose, Concatenate, Expand, Pad, Permute, SameOrder, Select, Slice, Total
+
+Widen = Callable[[Node, Sequence[Interval], Interval], Interval]
+
+
+@dataclass(frozen=True)
+class Roundings:
+    """How many roundings a coefficient on an input, and the bias, pass at most in one step backward."""
+
+    coefficient: int = 0
+    bias: int = 0
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """``widen`` makes a propagated interval hold in real arithmetic; by default it does."""
+
+    backward: Callable[[Node], Roundings]
+    widen: Widen = lambda node, inputs, found: found
+
+
+def backward_error(node: Node, inputs: Sequence[Interval]) -> tuple[Tensor, Tensor]:
+    """``E`` ``(batch, *node.shape)`` as above, and ``(batch,)`` for what underflows, whatever the coefficients."""
+    roundings = LINEAR[type(RULES[node.operator])].backward(node)
+    sizes = [magnitude(each) for each in inputs]
+    whole = _of_magnitude(node, sizes)
+    constant = _of_magnitude(node, [torch.zeros_like(size) for size in sizes])
+    error = gamma(roundings.coefficient) * whole + gamma(roundings.bias) * constant
+    steps = roundings.coefficient + roundings.bias
+    lost = sum(size.flatten(1).sum(dim=1) for size in sizes) + whole.flatten(1).sum(dim=1) + node.size
+    return error, steps * (4 * TINY) * lost
+
+
+def _of_magnitude(node: Node, sizes: Sequence[Tensor]) -> Tensor:
+    return magnitude(RULES[node.operator].interval(node, [symmetric(size) for size in sizes], Exchange()))
+
+
+def repeats(node: Node) -> int:
+    """How often an entry of an input is used where it is broadcast to the output; 0 where it is not."""
+    smallest = min(prod(shape) for shape in node.input_shapes)
+    return 0 if smallest >= node.size else -(-node.size // max(smallest, 1))
+
+
+def _exact(node: Node) -> Roundings:
+    return Roundings()
+
+
+def _has_constant(node: Node, *arguments: str) -> bool:
+    return any(not node.is_variable(name) for name in arguments)
+
+
+def _affine(node: Node) -> Roundings:
+    rule = RULES[node.operator]
+    assert isinstance(rule, AffineRule)
+    weight = rule.read(node).weight
+    return Roundings(max(weight.shape[-2:]) + repeats(node) + 8, node.size + 8)
+
+
+def _convolution(node: Node) -> Roundings:
+    weight = node.constant("weight")
+    return Roundings(max(weight[0].numel(), weight[:, 0].numel()) + 8, node.size + 8)
+
+
+def _sum(node: Node) -> Roundings:
+    scaled = 0 if abs(float(node.arguments.get("alpha", 1))) == 1 else 2
+    return Roundings(scaled + repeats(node), node.size + 4 if _has_constant(node, "self", "other") else 0)
+
+
+def _choose(node: Node) -> Roundings:
+    return Roundings(repeats(node), node.size + 2 if _has_constant(node, "self", "other") else 0)
+
+
+def _by_magnitude(node: Node, inputs: Sequence[Interval], found: Interval) -> Interval:
+    """Centres and radii: both ends may be off by as much as the largest values suggest."""
+    error, lost = backward_error(node, inputs)
+    error = error + lost.reshape(-1, *(1,) * len(node.shape))
+    return widened(found, error, error)
+
+
+def _by_term(node: Node, inputs: Sequence[Interval], found: Interval) -> Interval:
+    """Each end is a sum of ends, or a multiple of one: it may be off by as much as their own values suggest."""
+    rule = RULES[node.operator]
+    below, above = (
+        magnitude(rule.interval(node, [Interval.point(end.abs())], Exchange()))
+        for end in (inputs[0].lower, inputs[0].upper)
+    )
+    if isinstance(rule, Multiple):  # a negative factor exchanges the ends
+        below, above = found.lower.abs(), found.upper.abs()
+    factor, lost = gamma(prod(node.input_shapes[0]) // max(node.size, 1) + 4), TINY * (prod(node.input_shapes[0]) + 2)
+    return signs_kept(node, inputs, widened(found, below * factor + lost, above * factor + lost))
+
+
+def signs_kept(node: Node, inputs: Sequence[Interval], interval: Interval) -> Interval:
+    """Cut what widening added beyond 0 where the inputs' signs alone rule it out; a root may follow."""
+    signs = [Interval(each.lower.sign().clamp(max=0), each.upper.sign().clamp(min=0)) for each in inputs]
+    image = RULES[node.operator].interval(node, signs, Exchange())
+    return Interval(
+        torch.where(image.lower >= 0, interval.lower.clamp(min=0), interval.lower),
+        torch.where(image.upper <= 0, interval.upper.clamp(max=0), interval.upper),
+    )
+
+
+def _by_one_addition(node: Node, inputs: Sequence[Interval], found: Interval) -> Interval:
+    """An addition rounds once, and not across 0; a factor before it is one rounding more."""
+    alpha = abs(float(node.arguments.get("alpha", 1)))
+    if alpha == 1:
+        moved = widened(found, 0.0, 0.0)
+        return Interval(
+            torch.where(found.lower >= 0, moved.lower.clamp(min=0), moved.lower),
+            torch.where(found.upper <= 0, moved.upper.clamp(max=0), moved.upper),
+        )
+    error = gamma(4) * _of_magnitude(node, [magnitude(each) for each in inputs]) + 4 * TINY
+    return widened(found, error, error)
+
+
+LINEAR: Mapping[type[Rule], Allowance] = {
+    LinearLayer: Allowance(_affine, _by_magnitude),
+    AddMatrixProduct: Allowance(_affine, _by_magnitude),
+    MatrixProduct: Allowance(_affine, _by_magnitude),
+    Convolution: Allowance(_convolution, _by_magnitude),
+    Sum: Allowance(_sum, _by_one_addition),
+    Negation: Allowance(_exact),
+    Multiple: Allowance(lambda node: Roundings(repeats(node) + 4), _by_term),
+    Total: Allowance(lambda node: Roundings(4), _by_term),
+    SameOrder: Allowance(_exact),
+    Permute: Allowance(_exact),
+    Slice: Allowance(_exact),
+    Expand: Allowance(lambda node: Roundings(repeats(node))),
+    Concatenate: Allowance(lambda node: Roundings(bias=node.size)),
+    Select: Allowance(lambda node: Roundings(len(node.constant("index")))),
+    Pad: Allowance(lambda node: Roundings(bias=node.size if node.arguments["value"] else 0)),
+    Choose: Allowance(_choose),
+    CopyToGroup: Allowance(_exact),
+    ReduceFromGroup: Allowance(_exact),
+    GatherFromGroup: Allowance(_exact),
+    ScatterToGroup: Allowance(_exact),
+}
+"""By the type of the rule. Collectives change nothing in a group of one rank, which is all that is supported here."""

@@ -1,0 +1,46 @@
+"""What float64 arithmetic may be off by (Higham, Accuracy and Stability of Numerical Algorithms, 2002, chapter 3).
+
+Sums and products are taken to be rounded to nearest, in any order and with or without fused multiplications. Matrix
+products and convolutions must add up products directly: no Strassen, Winograd or Fourier form.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+
+UNIT = 2.0**-53
+TINY = 2.0**-1022
+"""More than a product loses that falls below the normal numbers, also where those are flushed to zero."""
+
+
+def gamma(roundings: int) -> float:
+    """``n u / (1 − n u)``: the relative error after ``n`` roundings, doubled, which covers the error's own rounding."""
+    if roundings >= 2**40:
+        raise ValueError(f"{roundings} roundings in a row cannot be bounded; at most 2^40 can")
+    return 2 * roundings * UNIT / (1 - roundings * UNIT)
+
+
+def up(value: Tensor) -> Tensor:
+    """At least what ``value`` would be without its last rounding."""
+    return torch.nextafter(value, torch.full_like(value, torch.inf))
+
+
+def down(value: Tensor) -> Tensor:
+    return torch.nextafter(value, torch.full_like(value, -torch.inf))
+
+
+def widened(interval: Interval, below: Tensor | float, above: Tensor | float) -> Interval:
+    """The interval with its ends moved outwards by at least these amounts."""
+    return Interval(down(interval.lower - below), up(interval.upper + above))
+
+
+def magnitude(interval: Interval) -> Tensor:
+    """The largest absolute value in it, exactly."""
+    return torch.maximum(interval.lower.abs(), interval.upper.abs())
+
+
+def symmetric(size: Tensor) -> Interval:
+    return Interval(-size, size)

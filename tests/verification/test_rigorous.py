@@ -1,0 +1,255 @@
+"""Rigorous bounds against exact arithmetic: rational numbers for ReLU networks, many digits for smooth functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import cache
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import mlp, output_bounds, prepared
+from test_operators import blame, made
+from torch import Tensor, nn
+
+from service.bounds.graph import Node, Ref, UnsupportedModelError
+from service.bounds.interval import Interval
+from service.bounds.methods import Effort
+from service.bounds.network import Network, from_graph
+from service.bounds.relaxation import Relaxation
+from service.bounds.rigorous import rigorous_crown, rigorous_lower_bounds
+from service.bounds.rigorous.curves import Curve
+from service.bounds.rigorous.functions import CURVES
+from service.bounds.rigorous.steps import interval, nonlinear_step
+from service.bounds.rules import RULES
+from service.bounds.rules.base import NonlinearRule
+
+DOUBLE = torch.float64
+mpmath.mp.dps = 60
+
+
+def exactly(module: nn.Sequential, x: Sequence[float]) -> list[Fraction]:
+    """A ReLU network's output over the rational numbers."""
+    values = [Fraction(entry) for entry in x]
+    for layer in module:
+        if isinstance(layer, nn.ReLU):
+            values = [max(value, Fraction(0)) for value in values]
+            continue
+        assert isinstance(layer, nn.Linear)
+        weight, bias = layer.weight.tolist(), layer.bias.tolist()
+        values = [
+            sum((Fraction(w) * v for w, v in zip(row, values, strict=True)), Fraction(b))
+            for row, b in zip(weight, bias, strict=True)
+        ]
+    return values
+
+
+def both_sides(size: int) -> Tensor:
+    identity = torch.eye(size, dtype=DOUBLE)
+    return torch.cat([identity, -identity])[None]
+
+
+@cache
+def cancelling(seed: int) -> tuple[nn.Sequential, Network, Network]:
+    """Large terms whose sum is small, so that rounding shows; as a network in float32 and in float64."""
+    net = mlp([4, 12, 12, 2], nn.ReLU(), seed)
+    with torch.no_grad():
+        for layer in net:
+            if isinstance(layer, nn.Linear):
+                layer.weight.mul_(30)
+                layer.bias.mul_(1e3)
+    single = prepared(net, 4)
+    return net.double(), single, prepared(net.double(), 4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), radius=st.sampled_from([0.0, 1e-12, 1e-3, 0.3]))
+def test_no_rational_value_leaves_the_bounds(seed: int, radius: float) -> None:
+    net, _, network = cancelling(seed % 4)
+    generator = torch.Generator().manual_seed(seed)
+    centre = torch.randn(1, 4, generator=generator, dtype=DOUBLE)
+    box = Interval(centre - radius, centre + radius)
+    bounds = rigorous_lower_bounds(network, box, both_sides(2))[0].tolist()
+    corners = (torch.rand(3, 4, generator=generator, dtype=DOUBLE) < 0.5).tolist()
+    for corner in corners:
+        ends = zip(corner, box.lower[0].tolist(), box.upper[0].tolist(), strict=True)
+        value = exactly(net, [high if up else low for up, low, high in ends])
+        for index, entry in enumerate(value):
+            assert Fraction(bounds[index]) <= entry <= -Fraction(bounds[index + 2])
+
+
+def test_plain_bounds_are_passed_by_an_exact_value_and_rigorous_ones_are_not() -> None:
+    """Both of the plain ones, in float32 and in float64; the box is a point and the weights the same numbers."""
+    passed = {torch.float32: 0, DOUBLE: 0}
+    for seed in range(8):
+        net, single, double = cancelling(seed % 4)
+        x = torch.randn(1, 4, generator=torch.Generator().manual_seed(seed))
+        box = Interval(x.double(), x.double())
+        plain32 = output_bounds(single, Interval(x, x), "crown").lower[0].tolist()
+        plain64 = output_bounds(double, box, "crown").lower[0].tolist()
+        rigorous = rigorous_lower_bounds(double, box, both_sides(2))[0, :2].tolist()
+        value = exactly(net, x[0].tolist())
+        passed[torch.float32] += sum(Fraction(b) > v for b, v in zip(plain32, value, strict=True))
+        passed[DOUBLE] += sum(Fraction(b) > v for b, v in zip(plain64, value, strict=True))
+        assert all(Fraction(b) <= v for b, v in zip(rigorous, value, strict=True))
+    assert passed[torch.float32] > 0
+    assert passed[DOUBLE] > 0
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("radius", [1e-3, 0.3])
+def test_what_rounding_costs_is_small(linear: bool, radius: float) -> None:
+    """On every operator: rigorous widths are those of plain float64 bounds but for a millionth."""
+    module, network = made(linear)
+    x = torch.randn(2, 6, generator=torch.Generator().manual_seed(4), dtype=DOUBLE)
+    box, size = Interval(x - radius, x + radius), network.graph.output.size
+    plain = output_bounds(network, box, "crown")
+    bounds = rigorous_crown(network, box, Effort()).lower_bounds(both_sides(size))
+    lower, upper = bounds[:, :size], -bounds[:, size:]
+    slack = 1e-6 * plain.width + 1e-12 * (1 + plain.lower.abs())
+    assert not blame(module, lower > plain.lower + slack)
+    assert not blame(module, upper < plain.upper - slack)
+    assert not blame(module, lower < plain.lower - slack)
+    assert not blame(module, upper > plain.upper + slack)
+
+
+EXACT: dict[str, tuple[Callable[[mpmath.mpf], mpmath.mpf], dict[str, object]]] = {
+    "aten.relu.default": (lambda z: max(z, mpmath.mpf(0)), {}),
+    "aten.leaky_relu.default": (lambda z: z if z > 0 else z * mpmath.mpf(0.1), {"negative_slope": 0.1}),
+    "aten.abs.default": (abs, {}),
+    "aten.floor.default": (mpmath.floor, {}),
+    "aten.tanh.default": (mpmath.tanh, {}),
+    "aten.sigmoid.default": (lambda z: 1 / (1 + mpmath.exp(-z)), {}),
+    "aten.silu.default": (lambda z: z / (1 + mpmath.exp(-z)), {}),
+    "aten.gelu.default": (lambda z: z * mpmath.erfc(-z / mpmath.sqrt(2)) / 2, {"approximate": "none"}),
+    "aten.erf.default": (mpmath.erf, {}),
+    "aten.exp.default": (mpmath.exp, {}),
+    "aten.log.default": (mpmath.log, {}),
+    "aten.sin.default": (mpmath.sin, {}),
+    "aten.cos.default": (mpmath.cos, {}),
+    "aten.sqrt.default": (mpmath.sqrt, {}),
+    "aten.rsqrt.default": (lambda z: 1 / mpmath.sqrt(z), {}),
+    "aten.reciprocal.default": (lambda z: 1 / z, {}),
+    "aten.pow.Tensor_Scalar": (lambda z: z**3, {"exponent": 3}),
+    "square": (lambda z: z**2, {"exponent": 2}),
+    "broken power": (lambda z: mpmath.power(z, mpmath.mpf(1.7)), {"exponent": 1.7}),
+    "small root": (lambda z: mpmath.power(z, mpmath.mpf(0.1)), {"exponent": 0.1}),
+    "inverse square": (lambda z: z**-2, {"exponent": -2}),
+}
+POSITIVE = {"aten.log.default", "aten.rsqrt.default", "aten.reciprocal.default", "inverse square"}
+NOT_NEGATIVE = {"aten.sqrt.default", "broken power", "small root"}
+
+
+def node_of(name: str) -> Node:
+    operator = name if name.startswith("aten.") else "aten.pow.Tensor_Scalar"
+    return Node("f", operator, {"self": Ref("z"), **EXACT[name][1]}, (1,), ((1,),))
+
+
+def ends_for(name: str, pair: tuple[float, float]) -> tuple[float, float]:
+    low, width = pair
+    if name in POSITIVE | NOT_NEGATIVE:
+        low = abs(low) + (1e-3 if name in POSITIVE else 0.0)
+    return low, low + width
+
+
+pairs = st.tuples(
+    st.one_of(st.floats(-12, 12), st.sampled_from([0.0, -1.0, -3.0, 1.5])),
+    st.one_of(st.just(0.0), st.floats(1e-14, 1e-6), st.floats(0, 1), st.floats(0, 20)),
+)
+
+
+def holds(name: str, pair: tuple[float, float], change: tuple[float, float]) -> None:
+    """The relaxation, with its slopes changed too, and the range, at 40 points to 60 digits."""
+    node, (low, high) = node_of(name), ends_for(name, pair)
+    rule = RULES[node.operator]
+    assert isinstance(rule, NonlinearRule)
+    bounds = Interval(torch.tensor([[low]], dtype=DOUBLE), torch.tensor([[high]], dtype=DOUBLE))
+    given_lines = rule.relax(node, bounds)
+    tilted = Relaxation(given_lines.lower_slope + change[0], given_lines.upper_slope + change[1])
+    image = interval(node, [bounds])
+    steps = [nonlinear_step(node, [bounds], lines) for lines in (given_lines, tilted)]
+    points = [mpmath.mpf(low) + (mpmath.mpf(high) - mpmath.mpf(low)) * k / 39 for k in range(40)]
+    values = [EXACT[name][0](point) for point in points]
+    assert all(image.lower.item() <= value <= image.upper.item() for value in values)
+    for step in steps:
+        assert step.relaxed is not None
+        for sign in (1, -1):
+            (slope,), intercept = step.relaxed.pull(torch.full((1, 1, 1), float(sign), dtype=DOUBLE))
+            bias = mpmath.mpf(0 if intercept is None else intercept.item())
+            for point, value in zip(points, values, strict=True):
+                assert mpmath.mpf(slope.item()) * point + bias <= sign * value, (name, sign, point)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@settings(max_examples=12, deadline=None)
+@given(pair=pairs, change=st.tuples(st.sampled_from([0.0, 1e-3, -0.4, 2.0]), st.sampled_from([0.0, 1e-3, -0.4, 2.0])))
+def test_lines_and_ranges_hold_to_many_digits(
+    name: str, pair: tuple[float, float], change: tuple[float, float]
+) -> None:
+    holds(name, pair, change)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("pair", [(0.0, 0.0), (0.0, 1e-300), (1.0, 0.0), (-1.0, 1.0), (5.0, 1e-9), (-20.0, 40.0)])
+def test_lines_and_ranges_hold_at_edges(name: str, pair: tuple[float, float]) -> None:
+    holds(name, pair, (0.0, 0.0))
+
+
+def test_every_curve_is_covered() -> None:
+    assert set(CURVES) <= {node_of(name).operator for name in EXACT}
+
+
+def test_a_line_moves_outwards_by_rounding_only() -> None:
+    curve: Curve = CURVES["aten.tanh.default"](node_of("aten.tanh.default"))
+    bounds = Interval(torch.tensor([[-1.0]], dtype=DOUBLE), torch.tensor([[0.5]], dtype=DOUBLE))
+    rule = RULES["aten.tanh.default"]
+    assert isinstance(rule, NonlinearRule)
+    plain = rule.relax(node_of("aten.tanh.default"), bounds)
+    moved = curve.lines(bounds, plain.lower_slope, plain.upper_slope)
+    for before, after in (
+        (plain.lower_intercept, moved.lower_intercept),
+        (plain.upper_intercept, moved.upper_intercept),
+    ):
+        assert before is not None
+        assert after is not None
+        torch.testing.assert_close(before, after, rtol=0, atol=1e-13)
+
+
+def test_a_branch_confines_the_bounds() -> None:
+    """Bounds for the part of the box where one neuron is positive: they hold there, and are tighter."""
+    net = mlp([4, 12, 12, 2], nn.ReLU(), 3).double()
+    network = prepared(net, 4)
+    box = Interval(-torch.ones(1, 4, dtype=DOUBLE), torch.ones(1, 4, dtype=DOUBLE))
+    whole = rigorous_crown(network, box, Effort())
+    name = network.nonlinear[0].name
+    before = whole.inputs[name][0]
+    neuron = int(torch.minimum(before.upper, -before.lower)[0].argmax())
+    lower = before.lower.clone()
+    lower[0, neuron] = 0
+    within = rigorous_crown(network, box, Effort(), {name: (Interval(lower, before.upper),)})
+    assert within.inputs[name][0].lower[0, neuron] == 0
+    found, bounds = whole.lower_bounds(both_sides(2)), within.lower_bounds(both_sides(2))
+    assert (bounds > found + 1e-3).any()
+    x = torch.rand(4000, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE) * 2 - 1
+    inside = x[net[0](x)[:, neuron] >= 0]
+    values = net(inside)
+    assert len(values) > 500
+    assert (bounds[:, :2] <= values).all()
+    assert (-bounds[:, 2:] >= values).all()
+
+
+def test_what_is_not_supported_is_refused() -> None:
+    network = prepared(mlp([4, 6, 2], nn.ReLU(), 0), 4)
+    with pytest.raises(ValueError, match="float32"):
+        rigorous_lower_bounds(network, Interval(torch.zeros(1, 4), torch.ones(1, 4)), both_sides(2))
+
+
+def test_an_operator_without_allowance_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = prepared(mlp([4, 6, 2], nn.Tanh(), 0).double(), 4)
+    monkeypatch.delitem(CURVES, "aten.tanh.default")
+    box = Interval(torch.zeros(1, 4, dtype=DOUBLE), torch.ones(1, 4, dtype=DOUBLE))
+    with pytest.raises(UnsupportedModelError, match=r"aten\.tanh\.default"):
+        rigorous_lower_bounds(from_graph(network.graph), box, both_sides(2))
