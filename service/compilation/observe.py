@@ -18,9 +18,9 @@ from service.compilation.internals.switches import eager_random_numbers, silent_
 from service.compilation.internals.text import first_line
 from service.compilation.observation import Case, Cost, Observation, Training
 from service.compilation.program import Program
+from service.compilation.recorder import Recorder, recorder
 from service.compilation.reference import Reference, Run, seed
 from service.compilation.rungs import Rung
-from service.compilation.watching import Watch, watching
 from service.jobs.spec.compile import Tolerance
 
 
@@ -56,8 +56,8 @@ def observe(program: Program, case: Case, reference: Reference, plan: Plan) -> O
     where a process of its own costs an import of PyTorch. What that cannot undo: global state set by the program
     itself, and a crash of the compiler, which ends the job.
     """
-    with empty_caches(), _random_numbers(case.rung, reference), watching(case.rung, program.device) as watch:
-        look = _Look(program, case, reference, plan, watch)
+    with empty_caches(), _random_numbers(case.rung, reference), recorder(case.rung, program.device) as records:
+        look = _Look(program, case, reference, plan, records)
         try:
             return look.observation()
         except Exception as error:
@@ -70,7 +70,7 @@ class _Look:
     case: Case
     reference: Reference
     plan: Plan
-    watch: Watch
+    records: Recorder
     subject: Subject | None = None
 
     def observation(self) -> Observation:
@@ -80,8 +80,8 @@ class _Look:
         run, cold_s = self._judged_run(subject)
         calls, memory = subject.boundary.invocations(), peak(self.program.device)
         timed = pace(subject, self.plan.agree)
-        self.watch.end_iteration()
-        evidence = self.watch.evidence(self.plan.warm_up, self.plan.settled, switches)
+        self.records.end_iteration()
+        evidence = self.records.evidence(self.plan.warm_up, self.plan.settled, switches)
         cache = portable_cache() if self.case.rung.generates_code else None
         warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache)
         comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
@@ -100,7 +100,7 @@ class _Look:
 
     def failure(self, error: str) -> Observation:
         """What was seen until the rung raised."""
-        evidence = self.watch.evidence(self.plan.warm_up, self.plan.settled)
+        evidence = self.records.evidence(self.plan.warm_up, self.plan.settled)
         if self.subject is None:
             return Observation(self.case, evidence, error)
         calls = self.subject.boundary.invocations()
@@ -119,7 +119,7 @@ class _Look:
             seen, duration = _timed(subject, iteration)
             records.append(seen)
             seconds.append(duration)
-            compiled.append(self.watch.end_iteration())
+            compiled.append(self.records.end_iteration())
         after = state_of(subject)
         return Run(tuple(records), before, after, False, subject.unsharded), cold_seconds(seconds, compiled)
 

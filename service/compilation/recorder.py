@@ -16,7 +16,7 @@ from service.compilation.rungs import Rung
 
 
 @dataclass(frozen=True)
-class Watch:
+class Recorder:
     """What has been recorded since it began, iteration by iteration."""
 
     rung: Rung
@@ -38,9 +38,9 @@ class Watch:
 
 
 @contextmanager
-def watching(rung: Rung, device: torch.device) -> Iterator[Watch]:
+def recorder(rung: Rung, device: torch.device) -> Iterator[Recorder]:
     """Record from nothing; to be entered after what was compiled before is forgotten."""
     clear_records()
     captured = watched_captures() if rung.cuda_graphs else nullcontext(Captures())
     with captured as captures, traced_hooks() as hooks:
-        yield Watch(rung, device, Recording(), captures, hooks)
+        yield Recorder(rung, device, Recording(), captures, hooks)
