@@ -16,14 +16,21 @@ router = APIRouter(tags=["bounds"])
 
 
 class BoundsRow(BaseModel):
-    """Certified output bounds of one instance. ``margin`` above zero means verified."""
+    """Certified output bounds of one instance.
+
+    ``margin`` is the least certified distance from a violation: above zero (beyond rounding) means verified.
+    ``name`` is the query's path in its archive. ``decided_by`` says what gave the verdict: bounds, a witness (the
+    sample itself, the centre of the box), an attack, or a search by splitting inputs or activations.
+    """
 
     instance: int
+    name: str | None = None
     verdict: Literal["verified", "falsified", "unknown", "timeout"]
     lower: list[float | None]
     upper: list[float | None]
     margin: float | None
     method: str
+    decided_by: str | None = None
     seconds: float
     domains: int
     counterexample: list[float] | None

@@ -174,7 +174,8 @@ def test_bounds_are_rows_by_instance_and_page(client: TestClient, worker: Worker
     row = first["items"][2]
     assert (row["verdict"], row["counterexample"], row["lower"]) == ("falsified", [0.5], [0.5, None])
     assert set(row) == {
-        "instance", "verdict", "lower", "upper", "margin", "method", "seconds", "domains", "counterexample",
+        "instance", "name", "verdict", "lower", "upper", "margin", "method", "decided_by", "seconds", "domains",
+        "counterexample",
     }  # fmt: skip
 
 

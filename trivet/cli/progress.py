@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from service.jobs.states import TERMINAL
 
-WATCHED = ("state", "progress", "metric", "bound", "artifact", "error")
+WATCHED = ("state", "progress", "metric", "bound", "search", "artifact", "error")
 _SHOWN_METRICS = ("loss", "eval_loss", "eval_accuracy", "eval_certified_accuracy", "accuracy", "lr", "step_ms")
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 
@@ -24,7 +25,9 @@ class Watched:
     state: str = "queued"
     reason: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
-    verdicts: dict[str, int] = field(default_factory=dict)
+    verdicts: dict[int, str] = field(default_factory=dict)
+    """By instance: one that is told again, after a restart, counts once."""
+    searching: str = ""
     done: int = 0
     total: int | None = None
     unit: str = ""
@@ -40,7 +43,8 @@ class Watched:
         """The newest numbers in a line."""
         shown = [name for name in _SHOWN_METRICS if name in self.metrics]
         parts = [f"{name} {self.metrics[name]:.4g}" for name in shown[:4]]
-        parts += [f"{verdict} {count}" for verdict, count in sorted(self.verdicts.items())]
+        parts += [f"{verdict} {count}" for verdict, count in sorted(Counter(self.verdicts.values()).items())]
+        parts += [self.searching] if self.searching else []
         return "  ".join(parts) or (self.reason if self.state == "queued" else "")
 
 
@@ -58,7 +62,13 @@ def _metric(seen: Watched, event: dict[str, Any]) -> None:
 
 
 def _bound(seen: Watched, event: dict[str, Any]) -> None:
-    seen.verdicts[event["verdict"]] = seen.verdicts.get(event["verdict"], 0) + 1
+    seen.verdicts[event["instance"]] = event["verdict"]
+    seen.searching = ""
+
+
+def _search(seen: Watched, event: dict[str, Any]) -> None:
+    bound = "" if event["bound"] is None else f", bound {event['bound']:.3g}"
+    seen.searching = f"instance {event['instance']}: {event['domains']} domains, {event['open']} open{bound}"
 
 
 _HANDLERS: dict[str, Callable[[Watched, dict[str, Any]], None]] = {
@@ -66,6 +76,7 @@ _HANDLERS: dict[str, Callable[[Watched, dict[str, Any]], None]] = {
     "progress": _progress,
     "metric": _metric,
     "bound": _bound,
+    "search": _search,
 }
 
 

@@ -71,11 +71,13 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json({"items": found})
         return
-    rows = table("instance", "verdict", "margin", "widest output", "method", "seconds")
+    named = any(row["name"] for row in found)
+    rows = table("instance", *(["name"] if named else []), "verdict", "decided by", "margin", "widest output",
+                 "domains", "seconds", "method")  # fmt: skip
     for row in found:
         rows.add_row(
-            str(row["instance"]), row["verdict"], _number(row["margin"]), _number(_width(row)), row["method"],
-            f"{row['seconds']:.3f}",
+            str(row["instance"]), *([row["name"] or ""] if named else []), row["verdict"], row["decided_by"] or "",
+            _number(row["margin"]), _number(_width(row)), str(row["domains"]), f"{row['seconds']:.3f}", row["method"],
         )  # fmt: skip
     out.print(rows if found else "no bounds yet")
 
