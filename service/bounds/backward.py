@@ -54,8 +54,8 @@ class Pass:
         Rows are ``(batch or 1, rows, *shape)`` or :class:`UnitRows`. Where ``start`` is divided over the ranks, the
         rows are over this rank's entries, equally many on each, and so is the result. All ranks must call it.
         """
-        biases = _Biases()
-        pending = {start: Pending(rows, self.network.is_own(start))}
+        biases, own = _Biases(), self.network.is_own(start)
+        pending = {start: Pending(rows, own)}
         for node in reversed(self.network.graph.until(start)):
             waiting = pending.pop(node.name, None)
             if waiting is None:
@@ -64,12 +64,12 @@ class Pass:
                 bound = minimum_over(self.intervals[node.name], self._dense(node, waiting.coefficients))
                 self._account(biases, node, waiting, bound)
                 continue
-            pulled, own = self._pull(node, waiting)
+            pulled, still_own = self._pull(node, waiting)
             if pulled.bias is not None:
                 self._account(biases, node, waiting, pulled.bias)
             for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
-                pending[name] = self._joined(name, pending.get(name), Pending(coefficients, own))
-        return self._total(biases).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+                pending[name] = self._joined(name, pending.get(name), Pending(coefficients, still_own))
+        return self._total(biases, own).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
     def _pull(self, node: Node, waiting: Pending) -> tuple[Pulled, bool]:
         """The step through one node, and whether rows are still known to this rank only."""
@@ -117,12 +117,12 @@ class Pass:
         else:
             biases.replicated.append(value)
 
-    def _total(self, biases: _Biases) -> Tensor:
+    def _total(self, biases: _Biases, own: bool) -> Tensor:
         exchange = self.network.exchange
         common = list(biases.replicated)
         if biases.partial:
             common.append(exchange.sum(_added(biases.partial)))
-        if not biases.own:
+        if not own:
             return _added(common)
         if common:
             whole = _added(common)
