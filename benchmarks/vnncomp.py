@@ -1,9 +1,10 @@
-"""Run the instances of a VNN-COMP folder: verdict, seconds and the published label of each; exit 1 on a wrong verdict.
+"""Decide the instances of VNN-COMP folders and hold the verdicts against the published ones.
 
-    python benchmarks/vnncomp.py FOLDER [BENCHMARK …] [--method crown] [--limit 20] [--instances 10]
+    python benchmarks/vnncomp.py FOLDER [BENCHMARK …] [--device cuda] [--limit 60] [--instances 10] [--jobs 4] [--csv F]
 
-``FOLDER/BENCHMARK`` holds ``labels.csv`` and the (gzipped) networks and properties that it names. Seconds are those
-of the decision alone; loading and tracing a network is counted once, when it is first met.
+``FOLDER/BENCHMARK`` holds ``labels.csv`` and the (gzipped) networks and properties that it names. An instance has its
+own time limit, or ``--limit`` if that is less. Seconds are those of the decision, without loading the network, which
+stays loaded for the next instance; processor seconds are this process's. Exit 1 on a wrong verdict.
 """
 
 from __future__ import annotations
@@ -14,10 +15,16 @@ import gzip
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS
@@ -27,6 +34,54 @@ from service.verification.search import Subject, decide
 from service.verification.search.inputs import FEW_INPUTS
 
 ANSWERS = {Verdict.VERIFIED: "unsat", Verdict.FALSIFIED: "sat", Verdict.UNKNOWN: "unknown"}
+QUICK = 60.0
+
+
+@dataclass(frozen=True)
+class Instance:
+    folder: Path
+    onnx: str
+    vnnlib: str
+    limit: float
+    label: str
+    peer_verdict: str
+    peer_seconds: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.folder.name} {Path(self.onnx).stem} {Path(self.vnnlib).stem}"
+
+
+@dataclass(frozen=True)
+class Choices:
+    method: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; ``bound`` is the margin that was proved."""
+
+    benchmark: str
+    onnx: str
+    vnnlib: str
+    verdict: str
+    seconds: float
+    processor_seconds: float
+    domains: int
+    bound: float
+    means: str
+    label: str
+    abcrown_verdict: str
+    abcrown_run_s: str
+
+    @property
+    def wrong(self) -> bool:
+        return {self.verdict, self.label} == {"sat", "unsat"}
+
+    @property
+    def decided(self) -> bool:
+        return self.verdict in ("sat", "unsat")
 
 
 def content(path: Path) -> bytes:
@@ -34,22 +89,67 @@ def content(path: Path) -> bytes:
 
 
 @lru_cache(maxsize=2)
-def subject(path: Path, dtype: torch.dtype) -> Subject:
-    started = time.monotonic()
-    made = Subject.of(content(path), dtype)
-    print(f"# {path.name}: loaded and traced in {time.monotonic() - started:.1f} s")
-    return made
+def subject(path: Path, dtype: torch.dtype, device: str) -> Subject:
+    return Subject.of(content(path), dtype, torch.device(device))
 
 
-def run(folder: Path, row: dict[str, str], method: str, limit: float) -> tuple[str, float, int]:
-    query = parse(content(folder / row["vnnlib"]).decode())
+def run(instance: Instance, choices: Choices) -> Row:
+    """Few inputs are searched in float64: small boxes need the digits."""
+    query = parse(content(instance.folder / instance.vnnlib).decode())
     dtype = torch.float64 if query.inputs <= FEW_INPUTS else torch.float32
     try:
-        under = subject(folder / row["onnx"], dtype)
+        under = subject(instance.folder / instance.onnx, dtype, choices.device)
     except UnsupportedModelError as error:
-        return f"unsupported: {error}", 0.0, 0
-    decision = decide(under, query, method, min(limit, float(row["timeout_s"])))
-    return ANSWERS[decision.verdict], decision.seconds, decision.domains
+        return row(instance, f"unsupported: {error}", 0.0, 0.0, 0, 0.0, "")
+    used, started = time.process_time(), time.monotonic()
+    decision = decide(under, query, choices.method, instance.limit)
+    used, taken = time.process_time() - used, time.monotonic() - started
+    verdict = ANSWERS[decision.verdict]
+    return row(instance, verdict, taken, used, decision.domains, decision.bound, decision.means.value)
+
+
+def row(instance: Instance, verdict: str, taken: float, used: float, domains: int, bound: float, means: str) -> Row:
+    paths = instance.folder.name, instance.onnx, instance.vnnlib
+    published = instance.label, instance.peer_verdict, instance.peer_seconds
+    return Row(*paths, verdict, round(taken, 3), round(used, 3), domains, bound, means, *published)
+
+
+def instances(folder: Path, limit: float, first: int) -> list[Instance]:
+    """Those of one network after each other, as a network stays loaded."""
+    with (folder / "labels.csv").open() as file:
+        lines = sorted(list(csv.DictReader(file))[:first], key=lambda line: line["onnx"])
+    return [
+        Instance(
+            folder,
+            line["onnx"],
+            line["vnnlib"],
+            min(limit, float(line["timeout_s"])),
+            line["label"],
+            line["abcrown_verdict"],
+            line["abcrown_run_s"],
+        )
+        for line in lines
+    ]
+
+
+def results(every: list[Instance], choices: Choices, jobs: int) -> Iterator[Row]:
+    if jobs == 1:
+        yield from (run(instance, choices) for instance in every)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(run, every, [choices] * len(every))
+
+
+def summary(name: str, rows: Iterable[Row]) -> str:
+    rows = list(rows)
+    count = Counter(each.verdict.partition(":")[0] for each in rows)
+    decided, wrong = sum(each.decided for each in rows), sum(each.wrong for each in rows)
+    quick = sum(each.decided and each.seconds <= QUICK for each in rows)
+    return (
+        f"== {name}: {decided} of {len(rows)} decided, {wrong} wrong, {quick / max(len(rows), 1):.0%} within "
+        f"{QUICK:.0f} s, {dict(count)}, {sum(each.seconds for each in rows):.0f} s, "
+        f"{sum(each.processor_seconds for each in rows):.0f} processor s"
+    )
 
 
 def main() -> int:
@@ -57,25 +157,31 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("benchmarks", nargs="*")
     parser.add_argument("--method", choices=sorted(METHODS), default="crown")
-    parser.add_argument("--limit", type=float, default=20.0, help="seconds for an instance")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for an instance")
     parser.add_argument("--instances", type=int, default=10**6, help="of each benchmark, from the first")
+    parser.add_argument("--jobs", type=int, default=1, help="instances at a time, a process each")
+    parser.add_argument("--csv", type=Path, help="write a row for each instance")
     given = parser.parse_args()
+    choices = Choices(given.method, given.device)
     names = given.benchmarks or sorted(path.parent.name for path in given.folder.glob("*/labels.csv"))
-    wrong = 0
+    rows: list[Row] = []
     for name in names:
-        with (given.folder / name / "labels.csv").open() as file:
-            rows = sorted(list(csv.DictReader(file))[: given.instances], key=lambda row: row["onnx"])
-        count, spent = Counter[str](), 0.0
-        for row in rows:
-            verdict, seconds, domains = run(given.folder / name, row, given.method, given.limit)
-            bad = {verdict, row["label"]} == {"sat", "unsat"}
-            wrong += bad
-            count["wrong" if bad else verdict.partition(":")[0]] += 1
-            spent += seconds
-            pair = f"{Path(row['onnx']).stem} {Path(row['vnnlib']).stem}"
-            print(f"{name} {pair}: {verdict} {seconds:.2f} s, {domains} boxes, label {row['label']}{' WRONG' * bad}")
-        print(f"== {name}: {len(rows)} instances, {dict(count)}, {spent:.0f} s", flush=True)
-    return 1 if wrong else 0
+        start = len(rows)
+        every = instances(given.folder / name, given.limit, given.instances)
+        for each, instance in zip(results(every, choices, given.jobs), every, strict=True):
+            rows.append(each)
+            told = f"{each.verdict} {each.seconds:.2f} s, {each.domains} domains by {each.means}"
+            print(f"{instance.name}: {told}, label {each.label}{' WRONG' * each.wrong}", flush=True)
+        print(summary(name, rows[start:]), flush=True)
+    if len(names) > 1:
+        print(summary("all", rows))
+    if given.csv:
+        with given.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+            writer.writeheader()
+            writer.writerows(asdict(each) for each in rows)
+    return 1 if any(each.wrong for each in rows) else 0
 
 
 if __name__ == "__main__":

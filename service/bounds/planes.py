@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.folded import Folded, Form, Operator
+from service.bounds.folded import Folded, Operator
 from service.bounds.interval import Interval
 from service.bounds.relaxation import Relaxation, Relaxed
 
@@ -24,6 +24,7 @@ Known = Mapping[str, Interval]
 class Planes:
     """``coefficients · x + bias ≤ rows · output`` in each box: ``(batch, rows, features)``, ``(batch, rows)``.
 
+    ``known`` are bounds of the values that operators read, for the boxes that will be cut from this one.
     ``influence`` ``(batch, features)`` estimates what the relaxations lose for the width of each input.
     """
 
@@ -31,9 +32,6 @@ class Planes:
     bias: Tensor
     known: Known
     influence: Tensor
-
-    def least(self, box: Interval) -> Tensor:
-        return minimum(box, self.coefficients, self.bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +83,7 @@ class Walk:
         return bounds.map(lambda end: end.reshape(-1, *operator.node.input_shapes[index]))
 
     def _propagated(self, name: str) -> Interval:
-        form, lower, upper = self.folded.forms[name], None, None
+        form = self.folded.forms[name]
         centre, radius = form.bias, torch.zeros_like(form.bias)
         for source, matrix in form.matrices.items():
             centre = centre + self._values[source].centre @ matrix.mT

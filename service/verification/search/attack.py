@@ -1,4 +1,9 @@
-"""Projected gradient descent from random starts (Madry et al., 2018), one disjunct per start."""
+"""Searching for a counterexample by gradients, before and inside a branch and bound.
+
+Projected gradient descent (Madry et al., 2018) on how far an input is from one disjunct, with many starts for each
+disjunct: the best of many random inputs, and inputs that first went where a random combination of the outputs grows,
+so that the starts differ in what the network makes of them (ODI, Tashiro et al., 2020).
+"""
 
 from __future__ import annotations
 
@@ -9,36 +14,125 @@ from service.bounds.interval import Interval
 from service.verification.search.goal import Goal
 from service.verification.search.subject import Subject, worst_first
 
-RESTARTS, STEPS = 64, 40
+RESTARTS, STEPS, DIVERSIFYING = 64, 60, 5
+SAMPLES = 4096
+EFFORT = 2**25
+"""Entries of all of the network's values that sampling and one round's descent may take."""
+CONVINCING = 8
+"""Candidates that are looked at in float64 at a time."""
+Counterexample = tuple[float, ...]
 
 
-def attack(subject: Subject, goal: Goal, seed: int = 0) -> tuple[float, ...] | None:
+def attack(subject: Subject, goal: Goal, seed: int = 0) -> Counterexample | None:
     """A counterexample in the goal's box that convinced, or none."""
-    box = goal.box(subject.dtype)
-    generator = torch.Generator().manual_seed(seed)
-    count = max(RESTARTS, 2 * goal.disjuncts)
-    weights = torch.rand(count, box.lower.shape[1], generator=generator, dtype=subject.dtype).to(subject.device)
-    weights[0] = 0.5
-    x = box.lower + weights * box.width
-    aim = torch.arange(count, device=subject.device) % goal.disjuncts
-    for step in range(STEPS):
-        values, gradient = descent(subject, goal, x, aim)
-        if bool((values <= 0).any()) and (found := subject.convinced(goal, x[worst_first(values, 8)])):
+    return _Attack(subject, goal, seed).run()
+
+
+class _Attack:
+    """Everything random comes from one generator on the host, so that ranks and devices do the same."""
+
+    def __init__(self, subject: Subject, goal: Goal, seed: int) -> None:
+        self.subject, self.goal, self.box = subject, goal, goal.box(subject.dtype)
+        self.generator = torch.Generator().manual_seed(seed)
+        cost = sum(node.size for node in subject.network.graph.nodes)
+        self.samples = max(RESTARTS, min(SAMPLES, EFFORT // cost))
+        self.restarts = max(RESTARTS, 2 * goal.disjuncts)
+
+    def run(self) -> Counterexample | None:
+        samples = self._inside(self._random(self.samples, self.box.lower.shape[1]))
+        samples[0] = self.box.centre[0]
+        excess = torch.cat([self._excess(part) for part in samples.split(512)])
+        scale = excess.std(dim=0).nan_to_num(nan=0.0).clamp(min=1e-6 * excess.abs().amax().nan_to_num() + 1e-30)
+        each = self.goal.per_disjunct(excess)
+        if found := self._convinced(samples, each.amin(dim=1)):
             return found
-        size = 0.25 * (1 - step / STEPS) + 0.005
-        x = inside(x - gradient.sign() * size * box.width, box)
-    values, _ = descent(subject, goal, x, aim)
-    return subject.convinced(goal, x[worst_first(values, 8)])
+        aim = torch.arange(self.restarts, device=samples.device) % self.goal.disjuncts
+        starts = self._best(samples, self.goal.per_disjunct(excess / scale), aim)
+        if found := self._descend(starts, aim, scale):
+            return found
+        starts = self._inside(self._random(self.restarts, samples.shape[1]))
+        return self._descend(self._diversified(starts), aim, scale)
+
+    def _random(self, *shape: int) -> Tensor:
+        random = torch.rand(*shape, generator=self.generator, dtype=self.subject.dtype)
+        return random.to(self.subject.device)
+
+    def _inside(self, shares: Tensor) -> Tensor:
+        return inside(self.box.lower + shares * self.box.width, self.box)
+
+    @torch.no_grad()
+    def _excess(self, x: Tensor) -> Tensor:
+        return self.goal.excess(self.subject.module(x)).nan_to_num(nan=torch.inf)
+
+    def _convinced(self, x: Tensor, values: Tensor) -> Counterexample | None:
+        if not bool((values <= 0).any()):
+            return None
+        return self.subject.convinced(self.goal, x[worst_first(values, CONVINCING)])
+
+    def _best(self, samples: Tensor, each: Tensor, aim: Tensor) -> Tensor:
+        """For every start the next best sample of the disjunct that it aims at."""
+        turns = -(-len(aim) // self.goal.disjuncts)
+        order = each.topk(min(turns, len(each)), dim=0, largest=False).indices
+        turn = torch.arange(len(aim), device=aim.device) // self.goal.disjuncts
+        return samples[order[turn.clamp(max=len(order) - 1), aim]]
+
+    def _diversified(self, x: Tensor) -> Tensor:
+        towards = 2 * self._random(len(x), self.goal.rows.shape[1]) - 1
+        for _ in range(DIVERSIFYING):
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                (gradient,) = torch.autograd.grad((towards * self.subject.module(x)).sum(), x)
+            x = inside(x.detach() + 0.25 * gradient.sign() * self.box.width, self.box)
+        return x
+
+    def _descend(self, x: Tensor, aim: Tensor, scale: Tensor) -> Counterexample | None:
+        """Adam in units of the box's width, on the rows of the aim that are still positive."""
+        first, second = torch.zeros_like(x), torch.zeros_like(x)
+        for step in range(STEPS):
+            values, gradient = descent(self.subject, self.goal, x, aim, scale)
+            if found := self._convinced(x, values):
+                return found
+            gradient = gradient * self.box.width
+            gradient = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
+            first, second = 0.7 * first + 0.3 * gradient, 0.9 * second + 0.1 * gradient**2
+            steady = (first / (1 - 0.7 ** (step + 1))) / ((second / (1 - 0.9 ** (step + 1))).sqrt() + 1e-8)
+            size = 0.2 * (1 - step / STEPS) ** 2 + 0.0005
+            x = inside(x - size * steady * self.box.width, self.box)
+        return self._convinced(x, descent(self.subject, self.goal, x, aim)[0])
 
 
-def descent(subject: Subject, goal: Goal, x: Tensor, aim: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """How far each input is from violating the disjunct it aims at, or its nearest one; and the gradient."""
+def descend(subject: Subject, goal: Goal, box: Interval, x: Tensor, steps: int = 3) -> Counterexample | None:
+    """A few signed steps from each of ``x`` ``(n, features)`` in boxes ``(n, features)``, to the nearest disjunct."""
+    for step in range(steps + 1):
+        values, gradient = descent(subject, goal, x)
+        if bool((values <= 0).any()):
+            found = subject.convinced(goal, x[worst_first(values, CONVINCING)])
+            if found is not None:
+                return found
+        x = inside(x - gradient.sign() * box.width / 2 ** (step + 1), box)
+    return None
+
+
+def descent(
+    subject: Subject, goal: Goal, x: Tensor, aim: Tensor | None = None, scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """How far each input is from violating the disjunct it aims at, or its nearest one; and the way there.
+
+    The way is the gradient of that distance; with ``scale`` ``(rows,)`` of the sum of all of the disjunct's rows
+    that are positive, in these units.
+    """
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        each = goal.per_disjunct(goal.excess(subject.module(x)))
-        values = each.amin(dim=1) if aim is None else each.gather(1, aim[:, None]).squeeze(1)
-        (gradient,) = torch.autograd.grad(values.sum(), x)
-    return values.detach(), gradient
+        excess = goal.excess(subject.module(x))
+        each = goal.per_disjunct(excess)
+        nearest = each.argmin(dim=1) if aim is None else aim
+        values = each.gather(1, nearest[:, None]).squeeze(1)
+        slope = values
+        if scale is not None:
+            rows = goal.disjunct == nearest[:, None]
+            slope = ((excess.clamp(min=0) / scale) * rows).sum(dim=1)
+        (gradient,) = torch.autograd.grad(slope.sum(), x)
+    return values.detach(), gradient.nan_to_num(nan=0.0)
 
 
 def inside(x: Tensor, box: Interval) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class Goal:
     def on(self, device: torch.device) -> Goal:
         return Goal(*(each.to(device) for each in (self.lower, self.upper, self.rows, self.thresholds, self.disjunct)))
 
-    @property
+    @cached_property
     def disjuncts(self) -> int:
         return int(self.disjunct.max()) + 1
 

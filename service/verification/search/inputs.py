@@ -1,21 +1,25 @@
-"""Branch and bound over boxes of inputs.
+"""Branch and bound over boxes of inputs, for networks of few of them.
 
-A box is done when a backward pass proves for every disjunct one row that cannot hold in it. Others are cut in two
-along the input that moves the nearest disjunct most, those farthest from a proof first. Every box that is cut is
-tried for a counterexample on the way. For few inputs this decides everything but ties; for many it is one pass.
+A box is done when for every disjunct a plane below one of its rows is positive. Others are clipped to where a
+counterexample may still be, tried for one, and cut in two along the input that costs the bounds most; those farthest
+from a proof come first. This decides everything but ties.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
-from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
-from service.verification.search.attack import descent, inside
+from service.bounds.planes import Planes
+from service.verification.certify import Verdict
+from service.verification.search.attack import descend
+from service.verification.search.bounder import Bounder, bounder
+from service.verification.search.boxes import Boxes, Pool
+from service.verification.search.clipping import Cut, clipped
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.goal import Goal
 from service.verification.search.subject import Subject, worst_first
@@ -24,97 +28,116 @@ FEW_INPUTS = 64
 """With more inputs than this, halving one of them gains nothing."""
 SMALLEST = 1e-9
 """Of the whole width: a box is not cut below that."""
-START, LARGEST = 16, 512
+LARGEST_BATCH = {"cpu": 512, "cuda": 16384}
+ENTRIES = {"cpu": 2**24, "cuda": 2**30}
+"""What the rows of a batch may take, in numbers."""
+TRIED = 32
+"""Boxes of a round that are tried for a counterexample."""
 
 
 def split_inputs(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
     """A :class:`~service.verification.search.decision.Search`."""
-    search = _Search(subject, goal, method, deadline)
-    verdict, found = search.run(watcher)
-    return Finding(verdict, found, search.domains, search.bound)
+    by = bounder(subject.network, method)
+    kind = subject.device.type
+    batch = max(1, min(LARGEST_BATCH.get(kind, 512), ENTRIES.get(kind, 2**24) // by.entries))
+    return _Search(subject, goal, by, batch, watcher).run(deadline)
 
 
+@dataclass(eq=False)
 class _Search:
-    """The open boxes of one goal, with their margins."""
+    """``proved`` is the least margin of a box that is done; ``tied`` have boxes too small to be cut."""
 
-    def __init__(self, subject: Subject, goal: Goal, method: str, deadline: float) -> None:
-        self.subject, self.goal, self.deadline = subject, goal, deadline
-        self.method, self.domains = METHODS[method], 0
-        self.box = goal.box(subject.dtype)
-        self.margins = torch.full((1,), -torch.inf, dtype=subject.dtype, device=subject.device)
-        self.whole = self.box.width[0]
+    subject: Subject
+    goal: Goal
+    bounder: Bounder
+    batch: int
+    watcher: Watcher
+    domains: int = 0
+    bound: float = -torch.inf
+    proved: float = torch.inf
+    tied: float = torch.inf
+    pool: Pool = field(init=False)
+
+    def __post_init__(self) -> None:
+        whole = self.goal.box(self.subject.dtype)
+        self.width = whole.width
+        self.rows = self.goal.rows.to(self.subject.dtype)
+        self.pool = Pool(self.subject.device)
+        margins = torch.full_like(whole.lower[:, 0], -torch.inf)
+        left = torch.ones(1, self.goal.disjuncts, dtype=torch.bool, device=self.subject.device)
+        self.pool.put(Boxes(whole, margins, left, {}))
 
     @torch.no_grad()
-    def run(self, watcher: Watcher) -> tuple[Verdict, tuple[float, ...] | None]:
-        size = START
-        while len(self.margins):
-            watcher(Moment(self.domains, len(self.margins), self.bound))
-            if time.monotonic() > self.deadline:
-                return Verdict.UNKNOWN, None
-            boxes = self._take(size)
-            left, margins = self._bounded(boxes)
-            found = self._tried(left)
+    def run(self, deadline: float) -> Finding:
+        while self.pool.size:
+            self._tell()
+            if time.monotonic() > deadline:
+                return self._end(Verdict.UNKNOWN)
+            found = self._round(self.pool.take(self.batch))
             if found is not None:
-                return Verdict.FALSIFIED, found
-            if not len(margins):
-                continue
-            if self.box.lower.shape[1] > FEW_INPUTS or bool((left.width <= SMALLEST * self.whole).all(dim=1).any()):
-                return Verdict.UNKNOWN, None
-            self._put(*self._halved(left, margins))
-            size = min(2 * size, LARGEST)
-        return Verdict.VERIFIED, None
+                return self._end(Verdict.FALSIFIED, found)
+        self._tell()
+        return self._end(Verdict.VERIFIED if self.tied == torch.inf else Verdict.UNKNOWN)
 
-    @property
-    def bound(self) -> float:
-        return float(self.margins.min()) if len(self.margins) else 0.0
+    def _tell(self) -> None:
+        self.bound = max(self.bound, min(self.pool.least, self.proved, self.tied))
+        self.watcher(Moment(self.domains, self.pool.size, self.bound))
 
-    def _take(self, count: int) -> Interval:
-        chosen = torch.zeros(len(self.margins), dtype=torch.bool, device=self.margins.device)
-        chosen[list(worst_first(self.margins, count))] = True
-        taken = self.box.map(lambda end: end[chosen])
-        self.box, self.margins = self.box.map(lambda end: end[~chosen]), self.margins[~chosen]
-        return taken
+    def _end(self, verdict: Verdict, found: tuple[float, ...] | None = None) -> Finding:
+        return Finding(verdict, found, self.domains, self.bound)
 
-    def _put(self, box: Interval, margins: Tensor) -> None:
-        self.box = Interval(torch.cat([self.box.lower, box.lower]), torch.cat([self.box.upper, box.upper]))
-        self.margins = torch.cat([self.margins, margins])
-
-    def _bounded(self, boxes: Interval) -> tuple[Interval, Tensor]:
-        """The boxes that are not proved, with their margins."""
-        self.domains += len(boxes.lower)
-        rows = self.goal.rows.to(self.subject.dtype)
-        analysis = self.method(self.subject.network, boxes, Effort())
-        below = analysis.lower_bounds(torch.cat([rows, -rows])[None])
-        least, most = below[:, : len(rows)], -below[:, len(rows) :]
-        thresholds = self.goal.thresholds.to(self.subject.dtype)
-        reach = torch.maximum(least.abs(), most.abs()) + thresholds.abs()
-        slack = ABSOLUTE_MARGIN[self.subject.dtype] + RELATIVE_MARGIN[self.subject.dtype] * reach
-        margins = self.goal.per_disjunct((least - thresholds - slack).nan_to_num(nan=-torch.inf)).amin(dim=1)
-        unproved = ~(margins > 0)
-        return boxes.map(lambda end: end[unproved]), margins[unproved]
-
-    def _tried(self, boxes: Interval) -> tuple[float, ...] | None:
-        """Each box's centre, and where the gradient leads from there."""
-        if not len(boxes.lower):
+    def _round(self, boxes: Boxes) -> tuple[float, ...] | None:
+        self.domains += len(boxes)
+        planes = self.bounder.planes(boxes.box, boxes.known, self.rows)
+        cut = Cut.of(self.goal, boxes.box, planes.coefficients, planes.bias)
+        smaller, each, left = clipped(self.goal, cut, boxes.box, boxes.open)
+        margins = torch.maximum(boxes.margins, torch.where(boxes.open, each, torch.inf).amin(dim=1))
+        proved = ~left.any(dim=1)
+        if bool(proved.any()):
+            self.proved = min(self.proved, float(margins[proved].min()))
+        (keep,) = (~proved).nonzero(as_tuple=True)
+        if not len(keep):
             return None
-        x = boxes.centre
-        for _ in range(3):
-            values, gradient = descent(self.subject, self.goal, x)
-            if bool((values <= 0).any()):
-                found = self.subject.convinced(self.goal, x[worst_first(values, 4)])
-                if found is not None:
-                    return found
-            x = inside(x - gradient.sign() * boxes.width / 2, boxes)
-        return None
+        rest = Boxes(smaller, margins, left, planes.known)[keep]
+        score = self._score(planes, each)[keep] * rest.box.width
+        found = self._tried(rest)
+        if found is None:
+            self._put(rest, score)
+        return found
 
-    def _halved(self, boxes: Interval, margins: Tensor) -> tuple[Interval, Tensor]:
-        _, gradient = descent(self.subject, self.goal, boxes.centre)
-        share = boxes.width / self.whole.clamp(min=torch.finfo(self.subject.dtype).tiny)
-        moved = gradient.abs() * boxes.width
-        moved = moved / moved.sum(dim=1, keepdim=True).clamp(min=torch.finfo(moved.dtype).tiny)
-        # A direction without slope at the centre still has to be cut some day, or a search might never end.
-        along = (moved + 0.1 * share * (boxes.width > 0)).argmax(dim=1, keepdim=True)
-        middle = boxes.centre.gather(1, along)
-        first, second = boxes.upper.scatter(1, along, middle), boxes.lower.scatter(1, along, middle)
-        halves = Interval(torch.cat([boxes.lower, second]), torch.cat([first, boxes.upper]))
-        return halves, margins.repeat(2)
+    def _score(self, planes: Planes, each: Tensor) -> Tensor:
+        return planes.influence + planes.coefficients.abs().amax(dim=1)
+
+    def _tried(self, rest: Boxes) -> tuple[float, ...] | None:
+        worst = rest[torch.tensor(worst_first(rest.margins, TRIED), device=rest.margins.device)]
+        return descend(self.subject, self.goal, worst.box, worst.box.centre)
+
+    def _put(self, rest: Boxes, score: Tensor) -> None:
+        small = ~self._cuttable(rest.box).any(dim=1)
+        if bool(small.any()):
+            self.tied = min(self.tied, float(rest.margins[small].min()))
+            rest, score = rest[~small], score[~small]
+        while len(rest):
+            rest, score = self._halved(rest, score)
+            if self.pool.size + len(rest) >= self.batch // 4:
+                break
+        self.pool.put(rest)
+
+    def _cuttable(self, box: Interval) -> Tensor:
+        """Inputs whose middle is a number of its own, with room around it."""
+        size = torch.maximum(box.lower.abs(), box.upper.abs())
+        return box.width > SMALLEST * self.width + 8 * torch.finfo(size.dtype).eps * size
+
+    def _halved(self, rest: Boxes, score: Tensor) -> tuple[Boxes, Tensor]:
+        """Cut in two along the largest score, which is halved for the next cut."""
+        share = rest.box.width / self.width.clamp(min=torch.finfo(self.width.dtype).tiny)
+        total = score.sum(dim=1, keepdim=True).clamp(min=torch.finfo(score.dtype).tiny)
+        # An input without influence here still has to be cut some day, or a search might never end.
+        worth = (score / total).nan_to_num(nan=0.0) + 0.01 * share
+        along = torch.where(self._cuttable(rest.box), worth, -1.0).argmax(dim=1, keepdim=True)
+        middle = rest.box.centre.gather(1, along)
+        twice = Boxes.joined([rest, rest])
+        lower = torch.cat([rest.box.lower, rest.box.lower.scatter(1, along, middle)])
+        upper = torch.cat([rest.box.upper.scatter(1, along, middle), rest.box.upper])
+        halved = score.scatter(1, along, score.gather(1, along) / 2)
+        return Boxes(Interval(lower, upper), twice.margins, twice.open, twice.known), torch.cat([halved, halved])

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from service.bounds.onnx.reading import Runtime
 
 
+CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True, eq=False)
 class Subject:
     """``module`` and ``network`` are in ``dtype``; ``judge`` is the module in float64, ``runtime`` onnxruntime,
@@ -30,13 +33,14 @@ class Subject:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, data: bytes, dtype: torch.dtype) -> Subject:
+    def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> Subject:
         """From an ONNX file's content. Raises ``UnsupportedModelError``."""
         from service.bounds.onnx import load  # noqa: PLC0415 - brings onnxruntime, which only these models need
         from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
 
-        module = load(data).to(dtype)
-        return cls(module, prepare(module, (module.features,)), load(data).double(), Runtime.of(parse(data)), dtype)
+        module = load(data).to(device, dtype)
+        judge = load(data).to(device, torch.float64)
+        return cls(module, prepare(module, (module.features,)), judge, Runtime.of(parse(data)), dtype)
 
     @property
     def device(self) -> torch.device:
