@@ -66,8 +66,8 @@ class Sites:
 
     def unflattened(self, entries: Tensor) -> dict[str, Tensor]:
         """``(batch, entries)`` as ``(batch, *shape)`` of each value."""
-        parts = entries.split(self.sizes, dim=1)
-        return {site.value: part.unflatten(1, site.shape) for site, part in zip(self.each, parts, strict=True)}
+        parts = torch.split(entries, self.sizes, dim=1)
+        return {site.value: part.reshape(len(part), *site.shape) for site, part in zip(self.each, parts, strict=True)}
 
     def flattened(self, values: Mapping[str, Tensor]) -> Tensor:
         """The inverse."""
@@ -198,7 +198,9 @@ class Bent:
         free = self.flattest + (1 - self.flattest) * parameters[0]
         rows = free.shape[1]
         whole = fixed.flatten(1).unsqueeze(1).expand(-1, rows, -1).index_copy(2, self.index, free)
-        lower = torch.where(self.open_.unsqueeze(1), whole.unflatten(2, fixed.shape[1:]), fixed.unsqueeze(1))
+        lower = torch.where(
+            self.open_.unsqueeze(1), whole.reshape(len(fixed), rows, *fixed.shape[1:]), fixed.unsqueeze(1)
+        )
         assert self.relaxation.upper_intercept is not None
         upper = self.relaxation.upper_slope.unsqueeze(1), self.relaxation.upper_intercept.unsqueeze(1)
         return Lines(lower, upper[0], None, upper[1])

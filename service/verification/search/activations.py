@@ -54,7 +54,7 @@ class _Root:
 @torch.no_grad()
 def _root(subject: Subject, goal: Goal, method: str) -> _Root:
     network = subject.network
-    box = goal.box(subject.dtype).map(lambda end: end.unflatten(1, network.graph.input.shape))
+    box = goal.box(subject.dtype).map(lambda end: end.reshape(1, *network.graph.input.shape))
     analysis = METHODS[method](network, box, Effort())
     bounds = {
         name: interval
@@ -67,7 +67,7 @@ def _root(subject: Subject, goal: Goal, method: str) -> _Root:
 def _asked(network: Network, goal: Goal, analysis: Analysis, dtype: torch.dtype) -> tuple[Question, Tensor]:
     """Rows by disjunct, and what the root's bounds prove of each."""
     rows, thresholds = goal.rows.to(dtype), goal.thresholds.to(dtype)
-    both = torch.cat([rows, -rows]).unflatten(1, network.graph.output.shape)
+    both = torch.cat([rows, -rows]).reshape(-1, *network.graph.output.shape)
     below = analysis.lower_bounds(both[None])[0]
     least, most = below[: len(rows)], -below[len(rows) :]
     reach = torch.maximum(least.abs(), most.abs()).nan_to_num(posinf=0.0) + thresholds.abs()
@@ -128,8 +128,7 @@ class _Search:
     def _settle(self, domains: Domains, iterations: int) -> None:
         """Bound domains; those that stay open go to the pool."""
         self.domains += len(domains)
-        domains = self._without_proved(domains)
-        if len(domains):
+        if len(domains) and len(domains := self._without_proved(domains)):
             self.pool.put(self._without_proved(self.bounding.optimised(domains, iterations)))
 
     def _without_proved(self, domains: Domains) -> Domains:

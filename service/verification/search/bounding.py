@@ -170,14 +170,14 @@ class Bounding:
         offset = (weights * self.question.offsets[disjunct]).sum(dim=1)
         start = self.network.graph.output
         backward = Pass(self.network, {self.network.graph.input.name: box}, relaxed)
-        return backward.lower_bounds(start.name, rows.unflatten(2, start.shape)).squeeze(1) - offset
+        return backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
 
     def _relaxed(self, fixed: _Fixed, slopes: Tensor, beta: Tensor) -> dict[str, Relaxed]:
         sizes = [start.numel() for starts in self._slopes.values() for start in starts]
-        parts = iter(slopes.split(sizes, dim=1))
+        parts = iter(torch.split(slopes, sizes, dim=1))
         relaxed: dict[str, Relaxed] = {}
         for name, starts in self._slopes.items():
-            own = tuple(next(parts).unflatten(1, (1, *start.shape[1:])) for start in starts)
+            own = tuple(next(parts).reshape(-1, 1, *start.shape[1:]) for start in starts)
             relaxed[name] = fixed.families[name].member(own)
         if not beta.shape[1]:
             return relaxed

@@ -108,7 +108,7 @@ class Programs:
         """Every node's value ``(1 + free inputs, size)``: at the centre, and one unit from it along each input."""
         count = len(self._free)
         t = np.concatenate([np.zeros((1, count)), np.eye(count)])
-        x = self._inputs(t).unflatten(1, self.network.graph.input.shape)
+        x = self._inputs(t).reshape(len(t), *self.network.graph.input.shape)
         known = {self.network.graph.input.name: Interval.point(x)}
         slopes = self._rising(domain)
         for node in self.network.graph.nodes[1:]:

@@ -1,0 +1,266 @@
+"""Branch and bound over activations: bounds with splits hold, small networks are always decided, any time is sound."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import Residual, mlp, redraw
+from scipy.optimize import Bounds, LinearConstraint, milp
+from torch import Tensor, nn
+
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
+from service.bounds.network import prepare
+from service.bounds.split import Splits
+from service.verification.certify import Verdict
+from service.verification.search.activations import split_activations
+from service.verification.search.bounding import Bounding, Question
+from service.verification.search.branching import evaluated
+from service.verification.search.decision import Finding, Moment
+from service.verification.search.domains import Domains
+from service.verification.search.goal import Goal
+from service.verification.search.subject import Subject
+
+
+class Gate(nn.Module):
+    """A product of two hidden values: an operator with two inputs."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(3, 6), nn.Linear(3, 6), nn.Linear(6, 2)
+        redraw(self, torch.Generator().manual_seed(seed))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)) * torch.sigmoid(self.second(x)))
+
+
+class Magnitude(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+
+def convolutional(seed: int) -> nn.Sequential:
+    """A convolution, a residual block, a head; of three inputs."""
+    net = nn.Sequential(
+        nn.Linear(3, 16),
+        nn.Unflatten(1, (1, 4, 4)),
+        nn.Conv2d(1, 2, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        Residual(32, nn.ReLU()),
+        nn.ReLU(),
+        nn.Linear(32, 2),
+    )
+    redraw(net, torch.Generator().manual_seed(seed))
+    return net
+
+
+NETS = {
+    "relu": lambda seed: mlp([3, 8, 8, 2], nn.ReLU(), seed),
+    "leaky": lambda seed: mlp([3, 8, 8, 2], nn.LeakyReLU(0.1), seed),
+    "abs": lambda seed: mlp([3, 8, 8, 2], Magnitude(), seed, 0.7),
+    "tanh": lambda seed: mlp([3, 8, 8, 2], nn.Tanh(), seed, 2.5),
+    "convolutional": convolutional,
+    "gate": Gate,
+}
+
+
+def subject_from(module: nn.Module, inputs: int) -> Subject:
+    module = module.double().eval().requires_grad_(False)
+    return Subject(module, prepare(module, (inputs,)), module, None, torch.float64)
+
+
+@lru_cache
+def subject_of(name: str, seed: int) -> Subject:
+    return subject_from(NETS[name](seed), 3)
+
+
+def goal_of(lower: Tensor, upper: Tensor, rows: Tensor, thresholds: list[float], disjunct: list[int]) -> Goal:
+    return Goal(lower, upper, rows.double(), torch.tensor(thresholds, dtype=torch.float64), torch.tensor(disjunct))
+
+
+def bounding_of(subject: Subject, lower: Tensor, upper: Tensor, rows: Tensor) -> Bounding:
+    """One disjunct of all ``rows``, without margins."""
+    box = Interval(lower[None], upper[None])
+    analysis = METHODS["crown"](subject.network, box, Effort())
+    bounds = {
+        name: each
+        for node in subject.network.nonlinear
+        for name, each in zip(node.inputs, analysis.inputs[node.name], strict=True)
+    }
+    question = Question(rows[None], rows.new_zeros(1, len(rows)), torch.ones(1, len(rows), dtype=torch.bool))
+    return Bounding(subject.network, box, bounds, question)
+
+
+def random_domains(bounding: Bounding, count: int, depth: int, generator: torch.Generator) -> Domains:
+    """Splits at random entries: at kinks, or anywhere in the entry's interval where there is none."""
+    root = bounding.roots(torch.full((1, bounding.question.rows.shape[1]), -torch.inf, dtype=torch.float64))
+    index = torch.randint(bounding.sites.entries, (count, depth), generator=generator)
+    sign = torch.randint(2, (count, depth), generator=generator).double() * 2 - 1
+    share = torch.rand(count, depth, generator=generator, dtype=torch.float64)
+    lower, upper = bounding.lower[0][index], bounding.upper[0][index]
+    at = lower + share * (upper - lower) if bounding.anywhere else torch.zeros_like(share)
+    sign = torch.where((lower <= at) & (at <= upper), sign, 0.0)
+    beta = 3 * torch.rand(count, depth, generator=generator, dtype=torch.float64)
+    many = root.repeated(count)
+    slopes = torch.rand(many.slopes.shape, generator=generator, dtype=torch.float64)
+    weights = torch.rand(many.weights.shape, generator=generator, dtype=torch.float64) + 0.01
+    return many.with_(index=index, sign=sign, at=at, beta=beta, slopes=slopes, weights=weights)
+
+
+def least_sampled(bounding: Bounding, domains: Domains, points: int, generator: torch.Generator) -> Tensor:
+    """The least of the combined rows over random inputs that satisfy the splits, +inf without any."""
+    lower, upper = bounding.box.lower, bounding.box.upper
+    x = lower + torch.rand(points, *lower.shape[1:], generator=generator, dtype=torch.float64) * (upper - lower)
+    values = evaluated(bounding.network, x)
+    hidden = bounding.sites.flattened({site.value: values[site.value] for site in bounding.sites.each})
+    outputs = values[bounding.network.graph.output.name] @ bounding.question.rows[0].T
+    weights = domains.weights / domains.weights.sum(dim=1, keepdim=True)
+    found = []
+    for own in range(len(domains)):
+        held = (domains.sign[own] * (hidden[:, domains.index[own]] - domains.at[own]) >= 0).all(dim=1)
+        found.append((outputs[held] @ weights[own]).min() if bool(held.any()) else torch.tensor(torch.inf).double())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", sorted(NETS))
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 10_000), depth=st.integers(1, 3), optimised=st.booleans())
+def test_a_bound_with_splits_is_below_every_sample_that_satisfies_them(
+    name: str, seed: int, depth: int, optimised: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    subject = subject_of(name, seed % 3)
+    centre = torch.randn(3, generator=generator, dtype=torch.float64)
+    rows = torch.randn(2, 2, generator=generator, dtype=torch.float64)
+    bounding = bounding_of(subject, centre - 0.4, centre + 0.4, rows)
+    domains = random_domains(bounding, 16, depth, generator)
+    if optimised:
+        domains = bounding.optimised(domains, 15)
+        margins = domains.margin
+    else:
+        margins = bounding.margins(domains)
+    least = least_sampled(bounding, domains, 2000, generator)
+    assert bool((margins <= least + 1e-9).all()), (margins - least).max()
+
+
+def test_multipliers_of_the_wrong_sign_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above can fail: with the constraints turned round the optimiser climbs past the samples."""
+    generator = torch.Generator().manual_seed(0)
+    subject = subject_of("relu", 0)
+    centre = torch.zeros(3, dtype=torch.float64)
+    bounding = bounding_of(subject, centre - 0.4, centre + 0.4, torch.eye(2, dtype=torch.float64))
+    domains = random_domains(bounding, 64, 2, generator)
+    right = Splits.coefficients
+    monkeypatch.setattr(Splits, "coefficients", lambda self, beta, entries: -right(self, beta, entries))
+    wrong = bounding.optimised(domains, 30)
+    assert bool((wrong.margin > least_sampled(bounding, wrong, 3000, generator) + 1e-2).any())
+
+
+def test_optimised_multipliers_reach_the_minimum_over_the_halfspace() -> None:
+    """One affine layer before the split, none after: the dual of a linear program, whose value is known."""
+
+    class Positive(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            z = x[:, :1] + x[:, 1:]
+            return x[:, :1] - x[:, 1:] * 0 + 0.0 * torch.relu(z)
+
+    subject = subject_from(Positive(), 2)
+    one = torch.ones(2, dtype=torch.float64)
+    bounding = bounding_of(subject, -one, one, torch.ones(1, 1, dtype=torch.float64))
+    root = bounding.roots(torch.full((1, 1), -torch.inf, dtype=torch.float64))
+    zero, up = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
+    half = root.split_further(zero, up, torch.zeros(1, dtype=torch.float64))
+    # The least x0 with x0 + x1 ≥ 0 on the square is −1; with x0 + x1 ≥ 1 it would be 0.
+    assert float(bounding.optimised(half, 100).margin) == pytest.approx(-1, abs=1e-6)
+    bounding.anywhere = True
+    half = root.split_further(zero, up, up)
+    assert float(bounding.optimised(half, 200).margin) == pytest.approx(0, abs=0.02)
+
+
+def exact_minimum(net: nn.Sequential, lower: Tensor, upper: Tensor, row: Tensor, slope: float = 0.0) -> float:
+    """By a mixed-integer program over the network's equations: nothing in common with the code under test."""
+    layers = [layer for layer in net if isinstance(layer, nn.Linear)]
+    sizes = [len(lower)]
+    for layer in layers[:-1]:
+        sizes += [layer.out_features] * 3  # z, its activation, and a binary each
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    count, big = int(starts[-1]), 1e3
+    low, high, whole = np.full(count, -big), np.full(count, big), np.zeros(count)
+    low[: len(lower)], high[: len(lower)] = lower.numpy(), upper.numpy()
+    matrix, least, most = [], [], []
+
+    def add(entries: dict[int, float], from_: float, to: float) -> None:
+        line = np.zeros(count)
+        for place, factor in entries.items():
+            line[place] += factor
+        matrix.append(line)
+        least.append(from_)
+        most.append(to)
+
+    before = 0
+    reach = max(abs(float(lower.min())), abs(float(upper.max())), 1.0)
+    for number, layer in enumerate(layers[:-1]):
+        z, a, b = (int(starts[1 + 3 * number + part]) for part in range(3))
+        reach = reach * float(layer.weight.abs().sum(dim=1).max()) + float(layer.bias.abs().max())
+        whole[b : b + layer.out_features], low[b : b + layer.out_features] = 1, 0
+        high[b : b + layer.out_features] = 1
+        for out in range(layer.out_features):
+            terms = {before + place: -float(factor) for place, factor in enumerate(layer.weight[out])}
+            add({z + out: 1.0, **terms}, float(layer.bias[out]), float(layer.bias[out]))
+            add({a + out: 1, z + out: -1}, 0, np.inf)
+            add({a + out: 1, z + out: -slope}, 0, np.inf)
+            add({a + out: 1, z + out: -1, b + out: reach}, -np.inf, reach)
+            add({a + out: 1, z + out: -slope, b + out: -reach}, -np.inf, 0)
+        before = a
+    last = layers[-1]
+    cost = np.zeros(count)
+    cost[before : before + last.in_features] = (row @ last.weight).numpy()
+    constraints = LinearConstraint(np.array(matrix), np.array(least), np.array(most))
+    result = milp(cost, constraints=constraints, integrality=whole, bounds=Bounds(low, high))
+    assert result.status == 0, result.message
+    return float(result.fun) + float(row @ last.bias)
+
+
+def ignored(moment: Moment) -> None:
+    pass
+
+
+def searched(
+    subject: Subject, goal: Goal, seconds: float = 20.0, method: str = "crown"
+) -> tuple[Finding, list[Moment]]:
+    heard: list[Moment] = []
+    finding = split_activations(subject, goal, method, time.monotonic() + seconds, heard.append)
+    return finding, heard
+
+
+@pytest.mark.parametrize(("activation", "slope"), [(nn.ReLU(), 0.0), (nn.LeakyReLU(0.2), 0.2)])
+@pytest.mark.parametrize("seed", range(4))
+def test_small_networks_are_decided_on_both_sides_of_the_exact_minimum(
+    activation: nn.Module, slope: float, seed: int
+) -> None:
+    net = mlp([3, 8, 8, 2], activation, seed).double()
+    centre = torch.randn(3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    lower, upper = centre - 0.7, centre + 0.7
+    row = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    least = exact_minimum(net.requires_grad_(False), lower, upper, row, slope)
+    subject = subject_from(net, 3)
+    for offset, verdict in ((-1e-4, Verdict.VERIFIED), (1e-4, Verdict.FALSIFIED)):
+        goal = goal_of(lower, upper, row[None], [least + offset], [0])
+        finding, heard = searched(subject, goal)
+        assert finding.verdict is verdict
+        bounds = [moment.bound for moment in heard]
+        assert bounds == sorted(bounds)
+        # The proved margin is at most the exact one, whenever it is said.
+        assert max(bounds) <= -offset + 1e-6
+        if verdict is Verdict.FALSIFIED:
+            assert finding.counterexample is not None
+            x = torch.tensor(finding.counterexample, dtype=torch.float64)
+            assert bool(((x >= lower) & (x <= upper)).all())
+            assert float(net(x[None])[0] @ row) <= least + offset
