@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from service.compilation.internals.marks import heard_marks, in_backward
 from service.compilation.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
 from service.parallel.boundary import Held, Origin, PendingBackwards, Shapes, Site, StepBoundary, caller
 from service.parallel.boundary.calls import Ledger, tensors_in
-from service.parallel.boundary.lifetimes import Output, Outputs, held_of
+from service.parallel.boundary.lifetimes import Outputs, address_of, held_of
 
 FOREIGN = ("/torch/", "service/parallel/boundary/", "service/compilation/watch", "service/compilation/internals/")
 """Where a program's own code is not."""
@@ -46,25 +45,18 @@ def watching(
 @contextmanager
 def _intercepted(name: str, unit: nn.Module, watch: Watch) -> Iterator[None]:
     """Calls of a compiled unit go by way of ``watch``; hooks on the module would become part of its graphs."""
-    compiled: Callable[..., Any] = unit._compiled_call_impl  # type: ignore[assignment]
+    compiled: Any = unit._compiled_call_impl
 
     def call(*arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():  # called from another compiled module, of whose graph it is a part
             return compiled(*arguments, **named)
         return watch.call(name, unit, compiled, arguments, named)
 
-    unit._compiled_call_impl = call  # type: ignore[assignment]
+    unit._compiled_call_impl = call
     try:
         yield
     finally:
-        unit._compiled_call_impl = compiled  # type: ignore[assignment]
-
-
-@dataclass
-class _Replays:
-    """The results of one generation: of the calls between two beginnings of replays."""
-
-    outputs: Outputs = field(default_factory=Outputs)
+        unit._compiled_call_impl = compiled
 
 
 class Watch:
@@ -79,7 +71,7 @@ class Watch:
         self._marks_seen = 0
         self._outside: dict[Origin, None] = {}
         self._reentries: dict[Reentry, None] = {}
-        self._results: list[_Replays] = [_Replays()]
+        self._results = [Outputs()]
         self._made: dict[str, int] = {}
         self._copied = copied
         self._held: list[Held] = []
@@ -101,7 +93,7 @@ class Watch:
             self._forwards_wait = True
         self._made[name] = self._made.get(name, 0) + len(outputs)
         own = (*unit.parameters(), *unit.buffers())
-        self._results[-1].outputs.note(origin, outputs, (*tensors_in((arguments, named)), *own))
+        self._results[-1].note(origin, outputs, (*tensors_in((arguments, named)), *own))
         return results
 
     def marked(self) -> None:
@@ -152,46 +144,46 @@ class Watch:
         self.generation += 1
         self._gradients.begin(self.iteration, site)
         # Of the last generation's results a loop's variables may well hold the newest until they get the next.
-        old, self._results = self._results[:-1], [*self._results[-1:], _Replays()]
-        outputs: list[Output] = [output for replays in old for output in replays.outputs.alive()]
+        old, self._results = self._results[:-1], [*self._results[-1:], Outputs()]
+        outputs = [output for results in old for output in results.alive()]
         if outputs:
             self._held.extend(held_of(outputs))
 
     def _backward_ran(self, _origin: Origin) -> None:
         self._forwards_wait = False
+        self._gradients.backward_ran = True
 
 
 class _Gradients:
-    """Gradients that backwards made anew, in the memory of CUDA graphs, and that are added to over their replays.
+    """Gradients that backwards made anew, in the memory of CUDA graphs, and that are used on when it is reused.
 
-    The first that a parameter ever gets does not count: a program that sets gradients to zero in place keeps that one,
-    and copies the others into it. Those of FSDP are made outside of the graphs.
+    A backward adds to a gradient that is there already, wherever that is; only where there is none does its own
+    become the parameter's. Those of FSDP are made outside of the graphs.
     """
 
     def __init__(self, trainable: Mapping[str, Tensor]) -> None:
         self.trainable = {name: value for name, value in trainable.items() if not isinstance(value, DTensor)}
         self.stale: dict[StaleGradient, None] = {}
+        self.backward_ran = False
         self._known: dict[str, int | None] = {}
-        self._births: dict[str, int] = {}
         self._suspects: list[tuple[Outputs, StaleGradient]] = []
 
     def begin(self, iteration: int, site: Site) -> None:
-        """Replays begin: whatever gradient is there was made before."""
+        """Replays begin: a gradient that is there was made before, and if it is new, by the graphs."""
         for name, parameter in self.trainable.items():
             gradient = parameter.grad
-            address = None if gradient is None else gradient.untyped_storage()._cdata
-            if gradient is not None and address != self._known.get(name):
-                self._births[name] = self._births.get(name, 0) + 1
-                if self._births[name] > 1:
-                    self._suspect(gradient, StaleGradient(name, iteration, site))
+            address = None if gradient is None else address_of(gradient)
+            if gradient is not None and address != self._known.get(name) and self.backward_ran:
+                self._suspect(gradient, StaleGradient(name, iteration, site))
             self._known[name] = address
+        self.backward_ran = False
 
     def confirm(self) -> None:
         """At the next event: a gradient that is still the parameter's was added to, or will be used."""
         for outputs, stale in self._suspects:
             gradient = self.trainable[stale.parameter].grad
             alive = {output.storage.cdata for output in outputs.alive()}
-            if gradient is not None and gradient.untyped_storage()._cdata in alive:
+            if gradient is not None and address_of(gradient) in alive:
                 self.stale[stale] = None
         self._suspects.clear()
 
