@@ -9,13 +9,14 @@ from math import inf
 
 from service.jobs.vnnlib import Query
 from service.verification.certify import Verdict
+from service.verification.search.activations import split_activations
 from service.verification.search.attack import attack
 from service.verification.search.decision import Decision, Finding, Means, Moment, Search
 from service.verification.search.goal import Goal, goals
 from service.verification.search.inputs import FEW_INPUTS, split_inputs
 from service.verification.search.subject import Subject
 
-SEARCHES: dict[Means, Search] = {Means.INPUTS: split_inputs}
+SEARCHES: dict[Means, Search] = {Means.INPUTS: split_inputs, Means.ACTIVATIONS: split_activations}
 
 
 @dataclass(frozen=True)
