@@ -11,13 +11,18 @@ from service.compilation.program import Phase
 
 
 def gate(
-    results: Sequence[Result], phases: Sequence[Phase], fingerprint: Mapping[str, Any], toolchain_s: float | None
+    results: Sequence[Result],
+    phases: Sequence[Phase],
+    fingerprint: Mapping[str, Any],
+    toolchain_s: float | None,
+    micro_batches: int = 1,
 ) -> dict[str, Any]:
-    """``{train, inference, fingerprint, worth}``.
+    """``{train, inference, fingerprint, micro_batches, worth}``.
 
-    ``train`` and ``inference`` name the highest rung that passed with all below it (the backend to compile with),
-    or are ``None``: not allowed, or not checked. ``worth`` says for each phase that was checked what the rung
-    brings: ``{worth_it, ratio, noisy, break_even_steps}``. The gate holds for ``fingerprint`` and nothing else.
+    ``train`` and ``inference`` name the highest rung that passed with all below it (the mode to compile in), or are
+    ``None``: not allowed, or not checked. ``worth`` says for each phase that was checked what the rung brings:
+    ``{worth_it, ratio, noisy, break_even_steps}``. The gate holds for ``fingerprint`` and nothing else; CUDA graphs
+    also only for one, or only for several, ``micro_batches`` a step.
     """
     best = {phase: highest_safe(results, phase) for phase in phases}
     allowed = {phase: found.case.rung.name if found else None for phase, found in best.items()}
@@ -25,6 +30,7 @@ def gate(
         "train": allowed.get("train"),
         "inference": allowed.get("inference"),
         "fingerprint": dict(fingerprint),
+        "micro_batches": micro_batches,
         "worth": {
             phase: worth(found.observation.cost if found and found.observation else None, toolchain_s)
             for phase, found in best.items()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from service.compilation.gate import gate
+from service.compilation.gate import gate, highest_safe
 from service.compilation.ladder import Result, climb, warm_toolchain
 from service.compilation.observe import plan_for
 from service.compilation.program import Program
@@ -19,6 +19,7 @@ from service.compilation.subject import Target, target_of
 from service.compilation.summary import summary
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
+from service.models.compiled import COMPILE_CACHE, cache_file
 from service.parallel import distributed
 
 
@@ -33,6 +34,7 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     target = target_of(spec, context, device)
     toolchain_s = warm_toolchain(target.program, rungs)
     results = list(_climb(spec, context, target.program, rungs))
+    _keep_caches(context, spec, results)
     if context.rank:
         return None
     report = _report(spec, target, results, toolchain_s)
@@ -64,7 +66,7 @@ def _tell(context: RunContext, result: Result, done: int, total: int, started: f
 
 
 def _report(spec: CompileSpec, target: Target, results: list[Result], toolchain_s: float | None) -> dict[str, Any]:
-    opened = gate(results, spec.phases, target.fingerprint, toolchain_s)
+    opened = gate(results, spec.phases, target.fingerprint, toolchain_s, spec.micro_batches)
     return {
         "summary": summary(results, opened),
         "gate": opened,
@@ -75,6 +77,19 @@ def _report(spec: CompileSpec, target: Target, results: list[Result], toolchain_
         "parallel": spec.parallel.model_dump(),
         **target.about,
     }
+
+
+def _keep_caches(context: RunContext, spec: CompileSpec, results: list[Result]) -> None:
+    """Write what this rank compiled for the allowed rungs, for jobs that name the gate."""
+    folder = context.paths.artifacts / COMPILE_CACHE
+    for phase in spec.phases:
+        best = highest_safe(results, phase)
+        cache = best.observation.cost.cache if best and best.observation and best.observation.cost else None
+        if best and cache:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / cache_file(phase, best.case.rung.name, context.rank)
+            path.write_bytes(cache)
+            context.report.artifact(path)
 
 
 def _publish(context: RunContext, report: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from service.compilation.program import Parts, Step
 from service.parallel.boundary import StepBoundary
+from service.parallel.fsdp import synchronize_gradients
 
 LEARNING_RATE = 1e-2
 """Plain gradient descent: its updates are linear in the gradients, so they show errors without magnifying them."""
@@ -29,6 +30,11 @@ class Batch:
         """A copy that the program may overwrite; floating-point tensors as ``dtype``."""
         return Batch(tuple(_copy(value, dtype) for value in self.inputs), _copy(self.targets, dtype))
 
+    def chunks(self, count: int) -> Iterator[Batch]:
+        """``count`` equal parts in order; views of this batch."""
+        inputs = zip(*(value.chunk(count) for value in self.inputs), strict=True)
+        yield from (Batch(*part) for part in zip(inputs, self.targets.chunk(count), strict=True))
+
 
 def _copy(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value.detach().to(dtype if value.is_floating_point() else value.dtype, copy=True)
@@ -39,13 +45,14 @@ class ModelProgram:
     """A model as a job runs it; a ``service.compilation.program.Program``.
 
     ``module(dtype)`` gives a new module on its device, each time with the same float32 weights, converted to
-    ``dtype``. ``batches`` are visited in turn; their different shapes are the shapes of the job.
-    ``loss(outputs, targets)`` is a scalar.
+    ``dtype``. ``batches`` are visited in turn, one each step, each in ``micro_batches`` equal parts: their gradients
+    add up to that of the whole. ``loss(outputs, targets)`` is a scalar, the mean over samples.
     """
 
     module: Callable[[torch.dtype], nn.Module]
     batches: tuple[Batch, ...]
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+    micro_batches: int = 1
 
     def __post_init__(self) -> None:
         if not self.batches:
@@ -80,23 +87,33 @@ class ModelProgram:
 
     def _train_step(self, parts: Parts, boundary: StepBoundary, given: Batch) -> Step:
         boundary.step_boundary()
-        batch = given.fresh(parts.dtype)
+        model, batch = parts.modules[MODEL], given.fresh(parts.dtype)
         for optimizer in parts.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        outputs = boundary.boundary_call(parts.modules[MODEL], *batch.inputs)
-        loss = self.loss(first_tensor(outputs), batch.targets)
-        if loss.requires_grad:
-            torch.autograd.backward(loss)
+        losses, outputs = [], []
+        for index, micro in enumerate(batch.chunks(self.micro_batches)):
+            synchronize_gradients(model, is_last=index == self.micro_batches - 1)
+            found = boundary.boundary_call(model, *micro.inputs)
+            loss = self.loss(first_tensor(found), micro.targets) / self.micro_batches
+            if loss.requires_grad:
+                torch.autograd.backward(loss)
+            losses.append(loss.detach())
+            outputs.append(found)
         for optimizer in parts.optimizers:
             optimizer.step()
-        return Step({"loss": loss.detach()}, named("output", outputs), _inputs(given, batch))
+        return Step({"loss": torch.stack(losses).sum()}, self._named(outputs), _inputs(given, batch))
 
     def _inference_step(self, parts: Parts, boundary: StepBoundary, given: Batch) -> Step:
         boundary.step_boundary()
-        batch = given.fresh(parts.dtype)
+        model, batch = parts.modules[MODEL], given.fresh(parts.dtype)
         with torch.no_grad():
-            outputs = boundary.boundary_call(parts.modules[MODEL], *batch.inputs)
-        return Step(outputs=named("output", outputs), inputs=_inputs(given, batch))
+            outputs = [boundary.boundary_call(model, *each.inputs) for each in batch.chunks(self.micro_batches)]
+        return Step(outputs=self._named(outputs), inputs=_inputs(given, batch))
+
+    def _named(self, outputs: list[Any]) -> dict[str, Tensor]:
+        if self.micro_batches == 1:
+            return named("output", outputs[0])
+        return dict(pair for index, each in enumerate(outputs) for pair in named(f"output {index}", each).items())
 
 
 Shapes = tuple[tuple[int, ...], ...]

@@ -96,7 +96,7 @@ def target_of(spec: CompileSpec, context: RunContext, device: torch.device) -> T
     own = fingerprint(config, spec.parallel, device, spec.precision, spec.activation_checkpoint)
     about: dict[str, Any] = {"model": config.model_dump(mode="json"), "precision": spec.precision.model_dump()}
     about["activation_checkpoint"] = spec.activation_checkpoint
-    return Target(ModelProgram(subject.build, inputs, subject.loss), own, about)
+    return Target(ModelProgram(subject.build, inputs, subject.loss, spec.micro_batches), own, about)
 
 
 def _installed(config: ProgramConfig, spec: CompileSpec, site: Site) -> Target:

@@ -32,6 +32,15 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 """By the names that gates and specs use, from the least to the most that is compiled."""
 
 
+COMPILE_CACHE = "compile_cache"
+"""The folder, among a compile job's artifacts, of what it compiled."""
+
+
+def cache_file(phase: str, name: str, rank: int) -> str:
+    """Where a rank keeps what it compiled in a phase by the recipe ``name``."""
+    return f"{phase}-{name}-{rank}.bin"
+
+
 def compile_in_place(
     module: nn.Module, backend: str | Callable[..., Any], mode: str | None = None
 ) -> tuple[nn.Module, ...]:

@@ -9,28 +9,48 @@ from typing import Any, Literal
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.train import CompileChoice
+from service.models.compiled import COMPILE_CACHE, RECIPES, cache_file
 from service.models.fingerprint import Fingerprint, difference
 
 Phase = Literal["train", "inference"]
-BACKENDS = ("aot_eager", "inductor")
+MODES = tuple(name for name in RECIPES if name != "eager")
+"""What a job may compile in, from the least to the most that is compiled."""
 
 
 class GateError(RuntimeError):
     """The report does not allow what the spec asks for."""
 
 
-def allowed_backends(choice: CompileChoice, own: Fingerprint, data: DataLayout) -> dict[Phase, str]:
-    """The backend of ``torch.compile`` for each phase that ``choice`` asks for; empty when it asks for none.
+def allowed_modes(
+    choice: CompileChoice, own: Fingerprint, data: DataLayout, micro_batches: int = 1
+) -> dict[Phase, str]:
+    """The mode (a name of ``RECIPES``) for each phase that ``choice`` asks for; empty when it asks for none.
 
     Raises :class:`GateError` when there is no report, when it was written for another configuration (naming the
-    fields), or when a phase did not pass.
+    fields), when a phase did not pass, or when CUDA graphs were checked with another pattern of ``micro_batches``.
     """
     asked: list[Phase] = [phase for phase in ("train", "inference") if getattr(choice, phase)]
     if not asked or choice.gate is None:
         return {}
     gate = _read(data.job(choice.gate).artifacts / "report.json", choice.gate)
     _check_fingerprint(gate, own, choice.gate)
-    return {phase: _backend(gate, phase, choice.gate) for phase in asked}
+    modes = {phase: _mode(gate, phase, choice.gate) for phase in asked}
+    _check_pattern(gate, modes, micro_batches, choice.gate)
+    return modes
+
+
+def lowest(modes: Mapping[Phase, str]) -> str:
+    """One mode for all phases: a rung that passed has passed after all those below it."""
+    return min(modes.values(), key=MODES.index)
+
+
+def portable_caches(choice: CompileChoice, modes: Mapping[Phase, str], data: DataLayout, rank: int) -> list[bytes]:
+    """What the compile job compiled on this rank in the mode that is used, so that it need not be compiled again."""
+    if choice.gate is None or not modes:
+        return []
+    folder = data.job(choice.gate).artifacts / COMPILE_CACHE
+    paths = [folder / cache_file(phase, lowest(modes), rank) for phase in modes]
+    return [path.read_bytes() for path in paths if path.exists()]
 
 
 def _read(path: Path, job: str) -> Mapping[str, Any]:
@@ -54,11 +74,21 @@ def _check_fingerprint(gate: Mapping[str, Any], own: Fingerprint, job: str) -> N
         raise GateError(f"compile.gate: {job} was run for another configuration: {fields}")
 
 
-def _backend(gate: Mapping[str, Any], phase: Phase, job: str) -> str:
+def _check_pattern(gate: Mapping[str, Any], modes: Mapping[Phase, str], micro_batches: int, job: str) -> None:
+    """What CUDA graphs overwrite depends on how often a step runs forward; nothing else does."""
+    checked = gate.get("micro_batches", 1)
+    if RECIPES[lowest(modes)].cuda_graphs and (checked > 1) != (micro_batches > 1):
+        raise GateError(
+            f"compile.gate: {job} checked CUDA graphs with {checked} forwards per step, here are {micro_batches}; "
+            f"check with micro_batches of {micro_batches}"
+        )
+
+
+def _mode(gate: Mapping[str, Any], phase: Phase, job: str) -> str:
     rung = gate.get(phase)
-    if rung not in BACKENDS:
+    if rung not in MODES:
         raise GateError(
             f"compile.{phase}: the gate of {job} allows {rung or 'nothing'} for this phase; "
-            f"expected {' or '.join(BACKENDS)}"
+            f"expected {' or '.join(MODES)}"
         )
     return str(rung)

@@ -14,16 +14,16 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from service.jobs.spec.train import TrainSpec
-from service.models.compiled import compile_in_place
+from service.models.compiled import RECIPES, compile_in_place
 from service.models.recompute import apply_activation_checkpoint
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import use_float8
-from service.training.gate import BACKENDS, Phase
+from service.training.gate import Phase, lowest
 
 
 def parallelize(
-    model: nn.Module, spec: TrainSpec, mesh: Mesh, backends: Mapping[Phase, str], units: Iterable[nn.Module]
+    model: nn.Module, spec: TrainSpec, mesh: Mesh, modes: Mapping[Phase, str], units: Iterable[nn.Module]
 ) -> None:
     """Apply to ``model``, in place, what the spec asks for and the mesh needs; ``units`` are sharded one by one."""
     if spec.precision.float8:
@@ -32,8 +32,8 @@ def parallelize(
         apply_activation_checkpoint(model, spec.activation_checkpoint)
     if is_sharded(spec):
         apply_fsdp(model, mesh, Precision.from_spec(spec.precision), reshard=spec.reshards, units=units)
-    if backends:
-        apply_compile(model, backends)
+    if modes:
+        apply_compile(model, modes)
 
 
 def is_sharded(spec: TrainSpec) -> bool:
@@ -41,6 +41,7 @@ def is_sharded(spec: TrainSpec) -> bool:
     return spec.parallel.dp > 1 or Precision.from_spec(spec.precision) != Precision()
 
 
-def apply_compile(model: nn.Module, backends: Mapping[Phase, str]) -> None:
-    """Compile with the lower of the allowed rungs: a rung that passed has passed after all those below it."""
-    compile_in_place(model, min(backends.values(), key=BACKENDS.index))
+def apply_compile(model: nn.Module, modes: Mapping[Phase, str]) -> None:
+    """Compile in the lowest of the allowed modes."""
+    recipe = RECIPES[lowest(modes)]
+    compile_in_place(model, recipe.backend, recipe.mode)

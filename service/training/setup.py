@@ -27,7 +27,7 @@ from service.schedules.schedule import Schedule
 from service.training.engine import Engine, build_engine, plan_pipeline
 from service.training.export import check_export
 from service.training.flops import count_parameters
-from service.training.gate import Phase, allowed_backends
+from service.training.gate import Phase, allowed_modes, portable_caches
 from service.training.objective import Objective, Subject, objective_for
 from service.training.parallelize import is_sharded, parallelize
 
@@ -82,7 +82,9 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     config, weights = resolve(spec.model, context.data)
     check_export(spec.export, config)
     dataset = data.load(spec.data, context.data).to(device)
-    backends = allowed_backends(spec.compile, own_fingerprint(config, spec, device), context.data)
+    backends = allowed_modes(spec.compile, own_fingerprint(config, spec, device), context.data, spec.micro_batches)
+    for cache in portable_caches(spec.compile, backends, context.data, context.rank):
+        torch.compiler.load_cache_artifacts(cache)
     return assemble(spec, context, device, mesh, Ingredients(config, dataset, backends, weights))
 
 

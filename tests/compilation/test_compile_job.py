@@ -22,7 +22,7 @@ from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice
 from service.models.fingerprint import fingerprint
-from service.training.gate import allowed_backends
+from service.training.gate import allowed_modes
 
 JOB, TRAINED = "job_" + "1" * 20, "job_" + "2" * 20
 MLP = {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10}
@@ -91,7 +91,7 @@ def test_a_training_job_reads_the_gate_that_was_written(data: DataLayout) -> Non
     run(spec(model=TRANSFORMER, data={"source": "tokens", "sequence": 16}, phases=["train"]), where)
     own = fingerprint(TransformerConfig(**TRANSFORMER), ParallelSpec(), torch.device("cpu"), PrecisionSpec(), "none")
     choice = CompileChoice(train=True, gate=JOB)
-    assert allowed_backends(choice, own, data) == {"train": "aot_eager"}
+    assert allowed_modes(choice, own, data) == {"train": "aot_eager"}
 
 
 def test_the_model_of_a_training_job_is_checked_with_its_weights(data: DataLayout) -> None:

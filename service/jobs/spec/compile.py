@@ -15,7 +15,7 @@ from service.jobs.spec.program import ProgramRef
 Mode = Literal["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]
 Phase = Literal["train", "inference"]
 LADDER: tuple[Mode, ...] = get_args(Mode)
-_OF_A_MODEL = ("data", "shapes", "precision", "activation_checkpoint")
+_OF_A_MODEL = ("data", "shapes", "micro_batches", "precision", "activation_checkpoint")
 
 
 class Tolerance(Strict):
@@ -35,7 +35,10 @@ class CompileSpec(CommonSpec):
     modes: tuple[Mode, ...] = Field(LADDER, min_length=1, description="rungs to climb, from eager up")
     phases: tuple[Phase, ...] = Field(("train", "inference"), min_length=1)
     steps: int = Field(4, ge=2, le=1000, description="iterations per rung and phase")
-    shapes: tuple[Annotated[int, Field(ge=1)], ...] = Field((16,), min_length=1, description="batch sizes, in turn")
+    shapes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (16,), min_length=1, description="samples of a forward, in turn"
+    )
+    micro_batches: int = Field(1, ge=1, le=1024, description="forwards per step, whose gradients add up")
     tolerance: Tolerance = Tolerance()
     precision: PrecisionSpec = PrecisionSpec()
     activation_checkpoint: ActivationCheckpoint = "none"
