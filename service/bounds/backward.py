@@ -48,6 +48,10 @@ class Pass:
     relaxations: Mapping[str, Relaxed]
     frontier: frozenset[str] = frozenset()
 
+    @property
+    def device(self) -> torch.device:
+        return self.intervals[self.network.graph.input.name].lower.device
+
     def lower_bounds(self, start: str, rows: Coefficients) -> Tensor:
         """Lower bounds ``(batch, rows)`` of ``rows`` times the value of ``start``; −inf where there is none.
 
@@ -56,7 +60,7 @@ class Pass:
         """
         biases, own = _Biases(), self.network.is_own(start)
         pending = {start: Pending(rows, own)}
-        for node in reversed(self.network.graph.until(start)):
+        for node in self.network.graph.nodes[self.network.position[start] :: -1]:
             waiting = pending.pop(node.name, None)
             if waiting is None:
                 continue

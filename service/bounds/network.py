@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +31,20 @@ class Network:
     def is_own(self, name: str) -> bool:
         return self.placements[name] is Placement.OWN
 
-    @property
+    @cached_property
     def nonlinear(self) -> tuple[Node, ...]:
         """The nodes that are relaxed, in execution order."""
         return tuple(node for node in self.graph.nodes[1:] if isinstance(RULES[node.operator], RelaxedRule))
+
+    @cached_property
+    def relaxed(self) -> frozenset[str]:
+        """Their names."""
+        return frozenset(node.name for node in self.nonlinear)
+
+    @cached_property
+    def position(self) -> Mapping[str, int]:
+        """Of each node in execution order."""
+        return {node.name: index for index, node in enumerate(self.graph.nodes)}
 
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
         """One step of interval propagation; an end that overflow has made meaningless becomes infinite."""

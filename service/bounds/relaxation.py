@@ -19,12 +19,36 @@ class Relaxed(Protocol):
         """
 
 
-@dataclass(frozen=True, eq=False)
-class Relaxation:
-    """``lower_slope·z + lower_intercept ≤ f(z) ≤ upper_slope·z + upper_intercept`` for every z of the interval.
+class Family(Protocol):
+    """All relaxations of one operator on fixed bounds that an optimiser may choose from.
 
-    All tensors have the shape ``(batch, *shape)`` of the operator's input; an intercept of ``None`` is zero.
-    Any of them may require a gradient: what is optimised is a relaxation with other slopes.
+    A member is named by parameters between 0 and 1, every one of which is sound. ``start`` has their values for the
+    member that CROWN takes, each ``(batch, *any)``; it is empty where there is nothing to choose.
+    """
+
+    @property
+    def start(self) -> tuple[Tensor, ...]: ...
+
+    def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
+        """Of parameters ``(batch, rows or 1, *any)``; what it gives is differentiable in them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Single:
+    """A family of one."""
+
+    relaxed: Relaxed
+    start: tuple[Tensor, ...] = ()
+
+    def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
+        return self.relaxed
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """``lower_slope·z + lower_intercept ≤ f(z) ≤ upper_slope·z + upper_intercept``, with lines for each row.
+
+    All tensors are ``(batch, rows or 1, *shape)`` of the operator's input; an intercept of ``None`` is zero.
     """
 
     lower_slope: Tensor
@@ -34,16 +58,38 @@ class Relaxation:
 
     def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """CROWN, Zhang et al., 2018: a positive coefficient takes the lower line, a negative one the upper line."""
-        slope = torch.where(coefficients >= 0, self.lower_slope.unsqueeze(1), self.upper_slope.unsqueeze(1))
+        above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
         pieces = [
-            weighted(clamped, intercept)
-            for clamped, intercept in (
-                (coefficients.clamp(min=0), self.lower_intercept),
-                (coefficients.clamp(max=0), self.upper_intercept),
-            )
+            _along(clamped, intercept)
+            for clamped, intercept in ((above, self.lower_intercept), (below, self.upper_intercept))
             if intercept is not None
         ]
-        return (coefficients * slope,), sum(pieces[1:], start=pieces[0]) if pieces else None
+        through = torch.addcmul(above * self.lower_slope, below, self.upper_slope)
+        return (through,), sum(pieces[1:], start=pieces[0]) if pieces else None
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxation:
+    """The same lines for every row: tensors ``(batch, *shape)``."""
+
+    lower_slope: Tensor
+    upper_slope: Tensor
+    lower_intercept: Tensor | None = None
+    upper_intercept: Tensor | None = None
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        slopes = self.lower_slope.unsqueeze(1), self.upper_slope.unsqueeze(1)
+        intercepts = (
+            None if each is None else each.unsqueeze(1) for each in (self.lower_intercept, self.upper_intercept)
+        )
+        return Lines(*slopes, *intercepts).pull(coefficients)
+
+
+def _along(coefficients: Tensor, intercept: Tensor) -> Tensor:
+    """``(b, rows, *shape)`` and ``(batch, rows or 1, *shape)`` to ``(batch, rows)``."""
+    if intercept.shape[1] == 1:
+        return weighted(coefficients, intercept.squeeze(1))
+    return (coefficients * intercept).flatten(2).sum(dim=2)
 
 
 def weighted(coefficients: Tensor, intercept: Tensor) -> Tensor:

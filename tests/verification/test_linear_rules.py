@@ -123,7 +123,7 @@ def test_rows_of_the_identity_need_not_be_materialised(linear_network: tuple[nn.
     for node in network.graph.nodes[1:]:
         index = torch.arange(node.size).flip(0)
         for mirrored in (False, True):
-            units = UnitRows(index, mirrored)
+            units = UnitRows(index[None], mirrored)
             dense = units.dense(node.shape, box.lower)
             assert dense.shape[1] == units.count
             torch.testing.assert_close(walk.lower_bounds(node.name, units), walk.lower_bounds(node.name, dense))
@@ -136,6 +136,6 @@ def test_the_identity_never_exists_where_the_first_operator_backward_is_a_layer(
     monkeypatch.setattr(UnitRows, "dense", lambda *_: pytest.fail("the identity was materialised"))
     box = box_around(torch.zeros(1, 6, dtype=torch.float64), 0.1)
     found = Pass(network, {network.graph.input.name: box}, {}).lower_bounds(
-        network.graph.output.name, UnitRows(torch.arange(8))
+        network.graph.output.name, UnitRows(torch.arange(8)[None])
     )
     assert found.shape == (1, 16)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from service.bounds.backward import Pass
 from service.bounds.interval import Interval
 from service.bounds.network import Network
+from service.bounds.optimise import Ascent
 
 
 @dataclass(frozen=True)
@@ -20,10 +21,17 @@ class Effort:
 
     ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
     in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory.
+    ``ascent`` is for methods that optimise.
     """
 
     intersect: bool = True
     elements: int = 2**26
+    ascent: Ascent = field(default_factory=Ascent)
+
+    @property
+    def optimising(self) -> Effort:
+        """A gradient keeps several coefficient tensors of each layer."""
+        return replace(self, elements=max(1, self.elements // 8))
 
 
 class Analysis(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from service.bounds.backward import Pass
 from service.bounds.interval import Interval
 from service.bounds.methods.base import Analysis, Effort, LinearAnalysis
@@ -18,7 +20,7 @@ def propagate(network: Network, box: Interval) -> dict[str, Interval]:
     return known
 
 
-def inputs_of(network: Network, intervals: dict[str, Interval]) -> dict[str, tuple[Interval, ...]]:
+def inputs_of(network: Network, intervals: Mapping[str, Interval]) -> dict[str, tuple[Interval, ...]]:
     """Bounds on the inputs of the non-linear nodes."""
     return {node.name: tuple(intervals[name] for name in node.inputs) for node in network.nonlinear}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Relaxation, Relaxed
+from service.bounds.relaxation import Family, Relaxation, Relaxed, Single
 
 
 class Crossing(Enum):
@@ -32,8 +32,8 @@ class Crossing(Enum):
 class UnitRows:
     """Rows of the identity over a node's entries, never materialised where a layer can give its own rows instead.
 
-    ``index`` ``(rows,)`` counts entries of one flattened instance. With ``mirrored`` the negated rows follow, whose
-    lower bounds are minus the upper bounds.
+    ``index`` ``(batch or 1, rows)`` counts entries of one flattened instance. With ``mirrored`` the negated rows
+    follow, whose lower bounds are minus the upper bounds.
     """
 
     index: Tensor
@@ -41,20 +41,20 @@ class UnitRows:
 
     @property
     def count(self) -> int:
-        return len(self.index) * (2 if self.mirrored else 1)
+        return self.index.shape[1] * (2 if self.mirrored else 1)
 
     def select(self, entries: Tensor) -> Tensor:
-        """``(1, count, …)`` rows of ``entries`` ``(n, …)``."""
+        """``(batch or 1, count, …)`` rows of ``entries`` ``(n, …)``."""
         rows = entries[self.index]
-        return (torch.cat([rows, -rows]) if self.mirrored else rows).unsqueeze(0)
+        return torch.cat([rows, -rows], dim=1) if self.mirrored else rows
 
     def dense(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """The rows themselves, ``(1, count, *shape)``, in the dtype and on the device of ``like``."""
+        """The rows themselves, ``(batch or 1, count, *shape)``, in the dtype and on the device of ``like``."""
         size = int(torch.Size(shape).numel())
-        rows = torch.zeros(len(self.index), size, dtype=like.dtype, device=like.device)
-        rows.scatter_(1, self.index.unsqueeze(1), 1)
-        rows = torch.cat([rows, -rows]) if self.mirrored else rows
-        return rows.reshape(1, self.count, *shape)
+        rows = torch.zeros(*self.index.shape, size, dtype=like.dtype, device=like.device)
+        rows.scatter_(2, self.index.unsqueeze(2), 1)
+        rows = torch.cat([rows, -rows], dim=1) if self.mirrored else rows
+        return rows.reshape(len(self.index), self.count, *shape)
 
 
 Coefficients = Tensor | UnitRows
@@ -117,6 +117,10 @@ class RelaxedRule(Rule):
     @abstractmethod
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
         """Linear bounds that hold on the product of ``bounds``; an interval of width 0 is a point."""
+
+    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+        """The relaxations that an optimiser may choose from; by default only the one of ``relax_on``."""
+        return Single(self.relax_on(node, bounds))
 
     @abstractmethod
     def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:

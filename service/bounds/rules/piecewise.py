@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Relaxation
+from service.bounds.relaxation import Family, Relaxation, Single, weighted
 from service.bounds.rules.base import NonlinearRule
 
 
@@ -47,6 +48,57 @@ class LeakyRelu(NonlinearRule):
             upper_slope=torch.where(open_, chord, fixed),
             upper_intercept=torch.where(open_, intercept, torch.zeros_like(lower)),
         )
+
+    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+        """Any lower slope between those of the pieces is sound (α-CROWN, Xu et al., 2021)."""
+        relaxation, open_ = self.relax(node, bounds[0]), self.improvable(node, bounds[0]).flatten(1)
+        index = open_.any(dim=0).nonzero().squeeze(1)
+        if not len(index):
+            return Single(relaxation)
+        assert relaxation.upper_intercept is not None
+        slope = self.negative_slope(node)
+        fixed, chord = relaxation.lower_slope.flatten(1), relaxation.upper_slope.flatten(1)
+        intercept = relaxation.upper_intercept.flatten(1)
+        open_, closed, chord, intercept = (each.index_select(1, index) for each in (open_, fixed, chord, intercept))
+        start = (((closed - slope) / (1 - slope)).clamp(0, 1),)
+        return _Bent(slope, index, fixed, open_, closed, chord, intercept, start)
+
+
+@dataclass(frozen=True, eq=False)
+class _Bent:
+    """Two pieces that meet at 0, with a free lower slope at the entries ``index`` that are open in any instance.
+
+    ``fixed`` ``(batch, n)`` are the slopes elsewhere; ``open_``, ``closed`` (the slope where an instance is not open),
+    ``chord`` and ``intercept`` are ``(batch, len(index))``.
+    """
+
+    slope: float
+    index: Tensor
+    fixed: Tensor
+    open_: Tensor
+    closed: Tensor
+    chord: Tensor
+    intercept: Tensor
+    start: tuple[Tensor, ...]
+
+    def member(self, parameters: tuple[Tensor, ...]) -> _BentMember:
+        free = parameters[0] * (1 - self.slope) + self.slope if self.slope else parameters[0]
+        return _BentMember(self, torch.where(self.open_.unsqueeze(1), free, self.closed.unsqueeze(1)))
+
+
+@dataclass(frozen=True, eq=False)
+class _BentMember:
+    family: _Bent
+    lower_slope: Tensor
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        family, flat = self.family, coefficients.flatten(2)
+        picked = flat.index_select(2, family.index)
+        below = picked.clamp(max=0)
+        bent = torch.addcmul((picked - below) * self.lower_slope, below, family.chord.unsqueeze(1))
+        through = (flat * family.fixed.unsqueeze(1)).index_copy(2, family.index, bent)
+        shape = (*through.shape[:2], *coefficients.shape[2:])
+        return (through.reshape(shape),), weighted(below, family.intercept)
 
 
 class Relu(LeakyRelu):

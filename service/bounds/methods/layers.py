@@ -1,0 +1,104 @@
+"""Bounds layer by layer: the inputs of every non-linear operator first, each by backward passes of its own.
+
+Intervals come first and are kept where they are exact (one layer after the input) or where a tighter bound would
+change nothing (a ReLU whose sign is known). Where the value is divided over tensor-parallel ranks, each starts with
+its own rows; the first collective backward makes them everybody's, so that all ranks bound all rows together, and
+each keeps its own results: nothing is replaced by a looser bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from service.bounds.backward import Pass
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.methods.base import Effort, rows_at_once
+from service.bounds.network import Network
+from service.bounds.relaxation import Relaxed
+from service.bounds.rules import RULES
+from service.bounds.rules.base import UnitRows
+
+Refine = Callable[[Pass, str, Tensor, int], Interval]
+"""``(backward, name, index, pairs)``: bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a
+node's value, of which ``pairs`` may walk at once."""
+
+
+def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine) -> Pass:
+    """A pass that has the intervals of every node and the relaxations of all non-linear ones."""
+    intervals = {network.graph.input.name: box}
+    relaxations: dict[str, Relaxed] = {}
+    backward = Pass(network, intervals, relaxations)
+    exact = _exact_intervals(network, box.exact_layers)
+    refined: set[str] = set()
+    for node in network.graph.nodes[1:]:
+        if node.name in network.relaxed:
+            for index, name in enumerate(node.inputs):
+                if name not in refined:
+                    refined.add(name)
+                    intervals[name] = network.agreed(name, intervals[name])
+                    if name not in exact:
+                        found = _refined(backward, node, index, effort, refine)
+                        intervals[name] = network.agreed(name, found)
+            bounds = [intervals[name] for name in node.inputs]
+            relaxations[node.name] = network.rule_of(node).relax_on(node, bounds)
+        intervals[node.name] = network.interval(node, intervals)
+    return backward
+
+
+def one_pass(backward: Pass, name: str, index: Tensor, pairs: int) -> Interval:
+    """Both sides of the entries by plain backward passes."""
+    found = [backward.lower_bounds(name, UnitRows(part)) for part in torch.split(index, pairs, dim=1)]
+    halves = [each.chunk(2, dim=1) for each in found]
+    return Interval(torch.cat([low for low, _ in halves], dim=1), -torch.cat([high for _, high in halves], dim=1))
+
+
+def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor, Tensor]:
+    """Which entries of an input matter, bool ``(batch, n)``, and their numbers, ``(batch or 1, rows)``.
+
+    Rows are those of each instance, filled up with entries that it does not need, or the same for all where that is
+    hardly more. There are as many on each rank.
+    """
+    network, name = backward.network, node.inputs[index_of_input]
+    known = [backward.intervals[each] for each in node.inputs]
+    wanted = network.rule_of(node).improvable_on(node, known)[index_of_input].flatten(1)
+    anywhere = wanted.any(dim=0, keepdim=True)
+    most, union = (int(count) for count in torch.stack([wanted.sum(dim=1).amax(), anywhere.sum()]).tolist())
+    if network.is_own(name):
+        most, union = (network.exchange.largest(count, wanted.device) for count in (most, union))
+    chosen, count = (wanted, most) if most < union * PER_INSTANCE else (anywhere, union)
+    return wanted, chosen.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
+
+
+PER_INSTANCE = 0.8
+"""Rows of their own are worth it below this share: common rows of a layer start as its weights, without a batch."""
+
+
+def _refined(backward: Pass, node: Node, index_of_input: int, effort: Effort, refine: Refine) -> Interval:
+    """Tighter bounds on an input of ``node``, entry by entry where they matter to the instance."""
+    network, name = backward.network, node.inputs[index_of_input]
+    before = backward.intervals[name]
+    wanted, index = wanted_rows(backward, node, index_of_input)
+    if not index.shape[1]:
+        return before
+    pairs = max(1, rows_at_once(network, name, len(wanted), effort) // 2)
+    rows = refine(backward, name, index, pairs)
+    flat, everyone = before.map(lambda end: end.flatten(1)), index.expand(len(wanted), -1)
+    if effort.intersect:
+        rows = rows.meet(flat.map(lambda end: end.gather(1, everyone)))
+    lower, upper = (
+        torch.where(wanted, old.scatter(1, everyone, new), old)
+        for old, new in ((flat.lower, rows.lower), (flat.upper, rows.upper))
+    )
+    return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
+
+
+def _exact_intervals(network: Network, layers: int) -> set[str]:
+    """Values whose intervals are exact: at most ``layers`` operators between the input and them mix entries."""
+    depth = {network.graph.input.name: 0}
+    for node in network.graph.nodes[1:]:
+        depth[node.name] = max(depth[name] for name in node.inputs) + RULES[node.operator].mixes(node)
+    return {name for name, mixing in depth.items() if mixing <= layers}

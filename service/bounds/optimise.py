@@ -1,0 +1,182 @@
+"""Bounds with the best relaxations that a few steps of gradient ascent find (α-CROWN, Xu et al., 2021).
+
+Every row has relaxations of its own. Bounds on the operators' inputs are fixed, so no row depends on another: rows
+go in parts of any size, and the memory is that of one part. Any parameter between 0 and 1 is sound, so each row's
+bound is the largest one met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from service.bounds.backward import Pass
+from service.bounds.network import Network
+from service.bounds.relaxation import Family
+from service.bounds.replay import Repeated
+from service.bounds.rules.base import Coefficients, UnitRows
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """Adam's step, in units of the parameters' range, and what it is multiplied by after each iteration."""
+
+    iterations: int = 20
+    rate: float = 0.5
+    decay: float = 0.98
+
+
+@dataclass(eq=False)
+class Families:
+    """The families of a pass's non-linear nodes, each made when it is first needed."""
+
+    backward: Pass
+    _made: dict[str, Family] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Family:
+        if name not in self._made:
+            network, intervals = self.backward.network, self.backward.intervals
+            node = network.nodes[name]
+            bounds = [intervals[each].map(Tensor.detach) for each in node.inputs]
+            self._made[name] = network.rule_of(node).family(node, bounds)
+        return self._made[name]
+
+
+@dataclass(eq=False)
+class _Chosen:
+    """The member of a family for each row; its parameters exist from the first pull, which tells how many rows."""
+
+    family: Family
+    parameters: tuple[Tensor, ...] | None = None
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        if self.parameters is None:
+            rows = coefficients.shape[1]
+            self.parameters = tuple(_repeated(each, rows).requires_grad_() for each in self.family.start)
+        return self.family.member(self.parameters).pull(coefficients)
+
+    def reset(self) -> None:
+        for parameter, start in zip(self.parameters or (), self.family.start, strict=True):
+            parameter.data.copy_(start.unsqueeze(1))
+
+
+class Climber:
+    """Bounds parts of ``start``'s rows, all of the shape of ``rows``, one after the other.
+
+    ``rows`` are as for :meth:`Pass.lower_bounds`.
+    """
+
+    def __init__(self, families: Families, start: str, rows: Coefficients, ascent: Ascent) -> None:
+        network = families.backward.network
+        self.start, self.ascent, self.network = start, ascent, network
+        self.rows = _own_copy(rows)
+        self.chosen = {name: _Chosen(families[name]) for name in _before(network, start)}
+        self.walk = replace(families.backward, relaxations=self.chosen)
+        self.best: Tensor | None = None
+        self.optimizer: torch.optim.Adam | None = None
+        self.step = Repeated(self._ascend, families.backward.device)
+
+    def best_bounds(self, rows: Coefficients) -> Tensor:
+        """The largest lower bounds ``(batch, rows)`` met on the way."""
+        _copy(rows, self.rows)
+        if self.optimizer is not None:
+            self._restart(self.optimizer)
+        with torch.enable_grad():
+            self.step.run(self.ascent.iterations)
+        assert self.best is not None
+        return self.best.clone()
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [parameter for chosen in self.chosen.values() for parameter in chosen.parameters or ()]
+
+    def _ascend(self) -> None:
+        """One iteration: a pass, its gradient, a step."""
+        bounds = self.walk.lower_bounds(self.start, self.rows)
+        if self.best is None:
+            self.best = torch.full_like(bounds, -torch.inf, requires_grad=False)
+        torch.maximum(self.best, bounds.detach(), out=self.best)
+        if not bounds.requires_grad:
+            return
+        if self.optimizer is None:
+            self.optimizer = self._optimizer(bounds.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        # Where there is no bound there is no direction either.
+        total = torch.where(bounds.isfinite(), bounds, torch.zeros_like(bounds)).sum()
+        (-total).backward(inputs=self.parameters)  # type: ignore[no-untyped-call]
+        self._move(self.optimizer)
+
+    @torch.no_grad()
+    def _move(self, optimizer: torch.optim.Adam) -> None:
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.nan_to_num_(0, 0, 0)
+        optimizer.step()
+        for name, chosen in self.chosen.items():
+            for parameter in chosen.parameters or ():
+                parameter.clamp_(0, 1)
+                self._keep_equal(name, parameter)
+        for group in optimizer.param_groups:
+            group["lr"].mul_(self.ascent.decay)
+
+    def _keep_equal(self, name: str, parameter: Tensor) -> None:
+        """Replicas that drift apart would bound a sum of which every rank has another summand: no bound at all."""
+        if self.network.exchange.axis.size > 1 and not self.network.is_own(name):
+            parameter.copy_(self.network.exchange.agree(parameter))
+
+    def _optimizer(self, device: torch.device) -> torch.optim.Adam:
+        # The rate lives on the device, so that a recorded iteration finds the present one.
+        rate = torch.tensor(self.ascent.rate, device=device)
+        return torch.optim.Adam(self.parameters, lr=rate, fused=True, capturable=device.type == "cuda")
+
+    @torch.no_grad()
+    def _restart(self, optimizer: torch.optim.Adam) -> None:
+        for chosen in self.chosen.values():
+            chosen.reset()
+        for state in optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+        for group in optimizer.param_groups:
+            group["lr"].fill_(self.ascent.rate)
+        if self.best is not None:
+            self.best.fill_(-torch.inf)
+
+
+def optimised(families: Families, start: str, parts: Iterator[Coefficients], ascent: Ascent) -> Tensor:
+    """Lower bounds ``(batch, rows)`` of all parts, joined. Parts of one shape share what is recorded for a device."""
+    climbers: dict[tuple[int, ...], Climber] = {}
+    found = []
+    for rows in parts:
+        shape = tuple((rows.index if isinstance(rows, UnitRows) else rows).shape)
+        if shape not in climbers:
+            climbers.clear()
+            climbers[shape] = Climber(families, start, rows, ascent)
+        found.append(climbers[shape].best_bounds(rows))
+    return torch.cat(found, dim=1)
+
+
+def _before(network: Network, start: str) -> list[str]:
+    """Non-linear nodes that ``start`` is computed from, itself included."""
+    needed = {start}
+    for node in network.graph.nodes[network.position[start] :: -1]:
+        if node.name in needed:
+            needed.update(node.inputs)
+    return [node.name for node in network.nonlinear if node.name in needed]
+
+
+def _repeated(start: Tensor, rows: int) -> Tensor:
+    return start.unsqueeze(1).repeat(1, rows, *(1 for _ in start.shape[1:]))
+
+
+def _own_copy(rows: Coefficients) -> Coefficients:
+    return UnitRows(rows.index.clone(), rows.mirrored) if isinstance(rows, UnitRows) else rows.clone()
+
+
+def _copy(new: Coefficients, into: Coefficients) -> None:
+    if isinstance(new, UnitRows) and isinstance(into, UnitRows):
+        into.index.copy_(new.index)
+    elif isinstance(new, Tensor) and isinstance(into, Tensor):
+        into.copy_(new)
