@@ -17,9 +17,11 @@ from service.compilation.internals.backward import watched_backwards
 from service.compilation.program import Parts, Phase, Program, Step
 from service.compilation.rungs import Rung
 from service.models.compiled import compile_in_place
-from service.parallel.boundary import Held, StepBoundary
+from service.parallel.boundary import StepBoundary
 
 Key = tuple[str, str]
+KEPT = 2**18
+"""Elements of a tensor that are compared: all gradients of all iterations of all runs are kept at once."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Record:
 
 @dataclass(frozen=True)
 class Subject:
-    """A program's parts in a phase, with its steps under way. ``trainable`` is what its optimizers hold; ``held``
-    collects what ``boundary`` finds to outlive its step.
+    """A program's parts in a phase, with its steps under way. ``trainable`` is what its optimizers hold; ``units`` are
+    the modules that were compiled.
     """
 
     program: Program
@@ -49,10 +51,10 @@ class Subject:
     boundary: StepBoundary
     steps: Iterator[Step]
     trainable: Mapping[str, Tensor]
-    held: list[Held]
+    units: Mapping[str, nn.Module]
 
     def restarted(self) -> Subject:
-        """The same parts, from their first step on, without audits."""
+        """The same parts, from their first step on."""
         boundary = StepBoundary(self.parts.modules, kept=self.parts.kept)
         return replace(self, boundary=boundary, steps=_steps(self.program, self.phase, self.parts, boundary))
 
@@ -66,6 +68,11 @@ class Subject:
             ) from None
 
     @property
+    def copied(self) -> frozenset[str]:
+        """Units whose results the boundary copies."""
+        return frozenset(name for name in self.units if name.split(".")[0] in self.parts.kept)
+
+    @property
     def unsharded(self) -> frozenset[str]:
         """Trainable parameters that FSDP has not put back among the ranks."""
         now = _named(self.parts.modules, lambda module: module.named_parameters())
@@ -76,12 +83,18 @@ class Subject:
 def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch.dtype = torch.float32) -> Subject:
     """New parts, compiled as ``rung`` says if given, before their first step."""
     parts = program.build(dtype)
-    if rung is not None:
-        for name in parts.compiled:
-            compile_in_place(parts.modules[name], rung.backend, rung.mode)
-    held: list[Held] = []
-    boundary = StepBoundary(parts.modules, kept=parts.kept, audit_every=1, on_held=held.extend)
-    return Subject(program, phase, parts, boundary, _steps(program, phase, parts, boundary), _trainable(parts), held)
+    units = {} if rung is None else dict(_compiled(parts, rung))
+    boundary = StepBoundary(parts.modules, kept=parts.kept)
+    return Subject(program, phase, parts, boundary, _steps(program, phase, parts, boundary), _trainable(parts), units)
+
+
+def _compiled(parts: Parts, rung: Rung) -> Iterator[tuple[str, nn.Module]]:
+    """Compile what the program wants compiled; the modules that this concerns, under their names."""
+    for name in parts.compiled:
+        module = parts.modules[name]
+        names = {id(part): f"{name}.{path}" if path else name for path, part in module.named_modules()}
+        for unit in compile_in_place(module, rung.backend, rung.mode):
+            yield names[id(unit)], unit
 
 
 def record(subject: Subject) -> Record:
@@ -114,10 +127,14 @@ def state_of(subject: Subject) -> dict[Key, Tensor]:
 
 
 def keep(value: Tensor) -> Tensor:
-    """A CPU copy of this rank's part of ``value``."""
+    """A CPU copy of this rank's part of ``value``; of a large one ``KEPT`` elements at most, evenly spread."""
     to_local = getattr(value, "to_local", None)
     local: Tensor = to_local() if to_local else value
-    return local.detach().to("cpu", copy=True)
+    local = local.detach()
+    if local.numel() > KEPT:
+        # An odd stride does not stay in one column of a matrix whose rows have an even length, as most have.
+        local = local.flatten()[:: (local.numel() // KEPT + 1) | 1]
+    return local.to("cpu", copy=True)
 
 
 def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:

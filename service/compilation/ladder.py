@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from service.compilation.detectors import judge
 from service.compilation.internals.toolchain import start_toolchain
 from service.compilation.observation import Case, Observation
-from service.compilation.observe import Plan, describe, observe
+from service.compilation.observe import Plan, describe, observe, rehearse
 from service.compilation.program import Phase, Program
 from service.compilation.ranks import gather
 from service.compilation.reference import Reference, refer
-from service.compilation.rungs import Rung
+from service.compilation.rungs import REHEARSAL, Rung
 from service.compilation.verdicts import Finding, Verdict, worst
 
 log = logging.getLogger(__name__)
@@ -23,13 +23,15 @@ log = logging.getLogger(__name__)
 class Result:
     """One rung in one phase, judged. ``observation`` is this rank's own; verdict and findings are all ranks'.
 
-    ``observation`` is ``None`` for a rung that was not reached or does not apply; then ``findings`` says why.
+    ``observation`` is ``None`` for a rung that was not reached or does not apply; then ``findings`` says why. Of CUDA
+    graphs that do not apply there is a ``rehearsal``, and ``findings`` has what speaks against them all the same.
     """
 
     case: Case
     verdict: Verdict
     findings: tuple[Finding, ...]
     observation: Observation | None = None
+    rehearsal: Observation | None = None
 
 
 def climb(
@@ -58,15 +60,23 @@ def _climb_phase(
         if blocked:
             yield Result(case, "not_reached", (Finding("not_reached", blocked),))
             continue
-        if case.rung.cuda_graphs and program.device.type != "cuda":
-            message = f"CUDA graphs need a CUDA device; this program runs on {program.device.type}"
-            yield Result(case, "not_applicable", (Finding("not_applicable", message),))
-            continue
         look = look or _observer(program, case.phase, plan)
+        if case.rung.cuda_graphs and program.device.type != "cuda":
+            yield _not_applicable(case, look, program)
+            continue
         result = _judged(look(case))
         if result.verdict != "pass":
             blocked = f"{case.rung.name} did not pass ({result.verdict})"
         yield result
+
+
+def _not_applicable(case: Case, look: Callable[[Case], Observation], program: Program) -> Result:
+    """CUDA graphs without a CUDA device: rehearsed, for what can be found out without one."""
+    message = f"CUDA graphs need a CUDA device; this program runs on {program.device.type}"
+    rehearsed = _judged(look(Case(REHEARSAL, case.phase)))
+    found = (replace(each, message=f"rehearsed without CUDA: {each.message}") for each in rehearsed.findings)
+    findings = (Finding("not_applicable", message), *found)
+    return Result(case, "not_applicable", findings, rehearsal=rehearsed.observation)
 
 
 def _observer(program: Program, phase: Phase, plan: Plan) -> Callable[[Case], Observation]:
@@ -78,7 +88,7 @@ def _observer(program: Program, phase: Phase, plan: Plan) -> Callable[[Case], Ob
     problem = next((each for each in gather(problem) if each), "")
     if reference is None or problem:
         return lambda case: Observation(case, error=problem)
-    return lambda case: observe(program, case, reference, plan)
+    return lambda case: (rehearse if case.rung.rehearses else observe)(program, case, reference, plan)
 
 
 def _reference(program: Program, phase: Phase, plan: Plan) -> tuple[Reference | None, str]:

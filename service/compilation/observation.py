@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from service.compilation.evidence import Evidence
@@ -12,7 +11,7 @@ from service.compilation.parity import Comparison
 from service.compilation.program import Phase
 from service.compilation.rungs import Rung
 from service.compilation.timing import Race
-from service.parallel.boundary import Held, Invocation
+from service.compilation.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,7 @@ class Observation:
     """One rung in one phase. ``error`` is set when it raised; ``training`` is ``None`` for inference.
 
     ``comparisons``: the worst of each kind, and every one that failed. ``compared``: how many were made.
-    ``calls``: how the program called its modules in the judged iterations, how often; ``held``: their results that
-    outlived the step after their own.
+    ``usage``: how the program used its compiled modules in the judged iterations.
     """
 
     case: Case
@@ -83,5 +81,4 @@ class Observation:
     cost: Cost | None = None
     truth_note: str = ""
     notes: tuple[str, ...] = ()
-    calls: Mapping[Invocation, int] = field(default_factory=dict)
-    held: tuple[Held, ...] = ()
+    usage: Usage = field(default_factory=Usage)

@@ -6,14 +6,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from service.compilation.comparing import compare_runs, worth_keeping
 from service.compilation.cost import cold_seconds, pace, warm_seconds
+from service.compilation.evidence import Evidence
 from service.compilation.execution import Record, Subject, build, record, state_of
 from service.compilation.internals.caches import empty_caches, portable_cache
 from service.compilation.internals.memory import peak, reset_peak
+from service.compilation.internals.replays import Replays
 from service.compilation.internals.switches import eager_random_numbers, silent_switches
 from service.compilation.internals.text import first_line
 from service.compilation.observation import Case, Cost, Observation, Training
@@ -21,6 +23,8 @@ from service.compilation.program import Program
 from service.compilation.recorder import Recorder, recorder
 from service.compilation.reference import Reference, Run, seed
 from service.compilation.rungs import Rung
+from service.compilation.usage import Usage
+from service.compilation.watch import Watch, watching
 from service.jobs.spec.compile import Tolerance
 
 
@@ -64,6 +68,18 @@ def observe(program: Program, case: Case, reference: Reference, plan: Plan) -> O
             return look.failure(describe(error))
 
 
+def rehearse(program: Program, case: Case, reference: Reference, plan: Plan) -> Observation:
+    """Run a rung that stands in for CUDA graphs: judged like any other, but not timed."""
+    replays = Replays()
+    rehearsed = replace(case, rung=replace(case.rung, backend=replays.backend))
+    with empty_caches(), recorder(rehearsed.rung, program.device) as records:
+        look = _Look(program, rehearsed, reference, plan, records, on_watch=replays.follow)
+        try:
+            return look.judged()
+        except Exception as error:
+            return look.failure(describe(error))
+
+
 @dataclass
 class _Look:
     program: Program
@@ -71,19 +87,30 @@ class _Look:
     reference: Reference
     plan: Plan
     records: Recorder
-    subject: Subject | None = None
+    on_watch: Callable[[Watch], None] = lambda watch: None
+    watch: Watch | None = None
 
     def observation(self) -> Observation:
-        subject = self.subject = build(self.program, self.case.phase, self.case.rung)
+        subject = build(self.program, self.case.phase, self.case.rung)
         compiled = [subject.parts.modules[name] for name in subject.parts.compiled]
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
         run, cold_s = self._judged_run(subject)
-        calls, memory = subject.boundary.invocations(), peak(self.program.device)
+        memory = peak(self.program.device)
         timed = pace(subject, self.plan.agree)
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.settled, switches)
         cache = portable_cache() if self.case.rung.generates_code else None
         warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache)
+        return replace(
+            self._compared(run, evidence), cost=Cost(cold_s, warm_s, timed, memory, self.reference.peak, cache)
+        )
+
+    def judged(self) -> Observation:
+        """Without what it costs."""
+        run, _ = self._judged_run(build(self.program, self.case.phase, self.case.rung))
+        return self._compared(run, self.records.evidence(self.plan.warm_up, self.plan.settled))
+
+    def _compared(self, run: Run, evidence: Evidence) -> Observation:
         comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
         return Observation(
             self.case,
@@ -91,20 +118,19 @@ class _Look:
             comparisons=worth_keeping(comparisons),
             compared=len(comparisons),
             training=_training(run, self.reference.eager) if self.case.phase == "train" else None,
-            cost=Cost(cold_s, warm_s, timed, memory, self.reference.peak, cache),
             truth_note=self.reference.truth_note,
             notes=tuple(_notes(self.reference, self.case.rung)),
-            calls=calls,
-            held=tuple(subject.held),
+            usage=self._usage,
         )
 
     def failure(self, error: str) -> Observation:
         """What was seen until the rung raised."""
         evidence = self.records.evidence(self.plan.warm_up, self.plan.settled)
-        if self.subject is None:
-            return Observation(self.case, evidence, error)
-        calls = self.subject.boundary.invocations()
-        return Observation(self.case, evidence, error, calls=calls, held=tuple(self.subject.held))
+        return Observation(self.case, evidence, error, usage=self._usage)
+
+    @property
+    def _usage(self) -> Usage:
+        return self.watch.usage() if self.watch else Usage()
 
     def _judged_run(self, subject: Subject) -> tuple[Run, float]:
         """The iterations that count, and what compiling added to them in seconds.
@@ -113,13 +139,16 @@ class _Look:
         """
         before = state_of(subject)
         records, seconds, compiled = [], [], []
-        for iteration in range(self.plan.iterations):
-            if iteration == self.plan.warm_up:
-                reset_peak(self.program.device)
-            seen, duration = _timed(subject, iteration)
-            records.append(seen)
-            seconds.append(duration)
-            compiled.append(self.records.end_iteration())
+        with watching(subject.units, subject.trainable, subject.copied) as self.watch:
+            self.on_watch(self.watch)
+            for iteration in range(self.plan.iterations):
+                if iteration == self.plan.warm_up:
+                    reset_peak(self.program.device)
+                self.watch.iteration = iteration
+                seen, duration = _timed(subject, iteration)
+                records.append(seen)
+                seconds.append(duration)
+                compiled.append(self.records.end_iteration())
         after = state_of(subject)
         return Run(tuple(records), before, after, False, subject.unsharded), cold_seconds(seconds, compiled)
 

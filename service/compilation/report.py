@@ -11,7 +11,8 @@ from service.compilation.internals.profile import Profile
 from service.compilation.ladder import Result
 from service.compilation.observation import Cost, Observation
 from service.compilation.parity import Comparison
-from service.parallel.boundary import Held
+from service.compilation.usage import Usage
+from service.compilation.usage_rows import usage_rows
 
 
 def rung_row(result: Result) -> dict[str, Any]:
@@ -63,37 +64,15 @@ def _measured(seen: Observation) -> dict[str, Any]:
         "hooks_traced": len(evidence.hooks),
         "autograd_captures": evidence.autograd_captures,
         "cudagraph": _cudagraph(seen),
-        "lifetimes": [_held(each) for each in seen.held],
-        "invocations": [
-            {
-                "module": call.module,
-                "phase": call.phase,
-                "grad": call.grad,
-                "thread": call.thread,
-                "shape": " ".join(str(list(shape)) for shape in call.shapes),
-                "calls": count,
-            }
-            for call, count in seen.calls.items()
-        ],
+        **usage_rows(seen.usage),
         **_cost(seen.cost),
-    }
-
-
-def _held(held: Held) -> dict[str, Any]:
-    return {
-        "module": held.origin.module,
-        "step": held.origin.step,
-        "site": str(held.origin.site),
-        "shape": list(held.shape),
-        "dtype": held.dtype,
-        "holders": list(held.holders),
     }
 
 
 def _unmeasured() -> dict[str, Any]:
     fields = ("parity", "graphs", "backward_graphs", "operations", "fullgraph", "graph_breaks", "recompiles")
-    more = ("limit_hits", "parameters", "notes", "hooks_traced", "autograd_captures", "cudagraph", "lifetimes")
-    return dict.fromkeys((*fields, *more, "invocations")) | _cost(None)
+    more = ("limit_hits", "parameters", "notes", "hooks_traced", "autograd_captures", "cudagraph")
+    return dict.fromkeys((*fields, *more, *usage_rows(Usage()))) | _cost(None)
 
 
 def _training(seen: Observation) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ class Rung:
     ``backend`` and ``mode`` are what a job would give to ``torch.compile``. ``compiles_backward``: a training step
     must run a compiled backward graph. ``generates_code``: the rung writes kernels, so its caches, the toolchain and
     its own random number generator matter. ``cuda_graphs``: it must capture and replay CUDA graphs; without a CUDA
-    device the rung is not applicable.
+    device the rung is not applicable. ``rehearses``: it stands in for CUDA graphs on such a device.
     """
 
     name: str
@@ -28,6 +28,11 @@ class Rung:
     generates_code: bool = False
     mode: str | None = None
     cuda_graphs: bool = False
+    rehearses: bool = False
+
+    @property
+    def overwrites(self) -> bool:
+        return self.cuda_graphs or self.rehearses
 
 
 def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = False) -> Rung:
@@ -42,6 +47,8 @@ LADDER: tuple[Rung, ...] = (
     _rung("inductor", generates_code=True),
     _rung("reduce-overhead", generates_code=True),
 )
+REHEARSAL = Rung("rehearsal", "eager", rehearses=True)
+"""Has a backend of its own in every run (``internals.replays``)."""
 RUNGS: Mapping[str, Rung] = MappingProxyType({rung.name: rung for rung in LADDER})
 
 

@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Verdict = Literal["pass", "not_applicable", "not_reached", "unstable", "fail_parity", "frozen", "vacuous", "fail_error"]
+Verdict = Literal[
+    "pass",
+    "not_applicable",
+    "not_reached",
+    "unstable",
+    "fail_parity",
+    "frozen",
+    "vacuous",
+    "fail_error",
+    "fail_lifetime",
+]
 SEVERITY: tuple[Verdict, ...] = get_args(Verdict)
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from service.compilation.detectors import error, frozen, parity, unstable, vacuous
+from service.compilation.detectors import error, frozen, lifetime, parity, shapes, unstable, vacuous
 from service.compilation.observation import Observation
 from service.compilation.verdicts import Finding
 
 Detector = Callable[[Observation], Iterable[Finding]]
 
-DETECTORS: tuple[Detector, ...] = (error.detect, vacuous.detect, frozen.detect, parity.detect, unstable.detect)
+DETECTORS: tuple[Detector, ...] = (
+    error.detect,
+    lifetime.detect,
+    vacuous.detect,
+    frozen.detect,
+    parity.detect,
+    unstable.detect,
+    shapes.detect,
+)
 
 
 def judge(observation: Observation) -> tuple[Finding, ...]:

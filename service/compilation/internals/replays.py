@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from service.parallel.boundary.lifetimes import address_of
+
+
+class Watched(Protocol):
+    generation: int
 
 
 class Replays:
@@ -29,6 +33,10 @@ class Replays:
         self._known = -1
         self._functions = count()
         self.backend: Callable[..., Any] = aot_autograd(fw_compiler=self._compile, bw_compiler=self._compile)
+
+    def follow(self, watch: Watched) -> None:
+        """Begin at the root again where ``watch`` sees replays begin."""
+        self.generation = lambda: watch.generation
 
     def _compile(self, graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         function = next(self._functions)

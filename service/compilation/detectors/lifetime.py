@@ -1,0 +1,90 @@
+"""Replays overwrite what is still needed: held results, saved tensors of pending backwards, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
+
+from service.compilation.observation import Observation
+from service.compilation.usage import Mark, Reentry, StaleGradient, Usage
+from service.compilation.verdicts import Finding
+from service.parallel.boundary import Held
+
+NAMED = 4
+Item = TypeVar("Item")
+Group = TypeVar("Group", bound=Hashable)
+
+
+def detect(observation: Observation) -> Iterator[Finding]:
+    """Only where results are overwritten: elsewhere a result may be held for as long as one likes."""
+    if observation.case.rung.overwrites:
+        for message in _messages(observation.usage):
+            yield Finding("fail_lifetime", message)
+
+
+def _messages(usage: Usage) -> Iterator[str]:
+    pending = usage.marked_while_pending
+    for site, marks in _grouped(pending, lambda mark: str(mark.site)).items():
+        yield _marked(site, marks)
+    inside = [each for each in usage.reentries if each.in_backward]
+    for (module, site), calls in _grouped(inside, lambda each: (each.module, str(each.site))).items():
+        yield _called_in_backward(module, site, calls)
+    # What a pending backward has saved is held by the autograd graph, and the mark has been named for it.
+    held = [each for each in usage.held if each.holders or not pending]
+    for _, results in _grouped(held, lambda each: (each.origin.module, each.origin.site)).items():
+        yield _held(results)
+    for site, gradients in _grouped(usage.gradients, lambda each: str(each.site)).items():
+        yield _stale(site, gradients)
+
+
+def _marked(site: str, marks: list[Mark]) -> str:
+    origins = dict.fromkeys(str(origin) for mark in marks for origin in mark.pending)
+    most = max(len(mark.pending) for mark in marks)
+    return (
+        f"a step is marked at {site} while up to {most} backwards are still to run, of {_names(origins)} "
+        f"({_when(mark.iteration for mark in marks)}): replays overwrite what they have saved, "
+        "and gradients are wrong; mark once per optimizer step, when all backwards have run (step_boundary)"
+    )
+
+
+def _called_in_backward(module: str, site: str, calls: list[Reentry]) -> str:
+    return (
+        f"{module} is called again within a running backward, at {site} ({_when(each.iteration for each in calls)}): "
+        "its replays overwrite what the rest of that backward needs"
+    )
+
+
+def _held(results: list[Held]) -> str:
+    first = results[0]
+    again = f", and {len(results) - 1} more" if len(results) > 1 else ""
+    return (
+        f"held over a replay, which overwrites it: {first}{again}; copy it at the boundary (kept) or consume it before"
+    )
+
+
+def _stale(site: str, gradients: list[StaleGradient]) -> str:
+    names = dict.fromkeys(each.parameter for each in gradients)
+    return (
+        f"gradients are accumulated over replays, which begin at {site} and overwrite them "
+        f"({_when(each.iteration for each in gradients)}): {_names(names)}; "
+        "mark once per optimizer step (step_boundary), so that its micro-batches are one round of replays"
+    )
+
+
+def _grouped(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
+    groups: dict[Group, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _when(iterations: Iterable[int]) -> str:
+    distinct = sorted(set(iterations))
+    numbers = ", ".join(map(str, distinct[:NAMED])) + (", …" if len(distinct) > NAMED else "")
+    return f"iteration{'s' if len(distinct) > 1 else ''} {numbers}"
+
+
+def _names(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
+    return ", ".join(listed[:NAMED]) + more
