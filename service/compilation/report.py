@@ -27,6 +27,7 @@ def rung_row(result: Result) -> dict[str, Any]:
         "verdict": result.verdict,
         "findings": [asdict(finding) for finding in result.findings],
         **(_measured(seen) if seen else _unmeasured()),
+        "rehearsal": _rehearsal(result.rehearsal),
     }
 
 
@@ -67,6 +68,11 @@ def _measured(seen: Observation) -> dict[str, Any]:
         **usage_rows(seen.usage),
         **_cost(seen.cost),
     }
+
+
+def _rehearsal(seen: Observation | None) -> dict[str, Any] | None:
+    """What was seen of CUDA graphs without a CUDA device; ``None`` where there was no need to rehearse."""
+    return None if seen is None else {"parity": parity_row(seen), **usage_rows(seen.usage)}
 
 
 def _unmeasured() -> dict[str, Any]:

@@ -19,13 +19,17 @@ class Mark:
 
 @dataclass(frozen=True)
 class Reentry:
-    """A call of a module that has ``pending`` forwards before it, or one from within a running backward."""
+    """A call of a module that has ``pending`` forwards before it, or one from within a running backward.
+
+    ``begins``: replays begin with it, although that backward has not ended.
+    """
 
     module: str
     iteration: int
     site: Site
     pending: int
     in_backward: bool
+    begins: bool
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,10 @@ class Lifetimes:
 
 @dataclass(frozen=True)
 class Usage:
-    """One run of a program. ``shapes``: of each module in each iteration the new shapes it was called with."""
+    """One run of a program. ``outside``: calls that did not go by way of the boundary. ``held``: results alive a whole
+    round of replays after their own; ``overlapping``: those alive when the next round began, which is no mistake unless
+    they are read. ``shapes``: of each module in each iteration those that it was called with.
+    """
 
     iterations: int = 0
     invocations: Mapping[Invocation, int] = field(default_factory=dict)
@@ -58,6 +65,7 @@ class Usage:
     marks: tuple[Mark, ...] = ()
     reentries: tuple[Reentry, ...] = ()
     held: tuple[Held, ...] = ()
+    overlapping: tuple[Held, ...] = ()
     gradients: tuple[StaleGradient, ...] = ()
     lifetimes: Mapping[str, Lifetimes] = field(default_factory=dict)
     shapes: Mapping[str, tuple[frozenset[Shapes], ...]] = field(default_factory=dict)

@@ -24,6 +24,8 @@ from service.parallel.boundary.lifetimes import Outputs, address_of, held_of
 
 FOREIGN = ("/torch/", "service/parallel/boundary/", "service/compilation/watch", "service/compilation/internals/")
 """Where a program's own code is not."""
+LOOKED_AT = 4
+"""Beginnings of replays at which the results of the last round are looked for; a look takes 0.1 s or more."""
 
 
 @contextmanager
@@ -75,6 +77,7 @@ class Watch:
         self._made: dict[str, int] = {}
         self._copied = copied
         self._held: list[Held] = []
+        self._overlapping: list[Held] = []
         self._shapes: dict[str, dict[int, set[Shapes]]] = {}
         self._gradients = _Gradients(trainable)
 
@@ -83,8 +86,9 @@ class Watch:
         site = caller(outside=FOREIGN)
         origin = Origin(name, site, self.iteration)
         self._gradients.confirm()
-        self._note_call(origin, unit, (arguments, named))
-        if self._begins():
+        begins = self._begins()
+        self._note_call(origin, unit, (arguments, named), begins)
+        if begins:
             self._begin(site)
         results = run(*arguments, **named)
         outputs = list(tensors_in(results))
@@ -112,6 +116,7 @@ class Watch:
             marks=tuple(self._marks),
             reentries=tuple(self._reentries),
             held=tuple(self._held),
+            overlapping=tuple(self._overlapping),
             gradients=tuple(self._gradients.stale),
             lifetimes={name: self._lifetimes(name, made, held[name]) for name, made in self._made.items()},
             shapes={
@@ -124,14 +129,16 @@ class Watch:
         copied = made - held if name in self._copied else 0
         return Lifetimes(consumed=made - held - copied, copied=copied, held=held)
 
-    def _note_call(self, origin: Origin, unit: nn.Module, arguments: Any) -> None:
+    def _note_call(self, origin: Origin, unit: nn.Module, arguments: Any, begins: bool) -> None:
         call = self._ledger.add(origin.module, unit, arguments)
         self._shapes.setdefault(origin.module, {}).setdefault(self.iteration, set()).add(call.shapes)
         if not _across_the_boundary():
             self._outside[origin] = None
         pending = sum(each.module == origin.module for each in self._pending.origins())
-        if pending or in_backward():
-            self._reentries[Reentry(origin.module, self.iteration, origin.site, pending, in_backward())] = None
+        inside = in_backward()
+        if pending or inside:
+            reentry = Reentry(origin.module, self.iteration, origin.site, pending, inside, begins and inside)
+            self._reentries[reentry] = None
 
     def _begins(self) -> bool:
         """Whether CUDA graphs would begin to write over their memory with this call."""
@@ -148,6 +155,8 @@ class Watch:
         outputs = [output for results in old for output in results.alive()]
         if outputs:
             self._held.extend(held_of(outputs))
+        if self.generation <= LOOKED_AT:
+            self._overlapping.extend(held_of(self._results[0].alive()))
 
     def _backward_ran(self, _origin: Origin) -> None:
         self._forwards_wait = False

@@ -18,15 +18,15 @@ Group = TypeVar("Group", bound=Hashable)
 def detect(observation: Observation) -> Iterator[Finding]:
     """Only where results are overwritten: elsewhere a result may be held for as long as one likes."""
     if observation.case.rung.overwrites:
-        for message in _messages(observation.usage):
-            yield Finding("fail_lifetime", message)
+        messages = list(_messages(observation.usage)) or list(_suspects(observation))
+        yield from (Finding("fail_lifetime", message) for message in messages)
 
 
 def _messages(usage: Usage) -> Iterator[str]:
     pending = usage.marked_while_pending
     for site, marks in _grouped(pending, lambda mark: str(mark.site)).items():
         yield _marked(site, marks)
-    inside = [each for each in usage.reentries if each.in_backward]
+    inside = [each for each in usage.reentries if each.begins]
     for (module, site), calls in _grouped(inside, lambda each: (each.module, str(each.site))).items():
         yield _called_in_backward(module, site, calls)
     # What a pending backward has saved is held by the autograd graph, and the mark has been named for it.
@@ -35,6 +35,14 @@ def _messages(usage: Usage) -> Iterator[str]:
         yield _held(results)
     for site, gradients in _grouped(usage.gradients, lambda each: str(each.site)).items():
         yield _stale(site, gradients)
+
+
+def _suspects(observation: Observation) -> Iterator[str]:
+    """Where results went wrong: those that were alive when they were overwritten, and may have been read after it."""
+    alive = [each for each in observation.usage.overlapping if each.holders]
+    if alive and not all(comparison.passed for comparison in observation.comparisons):
+        for _, results in _grouped(alive, lambda each: (each.origin.module, each.origin.site)).items():
+            yield f"results went wrong, and this may have been read after a replay had overwritten it: {results[0]}"
 
 
 def _marked(site: str, marks: list[Mark]) -> str:
@@ -50,7 +58,7 @@ def _marked(site: str, marks: list[Mark]) -> str:
 def _called_in_backward(module: str, site: str, calls: list[Reentry]) -> str:
     return (
         f"{module} is called again within a running backward, at {site} ({_when(each.iteration for each in calls)}): "
-        "its replays overwrite what the rest of that backward needs"
+        "replays begin there, and overwrite what the rest of that backward needs; mark steps (step_boundary)"
     )
 
 
