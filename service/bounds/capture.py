@@ -81,10 +81,15 @@ def trace(module: nn.Module, input_shape: Sequence[int]) -> Trace:
     """
     state = {name: tensor.detach() for name, tensor in local_state(module).items()}
     training = module.training
+    # A module that several others share keeps the tracer's tensors: torch puts back what it found on its last path.
+    held = [(each, dict(each._parameters), dict(each._buffers)) for each in module.modules()]
     module.eval()
     try:
         return Trace(_export(module, state, tuple(input_shape)))
     finally:
+        for each, parameters, buffers in held:
+            each._parameters.update(parameters)
+            each._buffers.update(buffers)
         module.train(training)
 
 

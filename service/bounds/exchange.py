@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.parallel.collectives import copy_to_group, gather_from_group, reduce_from_group, scatter_to_group
+from service.parallel.collectives import (
+    copy_to_group,
+    gather_from_group,
+    gather_with_reduce_from_group,
+    reduce_from_group,
+    reduce_scatter_to_group,
+    scatter_to_group,
+)
 from service.parallel.mesh import SINGLE, Axis
 
 
@@ -38,6 +45,14 @@ class Exchange:
     def own(self, whole: Tensor, dim: int) -> Tensor:
         """This rank's slice along ``dim`` (gradient: gathered)."""
         return scatter_to_group(whole, dim, self.axis.group, self.axis.size)
+
+    def join(self, shard: Tensor, dim: int) -> Tensor:
+        """Like :meth:`gather`, for work that differs by rank (gradient: own slice of the sum)."""
+        return gather_with_reduce_from_group(shard.contiguous(), dim, self.axis.group, self.axis.size)
+
+    def own_sum(self, partial: Tensor, dim: int) -> Tensor:
+        """This rank's slice along ``dim`` of the sum over the ranks (gradient: gathered)."""
+        return reduce_scatter_to_group(partial, dim, self.axis.group, self.axis.size)
 
     def own_range(self, length: int) -> slice:
         """This rank's share of ``length`` gathered entries."""

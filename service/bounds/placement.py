@@ -14,14 +14,17 @@ from service.bounds.rules.base import Crossing
 
 
 class Placement(Enum):
-    """``OWN``: each rank has values of its own (shards, or summands of a value that a collective will sum)."""
+    """``OWN``: each rank has values of its own, and coefficients that only its own part of a bound has.
+
+    They are shards, summands of a value that a collective will sum, or all shards joined for work that differs by rank.
+    """
 
     REPLICATED = "replicated"
     OWN = "own"
 
 
-_BEFORE = {Crossing.ENTER: Placement.REPLICATED, Crossing.LEAVE: Placement.OWN}
-_AFTER = {Crossing.ENTER: Placement.OWN, Crossing.LEAVE: Placement.REPLICATED}
+_BEFORE = {Crossing.ENTER: Placement.REPLICATED, Crossing.LEAVE: Placement.OWN, Crossing.WITHIN: Placement.OWN}
+_AFTER = {Crossing.ENTER: Placement.OWN, Crossing.LEAVE: Placement.REPLICATED, Crossing.WITHIN: Placement.OWN}
 
 
 def place(graph: Graph) -> Mapping[str, Placement]:

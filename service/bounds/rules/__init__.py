@@ -9,7 +9,14 @@ from service.bounds.rules.affine import AddMatrixProduct, LinearLayer, MatrixPro
 from service.bounds.rules.arithmetic import Multiple, Negation, Sum
 from service.bounds.rules.base import Rule
 from service.bounds.rules.bilinear import MatrixOfTwo, Product
-from service.bounds.rules.collectives import CopyToGroup, GatherFromGroup, ReduceFromGroup, ScatterToGroup
+from service.bounds.rules.collectives import (
+    CopyToGroup,
+    GatherFromGroup,
+    GatherWithReduce,
+    ReduceFromGroup,
+    ReduceScatter,
+    ScatterToGroup,
+)
 from service.bounds.rules.convolution import Convolution
 from service.bounds.rules.erf import ERROR_FUNCTION
 from service.bounds.rules.exponential import EXPONENTIAL
@@ -75,6 +82,8 @@ RULES: Mapping[str, Rule] = {
     "trivet.reduce_from_group.default": ReduceFromGroup(),
     "trivet.gather_from_group.default": GatherFromGroup(),
     "trivet.scatter_to_group.default": ScatterToGroup(),
+    "trivet.gather_with_reduce_from_group.default": GatherWithReduce(),
+    "trivet.reduce_scatter_to_group.default": ReduceScatter(),
 }
 
 

@@ -3,6 +3,9 @@
 Inside a region the bound is ``Σ_r A_r·v_r``: every rank holds the coefficients of its own values, and a bias that
 is partial. Outside, values and coefficients are replicated. So the collectives of the two directions are each
 other's adjoints: forward one all-reduce where a region ends, backward one where it begins.
+
+With sequence parallelism nothing is replicated between layers: each rank has some of the tokens, and an all-reduce is
+a reduce-scatter and an all-gather. Those two never leave a region, and backward they change places.
 """
 
 from __future__ import annotations
@@ -83,11 +86,62 @@ class ScatterToGroup(EnteringRule):
         return Pulled((exchange.gather(coefficients, dimension(node) + 1),))
 
     def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.gather(_in_place(node, coefficients, exchange), 1),))
+
+
+class GatherWithReduce(EnteringRule):
+    """The ranks' values side by side, for work that differs by rank: backward the coefficients' sum, divided again."""
+
+    crossing = Crossing.WITHIN
+
+    def refusal(self, node: Node) -> str | None:
+        return _refuse_batch(node)
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        ends = torch.stack([inputs[0].lower, inputs[0].upper])
+        lower, upper = exchange.join(ends, dimension(node) + 1).unbind()
+        return Interval(lower, upper)
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.own_sum(coefficients, dimension(node) + 1),))
+
+    def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         along = dimension(node) + 1
-        whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
-        mine = exchange.own_range(whole.shape[along])
-        whole.narrow(along, mine.start, mine.stop - mine.start).copy_(coefficients)
-        return Pulled((exchange.gather(whole, 1),))
+        everyone = exchange.join(coefficients, 1)
+        mine = exchange.own_range(everyone.shape[along])
+        return Pulled((everyone.narrow(along, mine.start, mine.stop - mine.start),))
+
+
+class ReduceScatter(EnteringRule):
+    """Each rank's slice of the sum of all ranks' partial values; backward the slices' coefficients side by side."""
+
+    crossing = Crossing.WITHIN
+
+    def refusal(self, node: Node) -> str | None:
+        return _refuse_batch(node)
+
+    def mixes(self, node: Node) -> bool:
+        return True
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        ends = torch.stack([inputs[0].lower, inputs[0].upper])
+        lower, upper = exchange.own_sum(ends, dimension(node) + 1).unbind()
+        return Interval(lower, upper)
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.join(coefficients, dimension(node) + 1),))
+
+    def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.join(_in_place(node, coefficients, exchange), 1),))
+
+
+def _in_place(node: Node, coefficients: Tensor, exchange: Exchange) -> Tensor:
+    """Coefficients of this rank's slice as those of the whole value, of which the rest are zero."""
+    along = dimension(node) + 1
+    whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
+    mine = exchange.own_range(whole.shape[along])
+    whole[(slice(None),) * along + (mine,)] = coefficients
+    return whole
 
 
 def dimension(node: Node) -> int:

@@ -182,7 +182,9 @@ class Choose(LinearRule):
             if node.is_variable(name):
                 pulled.append(unbroadcast(part, node.input_shapes[len(pulled)]))
             else:
-                bias = part.flatten(2) @ operand(node, name, coefficients).flatten()
+                # A mask of attention puts −∞ where nothing is read: entries whose coefficient is 0.
+                terms = part * operand(node, name, coefficients)
+                bias = torch.where(part == 0, torch.zeros_like(terms), terms).flatten(2).sum(dim=2)
         return Pulled(tuple(pulled), bias)
 
 

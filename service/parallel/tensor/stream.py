@@ -17,8 +17,10 @@ from service.parallel.collectives import (
     gather_with_reduce_from_group,
     reduce_from_group,
     reduce_scatter_to_group,
+    scatter_to_group,
 )
 from service.parallel.mesh import SINGLE, Axis
+from service.parallel.tracing import is_exporting
 
 
 class Stream(Protocol):
@@ -29,6 +31,9 @@ class Stream(Protocol):
 
     def leave(self, partial: Tensor) -> Tensor:
         """From row-parallel layers, whose results are to be summed over the ranks, to the stream."""
+
+    def divide(self, x: Tensor) -> Tensor:
+        """From a value that is replicated to the stream."""
 
     def shared(self, weight: Tensor) -> Tensor:
         """A replicated parameter, for use on what this rank has of the stream; its gradient is complete everywhere."""
@@ -46,6 +51,9 @@ class Replicated:
     def leave(self, partial: Tensor) -> Tensor:
         return reduce_from_group(partial, self.axis.group)
 
+    def divide(self, x: Tensor) -> Tensor:
+        return x
+
     def shared(self, weight: Tensor) -> Tensor:
         return weight
 
@@ -55,20 +63,32 @@ class SequenceSharded:
     """A part of the tokens on each rank, as ``(batch, sequence / tp, dim)``; the sequence divides by tp.
 
     The batch's tokens are cut in row-major order, so a rank's part is contiguous in every collective; its
-    second dimension counts tokens and says nothing of their positions.
+    second dimension counts tokens and says nothing of their positions. Where a graph is exported, each sequence is cut
+    by itself: whoever reads it wants to see that instances of a batch stay apart.
     """
 
     axis: Axis
 
     def enter(self, x: Tensor) -> Tensor:
+        if is_exporting():
+            return gather_with_reduce_from_group(x, 1, self.axis.group, self.axis.size)
         batch, tokens, dim = x.shape
         whole = gather_with_reduce_from_group(x.flatten(0, 1), 0, self.axis.group, self.axis.size)
         return whole.view(batch, tokens * self.axis.size, dim)
 
     def leave(self, partial: Tensor) -> Tensor:
+        if is_exporting():
+            return reduce_scatter_to_group(partial, 1, self.axis.group, self.axis.size)
         batch, tokens, dim = partial.shape
         own = reduce_scatter_to_group(partial.flatten(0, 1), 0, self.axis.group, self.axis.size)
         return own.view(batch, tokens // self.axis.size, dim)
+
+    def divide(self, x: Tensor) -> Tensor:
+        if is_exporting():
+            return scatter_to_group(x, 1, self.axis.group, self.axis.size)
+        batch, sequence, dim = x.shape
+        own = scatter_to_group(x.flatten(0, 1), 0, self.axis.group, self.axis.size)
+        return own.view(batch, sequence // self.axis.size, dim)
 
     def shared(self, weight: Tensor) -> Tensor:
         return copy_to_group(weight, self.axis.group)

@@ -1,0 +1,148 @@
+"""Transformers from their embedded tokens on: bounds are sound, and on a mesh they are those of one process."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from nets import box_around, output_bounds, samples
+from torch import Tensor, nn
+
+from service.bounds.network import Network, prepare
+from service.jobs.spec.model import TransformerConfig
+from service.models import build
+from service.models.embedded import AfterEmbedding
+from service.models.transformer import Transformer
+
+CASES = {
+    "grouped queries, tokens divided": (2, 4, {"heads": 4, "kv_heads": 2}),
+    "grouped queries, tokens replicated": (2, 3, {"heads": 4, "kv_heads": 2}),
+    "tokens divided by four": (4, 4, {"heads": 4}),
+}
+"""Tensor-parallel ranks, tokens, fields of the configuration."""
+
+
+def after_embedding(mesh: Any = None, **fields: Any) -> AfterEmbedding:
+    """Weights large enough that attention and gates are far from linear."""
+    given = {"vocab_size": 16, "dim": 8, "layers": 1, "ffn_dim": 12, "max_sequence": 8, **fields}
+    model = build(TransformerConfig.model_validate(given), mesh, dtype=torch.float64, seed=4)
+    assert isinstance(model, Transformer)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.mul_(12)
+    return AfterEmbedding(model).eval().requires_grad_(False)
+
+
+def tokens(sequence: int) -> Tensor:
+    return torch.randint(0, 16, (2, sequence), generator=torch.Generator().manual_seed(2))
+
+
+def test_it_is_the_rest_of_the_model_also_after_tracing() -> None:
+    """Layers share their rotary tables, which a tracer must not leave behind as tensors of its own."""
+    config = TransformerConfig(vocab_size=16, dim=8, layers=2, ffn_dim=12, max_sequence=8)
+    model = build(config, dtype=torch.float64, seed=4).requires_grad_(False)
+    assert isinstance(model, Transformer)
+    rest, ids = AfterEmbedding(model), tokens(7)
+    prepare(rest, (7, 8))
+    assert torch.equal(rest(rest.embed(ids)), model(ids)[:, -1])
+
+
+def test_samples_lie_within_the_bounds() -> None:
+    module = after_embedding(heads=4, kv_heads=2)
+    network = prepare(module, (4, 8))
+    for eps, method in product((0.0, 1e-3, 2e-2), ("ibp", "crown")):
+        box = box_around(module.embed(tokens(4)), eps)
+        bounds = output_bounds(network, box, method)
+        outputs = module(samples(box, 100, torch.Generator().manual_seed(1)).flatten(0, 1)).unflatten(0, (100, 2))
+        tolerance = 1e-9 * outputs.abs().max()
+        assert bool((outputs >= bounds.lower - tolerance).all()), (eps, method)
+        assert bool((outputs <= bounds.upper + tolerance).all()), (eps, method)
+        if method == "crown" and eps == 1e-3:
+            assert bounds.width.mean() < 6 * (outputs.amax(dim=0) - outputs.amin(dim=0)).mean()
+
+
+class Streams(nn.Module):
+    """Layers whose results stay divided, with activations there and values of both forms added up."""
+
+    def __init__(self, axis: Any, sharded: bool) -> None:
+        from service.parallel.tensor import ColumnParallelLinear, Replicated, RowParallelLinear, SequenceSharded
+
+        super().__init__()
+        self.axis, self.is_sharded = axis, sharded
+        self.stream = SequenceSharded(axis) if sharded else Replicated(axis)
+        self.into = nn.ModuleList(ColumnParallelLinear(3, 8, axis, copied_input=True) for _ in range(2))
+        self.out = nn.ModuleList(RowParallelLinear(8, 3, axis, bias=False, partial_output=True) for _ in range(2))
+        self.scale = nn.Parameter(torch.empty(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        from service.parallel.collectives import gather_from_group
+
+        x = self.stream.divide(x)
+        scale = self.stream.shared(self.scale)
+        for into, out in zip(self.into, self.out, strict=True):
+            x = torch.tanh(x * scale + self.stream.leave(out(torch.relu(into(self.stream.enter(x))))))
+        return gather_from_group(x, 1, self.axis.group, self.axis.size) if self.is_sharded else x
+
+
+def compare() -> dict[str, dict[str, float]]:
+    """Differences to one process, relative to the bounds' size, and how many relaxed values each rank has alone."""
+    from service.jobs.spec.base import ParallelSpec
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+
+    distributed.start("cpu")
+    meshes = {ranks: build_mesh(ParallelSpec(dp_shard=4 // ranks, tp=ranks), "cpu") for ranks in (2, 4)}
+    found = {}
+    for name, (ranks, sequence, fields) in CASES.items():
+        whole, divided = after_embedding(**fields), after_embedding(meshes[ranks], **fields)
+        x = whole.embed(tokens(sequence))
+        networks = prepare(divided, (sequence, 8), meshes[ranks].tp), prepare(whole, (sequence, 8))
+        found[name] = _compared(networks, x, 1e-3)
+        found[name]["embedded"] = float((divided.embed(tokens(sequence)) - x).abs().max())
+        found[name]["function"] = float((divided(x) - whole(x)).abs().max())
+    for ranks, mesh in meshes.items():
+        networks = _streams(mesh)
+        x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        found[f"streams of {ranks}"] = _compared(networks, x, 0.1)
+    distributed.stop()
+    return found
+
+
+def _streams(mesh: Any) -> tuple[Network, Network]:
+    from nets import redraw
+
+    from service.parallel.mesh import SINGLE
+    from service.parallel.tensor.placement import own_part, sharded_dimensions
+
+    whole, divided = Streams(SINGLE, False).double(), Streams(mesh.tp, True).double()
+    redraw(whole, torch.Generator().manual_seed(5), scale=2)
+    weights = dict(whole.named_parameters())
+    with torch.no_grad():
+        for name, parameter, dimension in sharded_dimensions(divided):
+            parameter.copy_(own_part(weights[name], dimension, mesh.tp))
+    return prepare(divided, (4, 3), mesh.tp), prepare(whole, (4, 3))
+
+
+def _compared(networks: tuple[Network, Network], x: Tensor, eps: float) -> dict[str, float]:
+    found = {}
+    for method in ("ibp", "crown"):
+        divided, whole = (output_bounds(network, box_around(x, eps), method) for network in networks)
+        size = torch.maximum(whole.lower.abs(), whole.upper.abs()).max()
+        found[method] = float(
+            torch.maximum((divided.lower - whole.lower).abs(), (divided.upper - whole.upper).abs()).max() / size
+        )
+    own = [networks[0].is_own(name) for node in networks[0].nonlinear for name in node.inputs]
+    return {**found, "own": sum(own), "replicated": len(own) - sum(own)}
+
+
+@pytest.mark.distributed
+def test_a_mesh_finds_the_bounds_of_one_process(torchrun: Any) -> None:
+    for result in torchrun(compare, 4):
+        for name, found in result.items():
+            assert found.pop("own") > 0, name
+            replicated = found.pop("replicated")
+            assert (replicated > 0) == ("replicated" in name), "where tokens are divided, every value is"
+            assert {case: difference for case, difference in found.items() if not difference <= 1e-10} == {}, name
