@@ -69,7 +69,7 @@ class ByMethod:
             intervals = {**analysis.backward.intervals, graph.input.name: ends}
             backward = replace(analysis, backward=replace(analysis.backward, intervals=intervals))
             least = backward.lower_bounds(rows.reshape(1, -1, *graph.output.shape))
-        slopes = [_slope(least[:, row], ends) for row in range(least.shape[1])]
+            slopes = [_slope(each, ends) for each in least.unbind(dim=1)]
         coefficients = torch.stack(slopes, dim=1).flatten(2)
         least = least.detach()
         bias = least - minimum(box, coefficients, torch.zeros_like(least))
