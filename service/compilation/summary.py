@@ -19,6 +19,7 @@ def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
         sentences.append(_permission(phase, gate[phase], of_phase))
         if gate[phase]:
             sentences.append(_worth(phase, gate["worth"][phase]))
+        sentences.extend(_rehearsed(phase, of_phase))
     return sentences + list(_breaks(results))
 
 
@@ -32,6 +33,12 @@ def _permission(phase: Phase, allowed: str | None, results: Sequence[Result]) ->
         return f"{TITLES[phase]} {verb}: all {passed} rungs passed{rest}."
     reason = stopped.findings[0].message if stopped.findings else "no reason was recorded"
     return f"{TITLES[phase]} {verb}: {stopped.case.rung.name} gave {stopped.verdict} ({reason})."
+
+
+def _rehearsed(phase: Phase, results: Sequence[Result]) -> list[str]:
+    """What speaks against CUDA graphs on a device that has them, where they could only be rehearsed."""
+    found = [each.message for result in results if result.rehearsal for each in result.findings[1:]]
+    return [f"{TITLES[phase]} would go wrong with CUDA graphs ({found[0]})."] if found else []
 
 
 def _worth(phase: Phase, worth: Mapping[str, Any]) -> str:

@@ -40,7 +40,8 @@ def _messages(usage: Usage) -> Iterator[str]:
 def _suspects(observation: Observation) -> Iterator[str]:
     """Where results went wrong: those that were alive when they were overwritten, and may have been read after it."""
     alive = [each for each in observation.usage.overlapping if each.holders]
-    if alive and not all(comparison.passed for comparison in observation.comparisons):
+    wrong = not all(comparison.passed for comparison in observation.comparisons) or "overwritten" in observation.error
+    if alive and wrong:
         for _, results in _grouped(alive, lambda each: (each.origin.module, each.origin.site)).items():
             yield f"results went wrong, and this may have been read after a replay had overwritten it: {results[0]}"
 
