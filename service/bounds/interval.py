@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,11 +14,13 @@ from torch import Tensor
 class Interval:
     """``lower ≤ value ≤ upper`` entrywise, both ``(batch, *shape)``.
 
+    ``exact_layers``: after how many operators that mix entries interval propagation from it is still exact.
     A value that is partial over a tensor-parallel group has partial bounds: the ranks' intervals sum to the whole's.
     """
 
     lower: Tensor
     upper: Tensor
+    exact_layers: ClassVar[int] = 1
 
     @property
     def centre(self) -> Tensor:
@@ -47,6 +50,21 @@ class Interval:
             torch.where(self.upper.isnan(), torch.inf, self.upper),
         )
 
+    def arranged(self, function: Callable[[Tensor], Tensor]) -> Interval:
+        """Apply a function that only moves entries or instances around; what it leaves is the same set of values."""
+        return self.map(function)
+
+    def nearest(self, values: Tensor) -> Tensor:
+        """Values ``(batch, *shape)`` moved into the set, by as little as it takes."""
+        return torch.minimum(torch.maximum(values, self.lower), self.upper)
+
+    def least(self, coefficients: Tensor) -> Tensor:
+        """The least value of ``coefficients · v`` over the set, ``(batch, rows)``; see :func:`minimum_over`."""
+        batch = self.lower.shape[0]
+        flat = coefficients.flatten(2).expand(batch, -1, -1)
+        centre, radius = self.centre.reshape(batch, -1, 1), self.radius.reshape(batch, -1, 1)
+        return (torch.bmm(flat, centre) - torch.bmm(flat.abs(), radius)).squeeze(-1)
+
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:
         return Interval(centre - radius, centre + radius)
@@ -70,11 +88,8 @@ Intervals = Mapping[str, Interval]
 
 
 def minimum_over(interval: Interval, coefficients: Tensor) -> Tensor:
-    """The least value of ``coefficients · v`` over the box, ``(batch, rows)``.
+    """The least value of ``coefficients · v`` over the box, or over the ball, ``(batch, rows)``.
 
     ``coefficients`` is ``(batch or 1, rows, *shape)``.
     """
-    batch = interval.lower.shape[0]
-    flat = coefficients.flatten(2).expand(batch, -1, -1)
-    centre, radius = interval.centre.reshape(batch, -1, 1), interval.radius.reshape(batch, -1, 1)
-    return (torch.bmm(flat, centre) - torch.bmm(flat.abs(), radius)).squeeze(-1)
+    return interval.least(coefficients)

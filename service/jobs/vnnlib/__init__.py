@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from service.jobs.vnnlib.parsing import parse
-from service.jobs.vnnlib.query import Case, Halfspace, Query, VnnlibError
+from service.jobs.vnnlib.query import Case, Halfspace, Query, VnnlibError, Within
 from service.jobs.vnnlib.uploads import Source, sources
 
-__all__ = ["Case", "Halfspace", "Query", "Source", "VnnlibError", "parse", "sources"]
+__all__ = ["Case", "Halfspace", "Query", "Source", "VnnlibError", "Within", "parse", "sources"]

@@ -27,9 +27,21 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Within:
+    """``‖x − middle‖₂ ≤ distance``."""
+
+    middle: tuple[float, ...]
+    distance: float
+
+
+@dataclass(frozen=True)
 class Query:
-    """A counterexample satisfies one of ``cases``; the property holds if none of them can be satisfied."""
+    """A counterexample satisfies one of ``cases``; the property holds if none of them can be satisfied.
+
+    With ``within``, which no VNN-LIB file can say, it also lies in that ball, which the cases' boxes enclose.
+    """
 
     inputs: int
     outputs: int
     cases: tuple[Case, ...]
+    within: Within | None = None

@@ -1,25 +1,27 @@
-"""L∞ robustness of a classifier on the samples of a test split."""
+"""L∞ and L2 robustness of a classifier on the samples of a test split."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
-from service.jobs.vnnlib import Case, Query
+from service.jobs.vnnlib import Case, Query, Within
 from service.models.data import Split, load
 from service.verification.properties.base import PropertyError, Question, below
 
 
 @dataclass(frozen=True, eq=False)
 class RobustSamples:
-    """Margins ``y[label] − y[j] ≥ 0`` for every other class j, on ``|x − sample| ≤ eps`` entrywise.
+    """Margins ``y[label] − y[j] ≥ 0`` for every other class j, on ``|x − sample| ≤ eps`` entrywise or by norm.
 
     The ball is not clipped to a range of valid data: what is certified holds for all of it. The witness is the
     sample itself, so a misclassified one is its own counterexample.
@@ -28,6 +30,7 @@ class RobustSamples:
     samples: Split
     classes: int
     eps: float
+    norm: Literal["inf", 2] = "inf"
     has_labels: bool = True
 
     @property
@@ -44,14 +47,19 @@ class RobustSamples:
         lower, upper = tuple((exact - self.eps).tolist()), tuple((exact + self.eps).tolist())
         others = (each for each in range(self.classes) if each != label)
         cases = tuple(Case(lower, upper, (below({label: 1.0, other: -1.0}, 0.0),)) for other in others)
-        return Query(len(lower), self.classes, cases)
+        within = Within(tuple(exact.tolist()), self.eps) if self.norm == 2 else None
+        return Query(len(lower), self.classes, cases, within)
 
     def ask(self, instances: Sequence[int], like: Tensor) -> Question:
         chosen = self.samples.take(torch.tensor(list(instances)))
         inputs = chosen.inputs.to(like.device, like.dtype)
         rows = margin_rows(chosen.targets.to(like.device), self.classes, like.dtype)
         exact = inputs.double()
-        box = Interval.enclosing(exact - self.eps, exact + self.eps, like.dtype)
+        box = (
+            Ball.within(exact, self.eps, like.dtype)
+            if self.norm == 2
+            else Interval.enclosing(exact - self.eps, exact + self.eps, like.dtype)
+        )
         return Question(instances, box, rows, rows.new_zeros(rows.shape[:2]), inputs)
 
 
@@ -84,4 +92,4 @@ def robust_samples(
         raise PropertyError(
             f"property.robustness.data has class {gives.classes - 1}, the model gives {classes} outputs"
         )
-    return RobustSamples(samples, classes, asked.eps)
+    return RobustSamples(samples, classes, asked.eps, asked.norm)

@@ -7,6 +7,8 @@ so that the starts differ in what the network makes of them (ODI, Tashiro et al.
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch import Tensor
 
@@ -23,16 +25,17 @@ CONVINCING = 8
 Counterexample = tuple[float, ...]
 
 
-def attack(subject: Subject, goal: Goal, seed: int = 0) -> Counterexample | None:
-    """A counterexample in the goal's box that convinced, or none."""
-    return _Attack(subject, goal, seed).run()
+def attack(subject: Subject, goal: Goal, deadline: float = inf, seed: int = 0) -> Counterexample | None:
+    """A counterexample in the goal's box that convinced, or none until ``deadline`` (``time.monotonic``)."""
+    return _Attack(subject, goal, deadline, seed).run()
 
 
 class _Attack:
     """Everything random comes from one generator on the host, so that ranks and devices do the same."""
 
-    def __init__(self, subject: Subject, goal: Goal, seed: int) -> None:
+    def __init__(self, subject: Subject, goal: Goal, deadline: float, seed: int) -> None:
         self.subject, self.goal, self.box = subject, goal, goal.box(subject.dtype)
+        self.deadline = deadline
         self.generator = torch.Generator().manual_seed(seed)
         cost = sum(node.size for node in subject.network.graph.nodes)
         self.samples = max(RESTARTS, min(SAMPLES, EFFORT // cost))
@@ -92,6 +95,8 @@ class _Attack:
             values, gradient = descent(self.subject, self.goal, x, aim, scale)
             if found := self._convinced(x, values):
                 return found
+            if self.subject.late(self.deadline):
+                return None
             gradient = gradient * self.box.width
             gradient = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
             first, second = 0.7 * first + 0.3 * gradient, 0.9 * second + 0.1 * gradient**2
@@ -136,4 +141,4 @@ def descent(
 
 
 def inside(x: Tensor, box: Interval) -> Tensor:
-    return torch.minimum(torch.maximum(x, box.lower), box.upper)
+    return box.nearest(x)

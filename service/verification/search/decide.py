@@ -16,6 +16,8 @@ from service.verification.search.goal import Goal, goals
 from service.verification.search.inputs import FEW_INPUTS, split_inputs
 from service.verification.search.subject import Subject
 
+ATTACKING = 0.2
+"""Share of the time in which the attack must be over; on small networks it takes much less."""
 SEARCHES: dict[Means, Search] = {Means.INPUTS: split_inputs, Means.ACTIVATIONS: split_activations}
 
 
@@ -36,7 +38,7 @@ def decide(
     run = _Run(subject, method, time.monotonic(), limit, progress)
     every = goals(query, subject.device)
     for goal in every:
-        found = attack(subject, goal)
+        found = attack(subject, goal, run.started + ATTACKING * limit)
         if found is not None:
             return run.end(Verdict.FALSIFIED, Means.ATTACK, found)
     undecided: Means | None = None
@@ -56,7 +58,8 @@ def decide(
 def means_for(goal: Goal) -> Means:
     """Halving an input gains nothing where there are many; activations are few that matter."""
     free = int((goal.upper > goal.lower).sum())
-    return Means.INPUTS if free <= FEW_INPUTS or Means.ACTIVATIONS not in SEARCHES else Means.ACTIVATIONS
+    few = free <= FEW_INPUTS and goal.distance is None  # halves of a ball are none
+    return Means.INPUTS if few or Means.ACTIVATIONS not in SEARCHES else Means.ACTIVATIONS
 
 
 @dataclass(eq=False)

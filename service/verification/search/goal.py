@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from service.bounds.ball import Ball
 from service.bounds.interval import Interval
-from service.jobs.vnnlib import Case, Halfspace, Query
+from service.jobs.vnnlib import Case, Halfspace, Query, Within
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +19,8 @@ class Goal:
     """A counterexample has ``rows · y ≤ thresholds`` for all rows of one disjunct, float64.
 
     ``rows`` ``(rows, outputs)``; ``disjunct`` ``(rows,)`` numbers the disjunct of each row, from 0 without gaps.
-    ``lower``, ``upper`` ``(features,)`` are the exact ends of the box.
+    ``lower``, ``upper`` ``(features,)`` are the exact ends of the box; with ``distance``, it is also at most that far
+    from ``middle`` ``(features,)``.
     """
 
     lower: Tensor
@@ -26,16 +28,31 @@ class Goal:
     rows: Tensor
     thresholds: Tensor
     disjunct: Tensor
+    middle: Tensor
+    distance: float | None = None
 
     def on(self, device: torch.device) -> Goal:
-        return Goal(*(each.to(device) for each in (self.lower, self.upper, self.rows, self.thresholds, self.disjunct)))
+        moved = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Goal(**{name: each.to(device) if isinstance(each, Tensor) else each for name, each in moved.items()})
 
     @cached_property
     def disjuncts(self) -> int:
         return int(self.disjunct.max()) + 1
 
     def box(self, dtype: torch.dtype) -> Interval:
+        """The set of inputs, as one instance."""
+        if self.distance is not None:
+            return Ball.within(self.middle[None], self.distance, dtype)
         return Interval.enclosing(self.lower[None], self.upper[None], dtype)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Float64 inputs ``(n, features)`` moved into the exact set."""
+        if self.distance is not None:
+            away = x - self.middle
+            # A little less than the distance: no rounding of the sum may lead outside.
+            share = (self.distance * (1 - 1e-12) / away.norm(dim=1, keepdim=True).clamp(min=1e-300)).clamp(max=1)
+            x = self.middle + share * away
+        return torch.minimum(torch.maximum(x, self.lower), self.upper)
 
     def excess(self, outputs: Tensor) -> Tensor:
         """``rows · y − thresholds`` of outputs ``(n, outputs)``: ``(n, rows)``."""
@@ -53,10 +70,13 @@ def goals(query: Query, device: torch.device) -> list[Goal]:
     grouped: dict[tuple[tuple[float, ...], tuple[float, ...]], list[Case]] = {}
     for case in query.cases:
         grouped.setdefault((case.lower, case.upper), []).append(case)
-    return [_goal(lower, upper, cases, query.outputs).on(device) for (lower, upper), cases in grouped.items()]
+    found = (_goal(lower, upper, cases, query.outputs, query.within) for (lower, upper), cases in grouped.items())
+    return [each.on(device) for each in found]
 
 
-def _goal(lower: Sequence[float], upper: Sequence[float], cases: Sequence[Case], outputs: int) -> Goal:
+def _goal(
+    lower: Sequence[float], upper: Sequence[float], cases: Sequence[Case], outputs: int, within: Within | None
+) -> Goal:
     # A case without halfspaces asks for any output: a row of zeros is always satisfied.
     flat = [(index, each) for index, case in enumerate(cases) for each in case.halfspaces or (Halfspace((), 0.0),)]
     rows = torch.zeros(len(flat), outputs, dtype=torch.float64)
@@ -65,4 +85,8 @@ def _goal(lower: Sequence[float], upper: Sequence[float], cases: Sequence[Case],
             row[output] = factor
     exact = [torch.tensor(ends, dtype=torch.float64) for ends in (lower, upper)]
     thresholds = torch.tensor([halfspace.threshold for _, halfspace in flat], dtype=torch.float64)
-    return Goal(exact[0], exact[1], rows, thresholds, torch.tensor([index for index, _ in flat]))
+    disjunct = torch.tensor([index for index, _ in flat])
+    if within is None:
+        return Goal(exact[0], exact[1], rows, thresholds, disjunct, (exact[0] + exact[1]) / 2)
+    middle = torch.tensor(within.middle, dtype=torch.float64)
+    return Goal(exact[0], exact[1], rows, thresholds, disjunct, middle, within.distance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,13 +48,18 @@ class Subject:
         held = (*self.judge.parameters(), *self.judge.buffers())
         return held[0].device if held else torch.device("cpu")
 
+    def late(self, deadline: float) -> bool:
+        """Whether ``deadline`` (``time.monotonic``) has passed for any of the ranks; all must ask together."""
+        over = int(time.monotonic() > deadline)
+        return bool(self.network.exchange.largest(over, self.device))
+
     @torch.no_grad()
     def convinced(self, goal: Goal, candidates: Tensor) -> tuple[float, ...] | None:
         """The first candidate ``(n, features)`` that violates the property in float64 and in onnxruntime, or ``None``.
 
-        Each is moved into the exact box first.
+        Each is moved into the exact box or ball first.
         """
-        exact = torch.minimum(torch.maximum(candidates.double(), goal.lower), goal.upper)
+        exact = goal.nearest(candidates.double())
         suspects = goal.per_disjunct(goal.excess(self.judge(exact))).amin(dim=1) <= 0
         for instance in exact[suspects][:8]:
             if self.runtime is None or self._violated_there(goal, self.runtime, instance):

@@ -1,0 +1,55 @@
+"""Euclidean balls of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+
+
+@dataclass(frozen=True, eq=False)
+class Ball(Interval):
+    """``‖value − middle‖₂ ≤ distance``, within the box that encloses it.
+
+    Rules see the box. ``middle`` is ``(batch, *shape)``; so is ``distance``, which repeats one number per instance, so
+    that all tensors are rearranged alike.
+    """
+
+    middle: Tensor
+    distance: Tensor
+    exact_layers: ClassVar[int] = 0
+
+    @staticmethod
+    def within(middle: Tensor, distance: float, dtype: torch.dtype) -> Ball:
+        """Around float64 points ``(batch, *shape)``, in ``dtype``; as much wider as rounding the points needs."""
+        box = Interval.enclosing(middle - distance, middle + distance, dtype)
+        rounded = middle.to(dtype)
+        moved = (rounded.double() - middle).flatten(1).norm(dim=1)
+        wider = Interval.enclosing(moved + distance, moved + distance, dtype).upper
+        return Ball(box.lower, box.upper, rounded, wider.reshape(-1, *[1] * (middle.dim() - 1)).expand_as(rounded))
+
+    def arranged(self, function: Callable[[Tensor], Tensor]) -> Ball:
+        return Ball(*(function(each) for each in (self.lower, self.upper, self.middle, self.distance)))
+
+    def nearest(self, values: Tensor) -> Tensor:
+        away = values - self.middle
+        length = away.flatten(1).norm(dim=1).clamp(min=torch.finfo(values.dtype).tiny)
+        share = (self._distance / length).clamp(max=1)
+        return super().nearest(self.middle + away * share.reshape(-1, *[1] * (values.dim() - 1)))
+
+    def least(self, coefficients: Tensor) -> Tensor:
+        """``a·middle − distance·‖a‖₂`` (Cauchy and Schwarz), or what the box gives where rounding makes that more."""
+        batch = len(self.lower)
+        flat = coefficients.flatten(2).expand(batch, -1, -1)
+        at_middle = torch.bmm(flat, self.middle.reshape(batch, -1, 1)).squeeze(-1)
+        inside = at_middle - self._distance[:, None] * flat.norm(dim=2)
+        return torch.maximum(inside, super().least(coefficients))
+
+    @property
+    def _distance(self) -> Tensor:
+        return self.distance.flatten(1)[:, 0]
