@@ -15,7 +15,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import weighted
+from service.bounds.relaxation import Family, weighted
 from service.bounds.rules.arithmetic import unbroadcast
 from service.bounds.rules.base import RelaxedRule
 
@@ -58,6 +58,50 @@ class Product(_Bilinear):
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> _Broadcast:
         whole = [each.map(lambda end: _stretched(end, node.shape)) for each in bounds]
         return _Broadcast(_ProductPlanes(*whole), node.input_shapes)
+
+    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+        left, right = (each.map(lambda end: _stretched(end, node.shape)) for each in bounds)
+        start = torch.zeros_like(left.lower)
+        return _BlendedProduct(left, right, node.input_shapes, (start, start))
+
+
+@dataclass(frozen=True, eq=False)
+class _BlendedProduct:
+    """Each side has two planes, and all between them are sound: 0 is the plane of :class:`_ProductPlanes`."""
+
+    left: Interval
+    right: Interval
+    shapes: tuple[tuple[int, ...], ...]
+    start: tuple[Tensor, ...]
+
+    def member(self, parameters: tuple[Tensor, ...]) -> _BlendedPlanes:
+        (lx, ux), (ly, uy) = ((each.lower.unsqueeze(1), each.upper.unsqueeze(1)) for each in (self.left, self.right))
+        below, above = parameters
+        wide, high = ux - lx, uy - ly
+        onto_left = ly + below * high, uy - above * high
+        onto_right = lx + below * wide, lx + above * wide
+        return _BlendedPlanes(
+            onto_left,
+            onto_right,
+            (torch.lerp(-lx * ly, -ux * uy, below), torch.lerp(-lx * uy, -ux * ly, above)),
+            self.shapes,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _BlendedPlanes:
+    """Lower and upper planes for each row: coefficients on both operands, and constants, ``(batch, rows, *shape)``."""
+
+    onto_left: tuple[Tensor, Tensor]
+    onto_right: tuple[Tensor, Tensor]
+    constant: tuple[Tensor, Tensor]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
+        onto = [torch.addcmul(above * plane[0], below, plane[1]) for plane in (self.onto_left, self.onto_right)]
+        bias = torch.addcmul(above * self.constant[0], below, self.constant[1]).flatten(2).sum(dim=2)
+        return tuple(unbroadcast(each, shape) for each, shape in zip(onto, self.shapes, strict=True)), bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,3 +152,45 @@ class MatrixOfTwo(_Bilinear):
 
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> _MatrixPlanes:
         return _MatrixPlanes(bounds[0], bounds[1], node.input_shapes)
+
+    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+        x, y = bounds
+        start = x.lower.new_zeros(len(x.lower), *node.shape)
+        return _BlendedMatrices(x, y, node.input_shapes, (start, start))
+
+
+@dataclass(frozen=True, eq=False)
+class _BlendedMatrices:
+    """A blend of the two planes of every product in an entry's sum, the same for the whole sum."""
+
+    left: Interval
+    right: Interval
+    shapes: tuple[tuple[int, ...], ...]
+    start: tuple[Tensor, ...]
+
+    def member(self, parameters: tuple[Tensor, ...]) -> _BlendedSums:
+        return _BlendedSums(self, parameters)
+
+
+@dataclass(frozen=True, eq=False)
+class _BlendedSums:
+    family: _BlendedMatrices
+    parameters: tuple[Tensor, ...]
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        x, y = self.family.left, self.family.right
+        above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
+        upward, downward = above * self.parameters[0], below * self.parameters[1]
+        # Plane 0 on the left operand is y's lower end for the lower side, its upper end for the upper side.
+        lows, highs = above - upward + downward, below - downward + upward
+        onto_left = lows @ y.lower.mT.unsqueeze(1) + highs @ y.upper.mT.unsqueeze(1)
+        moved = upward + downward
+        onto_right = x.lower.mT.unsqueeze(1) @ (coefficients - moved) + x.upper.mT.unsqueeze(1) @ moved
+        bias = (
+            weighted(above - upward, x.lower @ y.lower)
+            + weighted(upward, x.upper @ y.upper)
+            + weighted(below - downward, x.lower @ y.upper)
+            + weighted(downward, x.upper @ y.lower)
+        )
+        first, second = self.family.shapes
+        return (unbroadcast(onto_left, first), unbroadcast(onto_right, second)), -bias

@@ -12,7 +12,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Relaxation
+from service.bounds.relaxation import Family, Relaxation
 from service.bounds.rules.base import NonlinearRule
 from service.bounds.rules.smooth import Smooth
 
@@ -71,6 +71,9 @@ class Power(NonlinearRule):
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
         return self.smooth(node).relax(node, bounds)
+
+    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+        return self.smooth(node).family(node, bounds)
 
 
 LOGARITHM = Smooth(torch.log, torch.reciprocal, defined=lambda bounds: bounds.lower > 0, inside=1.0)

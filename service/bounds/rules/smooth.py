@@ -17,7 +17,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Relaxation
+from service.bounds.relaxation import Family, Lines, Relaxation
 from service.bounds.rules.base import NonlinearRule
 
 UNIFORM_POINTS = 8
@@ -78,6 +78,12 @@ class Smooth(NonlinearRule):
         lower_slope, upper_slope = self._slopes(self._where(self._usable(bounds), bounds))
         return self.with_slopes(bounds, lower_slope, upper_slope)
 
+    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+        """Where the derivative is monotone throughout, tangents and the chord; else lines of any slope it takes."""
+        if self.turning:
+            return _AnySlope.of(self, self.relax(node, bounds[0]), bounds[0])
+        return _Tangents.of(self, self.relax(node, bounds[0]), bounds[0])
+
     def with_slopes(self, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
         """The tightest lines of these slopes, moved outwards by what rounding may have cost.
 
@@ -104,13 +110,22 @@ class Smooth(NonlinearRule):
         best = torch.maximum(height(bounds.lower), height(bounds.upper))
         edges = [bounds.lower, *(_clamped(point, bounds) for point in self.turning), bounds.upper]
         for start, end in pairwise(edges):
-            low, high = self._bracket(start, end, slope)
-            # f′ is monotone here, so between the bracket's ends the height rises by at most |f′ − k| times its width.
-            steepness = torch.maximum((self.derivative(low) - slope).abs(), (self.derivative(high) - slope).abs())
-            best = torch.maximum(best, torch.maximum(height(low), height(high)) + steepness * (high - low))
+            # At an extremum the height does not change with z: its gradient needs the points as constants only.
+            with torch.no_grad():
+                low, high = self._bracket(start, end, slope)
+                # f′ is monotone here, so between the bracket's ends the height rises by at most |f′ − k| times its
+                # width.
+                steepness = torch.maximum((self.derivative(low) - slope).abs(), (self.derivative(high) - slope).abs())
+                beyond = steepness * (high - low)
+            best = torch.maximum(best, torch.maximum(height(low), height(high)) + beyond)
+        values = self.function(bounds.lower).abs() + self.function(bounds.upper).abs() + best.detach().abs()
+        return best + self.slack(bounds, slope.detach(), values)
+
+    @staticmethod
+    def slack(bounds: Interval, slope: Tensor, values: Tensor) -> Tensor:
+        """What rounding may have cost a line's height, from the sizes of the values that it was computed from."""
         reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
-        size = self.function(bounds.lower).abs() + self.function(bounds.upper).abs() + best.abs() + slope.abs() * reach
-        return best + 4 * torch.finfo(best.dtype).eps * size
+        return 4 * torch.finfo(values.dtype).eps * (values + slope.abs() * reach)
 
     def _bracket(self, start: Tensor, end: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
         """Bisect for f′(z) = slope between two points; without a solution the bracket shrinks to an end."""
@@ -152,6 +167,87 @@ class Smooth(NonlinearRule):
         fractions = torch.linspace(0, 1, UNIFORM_POINTS).tolist()
         spread = [bounds.lower * (1 - fraction) + bounds.upper * fraction for fraction in fractions]
         return torch.stack([*spread, *(_clamped(point, bounds) for point in self.knots)])
+
+
+@dataclass(frozen=True, eq=False)
+class _Tangents:
+    """Convex or concave entry by entry: one line is the chord, the other touches at a free point of the interval.
+
+    ``plain`` are lines for entries whose interval is not ``usable``.
+    """
+
+    smooth: Smooth
+    bounds: Interval
+    usable: Tensor
+    convex: Tensor
+    chord: Tensor
+    chord_at: Tensor
+    plain: Relaxation
+    start: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, smooth: Smooth, plain: Relaxation, bounds: Interval) -> _Tangents:
+        usable = smooth._usable(bounds)
+        inside = smooth._where(usable, bounds)
+        low, high = smooth.function(inside.lower), smooth.function(inside.upper)
+        run = inside.width
+        convex = smooth.derivative(inside.upper) >= smooth.derivative(inside.lower)
+        wide = run > 16 * torch.finfo(run.dtype).eps * torch.maximum(inside.lower.abs(), inside.upper.abs())
+        chord = (high - low) / torch.where(wide, run, torch.ones_like(run))
+        # Through that end of the chord from which rounding errs outwards: both ends are tried.
+        heights = torch.stack([low - chord * inside.lower, high - chord * inside.upper])
+        at = torch.where(convex, heights.amax(dim=0), heights.amin(dim=0))
+        slack = smooth.slack(inside, chord, low.abs() + high.abs())
+        chord_at = torch.where(convex, at + slack, at - slack)
+        start = (torch.full_like(inside.lower, 0.5),)
+        return cls(smooth, inside, usable & wide & chord.isfinite(), convex, chord, chord_at, plain, start)
+
+    def member(self, parameters: tuple[Tensor, ...]) -> Lines:
+        low, high = self.bounds.lower.unsqueeze(1), self.bounds.upper.unsqueeze(1)
+        point = (low + parameters[0] * (high - low)).clamp(low, high)
+        value, slope = self.smooth.function(point), self.smooth.derivative(point)
+        slack = 4 * torch.finfo(value.dtype).eps * (value.abs() + (slope * point).abs()).detach()
+        convex, usable = self.convex.unsqueeze(1), self.usable.unsqueeze(1)
+        chord, chord_at = self.chord.unsqueeze(1), self.chord_at.unsqueeze(1)
+        touching = value - slope * point + torch.where(convex, -slack, slack)
+        lines = (
+            (torch.where(convex, slope, chord), self.plain.lower_slope),
+            (torch.where(convex, chord, slope), self.plain.upper_slope),
+            (torch.where(convex, touching, chord_at), self.plain.lower_intercept),
+            (torch.where(convex, chord_at, touching), self.plain.upper_intercept),
+        )
+        return Lines(*(torch.where(usable, ours, _kept(theirs, ours)) for ours, theirs in lines))
+
+
+@dataclass(frozen=True, eq=False)
+class _AnySlope:
+    """Lines whose slopes lie anywhere between the least and the greatest derivative; their heights are computed."""
+
+    smooth: Smooth
+    bounds: Interval
+    least: Tensor
+    span: Tensor
+    start: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, smooth: Smooth, plain: Relaxation, bounds: Interval) -> _AnySlope:
+        inside = smooth._where(smooth._usable(bounds), bounds)
+        points = [inside.lower, *(_clamped(point, inside) for point in smooth.turning), inside.upper]
+        steep = torch.stack([smooth.derivative(point) for point in points])
+        least, span = steep.amin(dim=0), steep.amax(dim=0) - steep.amin(dim=0)
+        share = torch.where(span > 0, span, torch.ones_like(span))
+        start = tuple(((slope - least) / share).clamp(0, 1) for slope in (plain.lower_slope, plain.upper_slope))
+        return cls(smooth, bounds, least, span, start)
+
+    def member(self, parameters: tuple[Tensor, ...]) -> Lines:
+        least, span = self.least.unsqueeze(1), self.span.unsqueeze(1)
+        bounds = self.bounds.map(lambda end: end.unsqueeze(1))
+        lines = self.smooth.with_slopes(bounds, *(least + span * each for each in parameters))
+        return Lines(lines.lower_slope, lines.upper_slope, lines.lower_intercept, lines.upper_intercept)
+
+
+def _kept(plain: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_zeros(()) if plain is None else plain.unsqueeze(1)
 
 
 def _clamped(point: float, bounds: Interval) -> Tensor:
