@@ -51,7 +51,11 @@ def test_a_new_shape_is_a_recompile_with_its_guard_and_not_a_defect(ascend: Clim
 
 @pytest.mark.parametrize(
     ("program", "mark", "reason"),
-    [(breaks.SIDE_EFFECT, "side effect", "builtin"), (breaks.BRANCH, "branch", "data-dependent branch")],
+    [
+        (breaks.SIDE_EFFECT, "side effect", "builtin"),
+        (breaks.BRANCH, "branch", "data-dependent branch"),
+        (breaks.HOOK, "hook", "builtin"),
+    ],
 )
 def test_graph_breaks_are_named_by_reason_and_line(ascend: Climb, program: object, mark: str, reason: str) -> None:
     (result,) = ascend(program, rungs=LADDER[:1])
@@ -61,7 +65,7 @@ def test_graph_breaks_are_named_by_reason_and_line(ascend: Climb, program: objec
     assert evidence.graphs == 2
     (found,) = evidence.graph_breaks
     assert (found.file, found.line) == (breaks.__file__, breaks.line_of(mark))
-    assert found.function == "forward"
+    assert found.function == ("_tell" if mark == "hook" else "forward")
     assert reason in found.reason
 
 

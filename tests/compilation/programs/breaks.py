@@ -1,11 +1,11 @@
-"""Graph breaks: a side effect in Python, and a branch on what a tensor holds. Results stay right."""
+"""Graph breaks: a side effect in Python, a branch on what a tensor holds, a hook. Results stay right."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from programs.parts import Perceptron, program
 
@@ -25,7 +25,20 @@ class Undecided(Perceptron):
         return self.head(hidden)
 
 
+class Hooked(Perceptron):
+    """Somebody's hook on a layer: it is traced with the layer, and cannot be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.register_forward_hook(_tell)
+
+
+def _tell(_layer: nn.Module, _inputs: object, _output: Tensor) -> None:
+    print("forward", end="")  # BREAK: hook
+
+
 SIDE_EFFECT = program(Chatty)
+HOOK = program(Hooked)
 BRANCH = program(Undecided)
 
 

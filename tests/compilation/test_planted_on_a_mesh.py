@@ -1,0 +1,72 @@
+"""FSDP2 on two ranks: what compiles nothing and what trains nothing is found, and what does both passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from launching import Torchrun
+
+# Two ranks trace at once: on a busy machine of few cores that takes its time.
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
+
+
+def climb_all() -> Any:
+    """For each program the verdicts and findings of its rungs, and of the rehearsal."""
+    import sys
+    from pathlib import Path
+
+    import torch
+
+    sys.path.insert(0, str(Path(__file__).parent))
+    from programs.sharded import Sharded, blocks, sequential
+
+    from service.compilation.ladder import climb
+    from service.compilation.observe import plan_for
+    from service.compilation.ranks import slowest
+    from service.compilation.rungs import RUNGS
+    from service.jobs.spec.compile import Tolerance
+    from service.parallel import distributed
+
+    device = distributed.start("cpu")
+    torch.set_num_threads(1)
+    found = {}
+    programs = {
+        "blocks": Sharded(blocks, device),
+        "sequential": Sharded(sequential, device),
+        "compiled autograd": Sharded(blocks, device, compiles_autograd=True),
+    }
+    for name, program in programs.items():
+        rungs = [RUNGS["aot_eager"], RUNGS["reduce-overhead"]]
+        plan = plan_for(program, 4, Tolerance(), slowest)
+        results = list(climb(program, rungs, ["train"], plan))
+        found[name] = [[each.verdict, [finding.message for finding in each.findings]] for each in results]
+    distributed.stop()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    first, second = Torchrun(tmp_path_factory.mktemp("planted"))(climb_all, 2, timeout_s=300)
+    assert first == second
+    return first
+
+
+def test_blocks_pass_and_raise_no_alarm(found: Any) -> None:
+    assert [verdict for verdict, _ in found["blocks"]] == ["pass", "not_applicable"]
+    assert len(found["blocks"][1][1]) == 1, found["blocks"]
+
+
+def test_a_container_that_compiles_nothing_is_vacuous(found: Any) -> None:
+    verdict, messages = found["sequential"][0]
+    assert verdict == "vacuous"
+    assert "no graph was captured" in messages[0]
+
+
+def test_compiled_autograd_that_trains_nothing_is_frozen(found: Any) -> None:
+    verdict, messages = found["compiled autograd"][0]
+    # The oldest torch that is supported refuses instead, with an error.
+    assert verdict in {"frozen", "fail_error"}, messages
+    if verdict == "frozen":
+        assert any("no gradient where eager has one" in each or "do not move" in each for each in messages), messages
+        assert any("left whole by FSDP" in each for each in messages), messages
