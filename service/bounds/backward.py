@@ -129,8 +129,8 @@ class Pass:
         if not own:
             return _added(common)
         if common:
-            whole = _added(common)
-            common = [whole[:, exchange.own_range(whole.shape[1])]]
+            # Not a plain slice: what this rank has of other ranks' rows counts in their gradients.
+            common = [exchange.own(_added(common), 1)]
         return _added([*common, *biases.own])
 
 
