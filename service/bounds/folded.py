@@ -59,8 +59,11 @@ class Folded:
         return self.network.graph.input.name
 
 
-def fold(network: Network) -> Folded | None:
-    """``None`` where the matrices would be large, or where the network is divided over ranks."""
+def fold(network: Network, like: Tensor) -> Folded | None:
+    """In the dtype and on the device of ``like``.
+
+    ``None`` where the matrices would be large, or where the network is divided over ranks.
+    """
     if network.exchange.axis.size > 1:
         return None
     nodes = network.nonlinear
@@ -69,15 +72,14 @@ def fold(network: Network) -> Folded | None:
     widest = max(network.nodes[name].size for name in sources)
     if sum(network.nodes[name].size for name in wanted) * widest > LARGEST:
         return None
-    forms = {name: _form(network, name, sources) for name in wanted}
+    forms = {name: _form(network, name, sources, like) for name in wanted}
     operators = tuple(Operator(node, network.rule_of(node)) for node in nodes)
     return Folded(network, operators, forms, forms[network.graph.output.name])
 
 
-def _form(network: Network, name: str, sources: set[str]) -> Form:
+def _form(network: Network, name: str, sources: set[str], like: Tensor) -> Form:
     """Unit rows, pulled back through linear operators until every coefficient lies on a source."""
     start = network.nodes[name]
-    like = _constant(network)
     pending = {name: torch.eye(start.size, dtype=like.dtype, device=like.device).reshape(1, start.size, *start.shape)}
     matrices: dict[str, Tensor] = {}
     bias = torch.zeros(start.size, dtype=like.dtype, device=like.device)
@@ -97,12 +99,3 @@ def _form(network: Network, name: str, sources: set[str]) -> Form:
             assert isinstance(each, Tensor)
             pending[source] = pending[source] + each if source in pending else each
     return Form(matrices, bias)
-
-
-def _constant(network: Network) -> Tensor:
-    """Any floating-point constant of the network, for its dtype and device."""
-    for node in network.graph.nodes:
-        for value in node.arguments.values():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                return value
-    return torch.empty(0)

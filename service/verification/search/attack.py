@@ -44,7 +44,7 @@ class _Attack:
     def run(self) -> Counterexample | None:
         samples = self._inside(self._random(self.samples, self.box.lower.shape[1]))
         samples[0] = self.box.centre[0]
-        excess = torch.cat([self._excess(part) for part in samples.split(512)])
+        excess = torch.cat([self._excess(part) for part in torch.split(samples, 512)])
         scale = excess.std(dim=0).nan_to_num(nan=0.0).clamp(min=1e-6 * excess.abs().amax().nan_to_num() + 1e-30)
         each = self.goal.per_disjunct(excess)
         if found := self._convinced(samples, each.amin(dim=1)):

@@ -26,9 +26,12 @@ class Bounder(Protocol):
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes: ...
 
 
-def bounder(network: Network, method: str) -> Bounder:
-    """The folded network's planes are those of ``crown``; weaker methods are done as they are."""
-    folded = None if method in ("ibp", "crown-ibp") else fold(network)
+def bounder(network: Network, method: str, like: Tensor) -> Bounder:
+    """In the dtype and on the device of ``like``.
+
+    The folded network's planes are those of ``crown``; weaker methods are done as they are.
+    """
+    folded = None if method in ("ibp", "crown-ibp") else fold(network, like)
     return ByMethod(network, METHODS[method]) if folded is None else ByFolding(folded)
 
 

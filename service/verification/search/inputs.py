@@ -7,7 +7,6 @@ from a proof come first. This decides everything but ties.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
 import torch
@@ -37,7 +36,7 @@ TRIED = 32
 
 def split_inputs(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
     """A :class:`~service.verification.search.decision.Search`."""
-    by = bounder(subject.network, method)
+    by = bounder(subject.network, method, torch.empty(0, dtype=subject.dtype, device=subject.device))
     kind = subject.device.type
     batch = max(1, min(LARGEST_BATCH.get(kind, 512), ENTRIES.get(kind, 2**24) // by.entries))
     return _Search(subject, goal, by, batch, watcher).run(deadline)
@@ -71,7 +70,7 @@ class _Search:
     def run(self, deadline: float) -> Finding:
         while self.pool.size:
             self._tell()
-            if time.monotonic() > deadline:
+            if self.subject.late(deadline):
                 return self._end(Verdict.UNKNOWN)
             found = self._round(self.pool.take(self.batch))
             if found is not None:
