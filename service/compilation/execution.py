@@ -84,6 +84,19 @@ def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch
     """New parts, compiled as ``rung`` says if given, before their first step."""
     parts = program.build(dtype)
     units = {} if rung is None else dict(_compiled(parts, rung))
+    return _subject(program, phase, parts, units)
+
+
+def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> Subject:
+    """New parts of which ``unit`` alone is compiled: a module's name in the program, and its path in that."""
+    parts = program.build(torch.float32)
+    name, _, path = unit.partition(".")
+    module = parts.modules[name].get_submodule(path)
+    module.compile(backend=rung.backend, mode=rung.mode)
+    return _subject(program, phase, parts, {unit: module})
+
+
+def _subject(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.Module]) -> Subject:
     boundary = StepBoundary(parts.modules, kept=parts.kept)
     return Subject(program, phase, parts, boundary, _steps(program, phase, parts, boundary), _trainable(parts), units)
 

@@ -1,25 +1,22 @@
-"""The compile-check job: build the program, climb the ladder, publish the report."""
+"""The compile-check job: build the program, climb the ladder, look into what failed, publish the report."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from service.compilation.gate import gate, highest_safe
+from service.compilation.diagnosis import Diagnosis, diagnose
 from service.compilation.ladder import Result, climb, warm_toolchain
-from service.compilation.observe import plan_for
+from service.compilation.observe import Plan, plan_for
 from service.compilation.program import Program
-from service.compilation.ranks import slowest
-from service.compilation.report import counts, metrics, rung_row
+from service.compilation.publishing import announce, assemble, keep_caches, write
+from service.compilation.ranks import gather, slowest
+from service.compilation.report import metrics
 from service.compilation.rungs import Rung, climb_to
-from service.compilation.subject import Target, target_of
-from service.compilation.summary import summary
+from service.compilation.subject import target_of
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
-from service.models.compiled import COMPILE_CACHE, cache_file
 from service.parallel import distributed
 
 
@@ -33,18 +30,24 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     device = distributed.start(context.device_type)
     target = target_of(spec, context, device)
     toolchain_s = warm_toolchain(target.program, rungs)
-    results = list(_climb(spec, context, target.program, rungs))
-    _keep_caches(context, spec, results)
+    plan = plan_for(target.program, spec.steps, spec.tolerance, slowest)
+    results = list(_climb(spec, context, target.program, rungs, plan))
+    keep_caches(context, spec, results)
+    if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
+        write(context, assemble(spec, target, results, toolchain_s))
+    diagnoses = list(_diagnose(context, target.program, results, plan))
     if context.rank:
         return None
-    report = _report(spec, target, results, toolchain_s)
-    _publish(context, report)
+    report = assemble(spec, target, results, toolchain_s, diagnoses)
+    write(context, report)
+    announce(context, diagnoses)
     return {name: report[name] for name in ("gate", "summary", "verdicts")}
 
 
-def _climb(spec: CompileSpec, context: RunContext, program: Program, rungs: tuple[Rung, ...]) -> Iterator[Result]:
+def _climb(
+    spec: CompileSpec, context: RunContext, program: Program, rungs: tuple[Rung, ...], plan: Plan
+) -> Iterator[Result]:
     """The results of all rungs, told to the reporter as they come."""
-    plan = plan_for(program, spec.steps, spec.tolerance, slowest)
     total = len(rungs) * len(spec.phases)
     if context.rank == 0:
         context.report.progress(0, total, "rungs")
@@ -65,38 +68,14 @@ def _tell(context: RunContext, result: Result, done: int, total: int, started: f
     context.report.progress(done, total, "rungs")
 
 
-def _report(spec: CompileSpec, target: Target, results: list[Result], toolchain_s: float | None) -> dict[str, Any]:
-    opened = gate(results, spec.phases, target.fingerprint, toolchain_s, spec.micro_batches)
-    return {
-        "summary": summary(results, opened),
-        "gate": opened,
-        "rungs": [rung_row(result) for result in results],
-        "verdicts": counts(results),
-        "toolchain_s": toolchain_s,
-        "tolerance": spec.tolerance.model_dump(),
-        "parallel": spec.parallel.model_dump(),
-        **target.about,
-    }
-
-
-def _keep_caches(context: RunContext, spec: CompileSpec, results: list[Result]) -> None:
-    """Write what this rank compiled for the allowed rungs, for jobs that name the gate."""
-    folder = context.paths.artifacts / COMPILE_CACHE
-    for phase in spec.phases:
-        best = highest_safe(results, phase)
-        cache = best.observation.cost.cache if best and best.observation and best.observation.cost else None
-        if best and cache:
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / cache_file(phase, best.case.rung.name, context.rank)
-            path.write_bytes(cache)
-            context.report.artifact(path)
-
-
-def _publish(context: RunContext, report: dict[str, Any]) -> None:
-    """Write the report in one piece and announce it."""
-    folder: Path = context.paths.artifacts
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / ".report.json"
-    draft.write_text(json.dumps(report, indent=1, allow_nan=False))
-    draft.replace(folder / "report.json")
-    context.report.artifact(folder / "report.json", "application/json")
+def _diagnose(context: RunContext, program: Program, results: list[Result], plan: Plan) -> Iterator[Diagnosis]:
+    """Look into the rungs that stopped the climb, unless the job was asked to stop."""
+    for result in results:
+        if result.observation is None or result.verdict == "pass" or any(gather(context.should_stop())):
+            continue
+        started = time.time()
+        found = diagnose(program, result, plan, context.paths.artifacts)
+        if found is not None:
+            if context.rank == 0:
+                context.report.span(f"{found.phase}/{found.rung}/diagnosis", started, time.time(), found.row())
+            yield found

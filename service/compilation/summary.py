@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from service.compilation.diagnosis import Diagnosis
 from service.compilation.ladder import Result
 from service.compilation.program import Phase
 
@@ -65,3 +66,19 @@ def _breaks(results: Sequence[Result]) -> list[str]:
     where = f" at {file}:{line}" if file else ""
     more = f", and {len(places) - 1} more" if len(places) > 1 else ""
     return [f"The graph breaks{where} ({reason}){more}."]
+
+
+def causes(diagnoses: Sequence[Diagnosis]) -> list[str]:
+    """Of each rung that failed the smallest module that does, and the script that shows it."""
+    return [_cause(found) for found in diagnoses]
+
+
+def _cause(found: Diagnosis) -> str:
+    of = f"{found.phase}, {found.rung}"
+    if found.module is None:
+        return f"No module fails alone ({of}): only several together do."
+    shown = found.reproduction
+    if not shown.script:
+        return f"The smallest module that fails is {found.module} ({of})."
+    sure = "shows it" if shown.confirmed else "was written, but does not fail in a process of its own"
+    return f"The smallest module that fails is {found.module} ({of}); {shown.script} {sure}."

@@ -1,0 +1,133 @@
+"""From a rung that failed to what a person can work on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from service.compilation.diagnosis.check import difference
+from service.compilation.diagnosis.graphs import Captured, UnsuitableError, capture, minimised
+from service.compilation.diagnosis.isolate import Search
+from service.compilation.diagnosis.script import bisect, run, write
+from service.compilation.internals.caches import empty_caches
+from service.compilation.internals.trace import traced
+from service.compilation.ladder import Result
+from service.compilation.observe import Plan, describe
+from service.compilation.program import Program
+from service.compilation.ranks import gather, is_first
+from service.compilation.reference import refer
+from service.compilation.rungs import Rung
+from service.jobs.spec.compile import Tolerance
+
+log = logging.getLogger(__name__)
+SEARCH_S, REPRODUCE_S, BISECT_S = 180.0, 120.0, 180.0
+ISOLATED = ("fail_error", "fail_parity")
+"""Verdicts for which a module can be to blame alone."""
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """``script`` shows the fault of ``operators`` operators; ``confirmed``: in a process of its own it did, and
+    ``said`` what. ``bisection``: the part of Inductor that is to blame. Empty ``script``: none, and ``said`` is why.
+    """
+
+    script: str = ""
+    operators: int = 0
+    confirmed: bool = False
+    said: str = ""
+    bisection: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Of the lowest rung of a phase that failed. ``module`` is the smallest that fails alone (``None``: only several
+    do together), ``fault`` how; ``trace`` is the folder of the compiler's own trace. Paths are names of artifacts.
+    """
+
+    rung: str
+    phase: str
+    module: str | None
+    fault: str
+    trials: int
+    trace: str
+    reproduction: Reproduction
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def diagnose(program: Program, result: Result, plan: Plan, artifacts: Path) -> Diagnosis | None:
+    """Look into a rung that raised or left parity, on all ranks together; rank 0 writes below ``artifacts``.
+
+    ``None`` for other verdicts, which name their cause themselves, and for a program that fails uncompiled too.
+    """
+    case = result.case
+    if result.verdict not in ISOLATED:
+        return None
+    try:
+        reference = refer(program, case.phase, plan.iterations)
+        problem = ""
+    except Exception as error:
+        reference, problem = None, describe(error)
+    if any(gather(problem)) or reference is None:
+        return None
+    folder = artifacts / "diagnosis" / f"{case.phase}-{case.rung.name}"
+    search = Search(program, case, reference, plan, time.monotonic() + SEARCH_S)
+    with traced(folder / "trace"):
+        unit = search.smallest()
+    fault = search.faults.get(unit or "", result.findings[0].message if result.findings else "")
+    reproduction = _reproduction(search, unit, folder) if unit else Reproduction(said="no module fails alone")
+    trace = str((folder / "trace").relative_to(artifacts))
+    return Diagnosis(case.rung.name, case.phase, unit, fault, search.trials, trace, reproduction)
+
+
+def _reproduction(search: Search, unit: str, folder: Path) -> Reproduction:
+    """Captured on all ranks, minimised and written by the first; the others wait."""
+    program, case = search.program, search.case
+    about = f"{search.faults[unit]}\n\nRung {case.rung.name}, module {unit}."
+    try:
+        graphs, problem = capture(program, case, unit), ""
+    except UnsuitableError as error:
+        graphs, problem = [], str(error)
+    except Exception as error:
+        graphs, problem = [], describe(error)
+    found = Reproduction(said=problem or "another rank's graph cannot be run alone")
+    if not any(gather(problem)) and is_first():
+        found = _alone(graphs, case.rung, search.plan.tolerance, folder, about)
+    gather(None)
+    return found
+
+
+def _alone(graphs: list[Captured], rung: Rung, tolerance: Tolerance, folder: Path, about: str) -> Reproduction:
+    """The first graph that fails alone, made small, as a script that has been tried."""
+    fails = partial(_fails, rung, tolerance)
+    failing = next((each for each in graphs if fails(each)), None)
+    if failing is None:
+        return Reproduction(said="its graphs, each alone and with the inputs of the first step, do not fail")
+    deadline = time.monotonic() + REPRODUCE_S
+    try:
+        small = minimised(failing, fails, deadline)
+        script = write(small, rung, tolerance, about.replace('"""', "'''").replace("\\", "/"), folder)
+    except UnsuitableError as error:
+        return Reproduction(said=str(error))
+    outcome = run(script, REPRODUCE_S)
+    blamed = bisect(script, BISECT_S) if outcome.shown and rung.generates_code else ""
+    name = str(script.relative_to(folder.parent.parent))
+    return Reproduction(name, small.operators, outcome.shown, outcome.said, blamed)
+
+
+def _fails(rung: Rung, tolerance: Tolerance, captured: Captured) -> bool:
+    """Whether a graph fails compiled and runs uncompiled."""
+    with empty_caches():
+        compiled = torch.compile(captured.graph, backend=rung.backend, mode=rung.mode)
+        try:
+            return bool(difference(captured.graph, compiled, captured.inputs, tolerance.absolute, tolerance.ratio))
+        except (RuntimeError, TypeError, ValueError) as error:
+            log.debug("a part of the graph does not run: %s", error)
+            return False

@@ -1,0 +1,160 @@
+"""The graphs of a module as Dynamo captures them, and the smallest part of one that still fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import Parameter
+
+from service.compilation.execution import build_only, record
+from service.compilation.internals.caches import empty_caches
+from service.compilation.observation import Case
+from service.compilation.program import Program
+from service.compilation.reference import seed
+from service.compilation.rungs import Rung
+
+FAR = ("trivet", "_c10d_functional", "c10d", "fsdp")
+"""Operators of these namespaces need a process group."""
+
+
+class UnsuitableError(Exception):
+    """A graph that cannot be run outside of its program; says why."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph with what it was called with: plain tensors, numbers."""
+
+    graph: fx.GraphModule
+    inputs: tuple[Any, ...]
+
+    @property
+    def operators(self) -> int:
+        return len(_body(self.graph))
+
+
+Fails = Callable[[Captured], bool]
+
+
+def capture(program: Program, case: Case, unit: str) -> list[Captured]:
+    """The graphs of ``unit`` in the program's first step, in the order in which they ran."""
+    found: list[Captured] = []
+
+    def backend(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            if all(each.graph is not graph for each in found):
+                found.append(Captured(graph, tuple(map(_kept, inputs))))
+            return graph.forward(*inputs)
+
+        return run
+
+    with empty_caches():
+        subject = build_only(program, case.phase, Rung("capture", backend), unit)
+        seed(0)
+        record(subject)
+    for each in found:
+        check_alone(each)
+    return found
+
+
+def check_alone(captured: Captured) -> None:
+    """Raise :class:`UnsuitableError` unless the graph runs with its inputs alone."""
+    for value in captured.inputs:
+        if isinstance(value, Tensor) and type(value) not in (Tensor, Parameter):
+            raise UnsuitableError(f"its graph takes a {type(value).__name__}")
+    for node in _body(captured.graph):
+        if node.op in ("get_attr", "call_module"):
+            raise UnsuitableError(f"its graph holds {node.target}, which is no operator")
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in FAR:
+            raise UnsuitableError(f"its graph holds {node.target}, which needs the program's group")
+
+
+def minimised(captured: Captured, fails: Fails, deadline: float) -> Captured:
+    """The smallest run of operators that ``fails`` as the whole does, found by two bisections.
+
+    Values that the part takes from before are inputs of it. ``deadline`` is of ``time.monotonic``; what has been found
+    until then is given.
+    """
+    values = _Values(captured.graph)
+    values.run(*captured.inputs)
+    body = _body(captured.graph)
+
+    def part(first: int, last: int) -> Captured | None:
+        return _part(captured.graph, values.seen, body[first : last + 1])
+
+    def bad(first: int, last: int) -> bool:
+        found = part(first, last)
+        return time.monotonic() < deadline and found is not None and fails(found)
+
+    last = _bisect(0, len(body) - 1, lambda index: bad(0, index))
+    first = -_bisect(-last, 0, lambda index: bad(-index, last))
+    smallest = part(first, last)
+    return smallest if smallest is not None and bad(first, last) else captured
+
+
+def _bisect(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The least index for which ``holds``, given that it holds for ``high`` and then stays so."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+class _Values(fx.Interpreter):
+    """Runs a graph and keeps what each node gave."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.seen: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.seen[n] = _kept(value)
+        return value
+
+
+def _part(whole: fx.GraphModule, values: dict[fx.Node, Any], nodes: Sequence[fx.Node]) -> Captured | None:
+    """``nodes`` as a graph of its own; ``None`` where nothing of it can be compared."""
+    graph, made, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[Any]()
+    for node in nodes:
+        for needed in node.all_input_nodes:
+            if needed not in made:
+                made[needed] = graph.placeholder(f"given_{len(inputs)}")
+                inputs.append(values[needed])
+        made[node] = graph.node_copy(node, lambda each: made[each])
+    inside = set(nodes)
+    ends = [node for node in nodes if isinstance(values[node], Tensor) and not inside & set(node.users)]
+    if not ends or not all(isinstance(value, Tensor | int | float | bool) for value in inputs):
+        return None
+    graph.output(tuple(made[node] for node in ends))
+    return Captured(fx.GraphModule(whole, graph), tuple(inputs))
+
+
+def _body(graph: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
+
+
+def _kept(value: Any) -> Any:
+    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+KNOWN = frozenset({"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"})
+"""Global names that a script imports or does not need."""
+
+
+def source(graph: fx.GraphModule) -> str:
+    """The graph's ``forward`` as Python; :class:`UnsuitableError` where it names what a script does not have."""
+    for node in graph.graph.nodes:
+        node.type = None  # annotations may name anything
+    code = graph.graph.python_code("self")
+    if strange := sorted(set(code.globals) - KNOWN):
+        raise UnsuitableError(f"its graph names {strange[0]}, which a script does not have")
+    return "\n".join(line for line in code.src.splitlines() if line.strip())

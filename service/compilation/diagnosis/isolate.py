@@ -1,0 +1,85 @@
+"""The smallest module that fails when it alone is compiled, and everything around it runs eagerly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from service.compilation.comparing import compare_runs
+from service.compilation.execution import build, build_only
+from service.compilation.internals.caches import empty_caches
+from service.compilation.internals.switches import eager_random_numbers
+from service.compilation.observation import Case
+from service.compilation.observe import Plan, describe
+from service.compilation.program import Program
+from service.compilation.ranks import gather
+from service.compilation.reference import Reference, run
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+
+
+@dataclass
+class Search:
+    """Trials of single modules, on all ranks alike, until ``deadline`` (of ``time.monotonic``)."""
+
+    program: Program
+    case: Case
+    reference: Reference
+    plan: Plan
+    deadline: float
+    trials: int = 0
+    faults: dict[str, str] = field(default_factory=dict)
+
+    def smallest(self) -> str | None:
+        """The path of the smallest module that fails alone; ``None`` where only several together do.
+
+        Without time left, the smallest so far.
+        """
+        units = tuple(build(self.program, self.case.phase, self.case.rung).units)
+        unit = next((each for each in units if self.fails(each)), None)
+        while unit is not None:
+            inner = next((each for each in self._children(unit) if self.fails(each)), None)
+            if inner is None:
+                break
+            unit = inner
+        return unit
+
+    def fails(self, unit: str) -> bool:
+        """Whether compiling ``unit`` alone raises or leaves parity, on any rank."""
+        if any(gather(time.monotonic() > self.deadline)):
+            return False
+        self.trials += 1
+        fault = next((each for each in gather(self._fault(unit)) if each), "")
+        if fault:
+            self.faults[unit] = fault
+        return bool(fault)
+
+    def _fault(self, unit: str) -> str:
+        random = self.case.rung.generates_code and self.reference.eager.random
+        with empty_caches(), eager_random_numbers() if random else nullcontext():
+            try:
+                seen = run(build_only(self.program, self.case.phase, self.case.rung, unit), self.plan.iterations)
+            except Exception as error:
+                return describe(error)
+        for each in compare_runs(seen, self.reference, self.plan.tolerance):
+            if not each.passed:
+                return f"{each.kind} {each.name}, iteration {each.iteration}: off by {each.max_abs:.3g}"
+        return ""
+
+    def _children(self, unit: str) -> Iterator[str]:
+        """Modules within that are called themselves: those in a container stand for it."""
+        name, _, path = unit.partition(".")
+        module = build(self.program, self.case.phase).parts.modules[name].get_submodule(path)
+        yield from (f"{unit}.{child}" for child in _called(module))
+
+
+def _called(module: nn.Module) -> Iterator[str]:
+    for name, child in module.named_children():
+        if isinstance(child, CONTAINERS):
+            yield from (f"{name}.{inner}" for inner in _called(child))
+        else:
+            yield name

@@ -1,0 +1,132 @@
+"""A reproduction that needs PyTorch and safetensors alone: a script, and its tensors beside it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import indent
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from service.compilation.diagnosis import check
+from service.compilation.diagnosis.graphs import Captured, UnsuitableError, source
+from service.compilation.rungs import Rung
+from service.jobs.spec.compile import Tolerance
+
+NAME = "reproduction"
+
+HEAD = '''"""{about}
+
+Prints what is wrong and ends with status 1 as long as it is; ends with 0 when it no longer happens.
+"""
+
+{functions}
+
+import os
+import sys
+from math import inf, nan
+from pathlib import Path
+
+from safetensors.torch import load_file
+from torch import device
+
+BACKEND = os.environ.get("TORCH_COMPILE_BACKEND", {backend!r})
+MODE = {mode!r} if BACKEND == {backend!r} else None
+
+
+class Graph(torch.nn.Module):
+{forward}
+
+
+def main() -> None:
+    tensors = load_file(Path(__file__).with_suffix(".safetensors"), device={device!r})
+    inputs = {inputs}
+    graph = Graph()
+    compiled = torch.compile(graph, backend=BACKEND, mode=MODE)
+    found = difference(graph, compiled, inputs, absolute={absolute!r}, ratio={ratio!r})
+    print(found or "nothing is wrong")
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a process ended: whether it showed the fault, and the last line that it printed."""
+
+    shown: bool
+    said: str
+
+
+def write(captured: Captured, rung: Rung, tolerance: Tolerance, about: str, folder: Path) -> Path:
+    """Write ``reproduction.py`` and ``reproduction.safetensors`` into ``folder``; the script's path."""
+    if not isinstance(rung.backend, str):
+        raise UnsuitableError("its backend has no name")
+    tensors = {str(i): value.detach() for i, value in enumerate(captured.inputs) if isinstance(value, Tensor)}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / f"{NAME}.safetensors")
+    text = HEAD.format(
+        about=about,
+        functions=inspect.getsource(check).partition('"""\n')[2].strip(),
+        backend=rung.backend,
+        mode=rung.mode,
+        forward=indent(source(captured.graph), "    "),
+        device=next((str(value.device) for value in tensors.values()), "cpu"),
+        inputs=f"[{', '.join(_input(index, value) for index, value in enumerate(captured.inputs))}]",
+        absolute=tolerance.absolute,
+        ratio=tolerance.ratio,
+    )
+    path = folder / f"{NAME}.py"
+    path.write_text(text)
+    return path
+
+
+def _input(index: int, value: object) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return f'tensors["{index}"].requires_grad_()' if value.requires_grad else f'tensors["{index}"]'
+
+
+def run(script: Path, timeout_s: float) -> Outcome:
+    """Run the script in a process of its own with empty caches."""
+    return _process([sys.executable, str(script)], timeout_s)
+
+
+def bisect(script: Path, timeout_s: float) -> str:
+    """What PyTorch's own bisector makes of the script: the backend, and the pass or lowering in it, that is to blame.
+
+    Empty where it has no answer within the time.
+    """
+    command = [sys.executable, "-m", "torch._inductor.compiler_bisector", "run", sys.executable, str(script)]
+    said = _process(command, timeout_s).said
+    return said.removeprefix("Bisection complete: ") if said.startswith("Bisection complete: Bisection") else ""
+
+
+def _process(command: list[str], timeout_s: float) -> Outcome:
+    if timeout_s <= 0:
+        return Outcome(False, "there was no time left to run it")
+    with tempfile.TemporaryDirectory(prefix="trivet-compile-", ignore_cleanup_errors=True) as folder:
+        lone = {name: value for name, value in os.environ.items() if name not in GROUP}
+        environment = lone | {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome(False, f"it was still running after {timeout_s:.0f} s")
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    said = lines[-1] if lines else (done.stderr.strip().splitlines() or [""])[-1]
+    return Outcome(done.returncode == 1 and bool(lines), said)
+
+
+GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What a launcher sets for its ranks; the script is no part of the group."""

@@ -1,0 +1,27 @@
+"""The compiler's own structured trace, as ``TORCH_TRACE`` writes it; ``tlparse`` reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch._logging import _internal as logs
+
+
+@contextmanager
+def traced(folder: Path) -> Iterator[None]:
+    """Write what is compiled within into ``folder``, a file for each rank.
+
+    ``torch._logging._internal`` is private, and the names used here are the same on torch 2.11 to 2.13.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handler: Any = logs.LazyTraceHandler(str(folder))
+    handler.setFormatter(logs.TorchLogsFormatter(trace=True))
+    logs.trace_log.addHandler(handler)
+    try:
+        yield
+    finally:
+        logs.trace_log.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,76 @@
+"""The report and what goes with it, among the job's artifacts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from service.compilation.diagnosis import Diagnosis
+from service.compilation.gate import gate, highest_safe
+from service.compilation.ladder import Result
+from service.compilation.report import counts, rung_row
+from service.compilation.subject import Target
+from service.compilation.summary import causes, summary
+from service.jobs.runtime import RunContext
+from service.jobs.spec.compile import CompileSpec
+from service.models.compiled import COMPILE_CACHE, cache_file
+
+REPORT = "report.json"
+
+
+def assemble(
+    spec: CompileSpec,
+    target: Target,
+    results: list[Result],
+    toolchain_s: float | None,
+    diagnoses: Sequence[Diagnosis] = (),
+) -> dict[str, Any]:
+    """The report as plain data."""
+    opened = gate(results, spec.phases, target.fingerprint, toolchain_s, spec.micro_batches)
+    return {
+        "summary": [*summary(results, opened), *causes(diagnoses)],
+        "gate": opened,
+        "rungs": [rung_row(result) for result in results],
+        "verdicts": counts(results),
+        "diagnoses": [found.row() for found in diagnoses],
+        "toolchain_s": toolchain_s,
+        "tolerance": spec.tolerance.model_dump(),
+        "parallel": spec.parallel.model_dump(),
+        **target.about,
+    }
+
+
+def keep_caches(context: RunContext, spec: CompileSpec, results: list[Result]) -> None:
+    """Write what this rank compiled for the allowed rungs, for jobs that name the gate."""
+    folder = context.paths.artifacts / COMPILE_CACHE
+    for phase in spec.phases:
+        best = highest_safe(results, phase)
+        cache = best.observation.cost.cache if best and best.observation and best.observation.cost else None
+        if best and cache:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / cache_file(phase, best.case.rung.name, context.rank)
+            path.write_bytes(cache)
+            context.report.artifact(path)
+
+
+def write(context: RunContext, report: dict[str, Any]) -> None:
+    """Write the report in one piece."""
+    folder = context.paths.artifacts
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{REPORT}"
+    draft.write_text(json.dumps(report, indent=1, allow_nan=False))
+    draft.replace(folder / REPORT)
+
+
+def announce(context: RunContext, diagnoses: Sequence[Diagnosis]) -> None:
+    """Tell of the report, and of what the diagnoses left beside it."""
+    artifacts = context.paths.artifacts
+    for found in diagnoses:
+        if any((artifacts / found.trace).iterdir()):
+            context.report.artifact(artifacts / found.trace)
+        if found.reproduction.script:
+            script = artifacts / found.reproduction.script
+            context.report.artifact(script, "text/x-python")
+            context.report.artifact(script.with_suffix(".safetensors"))
+    context.report.artifact(artifacts / REPORT, "application/json")

@@ -1,0 +1,129 @@
+"""A rung that fails is traced to the smallest module and operator, with a script that shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Climb
+from programs.parts import CLASSES, FEATURES, program
+from torch import Tensor, fx, nn
+
+from service.compilation.diagnosis import diagnose
+from service.compilation.diagnosis.graphs import Captured, UnsuitableError, check_alone, minimised
+from service.compilation.diagnosis.script import run, write
+from service.compilation.observe import plan_for
+from service.compilation.rungs import Rung
+from service.compilation.summary import causes
+from service.jobs.spec.compile import Tolerance
+
+WRONG = "relu_accuracy_error_TESTING_ONLY"
+"""A backend of PyTorch's own tests that adds one where a graph has ``torch.relu``."""
+
+
+class Block(nn.Module):
+    def __init__(self, bends: bool) -> None:
+        super().__init__()
+        self.layer, self.bends = nn.Linear(8, 8), bends
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        return 2 * (torch.relu(hidden) if self.bends else torch.tanh(hidden))
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(FEATURES, 8)
+        self.blocks = nn.ModuleList([Block(False), Block(True), Block(False)])
+        self.leave = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x)
+
+
+@pytest.mark.timeout(300)
+def test_a_wrong_operator_is_found_in_its_block_and_shown_by_a_script(ascend: Climb, tmp_path: Path) -> None:
+    deep = program(Deep)
+    (result,) = ascend(deep, rungs=[Rung("planted", WRONG, compiles_backward=False)])
+    assert result.verdict == "fail_parity"
+    found = diagnose(deep, result, plan_for(deep, 4, Tolerance(), float), tmp_path)
+    assert found is not None
+    assert found.module == "model.blocks.1"
+    assert found.reproduction.operators == 1
+    assert found.reproduction.confirmed, found.reproduction
+    assert found.reproduction.said.startswith("result 0 is off by")
+    assert any((tmp_path / found.trace).iterdir())
+    script = tmp_path / found.reproduction.script
+    assert "torch.relu(" in script.read_text()
+    assert "service" not in script.read_text()
+    (sentence,) = causes([found])
+    assert sentence == (
+        "The smallest module that fails is model.blocks.1 (train, planted); "
+        "diagnosis/train-planted/reproduction.py shows it."
+    )
+    repaired = script.with_name("repaired.py")
+    repaired.write_text(script.read_text().replace(WRONG, "eager"))
+    script.with_suffix(".safetensors").rename(repaired.with_suffix(".safetensors"))
+    assert run(repaired, 120).said == "nothing is wrong"
+
+
+def test_other_verdicts_name_their_cause_themselves(ascend: Climb, tmp_path: Path) -> None:
+    deep = program(Deep)
+    (result,) = ascend(deep, rungs=[Rung("planted", "eager", compiles_backward=True)])
+    assert result.verdict == "vacuous"
+    assert diagnose(deep, result, plan_for(deep, 4, Tolerance(), float), tmp_path) is None
+
+
+def chain(x: Tensor) -> Tensor:
+    return torch.tanh(torch.sigmoid(torch.relu(torch.sin(x) + 1) * 3) - 2).cos()
+
+
+def test_only_the_operator_that_fails_is_left() -> None:
+    captured = Captured(fx.symbolic_trace(chain), (torch.ones(3, requires_grad=True),))
+
+    def fails(part: Captured) -> bool:
+        return any(node.target is torch.relu for node in part.graph.graph.nodes)
+
+    smallest = minimised(captured, fails, deadline=float("inf"))
+    assert [node.target for node in smallest.graph.graph.nodes if node.op == "call_function"] == [torch.relu]
+    (given,) = smallest.inputs
+    assert torch.equal(given.detach(), torch.sin(torch.ones(3)) + 1)
+    assert given.requires_grad
+
+
+def test_a_fault_that_needs_several_operators_keeps_them() -> None:
+    captured = Captured(fx.symbolic_trace(chain), (torch.ones(3),))
+
+    def fails(part: Captured) -> bool:
+        targets = {node.target for node in part.graph.graph.nodes}
+        return {torch.relu, torch.sigmoid} <= targets
+
+    smallest = minimised(captured, fails, deadline=float("inf"))
+    assert smallest.operators == 3
+    assert minimised(captured, fails, deadline=0.0) is captured
+
+
+def test_what_needs_its_program_is_no_script(tmp_path: Path) -> None:
+    class Holding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight
+
+    with pytest.raises(UnsuitableError, match="holds weight, which is no operator"):
+        check_alone(Captured(fx.symbolic_trace(Holding()), (torch.ones(3),)))
+    with pytest.raises(UnsuitableError, match="its graph takes a Odd"):
+        check_alone(Captured(fx.symbolic_trace(chain), (torch.ones(3).as_subclass(Odd),)))
+    with pytest.raises(UnsuitableError, match="its backend has no name"):
+        write(Captured(fx.symbolic_trace(chain), (torch.ones(3),)), Rung("x", chain), Tolerance(), "why", tmp_path)
+
+
+class Odd(Tensor):
+    """A kind of tensor that a file does not hold."""
