@@ -69,11 +69,22 @@ def observe(program: Program, case: Case, reference: Reference, plan: Plan) -> O
 
 
 def rehearse(program: Program, case: Case, reference: Reference, plan: Plan) -> Observation:
-    """Run a rung that stands in for CUDA graphs: judged like any other, but not timed."""
+    """Run a rung that stands in for CUDA graphs."""
     replays = Replays()
     rehearsed = replace(case, rung=replace(case.rung, backend=replays.backend))
-    with empty_caches(), recorder(rehearsed.rung, program.device) as records:
-        look = _Look(program, rehearsed, reference, plan, records, on_watch=replays.follow)
+    return examine(program, rehearsed, reference, plan, replays.follow)
+
+
+def examine(
+    program: Program,
+    case: Case,
+    reference: Reference,
+    plan: Plan,
+    on_watch: Callable[[Watch], None] = lambda watch: None,
+) -> Observation:
+    """Run the rung as :func:`observe` does, without timing it."""
+    with empty_caches(), recorder(case.rung, program.device) as records:
+        look = _Look(program, case, reference, plan, records, on_watch)
         try:
             return look.judged()
         except Exception as error:

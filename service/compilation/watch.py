@@ -24,7 +24,7 @@ from service.parallel.boundary.lifetimes import Outputs, address_of, held_of
 
 FOREIGN = ("/torch/", "service/parallel/boundary/", "service/compilation/watch", "service/compilation/internals/")
 """Where a program's own code is not."""
-LOOKED_AT = 4
+LOOKED_AT = (2, 3)
 """Beginnings of replays at which the results of the last round are looked for; a look takes 0.1 s or more."""
 
 
@@ -155,11 +155,12 @@ class Watch:
         outputs = [output for results in old for output in results.alive()]
         if outputs:
             self._held.extend(held_of(outputs))
-        if self.generation <= LOOKED_AT:
+        if self.generation in LOOKED_AT:
             self._overlapping.extend(held_of(self._results[0].alive()))
 
     def _backward_ran(self, _origin: Origin) -> None:
         self._forwards_wait = False
+        self._gradients.confirm()
         self._gradients.backward_ran = True
 
 

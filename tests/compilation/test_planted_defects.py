@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import torch._dynamo
 from conftest import Climb
-from programs import backends, breaks, clean, empty, frozen, peculiar, restless
+from programs import breaks, clean, empty, frozen, peculiar, restless
 
 from service.compilation.ladder import Result
 from service.compilation.model_program import Batch
 from service.compilation.observation import Observation
 from service.compilation.rungs import LADDER, RUNGS, Backend, Rung
+from service.compilation.selftest import backends
 
 INDUCTOR = RUNGS["inductor"]
 

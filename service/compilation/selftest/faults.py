@@ -1,0 +1,224 @@
+"""Small programs with one fault each, for the detector that is to find it; and one without any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from service.compilation.program import Parts, Phase, Step
+from service.compilation.rungs import REHEARSAL, RUNGS, Rung
+from service.compilation.selftest import backends
+from service.compilation.verdicts import Verdict
+from service.parallel.boundary import StepBoundary
+
+FEATURES, ROWS, LATE = 4, 5, 3
+
+
+class Scorer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head, self.late = nn.Linear(FEATURES, 8), nn.Linear(8, FEATURES), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x)).square()
+        scores: Tensor = self.head(-hidden if self.late else hidden)
+        return scores
+
+
+class Disabled(Scorer):
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@dataclass
+class Loop:
+    """What a program has at hand in a step."""
+
+    parts: Parts
+    boundary: StepBoundary
+    number: int = 0
+    past: list[Tensor] = field(default_factory=list)
+
+    def batch(self, micro: int = 0, rows: int = ROWS) -> Tensor:
+        generator = torch.Generator().manual_seed(10 * self.number + micro)
+        return torch.randn(rows, FEATURES, generator=generator).to(self.parts.dtype)
+
+    def score(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.boundary.boundary_call(self.parts.modules["scorer"], x)
+        return scores
+
+    def update(self, *losses: Callable[[], Tensor]) -> Step:
+        """Add up the gradients of the losses, and step."""
+        (optimizer,) = self.parts.optimizers
+        optimizer.zero_grad()
+        total = torch.zeros((), dtype=self.parts.dtype)
+        for loss in losses:
+            value = loss()
+            value.backward()  # type: ignore[no-untyped-call]
+            total += value.detach()
+        optimizer.step()
+        return Step({"loss": total})
+
+
+def sound(loop: Loop) -> Step:
+    loop.boundary.step_boundary()
+    return loop.update(lambda: loop.score(loop.batch()).square().mean())
+
+
+def holds(loop: Loop) -> Step:
+    loop.boundary.step_boundary()
+    loop.past.append(loop.score(loop.batch()).detach())
+    return Step(outputs={"scores": torch.stack(loop.past[-3:]).sum(0)})
+
+
+def marks_while_pending(loop: Loop) -> Step:
+    """Another loop's boundary, which knows nothing of this one's forwards."""
+    other = StepBoundary(loop.parts.modules)
+
+    def scored(micro: int) -> Tensor:
+        other.step_boundary()
+        return loop.score(loop.batch(micro)).square().mean()
+
+    return loop.update(lambda: scored(0) + scored(1))
+
+
+def accumulates_unmarked(loop: Loop) -> Step:
+    return loop.update(*(lambda micro=micro: loop.score(loop.batch(micro)).square().mean() for micro in range(2)))
+
+
+def calls_in_backward(loop: Loop) -> Step:
+    def again(gradient: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return gradient * loop.score(loop.batch(1)).detach().mean()
+
+    def loss() -> Tensor:
+        first = loop.score(loop.batch())
+        first.register_hook(again)  # type: ignore[no-untyped-call]
+        return loop.score(first.tanh()).square().mean()
+
+    return loop.update(loss)
+
+
+def grows(loop: Loop) -> Step:
+    loop.boundary.step_boundary()
+    return loop.update(lambda: loop.score(loop.batch(rows=2 + loop.number)).square().mean())
+
+
+def changes_late(loop: Loop) -> Step:
+    scorer: Any = loop.parts.modules["scorer"]
+    scorer.late = loop.number >= LATE
+    return sound(loop)
+
+
+@dataclass(frozen=True)
+class FaultyProgram:
+    step: Callable[[Loop], Step] = sound
+    module: Callable[[], nn.Module] = Scorer
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    period: int = 1
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        torch.manual_seed(3)
+        scorer = self.module().to(dtype)
+        return Parts({"scorer": scorer}, ("scorer",), (SGD(scorer.parameters(), lr=0.1, foreach=False),), dtype)
+
+    def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+        loop = Loop(parts, boundary)
+        for loop.number in count():
+            yield self.step(loop)
+
+    def inference(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+        with torch.no_grad():
+            yield from self.train(parts, boundary)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``detector`` must report ``verdict`` with these ``words``."""
+
+    name: str
+    detector: str
+    verdict: Verdict
+    words: str
+    program: FaultyProgram
+    rung: Rung
+    phase: Phase = "train"
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault("a compiler that crashes", "error", "fail_error", "planted", FaultyProgram(), Rung("x", backends.crashes)),
+    Fault(
+        "a forward that may not be compiled",
+        "vacuous",
+        "vacuous",
+        "no graph was captured",
+        FaultyProgram(module=Disabled),
+        RUNGS["eager"],
+    ),
+    Fault(
+        "a compiler that loses gradients",
+        "frozen",
+        "frozen",
+        "no gradient where eager has one",
+        FaultyProgram(),
+        Rung("x", backends.forgets_parameters, compiles_backward=False),
+    ),
+    Fault(
+        "a compiler whose gradients are 5 % off",
+        "parity",
+        "fail_parity",
+        "gradient",
+        FaultyProgram(),
+        Rung("x", backends.wrong_gradients),
+    ),
+    Fault(
+        "a module that changes after warm-up",
+        "unstable",
+        "unstable",
+        "still compiling after warm-up",
+        FaultyProgram(changes_late),
+        RUNGS["eager"],
+    ),
+    Fault("a new shape in every step", "shapes", "unstable", "new shapes", FaultyProgram(grows), REHEARSAL),
+    Fault(
+        "a result held over a replay",
+        "lifetime",
+        "fail_lifetime",
+        "is held by Loop.past[",
+        FaultyProgram(holds),
+        REHEARSAL,
+        "inference",
+    ),
+    Fault(
+        "a step marked while a backward is pending",
+        "lifetime",
+        "fail_lifetime",
+        "a step is marked at",
+        FaultyProgram(marks_while_pending),
+        REHEARSAL,
+    ),
+    Fault(
+        "gradients accumulated over replays",
+        "lifetime",
+        "fail_lifetime",
+        "gradients are accumulated over replays",
+        FaultyProgram(accumulates_unmarked),
+        REHEARSAL,
+    ),
+    Fault(
+        "a call from within a backward",
+        "lifetime",
+        "fail_lifetime",
+        "within a running backward",
+        FaultyProgram(calls_in_backward),
+        REHEARSAL,
+    ),
+)
+SOUND = FaultyProgram()

@@ -1,0 +1,64 @@
+"""Inject each fault and see whether its detector fires, and none on a sound program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from service.compilation.detectors import judge
+from service.compilation.observation import Case, Observation
+from service.compilation.observe import Plan, examine, rehearse
+from service.compilation.program import Phase
+from service.compilation.reference import refer
+from service.compilation.rungs import REHEARSAL, Rung
+from service.compilation.selftest.faults import FAULTS, SOUND, Fault, FaultyProgram
+from service.compilation.verdicts import Finding
+from service.jobs.spec.compile import Tolerance
+
+PLAN = Plan(iterations=5, warm_up=2, settled=5, tolerance=Tolerance(), agree=lambda seconds: seconds)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Whether ``detector`` fired on ``fault``, and with which words; on a sound program it must stay silent."""
+
+    detector: str
+    fault: str
+    fired: bool
+    message: str
+
+    @property
+    def holds(self) -> bool:
+        return self.fired == (self.detector != "none")
+
+
+@cache
+def self_test() -> tuple[Proof, ...]:
+    """A proof per fault, and one for a program without any. Runs on the CPU, without the other ranks.
+
+    What is compiled in this process is forgotten. Once per process: it depends on nothing but the installed torch.
+    """
+    return (*(_proof(fault) for fault in FAULTS), _silence())
+
+
+def _proof(fault: Fault) -> Proof:
+    found = [
+        finding
+        for finding in _findings(fault.program, fault.rung, fault.phase)
+        if finding.verdict == fault.verdict and fault.words in finding.message
+    ]
+    return Proof(fault.detector, fault.name, bool(found), found[0].message if found else "")
+
+
+def _silence() -> Proof:
+    found = _findings(SOUND, REHEARSAL, "train")
+    return Proof("none", "nothing", bool(found), found[0].message if found else "")
+
+
+def _findings(program: FaultyProgram, rung: Rung, phase: Phase) -> tuple[Finding, ...]:
+    return judge(_seen(program, Case(rung, phase)))
+
+
+def _seen(program: FaultyProgram, case: Case) -> Observation:
+    reference = refer(program, case.phase, PLAN.iterations)
+    return (rehearse if case.rung.rehearses else examine)(program, case, reference, PLAN)
