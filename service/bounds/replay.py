@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -17,7 +18,6 @@ class Repeated:
     def __init__(self, body: Callable[[], None], device: torch.device) -> None:
         self.body, self.device = body, device
         self.record: torch.cuda.CUDAGraph | None = None
-        self.stream: torch.cuda.Stream | None = None
 
     def run(self, times: int) -> None:
         if self.device.type != "cuda":
@@ -36,26 +36,30 @@ class Repeated:
 
     def _warm(self, times: int) -> None:
         """On a stream of its own: what is recorded may not be the default stream's."""
-        if self.stream is None:
-            self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
+        stream = recording_stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
             for _ in range(times):
                 self.body()
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
 
     def _recorded(self) -> torch.cuda.CUDAGraph:
-        assert self.stream is not None
-        record = torch.cuda.CUDAGraph()
+        stream, record = recording_stream(self.device), torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(stream):
             record.capture_begin(capture_error_mode="thread_local")
             try:
                 self.body()
             finally:
                 record.capture_end()
-        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
         return record
+
+
+@cache
+def recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for each device: libraries keep a workspace for every stream that they have seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 WARM = 1
