@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
-from service.bounds.interval import Interval, minimum_over
+from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.relaxation import Relaxed
 from service.bounds.rules import RULES
@@ -38,9 +38,10 @@ class _Biases:
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """One walk from a node back to ``frontier``, names of nodes whose intervals end it (the input always does).
+    """One walk from a node back to ``frontier``, names of nodes whose intervals end it.
 
-    ``intervals`` holds the frontier's, ``relaxations`` one for each non-linear node on the way.
+    The input always ends it, or hands it over to the stages before. ``intervals`` holds the frontier's,
+    ``relaxations`` one for each non-linear node on the way.
     """
 
     network: Network
@@ -52,21 +53,21 @@ class Pass:
     def device(self) -> torch.device:
         return self.intervals[self.network.graph.input.name].lower.device
 
-    def lower_bounds(self, start: str, rows: Coefficients) -> Tensor:
+    def lower_bounds(self, start: str, rows: Coefficients, own: bool | None = None) -> Tensor:
         """Lower bounds ``(batch, rows)`` of ``rows`` times the value of ``start``; −inf where there is none.
 
         Rows are ``(batch or 1, rows, *shape)`` or :class:`UnitRows`. Where ``start`` is divided over the ranks, the
-        rows are over this rank's entries, equally many on each, and so is the result. All ranks must call it.
+        rows are over this rank's entries, equally many on each, and so is the result; unless ``own`` is false: then
+        they are this rank's part of common rows. All ranks must call it.
         """
-        biases, own = _Biases(), self.network.is_own(start)
+        biases, own = _Biases(), self.network.is_own(start) if own is None else own
         pending = {start: Pending(rows, own)}
         for node in self.network.graph.nodes[self.network.position[start] :: -1]:
             waiting = pending.pop(node.name, None)
             if waiting is None:
                 continue
             if node.name in self.frontier or node is self.network.graph.input:
-                bound = minimum_over(self.intervals[node.name], self._dense(node, waiting.coefficients))
-                self._account(biases, node, waiting, bound)
+                self._end(biases, node, waiting)
                 continue
             pulled, still_own = self._pull(node, waiting)
             if pulled.bias is not None:
@@ -74,6 +75,15 @@ class Pass:
             for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
                 pending[name] = self._joined(name, pending.get(name), Pending(coefficients, still_own))
         return self._total(biases, own).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+    def _end(self, biases: _Biases, node: Node, waiting: Pending) -> None:
+        coefficients, before = self._dense(node, waiting.coefficients), self.network.before
+        if before is None or node.name in self.frontier:
+            self._account(biases, node, waiting, self.intervals[node.name].least(coefficients))
+        else:
+            # Whatever the ranks have of the rows, the stages before sum it up.
+            total = before.lower_bounds(coefficients, waiting.own)
+            (biases.own if waiting.own else biases.replicated).append(total)
 
     def _pull(self, node: Node, waiting: Pending) -> tuple[Pulled, bool]:
         """The step through one node, and whether rows are still known to this rank only."""

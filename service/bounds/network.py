@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +20,25 @@ from service.bounds.rules.base import RelaxedRule
 from service.parallel.mesh import SINGLE, Axis
 
 
+class Before(Protocol):
+    """The pipeline stages before a network, whose input is their output."""
+
+    def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
+        """Lower bounds ``(batch, rows)`` of rows times the input; ``own`` as for ``Pass.lower_bounds``."""
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A checked graph with the placement of its values and the ranks that share it."""
+    """A checked graph with the placement of its values and the ranks that share it.
+
+    ``before`` bounds the input where it is not the model's.
+    """
 
     graph: Graph
     placements: Mapping[str, Placement]
     exchange: Exchange
     nodes: Mapping[str, Node] = field(repr=False)
+    before: Before | None = None
 
     def is_own(self, name: str) -> bool:
         return self.placements[name] is Placement.OWN

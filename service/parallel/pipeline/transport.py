@@ -34,6 +34,8 @@ from service.parallel.pipeline.tags import (
 SEND_WINDOW = 8
 
 
+_UNKNOWN = "unknown shapes"
+
 Route = tuple[int, int, Kind]
 """Sending rank, receiving rank, kind: messages of one route arrive in the order in which they were sent."""
 
@@ -106,6 +108,12 @@ class Transport:
         self._key = (key, micro_batches)
         # While headers are still read, a receiver may post its receives later than its schedule says.
         self._acquainted = self._key in self._announced or self._key in self._inlets
+
+    def begin_unknown(self) -> None:
+        """Start a run of one micro-batch whose shapes nobody knows beforehand: each tensor is announced."""
+        self._announced.pop((_UNKNOWN, 1), None)
+        self._inlets.pop((_UNKNOWN, 1), None)
+        self.begin(_UNKNOWN, 1)
 
     def send(self, message: Message, tensor: Tensor) -> None:
         """Send without waiting. Raises :class:`TransportError` when the shape is not what this key announced."""

@@ -1,0 +1,67 @@
+"""Bounds over pipeline stages, alone and with tensor-parallel ranks, are those of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+HIDDEN = {"whole values between stages": [16, 12, 20, 12, 8], "shards between stages": [16, 12, 20, 12, 16, 8]}
+MESHES = [{"pp": 4}, {"pp": 2, "tp": 2}, {"pp": 2, "dp_shard": 2}]
+
+
+def compare() -> dict[str, dict[str, float]]:
+    """Differences to one process by cut, mesh and method; how much depth matters; the model's own outputs."""
+    import torch
+    from nets import box_around, output_bounds
+
+    from service.bounds.methods import METHODS, Effort
+    from service.bounds.network import prepare
+    from service.bounds.stages import InStages, Line, prepare_stages
+    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.model import MlpConfig
+    from service.models import build
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+
+    device = distributed.start("cpu")
+    found = {}
+    for degrees in MESHES:
+        mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
+        line = Line(mesh, device)
+        for name, hidden in HIDDEN.items():
+            config = MlpConfig(in_features=10, hidden=tuple(hidden), out_features=5)
+            modules = [build(config, each, dtype=torch.float64, seed=3) for each in (None, mesh)]
+            with torch.no_grad():
+                for parameter in (parameter for module in modules for parameter in module.parameters()):
+                    parameter.mul_(2)
+            x = torch.randn(3, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            whole, staged = prepare(modules[0], (10,)), prepare_stages(modules[1], (10,), mesh, line)
+            identity = torch.eye(staged.outputs, dtype=x.dtype)
+            rows, box = torch.cat([identity, -identity]).unsqueeze(0), box_around(x, 0.05)
+            case = found[f"{name} on {degrees}"] = {}
+            for method in ("ibp", "crown-ibp", "crown"):
+                right = output_bounds(whole, box, method)
+                expected = torch.cat([right.lower, -right.upper], dim=1)
+                with torch.no_grad():
+                    analysis = staged.method(METHODS[method])(staged.network, box, Effort(elements=2000))
+                    bounds = torch.cat([analysis.lower_bounds(part) for part in rows.split(4, dim=1)], dim=1)
+                case[method] = float((bounds - expected).abs().max() / expected.abs().max())
+                case[f"width of {method}"] = float(right.width.mean())
+            case["model"] = float((InStages(modules[1], line)(x) - modules[0](x)).abs().max())
+            case["own"] = float(staged.network.is_own(staged.network.graph.input.name))
+    distributed.stop()
+    return found
+
+
+def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
+    results = torchrun(compare, 4)
+    for result in results:
+        assert len(result) == len(HIDDEN) * len(MESHES)
+        for name, found in result.items():
+            assert found["width of crown-ibp"] > 2 * found["width of crown"], "depth was not tested"
+            for case in ("ibp", "crown-ibp", "crown", "model"):
+                assert found[case] <= 1e-10, (name, case)
+    assert any(found["own"] for found in results[3].values()), "no stage began with shards"
