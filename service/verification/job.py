@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import METHODS
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
@@ -18,7 +18,7 @@ from service.verification import report, tally
 from service.verification.certify import certify
 from service.verification.clock import PHASES, Clock, peak_memory_gib
 from service.verification.ledger import Entry, Ledger
-from service.verification.searching import INSIDE, Searches, StoppedError
+from service.verification.searching import Searches, StoppedError
 from service.verification.task import Task, make
 from service.verification.witness import Referee
 
@@ -103,8 +103,7 @@ class _Own:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
         task, begun = self.task, time.time()
         question = task.asked.ask(instances, torch.empty(0, dtype=torch.float32, device=task.device))
-        method = METHODS[INSIDE.get(task.spec.method, task.spec.method)]
-        outcome = certify(task.network, referee, method, Effort(), question, clock=self.clock)
+        outcome = certify(task.network, referee, METHODS[task.inside], task.effort, question, clock=self.clock)
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         rows = tally.rows_of(outcome, task.method_name, task.asked)
         layers = tally.layer_sums(task.network, outcome, task.mesh)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
+from math import inf, isfinite
 
 import torch
 
@@ -19,16 +19,19 @@ from service.verification.ledger import Row
 from service.verification.properties.queried import Queried
 from service.verification.search import Decision, Subject, decide
 from service.verification.search.decide import Progress
+from service.verification.search.decision import Means
 from service.verification.task import Task
 
 EVERY_S = 0.5
 """Between two reports of one search."""
-INSIDE = {"beta-crown": "crown"}
-"""How a method that is a search bounds its domains, and batches before it."""
 
 
 class StoppedError(Exception):
     """The attempt was asked to end in the middle of a search."""
+
+
+class _SpentError(Exception):
+    """A search has bounded as many domains as it may."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +53,28 @@ class Searches:
         """The row with what the search found. Raises :class:`StoppedError`."""
         query = self._query(row)
         assert query is not None
-        budget = self.task.spec.budget
-        decision = decide(self._subject, query, self._method, budget.seconds, self._reporting(row["instance"]))
-        self.clock.seconds["search"] += decision.seconds
-        self._report(row["instance"], Progress(decision.domains, 0, decision.bound, decision.seconds))
-        return {**row, **_found(decision, budget.seconds, row["margin"]), "seconds": row["seconds"] + decision.seconds}
+        decision, left = self._searched(row["instance"], query)
+        self.clock.seconds["attack"] += decision.attacking
+        self.clock.seconds["search"] += decision.seconds - decision.attacking
+        self._report(row["instance"], Progress(decision.domains, left, decision.bound, decision.seconds))
+        late = decision.verdict is Verdict.UNKNOWN and decision.seconds >= self.task.spec.budget.seconds
+        return {**row, **_found(decision, row), "verdict": "timeout" if late else decision.verdict.value}
 
-    @property
-    def _method(self) -> str:
-        return INSIDE.get(self.task.spec.method, self.task.spec.method)
+    def _searched(self, instance: int, query: Query) -> tuple[Decision, int]:
+        """What was decided, and how many domains were left open."""
+        budget, last = self.task.spec.budget, Progress(0, 1, -inf, 0.0)
+        report = self._reporting(instance)
+
+        def hear(progress: Progress) -> None:
+            nonlocal last
+            last = progress
+            report(progress)
+
+        try:
+            decision = decide(self._subject, query, self.task.inside, budget.seconds, hear, restarts=budget.restarts)
+        except _SpentError:
+            return Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Means.ACTIVATIONS), last.open
+        return decision, last.open if decision.verdict is Verdict.UNKNOWN else 0
 
     def _query(self, row: Row) -> Query | None:
         return self.task.asked.query(row["instance"])
@@ -78,6 +94,8 @@ class Searches:
             if time.monotonic() - last >= EVERY_S:
                 last = time.monotonic()
                 self._report(instance, progress)
+            if progress.domains >= self.task.spec.budget.domains and progress.open:
+                raise _SpentError
 
         return report
 
@@ -93,13 +111,12 @@ class Searches:
         )
 
 
-def _found(decision: Decision, limit: float, before: float | None) -> Row:
-    late = decision.verdict is Verdict.UNKNOWN and decision.seconds >= limit
-    known = [margin for margin in (before, decision.bound) if margin is not None and isfinite(margin)]
+def _found(decision: Decision, row: Row) -> Row:
+    known = [margin for margin in (row["margin"], decision.bound) if margin is not None and isfinite(margin)]
     return {
-        "verdict": "timeout" if late else decision.verdict.value,
         "margin": max(known, default=None),
+        "decided_by": None if decision.verdict is Verdict.UNKNOWN else decision.means.value,
         "counterexample": None if decision.counterexample is None else list(decision.counterexample),
         "domains": max(decision.domains, 1),
-        "decided_by": decision.means.value,
+        "seconds": row["seconds"] + decision.seconds,
     }

@@ -11,7 +11,9 @@ from torch import nn
 
 from service.bounds.capture import capture
 from service.bounds.graph import UnsupportedModelError
+from service.bounds.methods import Effort
 from service.bounds.network import Network, from_graph, prepare
+from service.bounds.optimise import Ascent
 from service.bounds.shard import shard
 from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
@@ -48,6 +50,15 @@ class Task:
         """As rows and the result say it."""
         fixed = " (fixed intermediate bounds)" if self.spec.intermediate == "fixed" else ""
         return self.spec.method + fixed
+
+    @property
+    def inside(self) -> str:
+        """The method that bounds: of a search, its domains and the batches before it."""
+        return "crown" if self.spec.method == "beta-crown" else self.method_name
+
+    @property
+    def effort(self) -> Effort:
+        return Effort(ascent=Ascent(iterations=self.spec.budget.iterations))
 
     @property
     def leads(self) -> bool:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from service.bounds.backward import Pass
+from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Analysis, Effort, LinearAnalysis
+from service.bounds.methods.base import Analysis, Effort, LinearAnalysis, rows_at_once
+from service.bounds.methods.layers import one_pass
 from service.bounds.network import Network
 
 
@@ -14,10 +18,21 @@ def propagate(network: Network, box: Interval) -> dict[str, Interval]:
     """Intervals of every node; inputs of non-linear nodes are equal to the last bit where they are replicated."""
     known = {network.graph.input.name: box}
     relaxed = {name for node in network.nonlinear for name in node.inputs}
+    first = set(network.nonlinear[0].inputs) if network.nonlinear and not box.exact_layers else set()
     for node in network.graph.nodes[1:]:
         bounds = network.interval(node, known)
+        if node.name in first:
+            bounds = bounds.meet(_without_relaxation(network, known, node))
         known[node.name] = network.agreed(node.name, bounds) if node.name in relaxed else bounds
     return known
+
+
+def _without_relaxation(network: Network, known: Mapping[str, Interval], node: Node) -> Interval:
+    """What a box around the input would lose: bounds of a value that only linear operators lead to."""
+    batch = len(known[network.graph.input.name].lower)
+    index = torch.arange(node.size, device=known[network.graph.input.name].lower.device)[None]
+    pairs = max(1, rows_at_once(network, node.name, batch, Effort()) // 2)
+    return one_pass(Pass(network, known, {}), node.name, index, pairs).map(lambda end: end.view(batch, *node.shape))
 
 
 def inputs_of(network: Network, intervals: Mapping[str, Interval]) -> dict[str, tuple[Interval, ...]]:

@@ -25,21 +25,23 @@ CONVINCING = 8
 Counterexample = tuple[float, ...]
 
 
-def attack(subject: Subject, goal: Goal, deadline: float = inf, seed: int = 0) -> Counterexample | None:
+def attack(
+    subject: Subject, goal: Goal, deadline: float = inf, seed: int = 0, restarts: int = RESTARTS
+) -> Counterexample | None:
     """A counterexample in the goal's box that convinced, or none until ``deadline`` (``time.monotonic``)."""
-    return _Attack(subject, goal, deadline, seed).run()
+    return _Attack(subject, goal, deadline, seed, restarts).run()
 
 
 class _Attack:
     """Everything random comes from one generator on the host, so that ranks and devices do the same."""
 
-    def __init__(self, subject: Subject, goal: Goal, deadline: float, seed: int) -> None:
+    def __init__(self, subject: Subject, goal: Goal, deadline: float, seed: int, restarts: int) -> None:
         self.subject, self.goal, self.box = subject, goal, goal.box(subject.dtype)
         self.deadline = deadline
         self.generator = torch.Generator().manual_seed(seed)
         cost = sum(node.size for node in subject.network.graph.nodes)
-        self.samples = max(RESTARTS, min(SAMPLES, EFFORT // cost))
-        self.restarts = max(RESTARTS, 2 * goal.disjuncts)
+        self.samples = max(restarts, min(SAMPLES, EFFORT // cost))
+        self.restarts = max(restarts, 2 * goal.disjuncts)
 
     def run(self) -> Counterexample | None:
         samples = self._inside(self._random(self.samples, self.box.lower.shape[1]))

@@ -10,7 +10,7 @@ from math import inf
 from service.jobs.vnnlib import Query
 from service.verification.certify import Verdict
 from service.verification.search.activations import split_activations
-from service.verification.search.attack import attack
+from service.verification.search.attack import RESTARTS, attack
 from service.verification.search.decision import Decision, Finding, Means, Moment, Search
 from service.verification.search.goal import Goal, goals
 from service.verification.search.inputs import FEW_INPUTS, split_inputs
@@ -32,13 +32,24 @@ class Progress:
 
 
 def decide(
-    subject: Subject, query: Query, method: str, limit: float, progress: Callable[[Progress], None] = lambda _: None
+    subject: Subject,
+    query: Query,
+    method: str,
+    limit: float,
+    progress: Callable[[Progress], None] = lambda _: None,
+    *,
+    restarts: int = RESTARTS,
 ) -> Decision:
-    """Within about ``limit`` seconds; *unknown* is the answer when they did not suffice."""
+    """Within about ``limit`` seconds; *unknown* is the answer when they did not suffice.
+
+    The attack has ``restarts`` starts, and at least two for each disjunct; with 0 there is none. What ``progress``
+    raises ends the search.
+    """
     run = _Run(subject, method, time.monotonic(), limit, progress)
     every = goals(query, subject.device)
     for goal in every:
-        found = attack(subject, goal, run.started + ATTACKING * limit)
+        found = attack(subject, goal, run.started + ATTACKING * limit, restarts=restarts) if restarts else None
+        run.attacking = run.seconds
         if found is not None:
             return run.end(Verdict.FALSIFIED, Means.ATTACK, found)
     undecided: Means | None = None
@@ -73,6 +84,7 @@ class _Run:
     progress: Callable[[Progress], None]
     domains: int = 0
     bound: float = field(default=inf)
+    attacking: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -89,4 +101,4 @@ class _Run:
         self.progress(Progress(total, moment.open, least, self.seconds))
 
     def end(self, verdict: Verdict, means: Means, counterexample: tuple[float, ...] | None = None) -> Decision:
-        return Decision(verdict, counterexample, self.domains, self.seconds, self.bound, means)
+        return Decision(verdict, counterexample, self.domains, self.seconds, self.bound, means, self.attacking)

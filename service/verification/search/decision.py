@@ -58,7 +58,10 @@ class Search(Protocol):
 
 @dataclass(frozen=True)
 class Decision:
-    """``domains`` counts what was bounded, ``bound`` is the least over all goals; ``means`` decided it."""
+    """``domains`` counts what was bounded, ``bound`` is the least over all goals; ``means`` decided it.
+
+    ``attacking`` are those of the ``seconds`` that the attack before the search took.
+    """
 
     verdict: Verdict
     counterexample: tuple[float, ...] | None
@@ -66,3 +69,4 @@ class Decision:
     seconds: float
     bound: float
     means: Means
+    attacking: float = 0.0

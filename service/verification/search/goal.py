@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -32,8 +32,8 @@ class Goal:
     distance: float | None = None
 
     def on(self, device: torch.device) -> Goal:
-        moved = {each.name: getattr(self, each.name) for each in fields(self)}
-        return Goal(**{name: each.to(device) if isinstance(each, Tensor) else each for name, each in moved.items()})
+        tensors = {name: each.to(device) for name, each in vars(self).items() if isinstance(each, Tensor)}
+        return replace(self, **tensors)
 
     @cached_property
     def disjuncts(self) -> int:
