@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -32,8 +32,9 @@ class Goal:
     distance: float | None = None
 
     def on(self, device: torch.device) -> Goal:
-        tensors = {name: each.to(device) for name, each in vars(self).items() if isinstance(each, Tensor)}
-        return replace(self, **tensors)
+        places = (each.to(device) for each in (self.lower, self.upper, self.rows, self.thresholds, self.disjunct))
+        lower, upper, rows, thresholds, disjunct = places
+        return Goal(lower, upper, rows, thresholds, disjunct, self.middle.to(device), self.distance)
 
     @cached_property
     def disjuncts(self) -> int:

@@ -1,0 +1,186 @@
+"""Uploaded VNN-LIB queries and ONNX models at submit: what is read, what is refused and in which words."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from onnx import TensorProto, helper
+from pydantic import ValidationError
+
+from service.jobs.checks import check
+from service.jobs.records import Problem
+from service.jobs.spec import spec_adapter
+from service.jobs.vnnlib import VnnlibError, parse, sources
+from service.jobs.vnnlib.parsing import MOST_CASES
+
+MODEL, FIRST, SECOND = ("file_" + digit * 64 for digit in "123")
+MLP = {"family": "mlp", "in_features": 2, "hidden": [4], "out_features": 1}
+
+
+def query(inputs: int = 2, outputs: int = 1, rest: str = "(assert (<= Y_0 0))") -> str:
+    names = [*(f"X_{index}" for index in range(inputs)), *(f"Y_{index}" for index in range(outputs))]
+    box = [f"(assert (<= X_{index} 1))\n(assert (>= X_{index} 0))" for index in range(inputs)]
+    return "\n".join([*(f"(declare-const {name} Real)" for name in names), *box, rest])
+
+
+def network(inputs: int = 2, outputs: int | None = 1, **fields: Any) -> bytes:
+    """``y = x · weight``; without ``outputs`` the file does not say how many there are."""
+    size = outputs or 1
+    weight = helper.make_tensor("weight", TensorProto.FLOAT, (inputs, size), [1.0] * inputs * size)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weight"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", fields.get("kind", TensorProto.FLOAT), ("batch", inputs))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("batch", outputs))],
+        [weight],
+    )
+    content: bytes = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", fields.get("opset", 17))]
+    ).SerializeToString()
+    return content
+
+
+def zipped(members: dict[str, bytes | str]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+def tarred(members: dict[str, bytes | str]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, content in members.items():
+            data = content.encode() if isinstance(content, str) else content
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return made.getvalue()
+
+
+def problems(tmp_path: Path, files: dict[str, bytes | str], **fields: Any) -> list[Problem]:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    spec = spec_adapter.validate_python(
+        {"kind": "verify", "model": {"onnx": MODEL}, "property": {"vnnlib": FIRST}, **fields}
+    )
+    return check(spec, None, lambda _: None, path_of=lambda file: tmp_path / file)
+
+
+def test_files_archives_and_lists_of_them_are_taken(tmp_path: Path) -> None:
+    members: dict[str, bytes | str] = {
+        "b/2.vnnlib": query(),
+        "a/1.vnnlib.gz": gzip.compress(query().encode()),
+        "x.txt": "?",
+    }
+    for content in (query(), gzip.compress(query().encode()), zipped(members), tarred(members)):
+        assert problems(tmp_path, {MODEL: network(), FIRST: content}) == []
+        assert problems(tmp_path, {MODEL: network(outputs=None), FIRST: content}) == []
+    found = sources(tmp_path / FIRST)
+    assert [(each.name, each.text) for each in found] == [("a/1.vnnlib.gz", query()), ("b/2.vnnlib", query())]
+    both = {"property": {"vnnlib": [FIRST, SECOND]}}
+    assert problems(tmp_path, {MODEL: network(), FIRST: query(), SECOND: zipped(members)}, **both) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "path", "words"),
+    [
+        ({FIRST: query(rest="(assert (<= Y_0 zero))")}, "property.vnnlib", "line 8: got 'zero', expected a number"),
+        ({FIRST: query(rest="(assert (<= Y_1 0))")}, "property.vnnlib", "line 8: got 'Y_1', expected a variable"),
+        ({FIRST: query(rest="(assert (< Y_0 0))")}, "property.vnnlib", "line 8: got '<', expected and, or, <= or >="),
+        ({FIRST: query(rest="(assert ())")}, "property.vnnlib", "line 8: got 'assert', expected (and …)"),
+        ({FIRST: query(3)}, "property.vnnlib", "the query has 3 inputs, the model takes 2"),
+        ({FIRST: query(2, 2)}, "property.vnnlib", "the query has 2 outputs, the model gives 1"),
+        ({FIRST: query(rest="(assert (<= 2 X_0))")}, "property.vnnlib", "no input satisfies"),
+        ({FIRST: zipped({"p.vnnlib": query(3)})}, "property.vnnlib", "p.vnnlib: the query has 3 inputs"),
+        ({FIRST: zipped({"p.vnnlib": "(assert"})}, "property.vnnlib", "p.vnnlib: line 1: got '('"),
+        ({FIRST: zipped({"p.txt": query()})}, "property.vnnlib", "archive of 1 files has none that ends in .vnnlib"),
+        ({FIRST: b"\x1f\x8b broken"}, "property.vnnlib", "the file is damaged"),
+        ({FIRST: b"\xff\xfe\x00"}, "property.vnnlib", "the file is no text (byte 0"),
+        ({FIRST: ""}, "property.vnnlib", "X_0 is not declared"),
+        ({FIRST: query(), MODEL: b"no model"}, "model.onnx", "the file is not an ONNX model"),
+        ({FIRST: query(), MODEL: network(opset=5)}, "model.onnx", "ONNX opset 5: 8 to 21"),
+        ({FIRST: query(), MODEL: network(kind=TensorProto.INT64)}, "model.onnx", "input 'x' is INT64"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_or_does_not_fit_is_refused_by_field_line_and_token(
+    tmp_path: Path, files: dict[str, bytes | str], path: str, words: str
+) -> None:
+    (problem,) = problems(tmp_path, {MODEL: network(), **files})
+    assert problem.path == path
+    assert words in problem.message
+
+
+def test_every_file_of_a_list_is_checked(tmp_path: Path) -> None:
+    files: dict[str, bytes | str] = {MODEL: network(), FIRST: query(), SECOND: query(5)}
+    (problem,) = problems(tmp_path, files, property={"vnnlib": [FIRST, SECOND]})
+    assert problem.path == "property.vnnlib.1"
+
+
+def test_a_built_in_model_has_sizes_too(tmp_path: Path) -> None:
+    assert problems(tmp_path, {FIRST: query()}, model=MLP) == []
+    (problem,) = problems(tmp_path, {FIRST: query(2, 3)}, model=MLP)
+    assert problem.message == "the query has 3 outputs, the model gives 1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [
+        ({"box": {"lower": [0.0] * 3, "upper": [1.0] * 3}}, "property.box.lower"),
+        (
+            {"box": {"lower": [0, 0], "upper": [1, 1], "output": [{"coefficients": [1, 1]}]}},
+            "property.box.output.0.coefficients",
+        ),
+        ({"robustness": {"data": {"source": "digits"}, "eps": 0.1}}, "property.robustness.data.source"),
+        ({"robustness": {"data": {"source": "digits"}, "eps": 0.1, "count": 10**6}}, "property.robustness.count"),
+    ],
+)  # fmt: skip
+def test_other_properties_are_held_against_the_onnx_model(tmp_path: Path, asked: dict[str, Any], path: str) -> None:
+    assert path in [problem.path for problem in problems(tmp_path, {MODEL: network()}, property=asked)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("(assert " + "(and " * 500, "at most 100 brackets within each other"),
+        ("(declare-const X_999999999 Real)", "X_0 is not declared"),
+        (query(rest="(assert (and " + "(or (<= Y_0 0) (<= Y_0 1))" * 40 + "))"), f"at most {MOST_CASES} cases"),
+        (query(rest="(assert (<= Y_0 nan))"), "got 'nan', expected a number"),
+        (query(rest="(assert (<= Y_0 1_0))"), "got '1_0', expected a number"),
+        (query(rest="(assert (<= Y_0 1e999))"), "got '1e999', expected a number"),
+    ],
+)
+def test_texts_made_to_hurt_are_refused_quickly(text: str, words: str) -> None:
+    with pytest.raises(VnnlibError) as refused:
+        parse(text)
+    assert words in str(refused.value)
+
+
+def test_cases_with_one_box_share_it() -> None:
+    cases = parse(query(rest="(assert (or " + "(<= Y_0 0)" * 500 + "))")).cases
+    assert len(cases) == 500
+    assert len({id(case.lower) for case in cases}) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"intermediate": "fixed"}, "method=crown has no bounds that could be fixed"),
+        ({"property": {"vnnlib": []}}, "at least 1 item"),
+        ({"budget": {"domains": 0}}, "greater than or equal to 1"),
+        ({"method": "gamma-crown"}, "alpha-crown"),
+        ({"property": {"robustness": {"data": {"source": "digits"}, "eps": 0.1, "norm": 1}}}, "'inf' or 2"),
+    ],
+)
+def test_specs_that_say_what_cannot_be_are_refused(fields: dict[str, Any], words: str) -> None:
+    given = {"kind": "verify", "model": MLP, "property": {"vnnlib": FIRST}, **fields}
+    with pytest.raises(ValidationError) as refused:
+        spec_adapter.validate_python(given)
+    assert words in str(refused.value)
