@@ -18,6 +18,8 @@ from service.compilation.program import Program
 from service.compilation.timing import Runner, race
 
 log = logging.getLogger(__name__)
+PROFILED = 3
+"""Steps in a profile, at least."""
 
 
 def pace(subject: Subject, agree: Callable[[float], float]) -> Timed:
@@ -30,7 +32,7 @@ def pace(subject: Subject, agree: Callable[[float], float]) -> Timed:
 
 def _profile(subject: Subject) -> Profile | None:
     try:
-        return profiled(subject.step, subject.program.period, subject.program.device)
+        return profiled(subject.step, max(subject.program.period, PROFILED), subject.program.device)
     except RuntimeError as error:  # as where another profiler holds the device
         log.warning("no profile: %s", error)
         return None

@@ -90,6 +90,7 @@ def _training(seen: Observation) -> dict[str, Any] | None:
         "moved": len(training.moved),
         "moved_eager": len(training.moved_eager),
         "without_gradient": sorted(training.unreached),
+        "unsharded": sorted(training.unsharded),
         "compiled_backwards": list(training.compiled_backwards),
     }
 

@@ -178,11 +178,64 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
                     {"reason": "Tensor.item()", "file": "model.py", "line": 118, "function": "forward", "count": 2}
                 ],
                 "recompiles": None,
+                "invocations": [
+                    {
+                        "module": "scorer",
+                        "phase": "train",
+                        "grad": True,
+                        "thread": "MainThread",
+                        "shape": "[8, 4]",
+                        "calls": 12,
+                        "per_step": 3.0,
+                    }
+                ],
+                "lifetimes": [
+                    {
+                        "module": "scorer",
+                        "step": 2,
+                        "site": "search.py:40 in choose",
+                        "shape": [8],
+                        "dtype": "torch.float32",
+                        "holders": ["Search.scores"],
+                    }
+                ],
+                "cudagraph": {
+                    "captures": 3,
+                    "launches_per_step": 2.0,
+                    "skips": [{"reason": "mutated inputs", "count": 2}],
+                    "rerecords": [],
+                    "late": [],
+                    "errors": [],
+                },
+                "profile": {
+                    "compiled_share": 0.8,
+                    "enqueue_ms": 1.2,
+                    "launches": 40.0,
+                    "graph_launches": 2.0,
+                    "busy_ms": 1,
+                },
+                "eager_profile": None,
                 "compile_s": {"cold": 38.4, "warm": 3.2},
                 "step_ms": 2.0,
                 "eager_step_ms": 4.0,
                 "ratio": 0.5,
             },
+        ],
+        "diagnoses": [
+            {
+                "rung": "inductor",
+                "phase": "train",
+                "module": "model.blocks.1",
+                "fault": "gradient layers.0.weight, iteration 0: off by 0.017",
+                "trace": "diagnosis/train-inductor/trace",
+                "reproduction": {
+                    "script": "diagnosis/train-inductor/reproduction.py",
+                    "operators": 2,
+                    "confirmed": True,
+                    "said": "result 0 is off by 0.02",
+                    "bisection": "lowerings",
+                },
+            }
         ],
         "gate": {
             "train": None,
@@ -206,6 +259,16 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
     expect(page.locator(".sentences")).to_contain_text("inductor gave fail_parity")
     expect(page.locator(".permission")).to_have_count(1)
     expect(page.locator(".permission[data-phase='train'] .state")).to_have_text("denied")
+    expect(page.locator(".permission .rungs li")).to_have_text(["eager", "inductor"])
+    expect(page.locator(".permission .rungs li").nth(1)).to_have_attribute("data-tone", "failed")
+    expect(page.locator(".diagnosis")).to_contain_text("model.blocks.1")
+    expect(page.locator(".diagnosis a")).to_have_attribute(
+        "href", re.compile("/artifacts/diagnosis/train-inductor/repro")
+    )
+    expect(detail).to_contain_text("mutated inputs")
+    expect(detail).to_contain_text("kernel launches")
+    expect(page.get_by_role("row", name="Search.scores")).to_contain_text("search.py:40 in choose")
+    expect(page.get_by_role("row", name="[8, 4]")).to_contain_text("scorer")
 
 
 def test_artifacts_appear_and_can_be_downloaded(page: Page, fleet: Fleet) -> None:

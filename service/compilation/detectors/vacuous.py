@@ -8,7 +8,7 @@ from service.compilation.observation import Observation
 from service.compilation.verdicts import Finding
 
 LEAST_SHARE = 0.01
-"""Of a step's time in compiled code: with less, the comparison is one of eager with eager."""
+"""Of a step's computing in compiled code: with less, the comparison is one of eager with eager."""
 
 
 def detect(observation: Observation) -> Iterator[Finding]:
@@ -40,7 +40,7 @@ def _reasons(observation: Observation) -> Iterator[str]:
 def _barely(observation: Observation) -> Iterator[str]:
     profile = observation.cost.timed.profile if observation.cost else None
     if profile is not None and observation.evidence.operations and profile.compiled_share < LEAST_SHARE:
-        yield f"only {profile.compiled_share:.1%} of a step's time is spent in compiled code"
+        yield f"only {profile.compiled_share:.1%} of a step's computing is done in compiled code"
 
 
 def _uncaptured(observation: Observation) -> Iterator[str]:

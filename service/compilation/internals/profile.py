@@ -17,7 +17,8 @@ GRAPH_LAUNCH = "cudaGraphLaunch"
 
 @dataclass(frozen=True)
 class Profile:
-    """Per step. ``compiled_share``: part of the host's time inside compiled code, forward and backward.
+    """Per step. ``compiled_share``: of the host's time in operators and compiled code, the part in compiled code; what
+    it waits, as for other ranks, is in neither.
 
     ``enqueue_s``: seconds until the host had queued the step. The rest is ``None`` without CUDA: ``launches`` of
     kernels and ``graph_launches`` of CUDA graphs, ``busy_s`` in which the device computed.
@@ -44,8 +45,7 @@ def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profi
         if cuda:
             torch.cuda.synchronize(device)
     events = profiler.events() or []
-    compiled = _covered(event for event in events if _is_compiled(event)) / 1e6
-    share = min(compiled / queued, 1.0) if queued else 0.0
+    share = _compiled_share(events)
     if not cuda:
         return Profile(share, queued / steps)
     names = [str(event.name) for event in events]
@@ -61,11 +61,16 @@ def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profi
     )
 
 
-def _is_compiled(event: Any) -> bool:
-    name = str(event.name)
-    return event.device_type == DeviceType.CPU and (
-        name.startswith("Torch-Compiled Region") or "CompiledFunctionBackward" in name
-    )
+def _compiled_share(events: Iterable[Any]) -> float:
+    on_host = [event for event in events if event.device_type == DeviceType.CPU]
+    compiled = [event for event in on_host if _is_compiled(str(event.name))]
+    operators = [event for event in on_host if str(event.name).startswith("aten::")]
+    total = _covered([*compiled, *operators])
+    return _covered(compiled) / total if total else 0.0
+
+
+def _is_compiled(name: str) -> bool:
+    return name.startswith("Torch-Compiled Region") or "CompiledFunctionBackward" in name
 
 
 def _covered(events: Iterable[Any]) -> float:

@@ -1,12 +1,13 @@
 /** The ladder of a compile check: a row per rung and phase, its findings, and the gate that follows. */
 
-import { magnitude, number } from "../lib/format.js";
-import { comparisons, entries, largestError, place, tally, tone } from "../lib/report.js";
+import { number } from "../lib/format.js";
+import { entries, fastest, furthest, held, invocations, tone } from "../lib/report.js";
 import { isTerminal } from "../lib/state.js";
-import { call, items, jobPath } from "../ui/api.js";
-import { fill, h, setAttribute, setText } from "../ui/dom.js";
+import { artifactPath, call, items, jobPath } from "../ui/api.js";
+import { fill, h } from "../ui/dom.js";
 import { stateMark } from "../ui/parts.js";
 import { blank } from "../ui/status.js";
+import { COLUMNS, lines, table, times } from "./rung.js";
 import { Section } from "./section.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -14,7 +15,6 @@ import { Section } from "./section.js";
 /** @typedef {import("../ui/dom.js").Child} Child */
 
 const REPORT = "report.json";
-const COLUMNS = ["Rung", "Phase", "Verdict", "Largest error", "Breaks", "Recompiles", "Compile cold", "warm", "Step", "vs eager"];
 const PHASES = ["train", "inference"];
 
 export class Compile extends Section {
@@ -49,92 +49,71 @@ export class Compile extends Section {
   update(report) {
     const rungs = /** @type {Rung[]} */ (report.rungs ?? []);
     const head = h("tr", {}, ...COLUMNS.map((name, index) => h("th", { scope: "col", class: index > 2 ? "right" : null }, name)));
-    fill(this.body, gate(report.gate ?? {}), sentences(report.summary ?? []),
-      h("div", { class: "scroll" }, h("table", { class: "table ladder" }, h("thead", {}, head), h("tbody", {}, ...rungs.flatMap(lines)))));
+    fill(this.body, gate(report.gate ?? {}, rungs), sentences(report.summary ?? []), this.causes(report.diagnoses ?? []),
+      h("div", { class: "scroll" }, h("table", { class: "table ladder" }, h("thead", {}, head), h("tbody", {}, ...rungs.flatMap(lines)))),
+      ...lifetimes(rungs), ...calls(rungs));
   }
+
+  /** What was found out about the rungs that failed. @param {Record<string, any>[]} diagnoses */
+  causes(diagnoses) {
+    const id = this.job?.id ?? "";
+    return diagnoses.length > 0 && h("div", { class: "diagnoses" }, ...diagnoses.map((one) => h("div", { class: "diagnosis" },
+      h("strong", {}, `${one.rung}, ${one.phase}`), " fails in ", h("span", { class: "code" }, one.module ?? "several modules together"),
+      h("p", {}, one.fault),
+      h("p", { class: "muted" }, ...reproduction(one.reproduction ?? {}, id)))));
+  }
+}
+
+/** @param {Record<string, any>} found @param {string} job @returns {Child[]} */
+function reproduction(found, job) {
+  if (!found.script) return [`No script shows it alone: ${found.said}`];
+  const link = h("a", { href: artifactPath(job, found.script), download: "" }, found.script);
+  const size = `${number(found.operators)} ${found.operators === 1 ? "operator" : "operators"}`;
+  return [link, ` (${size}${found.confirmed ? ", confirmed in a process of its own" : ", not confirmed"}): ${found.said}`,
+    found.bisection && ` · ${found.bisection}`];
 }
 
 /** @param {string[]} all */
 const sentences = (all) => all.length > 0 && h("ul", { class: "sentences" }, ...all.map((one) => h("li", {}, one)));
 
-/** What training jobs may compile because of this report. @param {Record<string, any>} found */
-function gate(found) {
+/** What training jobs may compile because of this report. @param {Record<string, any>} found @param {Rung[]} rungs */
+function gate(found, rungs) {
   const checked = PHASES.filter((phase) => !found.worth || phase in found.worth);
   const valid = entries(found.fingerprint);
   return h("div", { class: "gate" },
-    h("div", { class: "permissions" }, ...checked.map((phase) => permission(phase, found[phase] ?? null))),
+    h("div", { class: "permissions" }, ...checked.map((phase) => permission(phase, found, rungs.filter((rung) => rung.phase === phase)))),
     valid.length > 0 && h("details", {}, h("summary", {}, "Holds for this configuration only"), pairs(valid)));
 }
 
-/** @param {string} phase @param {string | null} rung */
-const permission = (phase, rung) =>
-  h("div", { class: "permission", "data-phase": phase }, h("span", { class: "muted" }, phase),
-    h("strong", {}, rung ?? "no rung"), stateMark(rung === null ? "denied" : "allowed"));
-
-/** A row, and under it, on request, what was found. @param {Rung} rung */
-function lines(rung) {
-  const detail = h("tr", { class: "detail" }, h("td", { colspan: COLUMNS.length }, ...findings(rung)));
-  detail.hidden = true;
-  const open = h("button", { class: "link", type: "button", "aria-expanded": "false" }, String(rung.rung));
-  open.addEventListener("click", () => {
-    detail.hidden = !detail.hidden;
-    setAttribute(open, "aria-expanded", String(!detail.hidden));
-  });
-  const mark = stateMark(tone(rung));
-  setText(mark, String(rung.verdict).replaceAll("_", " "));
-  const numbers = [magnitude(largestError(rung)), number(tally(rung.graph_breaks)), number(tally(rung.recompiles)),
-    seconds(rung.compile_s?.cold), seconds(rung.compile_s?.warm), milliseconds(rung.step_ms), times(rung.ratio)];
-  const row = h("tr", { "data-rung": `${rung.rung} ${rung.phase}` }, h("td", {}, open), h("td", { class: "muted" }, String(rung.phase)),
-    h("td", {}, mark), ...numbers.map((value) => h("td", { class: "right" }, value)));
-  return [row, detail];
+/** @param {string} phase @param {Record<string, any>} found @param {Rung[]} rungs */
+function permission(phase, found, rungs) {
+  const allowed = found[phase] ?? null;
+  return h("div", { class: "permission", "data-phase": phase }, h("span", { class: "muted" }, phase),
+    h("strong", {}, allowed ?? "no rung"), stateMark(allowed === null ? "denied" : "allowed"),
+    h("ol", { class: "rungs" }, ...rungs.map((rung) => h("li", { "data-tone": tone(rung), title: String(rung.verdict).replaceAll("_", " ") }, String(rung.rung)))),
+    h("span", { class: "worth" }, worth(found.worth?.[phase] ?? {}, fastest(rungs, allowed))));
 }
 
-/** @param {unknown} value */
-const seconds = (value) => (typeof value === "number" ? `${value.toFixed(value < 100 ? 2 : 0)}\u202fs` : "–");
-/** @param {unknown} value */
-const milliseconds = (value) => (typeof value === "number" ? `${number(value, 3)}\u202fms` : "–");
-/** @param {unknown} value */
-const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}×` : "–");
-
-/** @param {Rung} rung @returns {Child[]} */
-function findings(rung) {
-  const all = [
-    list("Why", (rung.findings ?? []).map((/** @type {any} */ one) => [one.message])),
-    list("Graph breaks", (rung.graph_breaks ?? []).map((/** @type {any} */ one) => [one.reason, place(one), one.count])),
-    list("Recompiles", (rung.recompiles ?? []).map((/** @type {any} */ one) => [one.guard, place(one)])),
-    list("Limits that were hit", (rung.limit_hits ?? []).map((/** @type {unknown} */ one) => [String(one)])),
-    list("Notes", [...(rung.notes ?? []), rung.parity?.note].filter(Boolean).map((one) => [String(one)])),
-    parity(rung),
-    group("Graphs", { forward: rung.graphs, backward: rung.backward_graphs, operations: rung.operations, "whole program": rung.fullgraph }),
-    group("Parameters", rung.parameters),
-    group("Peak memory, GiB", { compiled: rung.memory_gib, eager: rung.eager_memory_gib }),
-    list("Calls", (rung.invocations ?? []).map((/** @type {any} */ one) => [`shape ${one.shape}`, "", one.calls])),
-  ];
-  return all.some((part) => part.length) ? all.flat() : [h("p", { class: "muted" }, "This rung was not tried.")];
-}
-
-/** @param {string} name @param {[reason: string, where?: string, count?: number][]} all @returns {Child[]} */
-const list = (name, all) =>
-  all.length === 0 ? [] : [h("h3", {}, name), h("ul", { class: "causes" }, ...all.map(([reason, where, count]) =>
-    h("li", {}, h("span", {}, reason), where && h("span", { class: "code muted" }, where),
-      count !== undefined && count > 1 && h("span", { class: "muted" }, `${number(count)}×`))))];
-
-/** @param {string} name @param {unknown} part @returns {Child[]} */
-const group = (name, part) => (entries(part).length ? [h("h3", {}, name), pairs(entries(part))] : []);
-
-/** The comparisons with eager that came out worst. @param {Rung} rung @returns {Child[]} */
-function parity(rung) {
-  const all = comparisons(rung);
-  if (all.length === 0) return [];
-  const head = ["Compared", "Tensor", "Iteration", "Largest error", "× eager's own", "Of what is allowed"];
-  const rows = all.map((one) => h("tr", { "data-failed": !(Number(one.excess) <= 1) }, h("td", {}, one.kind), h("td", { class: "code" }, one.name),
-    ...[number(one.iteration), magnitude(one.max_abs), one.ratio === null ? "–" : number(one.ratio, 3), number(one.excess, 3)].map((value) =>
-      h("td", { class: "right" }, value))));
-  return [h("h3", {}, `Parity, judged by ${rung.parity.judged_by}, ${number(rung.parity.compared)} tensors`),
-    h("div", { class: "scroll" }, h("table", { class: "table" },
-      h("thead", {}, h("tr", {}, ...head.map((name, index) => h("th", { scope: "col", class: index > 1 ? "right" : null }, name)))),
-      h("tbody", {}, ...rows)))];
+/** In a few words what the allowed rung brings. @param {Record<string, any>} worth @param {Rung | null} rung */
+function worth({ ratio, noisy, break_even_steps: steps }, rung) {
+  if (typeof ratio !== "number") return "not timed";
+  const paid = typeof steps === "number" ? `pays after ${number(steps)} steps` : "never pays";
+  const memory = typeof rung?.memory_gib === "number" ? `${number(rung.memory_gib, 3)} GiB, eager ${number(rung.eager_memory_gib, 3)}` : "";
+  return [`${times(ratio)} the time of an eager step${noisy ? " (noisy)" : ""}`, paid, memory].filter(Boolean).join(" · ");
 }
 
 /** @param {[string, string][]} all */
 const pairs = (all) => h("dl", { class: "pairs" }, ...all.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+
+/** Results that something still holds when the next replay writes over them. @param {Rung[]} rungs @returns {Child[]} */
+function lifetimes(rungs) {
+  const rows = held(rungs).map(({ rung, one }) => [`${rung.phase}, ${rung.rung}`, one.module, `[${one.shape.join(", ")}]`, one.holders.join(", ") || "unknown", one.site]);
+  return table("Results that outlive their step", ["Rung", "Module", "Shape", "Held by", "Made at"], rows);
+}
+
+/** How the program called its modules, at the furthest rung of each phase. @param {Rung[]} rungs @returns {Child[]} */
+function calls(rungs) {
+  const rows = PHASES.flatMap((phase) => invocations(furthest(rungs, phase)).map((one) =>
+    [phase, one.module, `${one.phase}${one.grad ? ", gradients" : ""}`, one.thread, one.shape, number(one.per_step ?? one.calls, 3)]));
+  return table("Calls of compiled modules", ["Phase", "Module", "Mode", "Thread", "Shapes", "Per step"], rows);
+}

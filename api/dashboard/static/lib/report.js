@@ -5,7 +5,7 @@ import { number } from "./format.js";
 /** @typedef {Record<string, any>} Rung one rung in one phase */
 /** @typedef {{kind: string, name: string, iteration: number, max_abs: number | null, ratio: number | null, excess: number | null}} Comparison */
 
-const TONES = new Map([["pass", "passed"], ["not_reached", "skipped"], ["unstable", "unknown"], ["frozen", "frozen"], ["vacuous", "vacuous"]]);
+const TONES = new Map([["pass", "passed"], ["not_reached", "skipped"], ["not_applicable", "skipped"], ["unstable", "unknown"], ["frozen", "frozen"], ["vacuous", "vacuous"]]);
 
 /**
  * The word of the few that the page has colours for.
@@ -62,4 +62,35 @@ export function entries(part, prefix = "") {
 export function place({ file, line, function: inside }) {
   const where = [file, line].filter(Boolean).join(":");
   return [where, inside && `in ${inside}`].filter(Boolean).join(" ");
+}
+
+/**
+ * The rung that a phase may be compiled with.
+ * @param {Rung[]} rungs of one phase
+ * @param {string | null} allowed
+ */
+export const fastest = (rungs, allowed) => rungs.find((rung) => rung.rung === allowed) ?? null;
+
+/**
+ * The highest rung of a phase whose calls were seen; its rehearsal where it could only be rehearsed.
+ * @param {Rung[]} rungs
+ * @param {string} phase
+ */
+export const furthest = (rungs, phase) =>
+  rungs.filter((rung) => rung.phase === phase).map((rung) => (rung.invocations ? rung : rung.rehearsal)).filter(Boolean).at(-1) ?? null;
+
+/** @param {Rung | null} rung @returns {Record<string, any>[]} */
+export const invocations = (rung) => rung?.invocations ?? [];
+
+/**
+ * Results that outlived their step, with the rung where that was seen; each place once.
+ * @param {Rung[]} rungs
+ */
+export function held(rungs) {
+  const all = rungs.flatMap((rung) => (rung.lifetimes ?? rung.rehearsal?.lifetimes ?? []).map((/** @type {any} */ one) => ({ rung, one })));
+  const seen = new Set();
+  return all.filter(({ rung, one }) => {
+    const key = JSON.stringify([rung.phase, rung.rung, one.module, one.shape, one.holders, one.site]);
+    return !seen.has(key) && seen.add(key);
+  });
 }
