@@ -50,11 +50,15 @@ def module_of(folder: Path, name: str) -> nn.Module:
         return load(path.read_bytes())
     state = load_file(folder / f"model_{name}.safetensors")
     layers: list[nn.Module] = []
-    for weight in sorted(each for each in state if each.endswith("weight")):
+    for weight in sorted((each for each in state if each.endswith("weight")), key=_numbered):
         linear = nn.Linear(state[weight].shape[1], state[weight].shape[0])
         linear.load_state_dict({"weight": state[weight].float(), "bias": state[weight[:-6] + "bias"].float()})
         layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def _numbered(name: str) -> tuple[int, str]:
+    return (int("".join(each for each in name if each.isdigit()) or 0), name)
 
 
 def boxes_of(folder: Path, name: str, batch: int, device: torch.device) -> Interval | None:
@@ -147,7 +151,7 @@ def run(folder: Path, case: tuple[str, int, str], repeats: int, device: torch.de
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--networks", nargs="*", default=["a", "b", "c", "d", "e_plain"])
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 256])
     parser.add_argument("--methods", nargs="*", default=["ibp", "crown", "alpha-crown"])
