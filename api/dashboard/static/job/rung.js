@@ -8,7 +8,7 @@ import { stateMark } from "../ui/parts.js";
 /** @typedef {import("../lib/report.js").Rung} Rung */
 /** @typedef {import("../ui/dom.js").Child} Child */
 
-export const COLUMNS = ["Rung", "Phase", "Verdict", "Largest error", "Breaks", "Recompiles", "Compile cold", "warm", "Step", "vs eager"];
+export const COLUMNS = ["Rung", "Phase", "Verdict", "Largest error", "Breaks", "Recompiles", "Compile (warm)", "Step", "vs eager"];
 
 /** A row, and under it, on request, what was found. @param {Rung} rung */
 export function lines(rung) {
@@ -22,7 +22,7 @@ export function lines(rung) {
   const mark = stateMark(tone(rung));
   setText(mark, String(rung.verdict).replaceAll("_", " "));
   const numbers = [magnitude(largestError(rung)), number(tally(rung.graph_breaks)), number(tally(rung.recompiles)),
-    seconds(rung.compile_s?.cold), seconds(rung.compile_s?.warm), milliseconds(rung.step_ms), times(rung.ratio)];
+    compiling(rung.compile_s), milliseconds(rung.step_ms), times(rung.ratio)];
   const row = h("tr", { "data-rung": `${rung.rung} ${rung.phase}` }, h("td", {}, open), h("td", { class: "muted" }, String(rung.phase)),
     h("td", {}, mark), ...numbers.map((value) => h("td", { class: "right" }, value)));
   return [row, detail];
@@ -30,6 +30,8 @@ export function lines(rung) {
 
 /** @param {unknown} value */
 const seconds = (value) => (typeof value === "number" ? `${value.toFixed(value < 100 ? 2 : 0)}\u202fs` : "–");
+/** @param {{cold: number, warm: number} | null | undefined} times */
+const compiling = (times) => (times ? `${seconds(times.cold)} (${seconds(times.warm)})` : "–");
 /** @param {unknown} value */
 const milliseconds = (value) => (typeof value === "number" ? `${number(value, 3)}\u202fms` : "–");
 /** @param {unknown} value */
