@@ -60,7 +60,7 @@ def certify(
     with clock.phase("layers"):
         analysis = method(network, question.box, effort)
     with clock.phase("outputs"):
-        output = _output_bounds(network, analysis, question)
+        output = _output_bounds(analysis, question)
         margin = torch.full_like(output.lower[:, 0], torch.inf)
         if question.rows.shape[1]:
             margin = (analysis.lower_bounds(question.rows) - question.thresholds).amin(dim=1)
@@ -73,8 +73,8 @@ def certify(
     return Outcome(question, verdicts, output, margin, dict(analysis.inputs), seconds)
 
 
-def _output_bounds(network: Network, analysis: Analysis, question: Question) -> Interval:
-    size = network.graph.output.size
+def _output_bounds(analysis: Analysis, question: Question) -> Interval:
+    size = question.rows.shape[2]
     identity = torch.eye(size, dtype=question.rows.dtype, device=question.rows.device)
     bounds = analysis.lower_bounds(torch.cat([identity, -identity]).unsqueeze(0))
     return Interval(bounds[:, :size], -bounds[:, size:])

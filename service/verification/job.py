@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.bounds.methods import METHODS
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
@@ -49,7 +48,7 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     return {
         **tally.summary(rows, task.asked.has_labels, task.asked.eps),
         "method": task.method_name,
-        "layers": tally.layer_means(task.network, task.mesh.tp.size, entries),
+        "layers": tally.layer_means(task.layers, entries),
         "time": dict(zip(PHASES, spent[:-1], strict=True)),
         "memory_gib": spent[-1],
         "wall_seconds": time.monotonic() - started,
@@ -76,7 +75,7 @@ class _Own:
         searches = Searches(self.task, self.context, self.clock)
         for instances in self.task.batches(without=decided):
             # A group stops as one: its ranks would otherwise wait for each other in a collective.
-            if self.task.network.exchange.largest(int(self.context.should_stop()), self.task.device):
+            if self.task.anywhere(self.context.should_stop()):
                 return
             waiting = self._bounded(instances, referee, searches)
             try:
@@ -103,10 +102,10 @@ class _Own:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
         task, begun = self.task, time.time()
         question = task.asked.ask(instances, torch.empty(0, dtype=torch.float32, device=task.device))
-        outcome = certify(task.network, referee, METHODS[task.inside], task.effort, question, clock=self.clock)
+        outcome = certify(task.network, referee, task.method, task.effort, question, clock=self.clock)
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         rows = tally.rows_of(outcome, task.method_name, task.asked)
-        layers = tally.layer_sums(task.network, outcome, task.mesh)
+        layers = task.of_all_stages(tally.layer_sums(task.network, outcome, task.mesh)).tolist()
         entries = [Entry(row, sums) for row, sums in zip(rows, layers, strict=True)]
         waiting = [entry for entry in entries if searches.wants(entry.row)]
         self._decided([entry for entry in entries if entry not in waiting])

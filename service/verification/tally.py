@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -46,9 +47,26 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> list[list[list[float]]]:
+@dataclass(frozen=True)
+class Layer:
+    """A non-linear node of a whole network; ``neurons`` counts those of all ranks."""
+
+    name: str
+    operator: str
+    neurons: int
+
+
+def layers_of(network: Network, tp: int) -> list[Layer]:
+    """In execution order."""
+    nodes = network.nonlinear
+    return [
+        Layer(node.name, node.operator, node.size * (tp if network.is_own(node.inputs[0]) else 1)) for node in nodes
+    ]
+
+
+def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> Tensor:
     """For each instance and non-linear node: width of its input's bounds, entries that a tighter relaxation would
-    gain from, all entries. Summed over the ranks that divide a value; each of them calls it.
+    gain from, all entries; float64 ``(batch, nodes, 3)``. Summed over the ranks that divide a value; each calls it.
     """
     nodes, batch = network.nonlinear, len(outcome.verdicts)
     sums = outcome.margin.new_zeros(batch, len(nodes), 3, dtype=torch.float64)
@@ -60,8 +78,7 @@ def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> list[list[list
     divided = torch.tensor([network.is_own(node.inputs[0]) for node in nodes], dtype=torch.bool, device=sums.device)
     if nodes and mesh.tp.size > 1:
         sums = torch.where(divided[:, None], reduce_from_group(sums, mesh.tp.group), sums)
-    found: list[list[list[float]]] = sums.tolist()
-    return found
+    return sums
 
 
 def _per_instance(entries: Tensor) -> Tensor:
@@ -72,26 +89,24 @@ def _count(entries: Tensor) -> Tensor:
     return torch.full_like(entries.flatten(1)[:, 0], entries[0].numel(), dtype=torch.float64)
 
 
-def layer_means(network: Network, tp: int, entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """A line for each non-linear node; means are per instance."""
-    nodes = network.nonlinear
-    if not nodes:
+def layer_means(layers: Sequence[Layer], entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """A line for each layer; means are per instance."""
+    if not layers:
         return []
-    totals = torch.zeros(len(nodes), 3, dtype=torch.float64)
+    totals = torch.zeros(len(layers), 3, dtype=torch.float64)
     for entry in entries:
         totals += torch.tensor(entry.layers, dtype=torch.float64)
-    return [_layer(network, tp, node.name, sums) for node, sums in zip(nodes, totals.tolist(), strict=True)]
+    return [_line(layer, sums) for layer, sums in zip(layers, totals.tolist(), strict=True)]
 
 
-def _layer(network: Network, tp: int, name: str, total: list[float]) -> dict[str, Any]:
-    node, (width, unstable, entries) = network.nodes[name], total
-    size = node.size * (tp if network.is_own(node.inputs[0]) else 1)
+def _line(layer: Layer, total: list[float]) -> dict[str, Any]:
+    width, unstable, entries = total
     return {
-        "layer": node.name,
-        "operator": node.operator,
-        "neurons": size,
+        "layer": layer.name,
+        "operator": layer.operator,
+        "neurons": layer.neurons,
         "mean_width": _ratio(width, entries),
-        "mean_unstable": _ratio(unstable * size, entries),
+        "mean_unstable": _ratio(unstable * layer.neurons, entries),
     }
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from service.bounds.capture import capture
 from service.bounds.graph import UnsupportedModelError
-from service.bounds.methods import Effort
+from service.bounds.methods import METHODS, Effort, Method
 from service.bounds.network import Network, from_graph, prepare
 from service.bounds.optimise import Ascent
+from service.bounds.rigorous import rigorous_crown
 from service.bounds.shard import shard
+from service.bounds.stages import InStages, Line, Staged, prepare_stages
 from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import FromOnnx, VerifySpec
@@ -22,7 +25,9 @@ from service.models import build, load_into
 from service.models.reference import resolve
 from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh
+from service.parallel.tensor import local_copy
 from service.verification.properties import Property, read
+from service.verification.tally import Layer, layers_of
 
 if TYPE_CHECKING:
     from service.bounds.onnx.reading import Runtime
@@ -30,7 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A property of a model, on this rank of a mesh. A model from ONNX has a ``runtime``."""
+    """A property of a model, on this rank of a mesh.
+
+    A model from ONNX has a ``runtime``. Of a model in stages ``network`` is this rank's, ``layers`` are those of all.
+    """
 
     spec: VerifySpec
     mesh: Mesh
@@ -38,7 +46,9 @@ class Task:
     module: nn.Module
     network: Network
     asked: Property
+    layers: Sequence[Layer]
     runtime: Runtime | None = None
+    staged: Staged | None = None
 
     @property
     def own(self) -> list[int]:
@@ -49,12 +59,32 @@ class Task:
     def method_name(self) -> str:
         """As rows and the result say it."""
         fixed = " (fixed intermediate bounds)" if self.spec.intermediate == "fixed" else ""
-        return self.spec.method + fixed
+        return self.spec.method + fixed + (" (rigorous)" if self.spec.rigorous else "")
 
     @property
     def inside(self) -> str:
-        """The method that bounds: of a search, its domains and the batches before it."""
+        """Name of the method that bounds: of a search, its domains and the batches before it."""
         return "crown" if self.spec.method == "beta-crown" else self.method_name
+
+    @property
+    def like(self) -> Tensor:
+        """Of the dtype and on the device in which bounds are computed."""
+        return torch.empty(0, dtype=torch.float64 if self.spec.rigorous else torch.float32, device=self.device)
+
+    @property
+    def method(self) -> Method:
+        """It bounds the whole model: all stages call it."""
+        method = rigorous_crown if self.spec.rigorous else METHODS[self.inside]
+        return method if self.staged is None else self.staged.method(method)
+
+    def anywhere(self, flag: bool) -> bool:
+        """Whether the flag is set on a rank that bounds the same instances; all of them call it."""
+        found = self.network.exchange.largest(int(flag), self.device)
+        return bool(self.of_all_stages(torch.tensor([[found]])).any())
+
+    def of_all_stages(self, values: Tensor) -> Tensor:
+        """``(batch, own)`` numbers of this stage to ``(batch, all)``, on the host."""
+        return values.cpu() if self.staged is None else self.staged.line.joined(values, 1).cpu()
 
     @property
     def effort(self) -> Effort:
@@ -73,8 +103,6 @@ class Task:
 
 def make(spec: VerifySpec, context: RunContext, device: torch.device) -> Task:
     """Raises :class:`UnsupportedModelError` or ``PropertyError`` when the model or the property cannot be done."""
-    if spec.parallel.pp > 1:
-        raise UnsupportedModelError(f"parallel.pp={spec.parallel.pp}: bounds do not cross pipeline stages; use pp=1")
     mesh = build_mesh(spec.parallel, context.device_type)
     if isinstance(spec.model, FromOnnx):
         return _of_onnx(spec, spec.model, context, mesh, device)
@@ -89,8 +117,25 @@ def make(spec: VerifySpec, context: RunContext, device: torch.device) -> Task:
     if weights is not None:
         load_into(module, weights)
     module.eval().requires_grad_(False)
-    network = prepare(module, (reads.features,), mesh.tp)
-    return Task(spec, mesh, device, module, network, read(spec.property, reads.features, reads.classes, context.data))
+    asked = read(spec.property, reads.features, reads.classes, context.data)
+    if mesh.pp.size > 1:
+        staged = prepare_stages(module, (reads.features,), mesh, line := Line(mesh, device))
+        layers = _layers_of_stages(staged, mesh.tp.size)
+        return Task(spec, mesh, device, InStages(module, line), staged.network, asked, layers, staged=staged)
+    network = prepare(_bounded(spec, module), (reads.features,), mesh.tp)
+    return Task(spec, mesh, device, module, network, asked, layers_of(network, mesh.tp.size))
+
+
+def _layers_of_stages(staged: Staged, tp: int) -> list[Layer]:
+    own = [replace(layer, name=f"stage {staged.line.rank}: {layer.name}") for layer in layers_of(staged.network, tp)]
+    text = "".join(json.dumps(asdict(layer)) + "\n" for layer in own)
+    everyone = bytes(staged.line.joined(torch.tensor(list(text.encode()), dtype=torch.uint8)).tolist()).decode()
+    return [Layer(**json.loads(line)) for line in everyone.splitlines()]
+
+
+def _bounded(spec: VerifySpec, module: nn.Module) -> nn.Module:
+    """Rigorous bounds are of the float64 function that has the module's weights."""
+    return local_copy(module).double() if spec.rigorous else module
 
 
 def _of_onnx(spec: VerifySpec, model: FromOnnx, context: RunContext, mesh: Mesh, device: torch.device) -> Task:
@@ -101,5 +146,6 @@ def _of_onnx(spec: VerifySpec, model: FromOnnx, context: RunContext, mesh: Mesh,
     module = load(content).to(device)
     asked = read(spec.property, module.features, module.outputs, context.data)
     # The graph is divided, not the module: witnesses are judged on the whole of it, on every rank.
-    network = from_graph(shard(capture(module, (module.features,)), mesh.tp), mesh.tp)
-    return Task(spec, mesh, device, module, network, asked, Runtime.of(parse(content)))
+    network = from_graph(shard(capture(_bounded(spec, module), (module.features,)), mesh.tp), mesh.tp)
+    layers = layers_of(network, mesh.tp.size)
+    return Task(spec, mesh, device, module, network, asked, layers, Runtime.of(parse(content)))

@@ -86,7 +86,7 @@ def test_a_property_that_does_not_fit_is_refused(spec: Any, features: int, class
     assert message in str(refused.value)
 
 
-def test_pipeline_stages_are_refused_in_the_specification() -> None:
+def test_optimised_bounds_are_refused_over_pipeline_stages() -> None:
     with pytest.raises(ValidationError) as refused:
         VerifySpec.model_validate(
             {
@@ -94,11 +94,11 @@ def test_pipeline_stages_are_refused_in_the_specification() -> None:
                 "model": {"family": "mlp", "in_features": 64, "out_features": 10},
                 "property": robustness().model_dump(),
                 "parallel": {"pp": 2},
+                "method": "alpha-crown",
             }
         )
     (error,) = refused.value.errors()
-    assert error["loc"] == ("parallel",)
-    assert "pp must be 1, got 2" in error["msg"]
+    assert "optimised bounds do not cross them; got pp=2" in error["msg"]
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e3))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from service.jobs.spec.base import CommonSpec, FileId, ParallelSpec, Strict
+from service.jobs.spec.base import CommonSpec, FileId, Strict
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
 
@@ -125,24 +125,27 @@ class VerifySpec(CommonSpec):
     intermediate: Literal["optimised", "fixed"] = Field(
         "optimised", description="of alpha-crown: whether the bounds of hidden layers are optimised too"
     )
+    rigorous: bool = Field(
+        False, description="bounds that hold in real arithmetic: every rounding of their computation is accounted for"
+    )
     budget: VerifyBudget = VerifyBudget()
-
-    @field_validator("parallel")
-    @classmethod
-    def _one_stage(cls, parallel: ParallelSpec) -> ParallelSpec:
-        if parallel.pp > 1:
-            raise ValueError(
-                f"bounds do not cross pipeline stages: pp must be 1, got {parallel.pp}; tp and dp are free"
-            )
-        return parallel
 
     @model_validator(mode="after")
     def _whole_model(self) -> VerifySpec:
         searches = isinstance(self.property, VnnlibProperty) or self.method == "beta-crown"
-        if searches and self.parallel.tp > 1:
+        if searches and self.parallel.tp * self.parallel.pp > 1:
             raise ValueError(
                 f"parallel: a search for a verdict needs the whole model on a rank, got "
-                f"{self.parallel.arithmetic}; expected tp=1, dp is free"
+                f"{self.parallel.arithmetic}; expected tp=1 and pp=1, dp is free"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_stage(self) -> VerifySpec:
+        if self.parallel.pp > 1 and (self.method == "alpha-crown" or isinstance(self.model, FromOnnx)):
+            raise ValueError(
+                f"parallel: ONNX models have no stages, and optimised bounds do not cross them; got pp="
+                f"{self.parallel.pp}, expected pp=1, or ibp, crown-ibp or crown of another model; tp and dp are free"
             )
         return self
 
@@ -153,4 +156,22 @@ class VerifySpec(CommonSpec):
                 f"intermediate: method={self.method} has no bounds that could be fixed instead of optimised; expected "
                 "method=alpha-crown with intermediate=fixed"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _accounts_for_rounding(self) -> VerifySpec:
+        asked = self.property
+        ball = isinstance(asked, RobustnessProperty) and asked.robustness.norm == 2
+        reasons = [
+            (self.method != "crown", f"method={self.method}; expected method=crown"),
+            (isinstance(asked, VnnlibProperty), "a VNN-LIB query, which is searched; expected robustness or a box"),
+            (ball, "robustness.norm=2; expected norm=inf"),
+            (
+                self.parallel.tp * self.parallel.pp > 1,
+                f"{self.parallel.arithmetic}; expected tp=1 and pp=1, dp is free",
+            ),
+        ]
+        wrong = [reason for applies, reason in reasons if applies]
+        if self.rigorous and wrong:
+            raise ValueError(f"rigorous: roundings are not accounted for with {wrong[0]}")
         return self
