@@ -1,4 +1,4 @@
-"""The compile-check job: build the program, climb the ladder, look into what failed, publish the report."""
+"""The compile-check job: build the program, climb the ladder, look into what failed, prove the detectors, publish."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from service.compilation.publishing import announce, assemble, keep_caches, writ
 from service.compilation.ranks import gather, slowest
 from service.compilation.report import metrics
 from service.compilation.rungs import Rung, climb_to
+from service.compilation.selftest import self_test
 from service.compilation.subject import target_of
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
@@ -38,7 +39,8 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     diagnoses = list(_diagnose(context, target.program, results, plan))
     if context.rank:
         return None
-    report = assemble(spec, target, results, toolchain_s, diagnoses)
+    proofs = () if context.should_stop() else self_test()
+    report = assemble(spec, target, results, toolchain_s, diagnoses=diagnoses, proofs=proofs)
     write(context, report)
     announce(context, diagnoses)
     return {name: report[name] for name in ("gate", "summary", "verdicts")}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from service.compilation.diagnosis import Diagnosis
 from service.compilation.gate import gate, highest_safe
 from service.compilation.ladder import Result
 from service.compilation.report import counts, rung_row
+from service.compilation.selftest import Proof
 from service.compilation.subject import Target
-from service.compilation.summary import causes, summary
+from service.compilation.summary import causes, summary, unproved
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.models.compiled import COMPILE_CACHE, cache_file
@@ -24,16 +26,19 @@ def assemble(
     target: Target,
     results: list[Result],
     toolchain_s: float | None,
+    *,
     diagnoses: Sequence[Diagnosis] = (),
+    proofs: Sequence[Proof] = (),
 ) -> dict[str, Any]:
     """The report as plain data."""
     opened = gate(results, spec.phases, target.fingerprint, toolchain_s, spec.micro_batches)
     return {
-        "summary": [*summary(results, opened), *causes(diagnoses)],
+        "summary": [*summary(results, opened), *causes(diagnoses), *unproved(proofs)],
         "gate": opened,
         "rungs": [rung_row(result) for result in results],
         "verdicts": counts(results),
         "diagnoses": [found.row() for found in diagnoses],
+        "selftest": [asdict(proof) | {"holds": proof.holds} for proof in proofs],
         "toolchain_s": toolchain_s,
         "tolerance": spec.tolerance.model_dump(),
         "parallel": spec.parallel.model_dump(),

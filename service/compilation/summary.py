@@ -8,6 +8,7 @@ from typing import Any
 from service.compilation.diagnosis import Diagnosis
 from service.compilation.ladder import Result
 from service.compilation.program import Phase
+from service.compilation.selftest import Proof
 
 TITLES: dict[Phase, str] = {"train": "Training", "inference": "Inference"}
 
@@ -71,6 +72,17 @@ def _breaks(results: Sequence[Result]) -> list[str]:
 def causes(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """Of each rung that failed the smallest module that does, and the script that shows it."""
     return [_cause(found) for found in diagnoses]
+
+
+def unproved(proofs: Sequence[Proof]) -> list[str]:
+    """Detectors that the self-test found blind, or seeing things: what they say of the model proves nothing."""
+    return [
+        f"The self-test failed: detector {proof.detector} did not find {proof.fault}."
+        if not proof.fired
+        else f"The self-test failed: there was a finding on a sound program ({proof.message})."
+        for proof in proofs
+        if not proof.holds
+    ]
 
 
 def _cause(found: Diagnosis) -> str:

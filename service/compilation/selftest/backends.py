@@ -8,17 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+
+
+def _boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    boxed: Callable[..., Any] = make_boxed_func(function)
+    return boxed
 
 
 def _as_is(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    return graph.forward
+    return _boxed(graph.forward)
 
 
 def _altered(change: Callable[[Any], Any]) -> Callable[..., Any]:
     """A compiler whose code changes each result of the graph."""
 
     def compiler(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        return lambda *values: [change(value) for value in graph(*values)]
+        return _boxed(lambda *values: [change(value) for value in graph(*values)])
 
     return compiler
 
