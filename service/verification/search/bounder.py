@@ -1,19 +1,30 @@
-"""Planes below rows of the output, for batches of boxes: over a folded network where it is small, else by a method."""
+"""Planes below rows of the output, for batches of boxes.
+
+A small network is folded and bounded backward, box by box; a large one forward as affine forms of its few inputs,
+with backward rows only for what they leave open. Weaker methods, and networks that are divided over ranks, are bounded
+as everywhere else.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from service.bounds.backward import Pass
 from service.bounds.folded import Folded, fold
+from service.bounds.forms import forward_forms
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort, Method
+from service.bounds.methods import METHODS, Effort
 from service.bounds.methods.base import LinearAnalysis
 from service.bounds.network import Network
 from service.bounds.planes import Known, Planes, Walk, minimum
+
+WEAK = ("ibp", "crown-ibp")
 
 
 class Bounder(Protocol):
@@ -26,13 +37,14 @@ class Bounder(Protocol):
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes: ...
 
 
-def bounder(network: Network, method: str, like: Tensor) -> Bounder:
-    """In the dtype and on the device of ``like``.
-
-    The folded network's planes are those of ``crown``; weaker methods are done as they are.
-    """
-    folded = None if method in ("ibp", "crown-ibp") else fold(network, like)
-    return ByMethod(network, METHODS[method]) if folded is None else ByFolding(folded)
+def bounder(network: Network, method: str, whole: Interval) -> Bounder:
+    """For boxes within ``whole`` ``(1, features)``, in its dtype and on its device."""
+    if method in WEAK or network.exchange.axis.size > 1:
+        return ByPass(network, partial(_by_method, method if method in WEAK else "crown"), 64)
+    folded = fold(network, whole.lower)
+    if folded is not None:
+        return ByFolding(folded)
+    return ByPass(network, forward_forms, 4 + 2 * int((whole.width > 0).sum()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,33 +62,40 @@ class ByFolding:
 
 
 @dataclass(frozen=True, eq=False)
-class ByMethod:
-    """What is known of the values in a larger box is not used."""
+class ByPass:
+    """What is known of the values in a larger box is not used. ``copies`` of the widest value are held at a time."""
 
     network: Network
-    method: Method
+    make: Callable[[Network, Interval, Effort], Pass]
+    copies: int
 
     @property
     def entries(self) -> int:
-        sizes = [node.size for node in self.network.graph.nodes]
-        return max(sizes) * 64
+        return max(node.size for node in self.network.graph.nodes) * self.copies
 
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
         graph = self.network.graph
         shaped = box.map(lambda end: end.reshape(-1, *graph.input.shape))
-        analysis = self.method(self.network, shaped, Effort())
-        assert isinstance(analysis, LinearAnalysis)
+        backward = self.make(self.network, shaped, Effort())
+        rows, nothing = rows.reshape(1, -1, *graph.output.shape), torch.zeros_like(box.lower)
+        if self.network.exchange.axis.size > 1:
+            least = backward.lower_bounds(graph.output.name, rows)
+            return Planes(least.new_zeros(*least.shape, box.lower.shape[1]), least, {}, nothing)
         # The least value over a box is linear in the box's centre: its slope is the plane's.
         with torch.enable_grad():
             ends = shaped.map(lambda end: end.detach().requires_grad_())
-            intervals = {**analysis.backward.intervals, graph.input.name: ends}
-            backward = replace(analysis, backward=replace(analysis.backward, intervals=intervals))
-            least = backward.lower_bounds(rows.reshape(1, -1, *graph.output.shape))
+            intervals = {**backward.intervals, graph.input.name: ends}
+            least = replace(backward, intervals=intervals).lower_bounds(graph.output.name, rows)
             slopes = [_slope(each, ends) for each in least.unbind(dim=1)]
         coefficients = torch.stack(slopes, dim=1).flatten(2)
         least = least.detach()
-        bias = least - minimum(box, coefficients, torch.zeros_like(least))
-        return Planes(coefficients, bias, {}, torch.zeros_like(box.lower))
+        return Planes(coefficients, least - minimum(box, coefficients, torch.zeros_like(least)), {}, nothing)
+
+
+def _by_method(method: str, network: Network, box: Interval, effort: Effort) -> Pass:
+    analysis = METHODS[method](network, box, effort)
+    assert isinstance(analysis, LinearAnalysis)
+    return analysis.backward
 
 
 def _slope(least: Tensor, ends: Interval) -> Tensor:

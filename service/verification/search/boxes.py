@@ -11,7 +11,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.planes import Known
 
-CROWDED = 2**24
+CROWDED = 2**26
 """Entries of a pool beyond which waiting boxes leave the device, and wait without what is known of their values."""
 
 

@@ -36,7 +36,7 @@ TRIED = 32
 
 def split_inputs(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
     """A :class:`~service.verification.search.decision.Search`."""
-    by = bounder(subject.network, method, torch.empty(0, dtype=subject.dtype, device=subject.device))
+    by = bounder(subject.network, method, goal.box(subject.dtype))
     kind = subject.device.type
     batch = max(1, min(LARGEST_BATCH.get(kind, 512), ENTRIES.get(kind, 2**24) // by.entries))
     return _Search(subject, goal, by, batch, watcher).run(deadline)

@@ -1,0 +1,134 @@
+"""Bounds forward, as affine forms of a few inputs: for networks of few inputs and large layers.
+
+A value is a linear function of the inputs that have any width, give or take a remainder of its own (affine arithmetic;
+the parallel lines are those of Fast-Lin, Weng et al., 2018, and DeepZ, Singh et al., 2018). All inputs' slopes go
+through a layer as instances of one batch, so the work is that of a few forward passes, where a backward pass has a row
+for every neuron. What the forms leave open, rows of a backward pass then settle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bounds.backward import Pass
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.methods.base import Effort, rows_at_once
+from service.bounds.network import Network
+from service.bounds.relaxation import Relaxation, Relaxed
+from service.bounds.rules import RULES
+from service.bounds.rules.base import LinearRule, UnitRows
+from service.bounds.rules.piecewise import LeakyRelu
+
+MOST_ROWS = 1024
+"""Open entries of a piecewise linear layer that are bounded backward; more would cost more than cutting boxes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """``centre + Σ slopes[i]·t_i ± rest`` with ``|t_i| ≤ 1``: ``(batch, *shape)``, slopes ``(batch, n, *shape)``."""
+
+    centre: Tensor
+    slopes: Tensor
+    rest: Tensor
+
+    def bounds(self) -> Interval:
+        return Interval.around(self.centre, self.slopes.abs().sum(dim=1) + self.rest).without_nan()
+
+
+def forward_forms(network: Network, box: Interval, effort: Effort) -> Pass:
+    """A pass with the intervals of every node and the relaxations of all non-linear ones; no rank is asked."""
+    first = network.graph.input
+    intervals, relaxations = {first.name: box}, dict[str, Relaxed]()
+    backward = Pass(network, intervals, relaxations)
+    forms = {first.name: _of_input(box)}
+    for node in network.graph.nodes[1:]:
+        inputs = [forms[name] for name in node.inputs]
+        rule = RULES[node.operator]
+        if isinstance(rule, LinearRule):
+            forms[node.name] = _linear(network, node, inputs)
+        else:
+            for name in node.inputs:
+                intervals[name] = intervals[name].meet(forms[name].bounds())
+            if isinstance(rule, LeakyRelu):
+                intervals[node.inputs[0]] = _settled(backward, node, effort)
+            bounds = [intervals[name] for name in node.inputs]
+            relaxed = relaxations[node.name] = network.rule_of(node).relax_on(node, bounds)
+            forms[node.name] = _relaxed(network, node, relaxed, inputs, bounds)
+        intervals[node.name] = network.interval(node, intervals)
+    return backward
+
+
+def _of_input(box: Interval) -> Form:
+    """Only inputs that have any width in some instance get a slope."""
+    radius = box.radius.flatten(1)
+    (free,) = (radius > 0).any(dim=0).nonzero(as_tuple=True)
+    slopes = radius.new_zeros(len(radius), len(free), radius.shape[1])
+    slopes[:, torch.arange(len(free), device=free.device), free] = radius[:, free]
+    return Form(box.centre, slopes.reshape(len(radius), len(free), *box.lower.shape[1:]), torch.zeros_like(box.lower))
+
+
+def _linear(network: Network, node: Node, inputs: Sequence[Form]) -> Form:
+    """The operator on the centres, on each slope and on the remainders; its constant counts once."""
+    rule, exchange = RULES[node.operator], network.exchange
+
+    def at(points: list[Tensor]) -> Tensor:
+        return rule.interval(node, [Interval.point(point) for point in points], exchange).lower
+
+    batch, count = inputs[0].slopes.shape[:2]
+    constant = at([torch.zeros_like(form.centre[:1]) for form in inputs])
+    stacked = [torch.cat([form.centre, form.slopes.flatten(0, 1)]) for form in inputs]
+    values = at(stacked)
+    slopes = (values[batch:] - constant).reshape(batch, count, *node.shape)
+    spread = rule.interval(node, [Interval(-form.rest, form.rest) for form in inputs], exchange)
+    return Form(values[:batch], slopes, spread.radius)
+
+
+def _relaxed(
+    network: Network, node: Node, relaxed: Relaxed, inputs: Sequence[Form], bounds: Sequence[Interval]
+) -> Form:
+    """Along parallel lines around the function, or no better than its range where there are none."""
+    if not isinstance(relaxed, Relaxation):
+        reach = network.rule_of(node).interval(node, bounds, network.exchange)
+        slopes = inputs[0].slopes.new_zeros(*inputs[0].slopes.shape[:2], *node.shape)
+        return Form(reach.centre, slopes, reach.radius)
+    slope, band = _parallel(network, node, relaxed, bounds[0])
+    form = inputs[0]
+    return Form(
+        slope * form.centre + band.centre, slope.unsqueeze(1) * form.slopes, slope.abs() * form.rest + band.radius
+    )
+
+
+def _parallel(network: Network, node: Node, relaxed: Relaxation, bounds: Interval) -> tuple[Tensor, Interval]:
+    """A slope k and the range of f(z) − k·z."""
+    nothing = torch.zeros_like(relaxed.lower_slope)
+    below = nothing if relaxed.lower_intercept is None else relaxed.lower_intercept
+    above = nothing if relaxed.upper_intercept is None else relaxed.upper_intercept
+    if isinstance(network.rule_of(node), LeakyRelu):
+        # It is convex and 0 at 0: every line through there with a slope between those of its pieces lies below.
+        return relaxed.upper_slope, Interval(nothing, above)
+    slope = (relaxed.lower_slope + relaxed.upper_slope) / 2
+    half = (relaxed.upper_slope - relaxed.lower_slope) / 2
+    middle, radius = half * bounds.centre, half.abs() * bounds.radius
+    return slope, Interval(below - middle - radius, above + middle + radius)
+
+
+def _settled(backward: Pass, node: Node, effort: Effort) -> Interval:
+    """Entries of the input whose sign is open in some instance, bounded by rows of their own."""
+    network, name = backward.network, node.inputs[0]
+    before = backward.intervals[name]
+    wanted = network.rule_of(node).improvable_on(node, [before])[0].flatten(1)
+    (index,) = wanted.any(dim=0).nonzero(as_tuple=True)
+    if not len(index) or len(index) > MOST_ROWS:
+        return before
+    lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
+    pairs = max(1, rows_at_once(network, name, len(wanted), effort) // 2)
+    for part in torch.split(index, pairs):
+        low, high = backward.lower_bounds(name, UnitRows(part[None])).chunk(2, dim=1)
+        found = Interval(low, -high).meet(Interval(lower[:, part], upper[:, part]))
+        lower[:, part], upper[:, part] = found.lower, found.upper
+    return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
