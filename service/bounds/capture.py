@@ -19,6 +19,7 @@ from torch.fx import Node as FxNode
 from service.bounds.compositions import COMPOSITIONS
 from service.bounds.graph import (
     INPUT,
+    MATRIX_FROM_LEFT,
     MATRIX_OF_TWO,
     PRODUCT,
     BatchSize,
@@ -36,9 +37,13 @@ WHOLE = {
     "aten.linear.default",
     "aten.matmul.default",
     "aten.silu.default",
+    "aten.elu.default",
+    "aten.mish.default",
+    "aten.softplus.default",
 }  # composite operators that have rules of their own
 
 RECIPROCAL, POWER = "aten.reciprocal.default", "aten.pow.Tensor_Scalar"
+BATCHED = "aten.bmm.default"
 _OF_TWO = {"aten.mul.Tensor": PRODUCT, "aten.div.Tensor": PRODUCT, "aten.matmul.default": MATRIX_OF_TWO}
 REPEATING = {"aten.expand.default", "aten.full.default"}
 
@@ -195,6 +200,9 @@ class _Reader:
 
     def _add_canonical(self, node: Node) -> None:
         """Products of two values by names of their own, a square as a power, a quotient as a product."""
+        if node.operator == BATCHED:
+            factors = {"self": node.arguments["self"], "other": node.arguments["mat2"]}
+            node = replace(node, operator="aten.matmul.default", arguments=factors)
         own, other = node.arguments.get("self"), node.arguments.get("other")
         if not isinstance(other, Ref) or node.operator not in _OF_TWO:
             self._add(node)
@@ -215,7 +223,8 @@ class _Reader:
             shapes = node.input_shapes[:1]
             self._add(replace(node, operator=POWER, arguments={"self": own, "exponent": 2}, input_shapes=shapes))
         else:
-            self._add(replace(node, operator=_OF_TWO[node.operator] if isinstance(own, Ref) else node.operator))
+            constant = MATRIX_FROM_LEFT if node.operator == "aten.matmul.default" else node.operator
+            self._add(replace(node, operator=_OF_TWO[node.operator] if isinstance(own, Ref) else constant))
 
     def _add(self, node: Node) -> None:
         self.nodes.append(node)

@@ -18,6 +18,8 @@ PRODUCT = "trivet.product"
 """Arguments ``self`` and ``other``, both dependent on the input: their entrywise product."""
 MATRIX_OF_TWO = "trivet.matrix_product"
 """The same for the matrix product."""
+MATRIX_FROM_LEFT = "trivet.matrix_from_left"
+"""The matrix product of a constant ``self`` and a value ``other``."""
 
 
 class UnsupportedModelError(ValueError):

@@ -116,7 +116,18 @@ def test_what_rounding_costs_is_small(linear: bool, radius: float) -> None:
     assert not blame(module, upper > plain.upper + slack)
 
 
-EXACT: dict[str, tuple[Callable[[mpmath.mpf], mpmath.mpf], dict[str, object]]] = {
+Exact = Callable[[mpmath.mpf], mpmath.mpf]
+
+
+def elu(alpha: float, scale: float, input_scale: float) -> Exact:
+    return lambda z: mpmath.mpf(scale) * (z if z > 0 else mpmath.mpf(alpha) * mpmath.expm1(mpmath.mpf(input_scale) * z))
+
+
+def mpmath_softplus(beta: float) -> Exact:
+    return lambda z: mpmath.log1p(mpmath.exp(beta * z)) / beta
+
+
+EXACT: dict[str, tuple[Exact, dict[str, object]]] = {
     "aten.relu.default": (lambda z: max(z, mpmath.mpf(0)), {}),
     "aten.leaky_relu.default": (lambda z: z if z > 0 else z * mpmath.mpf(0.1), {"negative_slope": 0.1}),
     "aten.abs.default": (abs, {}),
@@ -125,6 +136,17 @@ EXACT: dict[str, tuple[Callable[[mpmath.mpf], mpmath.mpf], dict[str, object]]] =
     "aten.sigmoid.default": (lambda z: 1 / (1 + mpmath.exp(-z)), {}),
     "aten.silu.default": (lambda z: z / (1 + mpmath.exp(-z)), {}),
     "aten.gelu.default": (lambda z: z * mpmath.erfc(-z / mpmath.sqrt(2)) / 2, {"approximate": "none"}),
+    "tanh form": (
+        lambda z: z / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (z + mpmath.mpf(0.044715) * z**3))),
+        {"approximate": "tanh"},
+    ),
+    "aten.atan.default": (mpmath.atan, {}),
+    "aten.elu.default": (elu(1.0, 1.0, 1.0), {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0}),
+    "selu": (elu(1.67, 1.05, 1.0), {"alpha": 1.67, "scale": 1.05, "input_scale": 1.0}),
+    "celu": (elu(1.5, 1.0, 1 / 1.5), {"alpha": 1.5, "scale": 1.0, "input_scale": 1 / 1.5}),
+    "aten.mish.default": (lambda z: z * mpmath.tanh(mpmath.log1p(mpmath.exp(z))), {}),
+    "aten.softplus.default": (mpmath_softplus(1.0), {"beta": 1.0, "threshold": 20.0}),
+    "steep softplus": (mpmath_softplus(3.0), {"beta": 3.0, "threshold": 20.0}),
     "aten.erf.default": (mpmath.erf, {}),
     "aten.exp.default": (mpmath.exp, {}),
     "aten.log.default": (mpmath.log, {}),
@@ -139,12 +161,18 @@ EXACT: dict[str, tuple[Callable[[mpmath.mpf], mpmath.mpf], dict[str, object]]] =
     "small root": (lambda z: mpmath.power(z, mpmath.mpf(0.1)), {"exponent": 0.1}),
     "inverse square": (lambda z: z**-2, {"exponent": -2}),
 }
+OPERATORS = {
+    "tanh form": "aten.gelu.default",
+    "selu": "aten.elu.default",
+    "celu": "aten.elu.default",
+    "steep softplus": "aten.softplus.default",
+}
 POSITIVE = {"aten.log.default", "aten.rsqrt.default", "aten.reciprocal.default", "inverse square"}
 NOT_NEGATIVE = {"aten.sqrt.default", "broken power", "small root"}
 
 
 def node_of(name: str) -> Node:
-    operator = name if name.startswith("aten.") else "aten.pow.Tensor_Scalar"
+    operator = name if name.startswith("aten.") else OPERATORS.get(name, "aten.pow.Tensor_Scalar")
     return Node("f", operator, {"self": Ref("z"), **EXACT[name][1]}, (1,), ((1,),))
 
 

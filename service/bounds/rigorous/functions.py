@@ -17,6 +17,7 @@ from service.bounds.graph import Node
 from service.bounds.rigorous.curves import Curve, absolute, exact, relative
 from service.bounds.rigorous.rounding import TINY, UNIT
 from service.bounds.rules import RULES
+from service.bounds.rules.parametric import Parametric
 from service.bounds.rules.periodic import Periodic
 from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.rules.power import Power
@@ -49,6 +50,7 @@ def _smooth(
 ) -> Callable[[Node], Curve]:
     def curve(node: Node) -> Curve:
         rule = RULES[node.operator]
+        rule = rule.smooth(node) if isinstance(rule, Parametric) else rule
         assert isinstance(rule, Smooth)
         return of_smooth(rule, value_error, slope_error, least, greatest)
 
@@ -99,6 +101,26 @@ def _normal(z: Tensor, computed: Tensor) -> Tensor:
     return 16 * UNIT * computed.abs() + 4 * UNIT * z.square() * torch.exp(-z.square() / 2) + TINY
 
 
+def _gelu(node: Node) -> Curve:
+    form = node.arguments.get("approximate", "none")
+    return _smooth(_normal if form == "none" else _tanh_gate, LEVEL_SLOPE)(node)
+
+
+def _tanh_gate(z: Tensor, computed: Tensor) -> Tensor:
+    """``z σ(u)``: the cubic u is rounded 8 times, which moves σ by ``8 u σ(u) σ(−u)`` units at most."""
+    inner = (1.6 * (z + 0.045 * z**3)).abs()
+    return UNIT * (16 * computed.abs() + 32 * z.abs() * inner * torch.exp(-inner)) + 1e-300
+
+
+def _softplus(node: Node) -> Curve:
+    beta = float(node.arguments["beta"])
+
+    def error(z: Tensor, computed: Tensor) -> Tensor:
+        return 32 * UNIT * computed.abs() * (1 + (beta * z).abs()) + 1e-300
+
+    return _smooth(error, LEVEL_SLOPE, 0.0)(node)
+
+
 def _gate(z: Tensor, computed: Tensor) -> Tensor:
     """``z σ(z)``, which falls below the normal numbers for z below −700."""
     return 16 * UNIT * computed.abs() + 1e-300
@@ -120,7 +142,11 @@ CURVES: Mapping[str, Callable[[Node], Curve]] = {
     "aten.tanh.default": _smooth(CLOSE, LEVEL_SLOPE, -1.0, 1.0),
     "aten.sigmoid.default": _smooth(CLOSE, LEVEL_SLOPE, 0.0, 1.0),
     "aten.erf.default": _smooth(CLOSE, LEVEL_SLOPE, -1.0, 1.0),
-    "aten.gelu.default": _smooth(_normal, LEVEL_SLOPE),
+    "aten.gelu.default": _gelu,
+    "aten.atan.default": _smooth(CLOSE, LEVEL_SLOPE, -1.5707963267948968, 1.5707963267948968),
+    "aten.elu.default": _smooth(relative(16), POWER_SLOPE),
+    "aten.mish.default": _smooth(_gate, LEVEL_SLOPE),
+    "aten.softplus.default": _softplus,
     "aten.silu.default": _smooth(_gate, LEVEL_SLOPE),
     "aten.exp.default": _smooth(CLOSE, CLOSE_SLOPE, 0.0),
     "aten.log.default": _smooth(CLOSE, CLOSE_SLOPE),

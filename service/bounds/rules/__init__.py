@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.bounds.graph import MATRIX_OF_TWO, PRODUCT, Graph, Node, UnsupportedModelError
-from service.bounds.rules.affine import AddMatrixProduct, LinearLayer, MatrixProduct
+from service.bounds.graph import MATRIX_FROM_LEFT, MATRIX_OF_TWO, PRODUCT, Graph, Node, UnsupportedModelError
+from service.bounds.rules.affine import AddMatrixProduct, LinearLayer, MatrixFromLeft, MatrixProduct
 from service.bounds.rules.arithmetic import Multiple, Negation, Sum
 from service.bounds.rules.base import Rule
 from service.bounds.rules.bilinear import MatrixOfTwo, Product
@@ -18,16 +18,19 @@ from service.bounds.rules.collectives import (
     ScatterToGroup,
 )
 from service.bounds.rules.convolution import Convolution
+from service.bounds.rules.elu import Elu
 from service.bounds.rules.erf import ERROR_FUNCTION
 from service.bounds.rules.exponential import EXPONENTIAL
-from service.bounds.rules.gelu import GELU
+from service.bounds.rules.gelu import Gelu
+from service.bounds.rules.mish import MISH
 from service.bounds.rules.periodic import COSINE, SINE
 from service.bounds.rules.piecewise import Absolute, Floor, LeakyRelu, Relu
 from service.bounds.rules.power import LOGARITHM, Power
 from service.bounds.rules.shape import Choose, Concatenate, Expand, Pad, Permute, SameOrder, Select, Slice, Total
 from service.bounds.rules.sigmoid import SIGMOID
 from service.bounds.rules.silu import SILU
-from service.bounds.rules.tanh import TANH
+from service.bounds.rules.softplus import Softplus
+from service.bounds.rules.tanh import ARC_TANGENT, TANH
 
 RULES: Mapping[str, Rule] = {
     "aten.linear.default": LinearLayer(),
@@ -43,7 +46,11 @@ RULES: Mapping[str, Rule] = {
     "aten.leaky_relu.default": LeakyRelu(),
     "aten.tanh.default": TANH,
     "aten.sigmoid.default": SIGMOID,
-    "aten.gelu.default": GELU,
+    "aten.atan.default": ARC_TANGENT,
+    "aten.gelu.default": Gelu(),
+    "aten.elu.default": Elu(),
+    "aten.mish.default": MISH,
+    "aten.softplus.default": Softplus(),
     "aten.exp.default": EXPONENTIAL,
     "aten.erf.default": ERROR_FUNCTION,
     "aten.silu.default": SILU,
@@ -59,6 +66,7 @@ RULES: Mapping[str, Rule] = {
     "aten.convolution.default": Convolution(),
     PRODUCT: Product(),
     MATRIX_OF_TWO: MatrixOfTwo(),
+    MATRIX_FROM_LEFT: MatrixFromLeft(),
     "aten.sum.dim_IntList": Total(),
     "aten.mean.dim": Total(mean=True),
     "aten.view.default": SameOrder(),

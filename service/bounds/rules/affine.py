@@ -95,3 +95,22 @@ class MatrixProduct(AffineRule):
 
     def read(self, node: Node) -> Affine:
         return Affine(node.constant(self.matrix).mT, None)
+
+
+class MatrixFromLeft(LinearRule):
+    """``M·X`` with a constant matrix M, or one for each of the leading dimensions."""
+
+    def refusal(self, node: Node) -> str | None:
+        if node.constant("self").ndim < 2 or len(node.input_shapes[0]) < 2:
+            return "a product with a vector; two matrices are supported"
+        return None
+
+    def mixes(self, node: Node) -> bool:
+        return True
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        matrix = node.constant("self")
+        return Interval.around(matrix @ inputs[0].centre, matrix.abs() @ inputs[0].radius)
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((unbroadcast(node.constant("self").mT @ coefficients, node.input_shapes[0]),))

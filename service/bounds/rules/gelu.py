@@ -1,4 +1,4 @@
-"""GELU in its exact form, z·Φ(z) (Hendrycks and Gimpel, 2016)."""
+"""GELU (Hendrycks and Gimpel, 2016): z·Φ(z), and the form that approximates Φ by a hyperbolic tangent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
+from service.bounds.rules.parametric import Parametric
 from service.bounds.rules.smooth import Smooth
 
 MINIMUM = -0.7517915246935645  # where Φ(z) + z·φ(z) = 0, the only zero of the derivative
@@ -27,17 +28,51 @@ def _derivative(z: Tensor) -> Tensor:
     return _cumulative(z) + z * torch.exp(-z.square() / 2) / sqrt(2 * pi)
 
 
-def _exact_form(node: Node) -> str | None:
-    form = node.arguments.get("approximate", "none")
-    return None if form == "none" else f"its approximate={form!r} form has no rule, only 'none' has"
-
-
 # f″(z) = φ(z)·(2 − z²)
-GELU = Smooth(
+EXACT = Smooth(
     _gelu,
     _derivative,
     stationary=(MINIMUM,),
     turning=(-sqrt(2), sqrt(2)),
     knots=(-4.0, -2.5, -1.5, MINIMUM, 0.0, 1.5, 2.5, 4.0),
-    accepts=_exact_form,
 )
+
+MINIMUM_OF_TANH_FORM = -0.7524614220710162  # the only zero of its derivative
+TURNING_OF_TANH_FORM = 1.4185040087908284  # a zero of its second derivative
+INNER, CUBIC = 2 * sqrt(2 / pi), 0.044715
+
+
+def _gate(z: Tensor) -> tuple[Tensor, Tensor]:
+    """``(1 + tanh(u/2))/2 = σ(u)`` and ``σ(−u)``."""
+    inner = INNER * (z + CUBIC * z**3)
+    return torch.sigmoid(inner), torch.sigmoid(-inner)
+
+
+def _tanh_form(z: Tensor) -> Tensor:
+    return z * _gate(z)[0]
+
+
+def _derivative_of_tanh_form(z: Tensor) -> Tensor:
+    gate, rest = _gate(z)
+    return gate + torch.where(gate * rest > 0, z * gate * rest * INNER * (1 + 3 * CUBIC * z.square()), 0.0)
+
+
+TANH_FORM = Smooth(
+    _tanh_form,
+    _derivative_of_tanh_form,
+    stationary=(MINIMUM_OF_TANH_FORM,),
+    turning=(-TURNING_OF_TANH_FORM, TURNING_OF_TANH_FORM),
+    knots=(-4.0, -2.5, -1.5, MINIMUM_OF_TANH_FORM, 0.0, 1.5, 2.5, 4.0),
+)
+FORMS = {"none": EXACT, "tanh": TANH_FORM}
+
+
+class Gelu(Parametric):
+    """``aten.gelu(self, approximate)``."""
+
+    def refusal(self, node: Node) -> str | None:
+        form = node.arguments.get("approximate", "none")
+        return super().refusal(node) if form in FORMS else f"its approximate={form!r}; {sorted(FORMS)} are supported"
+
+    def smooth(self, node: Node) -> Smooth:
+        return FORMS[node.arguments.get("approximate", "none")]

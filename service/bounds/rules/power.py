@@ -28,7 +28,7 @@ def power(exponent: float) -> Smooth:
         return torch.pow(z, exponent)
 
     def derivative(z: Tensor) -> Tensor:
-        return exponent * torch.pow(z, exponent - 1)
+        return exponent * torch.pow(z, exponent - 1) if exponent else torch.zeros_like(z)
 
     whole = exponent == int(exponent)
     if whole and exponent >= 0:

@@ -1,0 +1,101 @@
+"""Operators written by means of others, which have rules: what they are made of is bounded instead of them.
+
+Each entry has its operator's signature. All of them are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log
+from typing import Any
+
+import torch
+
+from service.bounds.compositions import elementwise, indexing, norms, windows
+
+aten = torch.ops.aten
+
+COMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.clamp.default: elementwise.clamp,
+    aten.clamp.Tensor: elementwise.clamp,
+    aten.clamp_min.default: elementwise.clamp,
+    aten.clamp_max.default: lambda x, highest: elementwise.clamp(x, None, highest),
+    aten.hardtanh.default: elementwise.hardtanh,
+    aten.relu6.default: lambda x: elementwise.clamp(x, 0.0, 6.0),
+    aten.maximum.default: elementwise.maximum,
+    aten.minimum.default: elementwise.minimum,
+    aten.prelu.default: elementwise.prelu,
+    aten._prelu_kernel.default: elementwise.two_pieces,
+    aten.rrelu.default: lambda x, lower=1 / 8, upper=1 / 3, training=False, generator=None: elementwise.two_pieces(
+        x, (lower + upper) / 2
+    ),
+    aten.celu.default: lambda x, alpha=1.0: aten.elu(x, alpha, 1.0, 1 / alpha),
+    aten.log_sigmoid_forward.default: elementwise.log_sigmoid,
+    aten.log_sigmoid.default: lambda x: elementwise.log_sigmoid(x)[0],
+    aten.glu.default: elementwise.glu,
+    aten.ceil.default: lambda x: -torch.floor(-x),
+    aten.round.default: elementwise.round_,
+    aten.expm1.default: lambda x: torch.exp(x) - 1,
+    aten.exp2.default: lambda x: elementwise.power_of(2.0, x),
+    aten.pow.Scalar: elementwise.power_of,
+    aten.log1p.default: lambda x: torch.log(1 + x),
+    aten.log2.default: lambda x: torch.log(x) * (1 / log(2)),
+    aten.log10.default: lambda x: torch.log(x) * (1 / log(10)),
+    aten.sinh.default: lambda x: (torch.exp(x) - torch.exp(-x)) / 2,
+    aten.cosh.default: lambda x: (torch.exp(x) + torch.exp(-x)) / 2,
+    aten.erfc.default: lambda x: 1 - torch.erf(x),
+    aten.batch_norm.default: norms.batch_norm,
+    aten._native_batch_norm_legit_no_training.default: lambda x, weight, bias, mean, var, momentum, eps: (
+        norms.batch_norm(x, weight, bias, mean, var, False, momentum, eps),
+        x.new_empty(0),
+        x.new_empty(0),
+    ),
+    aten.layer_norm.default: norms.layer_norm,
+    aten.rms_norm.default: norms.rms_norm,
+    aten.group_norm.default: norms.group_norm,
+    aten.instance_norm.default: norms.instance_norm,
+    aten.var.correction: norms.variance,
+    aten.std.correction: lambda x, dim=None, **options: torch.sqrt(norms.variance(x, dim, **options)),
+    aten.linalg_vector_norm.default: norms.vector_norm,
+    aten.softmax.int: lambda x, dim, dtype=None: norms.softmax(x, dim),
+    aten._softmax.default: norms.softmax,
+    aten._safe_softmax.default: lambda x, dim, dtype=None: norms.softmax(x, dim),
+    aten.log_softmax.int: lambda x, dim, dtype=None: norms.log_softmax(x, dim),
+    aten._log_softmax.default: norms.log_softmax,
+    aten.logsumexp.default: norms.log_sum,
+    aten.scaled_dot_product_attention.default: norms.attention,
+    aten.avg_pool1d.default: windows.average_pool,
+    aten.avg_pool2d.default: windows.average_pool,
+    aten.avg_pool3d.default: windows.average_pool,
+    aten.max_pool1d.default: windows.max_pool,
+    aten.max_pool2d.default: windows.max_pool,
+    aten.max_pool3d.default: windows.max_pool,
+    aten.max_pool3d_with_indices.default: windows.max_pool_with_indices,
+    aten.adaptive_avg_pool1d.default: windows.adaptive_average_pool,
+    aten.adaptive_avg_pool2d.default: windows.adaptive_average_pool,
+    aten.adaptive_avg_pool3d.default: windows.adaptive_average_pool,
+    aten._adaptive_avg_pool2d.default: windows.adaptive_average_pool,
+    aten._adaptive_avg_pool3d.default: windows.adaptive_average_pool,
+    aten.adaptive_max_pool1d.default: windows.adaptive_max_pool,
+    aten.adaptive_max_pool2d.default: windows.adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: windows.adaptive_max_pool,
+    aten.upsample_nearest1d.vec: windows.upsample_nearest,
+    aten.upsample_nearest2d.vec: windows.upsample_nearest,
+    aten.upsample_nearest3d.vec: windows.upsample_nearest,
+    aten.upsample_linear1d.vec: windows.upsample_linear,
+    aten.upsample_bilinear2d.vec: windows.upsample_linear,
+    aten.upsample_trilinear3d.vec: windows.upsample_linear,
+    aten.amax.default: windows.largest,
+    aten.amin.default: windows.smallest,
+    aten.max.dim: lambda x, dim, keepdim=False: (windows.largest(x, dim, keepdim), x.new_empty(0)),
+    aten.min.dim: lambda x, dim, keepdim=False: (windows.smallest(x, dim, keepdim), x.new_empty(0)),
+    aten.prod.dim_int: windows.multiplied,
+    aten.select.int: indexing.select,
+    aten.split_with_sizes.default: indexing.split_with_sizes,
+    aten.flip.default: indexing.flip,
+    aten.repeat.default: indexing.repeat,
+    aten.cumsum.default: indexing.cumulated,
+    aten.index.Tensor: indexing.indexed,
+    aten.pad.default: indexing.pad,
+    aten.bilinear.default: indexing.bilinear,
+}

@@ -1,0 +1,47 @@
+"""``elu`` and its relatives CELU and SELU."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from service.bounds.graph import Node
+from service.bounds.rules.parametric import Parametric
+from service.bounds.rules.smooth import Smooth
+
+
+@cache
+def elu(alpha: float, scale: float, input_scale: float) -> Smooth:
+    """``scale·z`` above 0, below ``scale·alpha·(exp(input_scale·z) − 1)``.
+
+    At 0 the derivative is that from below: above 0 the function is straight and its ends tell all.
+    """
+
+    def function(z: Tensor) -> Tensor:
+        return scale * torch.where(z > 0, z, alpha * torch.expm1(z.clamp(max=0) * input_scale))
+
+    def derivative(z: Tensor) -> Tensor:
+        below = alpha * input_scale * torch.exp(z.clamp(max=0) * input_scale)
+        return scale * torch.where(z > 0, torch.ones_like(z), below)
+
+    return Smooth(function, derivative, turning=(0.0,), knots=(-8.0, -4.0, -2.0, -1.0, 0.0))
+
+
+class Elu(Parametric):
+    """``aten.elu(self, alpha, scale, input_scale)``."""
+
+    @staticmethod
+    def _shape(node: Node) -> tuple[float, float, float]:
+        alpha, scale, input_scale = (float(node.arguments[name]) for name in ("alpha", "scale", "input_scale"))
+        return alpha, scale, input_scale
+
+    def refusal(self, node: Node) -> str | None:
+        alpha, scale, input_scale = self._shape(node)
+        if alpha < 0 or scale <= 0 or input_scale <= 0:
+            return f"its alpha {alpha} is negative, or its scales {scale} and {input_scale} are not positive"
+        return super().refusal(node)
+
+    def smooth(self, node: Node) -> Smooth:
+        return elu(*self._shape(node))
