@@ -27,6 +27,8 @@ def split_with_sizes(x: Tensor, split_sizes: Sequence[int], dim: int = 0) -> lis
 
 
 def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
+    if any(dim % x.ndim == 0 for dim in dims):
+        raise NotImplementedError("a flip of the batch")
     for dim in dims:
         x = x.index_select(dim, torch.arange(x.shape[dim] - 1, -1, -1, device=x.device))
     return x
@@ -44,6 +46,8 @@ def repeat(x: Tensor, repeats: Sequence[Any]) -> Tensor:
 
 def cumulated(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     """A lower triangular matrix of ones along ``dim``."""
+    if dim % x.ndim == 0:
+        raise NotImplementedError("sums over the batch")
     length = x.shape[dim]
     ones = torch.ones(length, length, dtype=x.dtype, device=x.device).tril()
     found: Tensor = aten.linear(x.transpose(dim, -1), ones)
