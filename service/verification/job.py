@@ -101,7 +101,7 @@ class _Own:
     def _bounded(self, instances: list[int], referee: Referee, searches: Searches) -> list[Entry]:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
         task, begun = self.task, time.time()
-        question = task.asked.ask(instances, torch.empty(0, dtype=torch.float32, device=task.device))
+        question = task.asked.ask(instances, task.like)
         outcome = certify(task.network, referee, task.method, task.effort, question, clock=self.clock)
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         rows = tally.rows_of(outcome, task.method_name, task.asked)

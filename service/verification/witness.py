@@ -32,7 +32,7 @@ class Referee:
     @torch.no_grad()
     def violated(self, question: Question) -> Tensor:
         """Which witnesses violate a row of the question, bool ``(batch,)``; judged in float64."""
-        suspects = self._least(self.module, question, question.rows.dtype) < 0
+        suspects = self._least(self.module, question, _dtype_of(self.module) or question.rows.dtype) < 0
         if not bool(suspects.any()):
             return suspects
         if self._precise is None:
@@ -54,3 +54,9 @@ class Referee:
         output = self.exchange.agree(module(question.witnesses.to(dtype)))
         values = torch.einsum("brk,bk->br", question.rows.to(dtype), output) - question.thresholds.to(dtype)
         return values.amin(dim=1)
+
+
+def _dtype_of(module: nn.Module) -> torch.dtype | None:
+    """Of its parameters, or of its buffers where it has none; bounds may be computed in another one."""
+    held = (each.dtype for each in (*module.parameters(), *module.buffers()) if each.is_floating_point())
+    return next(held, None)

@@ -43,12 +43,12 @@ def model(  # noqa: PLR0917 - keywords of a fixture
     return data
 
 
-def dense(widths: Sequence[int], batch: int | str = "batch") -> bytes:
+def dense(widths: Sequence[int], batch: int | str = "batch", scale: float = 1.0) -> bytes:
     """Layers with ReLU between."""
     nodes, constants = [], {}
     name = "x"
     for index, (inputs, outputs) in enumerate(pairwise(widths)):
-        constants |= {f"w{index}": weights(outputs, inputs), f"b{index}": weights(outputs)}
+        constants |= {f"w{index}": scale * weights(outputs, inputs), f"b{index}": scale * weights(outputs)}
         last = index == len(widths) - 2
         target = "y" if last else f"z{index}"
         nodes.append(node("Gemm", [name, f"w{index}", f"b{index}"], target, transB=1))

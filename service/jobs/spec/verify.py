@@ -12,7 +12,10 @@ from service.jobs.spec.model import ModelRef
 
 
 class Robustness(Strict):
-    """No input within ``eps`` (in the data's units, by ``norm``) of a test sample changes its correct class."""
+    """No input within ``eps`` (in the data's units, by ``norm``) of a test sample changes its correct class.
+
+    Of a sequence of tokens the input is their embedding, and the class the token that follows the last.
+    """
 
     data: DataSpec
     count: int = Field(16, ge=1, le=10**6, description="how many samples of the test split, from the first")

@@ -99,6 +99,9 @@ def _by_method(method: str, network: Network, box: Interval, effort: Effort) -> 
 
 
 def _slope(least: Tensor, ends: Interval) -> Tensor:
+    """Zero where the bound comes from intervals of hidden values, and does not know of the box."""
+    if not least.requires_grad:
+        return torch.zeros_like(ends.lower)
     lower, upper = torch.autograd.grad(
         least.sum(), (ends.lower, ends.upper), retain_graph=True, allow_unused=True, materialize_grads=True
     )

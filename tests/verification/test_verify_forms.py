@@ -1,0 +1,153 @@
+"""Every form of a verification job: many queries, every method, searches for samples and boxes, rigorous bounds."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zipfile
+from typing import Any
+
+import pytest
+import torch
+from onnx_models import dense
+from pydantic import ValidationError
+from test_onnx_job import BOX, DECLARED, NETWORK, reach, specification, upload
+from test_verify_job import Recorder, context, trained, trained_model
+from test_verify_job import specification as of_digits
+
+from service.bounds.onnx import load
+from service.jobs.layout import DataLayout
+from service.verification import job
+
+__all__ = ["trained"]
+
+
+def query(threshold: float) -> str:
+    return f"{DECLARED}{BOX}(assert (>= Y_0 {threshold}))"
+
+
+def archive(members: dict[str, str]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as written:
+        for name, text in members.items():
+            written.writestr(f"{name}.gz", gzip.compress(text.encode()))
+    return made.getvalue()
+
+
+def test_the_queries_of_an_archive_and_of_a_list_are_instances_of_one_job(trained: DataLayout) -> None:
+    least, most = reach()
+    span = most - least
+    members = {"far.vnnlib": query(most + 9 * span), "near.vnnlib": query(most + 0.2 * span)}
+    files = [upload(trained, archive(members)), upload(trained, query(most - 0.2 * span).encode())]
+    ranked, report = context(trained)
+    result = job.run(specification(trained, "", property={"vnnlib": files}, budget={"batch": 2}), ranked)
+    assert result is not None
+    assert [(row["name"], row["verdict"]) for row in report.bounds] == [
+        ("far.vnnlib.gz", "verified"),
+        ("near.vnnlib.gz", "verified"),
+        (None, "falsified"),
+    ]
+    assert all(row["decided_by"] for row in report.bounds)
+    assert [step[0] for step in report.steps] == [1, 2, 3], "told one by one"
+    assert [moment["instance"] for moment in report.searches][-1] == 2
+    assert {"instance", "domains", "open", "bound", "seconds"} == report.searches[-1].keys()
+    spent = result["time"]
+    assert spent["search"] + spent["attack"] > 0
+    assert sum(spent.values()) <= result["wall_seconds"]
+    assert result["memory_gib"] > 0
+
+
+@pytest.mark.parametrize("intermediate", ["optimised", "fixed"])
+def test_optimised_bounds_certify_more_and_say_how_they_were_found(trained: DataLayout, intermediate: str) -> None:
+    digits = {"data": {"source": "digits"}, "count": 16, "eps": 0.03}
+    fields = {"property": {"robustness": digits}, "budget": {"batch": 16, "iterations": 5}}
+    plain = job.run(of_digits(**fields), context(trained)[0])
+    ranked, report = context(trained)
+    found = job.run(of_digits(**fields, method="alpha-crown", intermediate=intermediate), ranked)
+    assert plain is not None
+    assert found is not None
+    assert found["mean_width"] < plain["mean_width"]
+    expected = "alpha-crown" + (" (fixed intermediate bounds)" if intermediate == "fixed" else "")
+    assert {found["method"], *(row["method"] for row in report.bounds)} == {expected}
+
+
+def test_a_search_decides_samples_that_bounds_leave_open(trained: DataLayout) -> None:
+    digits = {"data": {"source": "digits"}, "count": 8, "eps": 0.05}
+    ranked, report = context(trained)
+    result = job.run(of_digits(property={"robustness": digits}, method="beta-crown", budget={"seconds": 20}), ranked)
+    assert result is not None
+    by = {row["decided_by"] for row in report.bounds}
+    assert "bounds" not in by or len(by) > 1, "some were left open by bounds"
+    assert result["verdicts"]["unknown"] == 0
+    model = trained_model(trained).double()
+    for row in report.bounds:
+        if row["counterexample"] is not None:
+            assert model(torch.tensor([row["counterexample"]], dtype=torch.float64)).isfinite().all()
+        if row["verdict"] == "verified":
+            assert row["margin"] >= 0
+
+
+def boxed(network: bytes, trained: DataLayout, halfspace: dict[str, Any], **fields: Any) -> Recorder:
+    box = {"lower": [-1.0] * 3, "upper": [1.0] * 3, "output": [halfspace]}
+    ranked, report = context(trained)
+    model = {"onnx": upload(trained, network)}
+    job.run(specification(trained, "", model=model, property={"box": box}, method="beta-crown", **fields), ranked)
+    return report
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.1, "falsified"), (-0.2, "verified")])
+def test_a_search_decides_a_box(trained: DataLayout, share: float, verdict: str) -> None:
+    least, most = reach()
+    threshold = least + share * (most - least)
+    (row,) = boxed(NETWORK, trained, {"coefficients": [1.0, 0.0], "threshold": threshold}).bounds
+    assert row["verdict"] == verdict
+    if verdict == "falsified":
+        y = load(NETWORK).double()(torch.tensor([row["counterexample"]], dtype=torch.float64))
+        assert float(y[0, 0]) < threshold
+
+
+def test_an_output_that_reaches_its_threshold_does_not_violate_it(trained: DataLayout) -> None:
+    """A network of zeros: ``y ≥ 0`` holds everywhere with equality, which no bound proves and no input refutes."""
+    zeros = dense([3, 4, 2], scale=0.0)
+    (row,) = boxed(zeros, trained, {"coefficients": [1.0, 0.0]}, budget={"seconds": 0.5}).bounds
+    assert row["verdict"] in ("unknown", "timeout")
+    assert row["counterexample"] is None
+
+
+def test_a_search_ends_with_its_domains(trained: DataLayout) -> None:
+    least, most = reach()
+    ranked, report = context(trained)
+    budget = {"domains": 2, "restarts": 0, "seconds": 60}
+    job.run(specification(trained, query(most + 0.01 * (most - least)), method="ibp", budget=budget), ranked)
+    (row,) = report.bounds
+    assert (row["verdict"], row["decided_by"]) == ("unknown", None)
+    assert row["domains"] < 2000
+    assert row["seconds"] < 50
+    assert report.searches[-1]["open"] > 0
+
+
+def test_rigorous_bounds_are_a_method_of_their_own(trained: DataLayout) -> None:
+    fields = {"property": {"robustness": {"data": {"source": "digits"}, "count": 8, "eps": 0.01}}}
+    plain, rigorous = context(trained), context(trained)
+    job.run(of_digits(**fields), plain[0])
+    result = job.run(of_digits(**fields, rigorous=True), rigorous[0])
+    assert result is not None
+    assert result["method"] == "crown (rigorous)"
+    for row, expected in zip(rigorous[1].bounds, plain[1].bounds, strict=True):
+        assert row["verdict"] == expected["verdict"]
+        assert row["margin"] == pytest.approx(expected["margin"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"method": "ibp"}, "method=ibp; expected method=crown"),
+        ({"parallel": {"tp": 2}}, "expected tp=1"),
+        ({"property": {"vnnlib": "file_" + "0" * 64}}, "expected robustness or a box"),
+        ({"property": {"robustness": {"data": {"source": "digits"}, "eps": 1, "norm": 2}}}, "expected norm=inf"),
+    ],
+)
+def test_what_roundings_are_not_accounted_for_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match="roundings are not accounted for") as refused:
+        of_digits(**fields, rigorous=True)
+    assert words in str(refused.value)
