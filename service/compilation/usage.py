@@ -21,7 +21,7 @@ class Mark:
 class Reentry:
     """A call of a module that has ``pending`` forwards before it, or one from within a running backward.
 
-    ``begins``: replays begin with it, although that backward has not ended.
+    ``begins``: replays begin with it, unmarked, although that backward has not ended or another is still to run.
     """
 
     module: str

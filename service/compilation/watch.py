@@ -134,11 +134,11 @@ class Watch:
         self._shapes.setdefault(origin.module, {}).setdefault(self.iteration, set()).add(call.shapes)
         if not _across_the_boundary():
             self._outside[origin] = None
-        pending = sum(each.module == origin.module for each in self._pending.origins())
-        inside = in_backward()
-        if pending or inside:
-            reentry = Reentry(origin.module, self.iteration, origin.site, pending, inside, begins and inside)
-            self._reentries[reentry] = None
+        waiting, inside = self._pending.origins(), in_backward()
+        pending = sum(each.module == origin.module for each in waiting)
+        unsafe = begins and (inside or (bool(waiting) and not self._marks))
+        if pending or inside or unsafe:
+            self._reentries[Reentry(origin.module, self.iteration, origin.site, pending, inside, unsafe)] = None
 
     def _begins(self) -> bool:
         """Whether CUDA graphs would begin to write over their memory with this call."""

@@ -26,9 +26,9 @@ def _messages(usage: Usage) -> Iterator[str]:
     pending = usage.marked_while_pending
     for site, marks in _grouped(pending, lambda mark: str(mark.site)).items():
         yield _marked(site, marks)
-    inside = [each for each in usage.reentries if each.begins]
-    for (module, site), calls in _grouped(inside, lambda each: (each.module, str(each.site))).items():
-        yield _called_in_backward(module, site, calls)
+    unsafe = [each for each in usage.reentries if each.begins]
+    for (module, site, inside), calls in _grouped(unsafe, _kind).items():
+        yield _called_too_early(module, site, inside, calls)
     # What a pending backward has saved is held by the autograd graph, and the mark has been named for it.
     held = [each for each in usage.held if each.holders or not pending]
     for _, results in _grouped(held, lambda each: (each.origin.module, each.origin.site)).items():
@@ -56,10 +56,15 @@ def _marked(site: str, marks: list[Mark]) -> str:
     )
 
 
-def _called_in_backward(module: str, site: str, calls: list[Reentry]) -> str:
+def _kind(call: Reentry) -> tuple[str, str, bool]:
+    return call.module, str(call.site), call.in_backward
+
+
+def _called_too_early(module: str, site: str, inside: bool, calls: list[Reentry]) -> str:
+    when = "again within a running backward" if inside else "while other forwards still wait for their backward"
     return (
-        f"{module} is called again within a running backward, at {site} ({_when(each.iteration for each in calls)}): "
-        "replays begin there, and overwrite what the rest of that backward needs; mark steps (step_boundary)"
+        f"{module} is called {when}, at {site} ({_when(each.iteration for each in calls)}): "
+        "replays begin there, and overwrite what is still to be used; mark steps (step_boundary)"
     )
 
 

@@ -1,0 +1,167 @@
+"""Any use of a compiled module about which the watch is silent gives, under replays, what it gives without them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+import torch
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from service.compilation import watch as watching_module
+from service.compilation.internals.replays import Replays
+from service.compilation.usage import Usage
+from service.compilation.watch import watching
+from service.models.compiled import compile_in_place
+
+OPERATIONS = ("mark", "forward", "backward", "backward of the first", "infer", "hold", "read", "drop", "step")
+mark = torch.compiler.cudagraph_mark_step_begin
+
+
+class Scorer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.first(x)).square())
+
+
+@dataclass
+class Run:
+    """A program: operations one after another."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    waiting: list[Tensor] = field(default_factory=list)
+    held: list[Tensor] = field(default_factory=list)
+    told: list[Tensor] = field(default_factory=list)
+    number: int = 0
+
+    def all(self, operations: list[str]) -> None:
+        for self.number, operation in enumerate(operations):
+            getattr(self, "_" + operation.replace(" ", "_"))()
+
+    def _batch(self) -> Tensor:
+        return torch.randn(2, 3, generator=torch.Generator().manual_seed(self.number))
+
+    def _mark(self) -> None:
+        mark()  # type: ignore[no-untyped-call]
+
+    def _forward(self) -> None:
+        self.waiting.append(self.model(self._batch()).square().mean())
+
+    def _backward(self) -> None:
+        if self.waiting:
+            torch.stack(self.waiting).sum().backward()
+            self.waiting.clear()
+
+    def _backward_of_the_first(self) -> None:
+        if self.waiting:
+            self.waiting.pop(0).backward()
+
+    def _infer(self) -> None:
+        with torch.no_grad():
+            self.told.append(self.model(self._batch()).sum())
+
+    def _hold(self) -> None:
+        with torch.no_grad():
+            self.held.append(self.model(self._batch()))
+
+    def _read(self) -> None:
+        self.told.extend(each.clone() for each in self.held)
+
+    def _drop(self) -> None:
+        self.held.clear()
+
+    def _step(self) -> None:
+        if not self.waiting:  # or their backward would find other weights than their forward
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    @property
+    def results(self) -> list[Tensor]:
+        return [*self.told, *(value.detach().clone() for value in self.model.parameters())]
+
+
+@dataclass
+class Replayed:
+    """A module under replay, from example to example."""
+
+    model: nn.Module
+    replays: Replays
+    start: dict[str, Tensor]
+    examples: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def restored(self, model: nn.Module) -> Run:
+        model.load_state_dict(self.start)
+        return Run(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def run(self, operations: list[str]) -> tuple[Usage, list[Tensor]]:
+        run, example = self.restored(self.model), next(self.examples)
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        with watching({"scorer": self.model}, dict(self.model.named_parameters())) as watch:
+            self.replays.generation = lambda: 1000 * example + watch.generation
+            run.all(operations)
+            results = run.results
+            run.waiting.clear()
+            run.held.clear()
+            return watch.usage(), results
+
+
+@pytest.fixture(scope="module")
+def replayed() -> Iterator[Replayed]:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    replays, model = Replays(), Scorer()
+    start = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    compile_in_place(model, replays.backend)
+    yield Replayed(model, replays, start)
+    torch.compiler.reset()
+
+
+def silent(usage: Usage) -> bool:
+    alarms = (usage.marked_while_pending, usage.held, usage.overlapping, usage.gradients)
+    return not any(alarms) and not any(each.begins for each in usage.reentries)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(operations=st.lists(st.sampled_from(OPERATIONS), min_size=2, max_size=14))
+def test_silence_means_right_results(
+    replayed: Replayed, operations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching_module, "LOOKED_AT", range(100))
+    expected = replayed.restored(Scorer())
+    expected.all(operations)
+    usage, results = replayed.run(operations)
+    event("silent" if silent(usage) else "alarmed")
+    wrong = any(not torch.equal(one, other) for one, other in zip(results, expected.results, strict=True))
+    event("wrong" if wrong else "right")
+    assert not (wrong and silent(usage)), (operations, usage)
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        ["forward", "mark", "forward", "backward", "step"],
+        ["forward", "forward", "backward of the first", "forward", "forward", "backward", "step"],
+        ["hold", "infer", "read"],
+        ["forward", "backward", "forward", "backward", "step"],
+    ],
+)
+def test_alarms_are_for_results_that_do_go_wrong(
+    replayed: Replayed, operations: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching_module, "LOOKED_AT", range(100))
+    expected = replayed.restored(Scorer())
+    expected.all(operations)
+    usage, results = replayed.run(operations)
+    assert not silent(usage)
+    assert any(not torch.equal(one, other) for one, other in zip(results, expected.results, strict=True))
