@@ -20,13 +20,16 @@ from service.bounds.shard import shard
 from service.bounds.stages import InStages, Line, Staged, prepare_stages
 from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
-from service.jobs.spec.verify import FromOnnx, VerifySpec
+from service.jobs.spec.verify import FromOnnx, RobustnessProperty, VerifySpec
 from service.models import build, load_into
+from service.models.embedded import AfterEmbedding
 from service.models.reference import resolve
+from service.models.transformer import Transformer
 from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh
 from service.parallel.tensor import local_copy
 from service.verification.properties import Property, read
+from service.verification.properties.tokens import robust_tokens
 from service.verification.tally import Layer, layers_of
 
 if TYPE_CHECKING:
@@ -108,15 +111,12 @@ def make(spec: VerifySpec, context: RunContext, device: torch.device) -> Task:
         return _of_onnx(spec, spec.model, context, mesh, device)
     config, weights = resolve(spec.model, context.data)
     reads = config.reads
-    if not isinstance(reads, Features):
-        raise UnsupportedModelError(
-            f"a {config.family} takes token ids, and its first operator, aten.embedding, has no rule: "
-            "there is no box of inputs to certify; expected a model that reads features"
-        )
     module = build(config, mesh, dtype=torch.float32, device=device, seed=spec.seed)
     if weights is not None:
         load_into(module, weights)
     module.eval().requires_grad_(False)
+    if not isinstance(reads, Features):
+        return _of_tokens(spec, module, context, mesh, device)
     asked = read(spec.property, reads.features, reads.classes, context.data)
     if mesh.pp.size > 1:
         staged = prepare_stages(module, (reads.features,), mesh, line := Line(mesh, device))
@@ -124,6 +124,18 @@ def make(spec: VerifySpec, context: RunContext, device: torch.device) -> Task:
         return Task(spec, mesh, device, InStages(module, line), staged.network, asked, layers, staged=staged)
     network = prepare(_bounded(spec, module), (reads.features,), mesh.tp)
     return Task(spec, mesh, device, module, network, asked, layers_of(network, mesh.tp.size))
+
+
+def _of_tokens(spec: VerifySpec, module: nn.Module, context: RunContext, mesh: Mesh, device: torch.device) -> Task:
+    if not isinstance(module, Transformer) or not isinstance(spec.property, RobustnessProperty) or mesh.pp.size > 1:
+        raise UnsupportedModelError(
+            "a model of tokens takes ids, and its first operator, aten.embedding, has no rule: there is no box of "
+            "inputs to certify; expected a model that reads features, or a transformer in one stage and robustness"
+        )
+    asked = robust_tokens(spec.property, module, context.data)
+    rest = AfterEmbedding(module)
+    network = prepare(_bounded(spec, rest), asked.samples.inputs.shape[1:], mesh.tp)
+    return Task(spec, mesh, device, rest, network, asked, layers_of(network, mesh.tp.size))
 
 
 def _layers_of_stages(staged: Staged, tp: int) -> list[Layer]:

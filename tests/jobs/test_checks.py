@@ -73,6 +73,7 @@ GOOD = [
     spec("compile", model=TRANSFORMER, data=TOKENS),
     spec("train", model=CONVNET, parallel={"pp": 2, "tp": 4}),
     spec("verify", model=CONVNET),
+    spec("verify", model=TRANSFORMER, property={"robustness": {"data": TOKENS, "eps": 0.1, "count": 2}}),
     spec("train", batch={"global": 12, "micro": 3}, pipeline={"micro_batches": 2}),
     spec("train", objective={**CERTIFIED, "lower": -1, "upper": 0.5}),
     spec("train", objective=CERTIFIED, precision={"reduce": "bf16"}),
@@ -161,6 +162,14 @@ def test_what_fits_passes(good: Any) -> None:
         ),
         # verification
         (spec("verify", model=TRANSFORMER), [("model.family", "transformer", "a model that reads features")]),
+        (
+            spec(
+                "verify",
+                model=TRANSFORMER,
+                property={"robustness": {"data": {**TOKENS, "sequence": 33}, "eps": 0.1, "count": 2}},
+            ),
+            [("property.robustness.data.sequence", 33, "at most 32")],
+        ),
         (spec("verify", model={**MLP, "in_features": 8}), [("model.in_features", 8, "64")]),
         (
             spec("verify", property={"robustness": {"data": DIGITS, "eps": 0.1, "count": 360}}),
@@ -354,6 +363,12 @@ def test_a_spec_that_passes_adds_up(**drawn: Any) -> None:
     assert fleet is None or given_spec.parallel.world_size <= fleet["cpu"]
 
 
-def test_a_kind_without_a_pipeline_refuses_stages() -> None:
-    with pytest.raises(ValidationError, match="pp must be 1, got 2"):
-        spec("compile", parallel={"pp": 2})
+def test_the_pipeline_of_a_compile_job_is_checked_as_that_of_a_training_job() -> None:
+    two = {"model": {**MLP, "hidden": [12, 12]}, "parallel": {"pp": 2}}
+    assert check(spec("compile", **two), None, lambda _: None) == []
+    for change, path in [
+        ({"parallel": {"pp": 3}}, "parallel.pp"),
+        ({"pipeline": {"schedule": "zero_bubble", "micro_batches": 2**14}}, "pipeline.micro_batches"),
+        ({"pipeline": {"schedule": "interleaved"}}, "parallel.pp"),
+    ]:
+        assert [problem.path for problem in check(spec("compile", **{**two, **change}), None, lambda _: None)] == [path]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from service.bounds.network import Network, prepare
 from service.jobs.spec.model import TransformerConfig
 from service.models import build
-from service.models.embedded import AfterEmbedding
+from service.models.embedded import AfterEmbedding, embedded
 from service.models.transformer import Transformer
 
 CASES = {
@@ -24,7 +25,7 @@ CASES = {
 """Tensor-parallel ranks, tokens, fields of the configuration."""
 
 
-def after_embedding(mesh: Any = None, **fields: Any) -> AfterEmbedding:
+def transformer(mesh: Any = None, **fields: Any) -> Transformer:
     """Weights large enough that attention and gates are far from linear."""
     given = {"vocab_size": 16, "dim": 8, "layers": 1, "ffn_dim": 12, "max_sequence": 8, **fields}
     model = build(TransformerConfig.model_validate(given), mesh, dtype=torch.float64, seed=4)
@@ -33,7 +34,7 @@ def after_embedding(mesh: Any = None, **fields: Any) -> AfterEmbedding:
         for name, parameter in model.named_parameters():
             if "norm" not in name:
                 parameter.mul_(12)
-    return AfterEmbedding(model).eval().requires_grad_(False)
+    return model.eval().requires_grad_(False)
 
 
 def tokens(sequence: int) -> Tensor:
@@ -47,14 +48,17 @@ def test_it_is_the_rest_of_the_model_also_after_tracing() -> None:
     assert isinstance(model, Transformer)
     rest, ids = AfterEmbedding(model), tokens(7)
     prepare(rest, (7, 8))
-    assert torch.equal(rest(rest.embed(ids)), model(ids)[:, -1])
+    x = embedded(model, ids)
+    assert torch.equal(rest(x), model(ids)[:, -1])
+    assert torch.equal(rest(x.flatten(1)), rest(x))
 
 
 def test_samples_lie_within_the_bounds() -> None:
-    module = after_embedding(heads=4, kv_heads=2)
+    model = transformer(heads=4, kv_heads=2)
+    module, x = AfterEmbedding(model), embedded(model, tokens(4))
     network = prepare(module, (4, 8))
     for eps, method in product((0.0, 1e-3, 2e-2), ("ibp", "crown")):
-        box = box_around(module.embed(tokens(4)), eps)
+        box = box_around(x, eps)
         bounds = output_bounds(network, box, method)
         outputs = module(samples(box, 100, torch.Generator().manual_seed(1)).flatten(0, 1)).unflatten(0, (100, 2))
         tolerance = 1e-9 * outputs.abs().max()
@@ -97,11 +101,12 @@ def compare() -> dict[str, dict[str, float]]:
     meshes = {ranks: build_mesh(ParallelSpec(dp_shard=4 // ranks, tp=ranks), "cpu") for ranks in (2, 4)}
     found = {}
     for name, (ranks, sequence, fields) in CASES.items():
-        whole, divided = after_embedding(**fields), after_embedding(meshes[ranks], **fields)
-        x = whole.embed(tokens(sequence))
+        models = transformer(**fields), transformer(meshes[ranks], **fields)
+        whole, divided = (AfterEmbedding(model) for model in models)
+        x = embedded(models[0], tokens(sequence))
         networks = prepare(divided, (sequence, 8), meshes[ranks].tp), prepare(whole, (sequence, 8))
         found[name] = _compared(networks, x, 1e-3)
-        found[name]["embedded"] = float((divided.embed(tokens(sequence)) - x).abs().max())
+        found[name]["embedded"] = float((embedded(models[1], tokens(sequence)) - x).abs().max())
         found[name]["function"] = float((divided(x) - whole(x)).abs().max())
     for ranks, mesh in meshes.items():
         networks = _streams(mesh)
@@ -146,3 +151,43 @@ def test_a_mesh_finds_the_bounds_of_one_process(torchrun: Any) -> None:
             replicated = found.pop("replicated")
             assert (replicated > 0) == ("replicated" in name), "where tokens are divided, every value is"
             assert {case: difference for case, difference in found.items() if not difference <= 1e-10} == {}, name
+
+
+@pytest.mark.distributed
+def test_next_tokens_are_certified_by_a_job(tmp_path: Path, torchrun: Any) -> None:
+    alone = certify_tokens(str(tmp_path), 1)
+    divided, _ = torchrun(certify_tokens, 2, folder=str(tmp_path), tp=2)
+    assert alone["layers"] == divided["layers"] > 0
+    assert len(alone["rows"]) == 3
+    for row, expected in zip(divided["rows"], alone["rows"], strict=True):
+        assert len(row["lower"]) == 256
+        assert all(low < high for low, high in zip(row["lower"], row["upper"], strict=True))
+        assert row["lower"] == pytest.approx(expected["lower"], abs=2e-5 * max(map(abs, expected["lower"])))
+        assert row["verdict"] == expected["verdict"] == "falsified", "an untrained model is wrong about the sample"
+        assert len(row["counterexample"]) == 4 * 8
+
+
+def certify_tokens(folder: str, tp: int) -> dict[str, Any]:
+    import os
+
+    from test_verify_job import context
+
+    from service.jobs.layout import DataLayout
+    from service.jobs.spec.verify import VerifySpec
+    from service.parallel import distributed
+    from service.verification import job
+
+    model = {"family": "transformer", "dim": 8, "layers": 1, "heads": 2, "ffn_dim": 8, "max_sequence": 16}
+    asked = {"data": {"source": "tokens", "sequence": 4}, "count": 3, "eps": 1e-4}
+    fields = {
+        "kind": "verify",
+        "model": model,
+        "property": {"robustness": asked},
+        "parallel": {"tp": tp},
+        "device": "cpu",
+    }
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    ranked, report = context(DataLayout(Path(folder)), rank, world, job_id=f"job_{tp:x>20}")
+    result = job.run(VerifySpec.model_validate(fields), ranked)
+    distributed.stop()
+    return {"rows": report.bounds, "layers": len(result["layers"]) if result else 0}

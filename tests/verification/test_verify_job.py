@@ -191,7 +191,12 @@ def test_numbers_that_are_not_finite_are_null(data: DataLayout, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"model": {"family": "transformer"}}, UnsupportedModelError, "aten.embedding"),
+        ({"model": {"family": "transformer"}}, PropertyError, "has no tokens, which a transformer reads"),
+        (
+            {"model": {"family": "transformer"}, "property": {"box": {"lower": [0.0], "upper": [1.0]}}},
+            UnsupportedModelError,
+            "aten.embedding",
+        ),
         (
             {"property": {"robustness": {"data": {"source": "digits"}, "count": 400, "eps": 0.1}}},
             PropertyError,

@@ -23,6 +23,9 @@ def check_fit(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
     if not isinstance(spec, VerifySpec):
         if spec.data is not None:
             yield from _check_data(spec.data, "data", config, where)
+    elif isinstance(reads, Tokens) and _asks_for_tokens(spec, config):
+        assert isinstance(spec.property, RobustnessProperty)
+        yield from _check_robustness(spec.property.robustness, config, where)
     elif isinstance(reads, Tokens):
         path = f"model.{_form(spec.model)}"
         message = "token ids have no box around them to certify"
@@ -31,6 +34,13 @@ def check_fit(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
         yield from _check_box(spec.property.box, reads)
     elif isinstance(spec.property, RobustnessProperty):
         yield from _check_robustness(spec.property.robustness, config, where)
+
+
+def _asks_for_tokens(spec: VerifySpec, config: ModelConfig) -> bool:
+    """Whether it is about embedded tokens, the one box there is for a model that reads ids."""
+    asked = spec.property
+    about_tokens = isinstance(asked, RobustnessProperty) and isinstance(asked.robustness.data.gives, Tokens)
+    return about_tokens and isinstance(config, TransformerConfig) and spec.parallel.pp == 1
 
 
 def _form(model: ModelRef | FromOnnx) -> str:
