@@ -26,7 +26,7 @@ class AfterEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
-            x = x.unflatten(1, (-1, self.dim))
+            x = torch.unflatten(x, 1, (-1, self.dim))
         divides = self.axis.size > 1 and x.shape[1] % self.axis.size == 0
         stream = self.sharded if divides else self.replicated
         x = stream.divide(x)

@@ -35,7 +35,7 @@ def robust_tokens(spec: RobustnessProperty, model: Transformer, layout: DataLayo
         raise PropertyError(f"property.robustness.count={asked.count}, but the test split has {len(test)} samples")
     samples = test.take(torch.arange(asked.count))
     device = next(model.parameters()).device
-    inputs = [embedded(model, ids.to(device)).flatten(1).cpu() for ids in samples.inputs.split(AT_ONCE)]
+    inputs = [embedded(model, ids.to(device)).flatten(1).cpu() for ids in torch.split(samples.inputs, AT_ONCE)]
     return RobustSamples(Split(torch.cat(inputs), samples.targets[:, -1]), config.vocab_size, asked.eps, asked.norm)
 
 
