@@ -96,8 +96,8 @@ def test_files_archives_and_lists_of_them_are_taken(tmp_path: Path) -> None:
         ({FIRST: query(rest="(assert (<= Y_1 0))")}, "property.vnnlib", "line 8: got 'Y_1', expected a variable"),
         ({FIRST: query(rest="(assert (< Y_0 0))")}, "property.vnnlib", "line 8: got '<', expected and, or, <= or >="),
         ({FIRST: query(rest="(assert ())")}, "property.vnnlib", "line 8: got 'assert', expected (and …)"),
-        ({FIRST: query(3)}, "property.vnnlib", "the query has 3 inputs, the model takes 2"),
-        ({FIRST: query(2, 2)}, "property.vnnlib", "the query has 2 outputs, the model gives 1"),
+        ({FIRST: query(3)}, "property.vnnlib", "the query has 3 inputs and 1 outputs, the model takes 2 and gives 1"),
+        ({FIRST: query(2, 2)}, "property.vnnlib", "has 2 inputs and 2 outputs, the model takes 2 and gives 1"),
         ({FIRST: query(rest="(assert (<= 2 X_0))")}, "property.vnnlib", "no input satisfies"),
         ({FIRST: zipped({"p.vnnlib": query(3)})}, "property.vnnlib", "p.vnnlib: the query has 3 inputs"),
         ({FIRST: zipped({"p.vnnlib": "(assert"})}, "property.vnnlib", "p.vnnlib: line 1: got '('"),
@@ -127,7 +127,7 @@ def test_every_file_of_a_list_is_checked(tmp_path: Path) -> None:
 def test_a_built_in_model_has_sizes_too(tmp_path: Path) -> None:
     assert problems(tmp_path, {FIRST: query()}, model=MLP) == []
     (problem,) = problems(tmp_path, {FIRST: query(2, 3)}, model=MLP)
-    assert problem.message == "the query has 3 outputs, the model gives 1"
+    assert problem.message == "the query has 2 inputs and 3 outputs, the model takes 2 and gives 1"
 
 
 @pytest.mark.parametrize(

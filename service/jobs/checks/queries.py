@@ -16,6 +16,8 @@ from service.jobs.vnnlib import Query, VnnlibError, parse, sources
 if TYPE_CHECKING:
     from service.jobs.onnx import Sizes
 
+MOST_SHOWN = 10
+"""Problems of one archive: what is wrong with the first ones is mostly wrong with all."""
 PathOf = Callable[[str], Path | None]
 """The content of an uploaded file, by its id; ``None`` where it is not known."""
 
@@ -53,30 +55,33 @@ def _check_file(path: str, file: str, content: Path, model: Sizes | None) -> Ite
     except VnnlibError as error:
         yield Problem(path, str(error), file, "VNN-LIB 1 as text, its gzip, or a zip or an uncompressed tar of such")
         return
+    shown = 0
     for source in found:
+        if shown == MOST_SHOWN:
+            return
         where = f"{source.name}: " if source.name else ""
         try:
             query = parse(source.text)
         except VnnlibError as error:
             yield Problem(path, f"{where}{error}", file, "a query in VNN-LIB 1")
+            shown += 1
             continue
         for message, expected in _misfits(query, model):
             yield Problem(path, f"{where}{message}", file, expected)
+            shown += 1
 
 
 def _misfits(query: Query, model: Sizes | None) -> Iterator[tuple[str, str]]:
     if not query.cases:
         yield "no input satisfies its bounds on inputs, so there is nothing to verify", "a box with an input in it"
-    if model is not None and model.inputs != query.inputs:
-        yield (
-            f"the query has {query.inputs} inputs, the model takes {model.inputs}",
-            f"X_0 to X_{model.inputs - 1}",
-        )
-    if model is not None and model.outputs not in (None, query.outputs):
-        yield (
-            f"the query has {query.outputs} outputs, the model gives {model.outputs}",
-            f"Y_0 to Y_{model.outputs - 1}",
-        )
+    if model is None or (query.inputs == model.inputs and model.outputs in (None, query.outputs)):
+        return
+    outputs = "" if model.outputs is None else f" and gives {model.outputs}"
+    last = "" if model.outputs is None else f", Y_0 to Y_{model.outputs - 1}"
+    message = (
+        f"the query has {query.inputs} inputs and {query.outputs} outputs, the model takes {model.inputs}{outputs}"
+    )
+    yield message, f"X_0 to X_{model.inputs - 1}{last}"
 
 
 def _check_sizes(asked: BoxProperty | RobustnessProperty, model: Sizes) -> Iterator[Problem]:

@@ -60,7 +60,11 @@ class VnnlibProperty(Strict):
     instance, in order of their paths. Several files are instances one after the other.
     """
 
-    vnnlib: FileId | Annotated[tuple[FileId, ...], Field(min_length=1, max_length=10_000)]
+    vnnlib: Annotated[
+        Annotated[FileId, Tag("one")]
+        | Annotated[tuple[FileId, ...], Field(min_length=1, max_length=10_000), Tag("several")],
+        Discriminator(lambda value: "one" if isinstance(value, str) else "several"),
+    ]
 
     @property
     def files(self) -> tuple[tuple[str, FileId], ...]:
