@@ -21,13 +21,13 @@ def batches(
     part: int = 0,
     layout: DataLayout | None = None,
 ) -> tuple[Batch, ...]:
-    """One batch for each step: ``spec.micro_batches`` forwards with the sizes of ``spec.shapes`` in turn.
+    """One batch for each step: ``spec.forwards`` forwards with the sizes of ``spec.shapes`` in turn.
 
     ``part`` is the data-parallel rank: each sees samples of its own. ``layout`` has uploaded files. Raises
     ``ValueError`` when the data set does not fit the model.
     """
     count = max(spec.steps, len(spec.shapes))
-    sizes = [spec.shapes[index % len(spec.shapes)] * spec.micro_batches for index in range(count)]
+    sizes = [spec.shapes[index % len(spec.shapes)] * spec.forwards for index in range(count)]
     samples = _samples(spec, config, sum(sizes), part, layout)
     pieces = zip(torch.split(samples.inputs, sizes), torch.split(samples.targets, sizes), strict=True)
     return tuple(Batch((inputs.to(device),), targets.to(device)) for inputs, targets in pieces)

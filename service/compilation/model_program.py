@@ -64,10 +64,7 @@ class ModelProgram:
 
     @property
     def period(self) -> int:
-        seen: dict[Shapes, int] = {}
-        for index, batch in enumerate(self.batches):
-            seen.setdefault(shapes_of(batch), index)
-        return max(seen.values()) + 1
+        return period_of(self.batches)
 
     def build(self, dtype: torch.dtype) -> Parts:
         module = self.module(dtype)
@@ -121,6 +118,14 @@ Shapes = tuple[tuple[int, ...], ...]
 
 def shapes_of(batch: Batch) -> Shapes:
     return tuple(tuple(value.shape) for value in batch.inputs)
+
+
+def period_of(batches: tuple[Batch, ...]) -> int:
+    """Batches until every input shape has been seen."""
+    seen: dict[Shapes, int] = {}
+    for index, batch in enumerate(batches):
+        seen.setdefault(shapes_of(batch), index)
+    return max(seen.values()) + 1
 
 
 def first_tensor(outputs: Any) -> Tensor:

@@ -31,7 +31,7 @@ def assemble(
     proofs: Sequence[Proof] = (),
 ) -> dict[str, Any]:
     """The report as plain data."""
-    opened = gate(results, spec.phases, target.fingerprint, toolchain_s, spec.micro_batches)
+    opened = gate(results, spec.phases, target.fingerprint, toolchain_s, spec.forwards)
     return {
         "summary": [*summary(results, opened), *causes(diagnoses), *unproved(proofs)],
         "gate": opened,

@@ -13,6 +13,7 @@ from torch.nn import functional
 from service import models
 from service.compilation.inputs import batches
 from service.compilation.model_program import ModelProgram
+from service.compilation.pipeline_program import PipelineProgram
 from service.compilation.program import Maker, Program, Site
 from service.jobs.plugins import Features, ProgramConfig
 from service.jobs.runtime import RunContext
@@ -27,8 +28,11 @@ from service.models.reference import resolve
 from service.parallel import mesh as meshes
 from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.mesh import Axis, Mesh
+from service.parallel.pipeline.channels import connect
+from service.parallel.pipeline.stage import Part
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
 from service.parallel.tensor.float8 import use_float8
+from service.schedules import generator
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,12 @@ class Subject:
     precision: PrecisionSpec
     activation_checkpoint: ActivationCheckpoint
 
-    def build(self, dtype: torch.dtype) -> nn.Module:
-        """This rank's part, in the precision, recomputing and sharded as in a training job; drawn in float32.
+    def build(self, dtype: torch.dtype, part: Part | None = None) -> nn.Module:
+        """This rank's ``part``, in the precision, recomputing and sharded as in a training job; drawn in float32.
 
         Any other ``dtype`` than float32 is exact: without mixed precision and float8.
         """
-        model = models.build(self.config, self.mesh, device=self.device, seed=self.seed)
+        model = models.build(self.config, self.mesh, device=self.device, seed=self.seed, part=part)
         if self.weights is not None:
             models.load_into(model, self.weights)
         model.to(dtype)
@@ -93,10 +97,16 @@ def target_of(spec: CompileSpec, context: RunContext, device: torch.device) -> T
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
     subject = Subject(config, weights, mesh, axis, device, spec.seed, spec.precision, spec.activation_checkpoint)
     inputs = batches(spec, config, device, mesh.dp.rank, context.data)
-    own = fingerprint(config, spec.parallel, device, spec.precision, spec.activation_checkpoint)
+    pipeline = None if spec.parallel.pp == 1 else spec.pipeline
+    own = fingerprint(config, spec.parallel, device, spec.precision, spec.activation_checkpoint, pipeline=pipeline)
     about: dict[str, Any] = {"model": config.model_dump(mode="json"), "precision": spec.precision.model_dump()}
     about["activation_checkpoint"] = spec.activation_checkpoint
-    return Target(ModelProgram(subject.build, inputs, subject.loss, spec.micro_batches), own, about)
+    if pipeline is None:
+        return Target(ModelProgram(subject.build, inputs, subject.loss, spec.micro_batches), own, about)
+    schedule = generator(pipeline.schedule)(spec.parallel.pp, pipeline.stages_per_rank, spec.forwards)
+    channels = connect(mesh, schedule.owners)
+    program = PipelineProgram(subject.build, inputs, subject.loss, mesh, schedule, channels)
+    return Target(program, own, about | {"pipeline": pipeline.model_dump()})
 
 
 def _installed(config: ProgramConfig, spec: CompileSpec, site: Site) -> Target:

@@ -11,6 +11,7 @@ import torch
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
 from service.jobs.spec.model import ModelConfig
+from service.jobs.spec.train import PipelineSpec
 
 Fingerprint = dict[str, str | int | float]
 ABSENT = "absent"
@@ -22,11 +23,19 @@ def fingerprint(
     device: torch.device,
     precision: PrecisionSpec,
     activation_checkpoint: ActivationCheckpoint,
+    *,
+    pipeline: PipelineSpec | None = None,
 ) -> Fingerprint:
-    """Model, mesh, precision, recomputation, torch version and device architecture as flat fields, ready for JSON."""
+    """Model, mesh, precision, recomputation, torch version and device architecture as flat fields, ready for JSON.
+
+    ``pipeline`` is given where the model is cut into stages: which ones depends on it.
+    """
     fields: Fingerprint = {f"model.{name}": plain(value) for name, value in config.model_dump().items()}
     fields |= {f"precision.{name}": value for name, value in precision.model_dump().items()}
     fields["activation_checkpoint"] = activation_checkpoint
+    if pipeline is not None:
+        fields["pipeline.schedule"] = pipeline.schedule
+        fields["pipeline.virtual_stages"] = pipeline.stages_per_rank
     return fields | environment(parallel, device)
 
 

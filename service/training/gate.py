@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +22,11 @@ class GateError(RuntimeError):
 
 
 def allowed_modes(
-    choice: CompileChoice, own: Fingerprint, data: DataLayout, micro_batches: int = 1
+    choice: CompileChoice, own: Sequence[Fingerprint | None], data: DataLayout, micro_batches: int = 1
 ) -> dict[Phase, str]:
     """The mode (a name of ``RECIPES``) for each phase that ``choice`` asks for; empty when it asks for none.
+
+    The gate must have been written for one of the fingerprints of this job, ``own``.
 
     Raises :class:`GateError` when there is no report, when it was written for another configuration (naming the
     fields), when a phase did not pass, or when CUDA graphs were checked with another pattern of ``micro_batches``.
@@ -65,8 +67,9 @@ def _read(path: Path, job: str) -> Mapping[str, Any]:
     return gate
 
 
-def _check_fingerprint(gate: Mapping[str, Any], own: Fingerprint, job: str) -> None:
-    differing = difference(gate["fingerprint"], own)
+def _check_fingerprint(gate: Mapping[str, Any], own: Sequence[Fingerprint | None], job: str) -> None:
+    """Told are the differences from the nearest of ``own``."""
+    differing = min((difference(gate["fingerprint"], each) for each in own if each is not None), key=len)
     if differing:
         fields = "; ".join(
             f"{field} is {mine!r} here and {theirs!r} in the report" for field, theirs, mine in differing

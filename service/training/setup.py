@@ -82,7 +82,8 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     config, weights = resolve(spec.model, context.data)
     check_export(spec.export, config)
     dataset = data.load(spec.data, context.data).to(device)
-    backends = allowed_modes(spec.compile, own_fingerprint(config, spec, device), context.data, spec.micro_batches)
+    prints = [own_fingerprint(config, spec, device), staged_fingerprint(config, spec, device)]
+    backends = allowed_modes(spec.compile, prints, context.data, spec.micro_batches)
     for cache in portable_caches(spec.compile, backends, context.data, context.rank):
         torch.compiler.load_cache_artifacts(cache)
     return assemble(spec, context, device, mesh, Ingredients(config, dataset, backends, weights))
@@ -154,6 +155,16 @@ def own_fingerprint(config: ModelConfig, spec: TrainSpec, device: torch.device) 
         # Compile jobs check a model in one piece. Block by block, its graphs are those of any stage that holds them.
         parallel = parallel.model_copy(update={"pp": 1})
     own = fingerprint(config, parallel, device, spec.precision, spec.activation_checkpoint)
+    if spec.objective != CrossEntropy():
+        own["objective"] = spec.objective.name
+    return own
+
+
+def staged_fingerprint(config: ModelConfig, spec: TrainSpec, device: torch.device) -> Fingerprint | None:
+    """What a gate may have been written for instead: the very stages of this job. ``None`` without a pipeline."""
+    if spec.parallel.pp == 1:
+        return None
+    own = fingerprint(config, spec.parallel, device, spec.precision, spec.activation_checkpoint, pipeline=spec.pipeline)
     if spec.objective != CrossEntropy():
         own["objective"] = spec.objective.name
     return own

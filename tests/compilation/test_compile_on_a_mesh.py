@@ -196,3 +196,42 @@ def test_a_training_job_of_the_same_arithmetic_is_compiled(torchrun: Callable[..
     assert checked["gate"]["fingerprint"]["activation_checkpoint"] == "selective"
     assert graphs > 0
     assert own == pytest.approx(eager, rel=2e-2)  # bf16 rounds to 2^-8
+
+
+def climb_stages_and_train(folder: str) -> Any:
+    """The check of two pipeline stages; the losses of training jobs over them, eager and compiled by its gate."""
+    from service.compilation import timing
+    from service.parallel import distributed
+    from tests.training.training_runs import train
+
+    timing.RACE_S = timing.BLOCK_S = 1e-3
+    stages = {"pp": 2}
+    deep = {**MLP, "hidden": [8, 8], "in_features": 64, "out_features": 10}
+    checked = climb_in_group(stages, deep, folder, phases=["train", "inference"], shapes=[4, 3])
+    job = {"model": deep, "data": {"source": "digits"}, "steps": 2, "batch": {"global": 16}, "parallel": stages}
+    eager = train(folder, job, job_id="job_" + "1" * 20)["loss"]
+    choice = {"train": True, "inference": True, "gate": "job_" + "0" * 20}
+    own = train(folder, {**job, "compile": choice}, job_id="job_" + "2" * 20)["loss"]
+    other = {**job, "compile": choice, "pipeline": {"schedule": "gpipe"}}
+    try:
+        train(folder, other, job_id="job_" + "3" * 20)
+    except RuntimeError as error:
+        refusal = str(error)
+    distributed.stop()
+    return checked, eager, own, refusal
+
+
+def test_stages_of_a_pipeline_are_checked_and_compiled_by_their_gate(
+    torchrun: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    (checked, eager, own, refusal), _ = torchrun(climb_stages_and_train, 2, timeout_s=300, folder=str(tmp_path))
+    report = json.loads((artifacts_of(tmp_path) / "report.json").read_text())
+    assert checked["verdicts"] == {"pass": 4}, report["rungs"]
+    assert checked["gate"]["fingerprint"]["parallel.pp"] == 2
+    assert checked["gate"]["micro_batches"] == 4
+    trained = next(row for row in report["rungs"] if row["rung"] == "aot_eager" and row["phase"] == "train")
+    assert [call["module"] for call in trained["invocations"]] == ["stage0"] * 2
+    assert min(trained["parameters"]["compiled_backwards"]) == 4
+    assert trained["parameters"]["moved"] == trained["parameters"]["trainable"] > 0
+    assert own == pytest.approx(eager, rel=1e-6)
+    assert "pipeline.schedule is 'gpipe' here and '1f1b' in the report" in refusal

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from service.jobs.checks import check, dependencies, pool_of
 from service.jobs.records import Job

@@ -43,32 +43,32 @@ def test_only_what_is_asked_for_is_opened(
     data: DataLayout, train: bool, inference: bool, expected: dict[str, str]
 ) -> None:
     publish(data, {"gate": PASSED})
-    assert allowed_modes(CompileChoice(train=train, inference=inference, gate=GATE), OWN, data) == expected
+    assert allowed_modes(CompileChoice(train=train, inference=inference, gate=GATE), [OWN], data) == expected
 
 
 def test_another_configuration_is_refused_by_field(data: DataLayout) -> None:
     publish(data, {"gate": {**PASSED, "fingerprint": {**OWN, "parallel.tp": 2, "torch": "2.0"}}})
     with pytest.raises(GateError, match=r"parallel.tp is 1 here and 2 in the report; torch is '.*' here and '2.0'"):
-        allowed_modes(CompileChoice(train=True, gate=GATE), OWN, data)
+        allowed_modes(CompileChoice(train=True, gate=GATE), [OWN], data)
 
 
 @pytest.mark.parametrize(("checked", "own"), [(1, 1), (4, 2)])
 def test_cuda_graphs_are_opened_for_the_pattern_that_was_checked(data: DataLayout, checked: int, own: int) -> None:
     publish(data, {"gate": {**PASSED, "train": "reduce-overhead", "micro_batches": checked}})
     choice = CompileChoice(train=True, gate=GATE)
-    assert allowed_modes(choice, OWN, data, micro_batches=own) == {"train": "reduce-overhead"}
+    assert allowed_modes(choice, [OWN], data, micro_batches=own) == {"train": "reduce-overhead"}
 
 
 @pytest.mark.parametrize(("checked", "own"), [(1, 2), (2, 1)])
 def test_accumulation_needs_cuda_graphs_checked_with_it(data: DataLayout, checked: int, own: int) -> None:
     publish(data, {"gate": {**PASSED, "train": "reduce-overhead", "micro_batches": checked}})
     with pytest.raises(GateError, match=f"with {checked} forwards per step, here are {own}"):
-        allowed_modes(CompileChoice(train=True, gate=GATE), OWN, data, micro_batches=own)
+        allowed_modes(CompileChoice(train=True, gate=GATE), [OWN], data, micro_batches=own)
 
 
 def test_a_lower_mode_for_evaluation_rules_out_cuda_graphs_in_training(data: DataLayout) -> None:
     publish(data, {"gate": {**PASSED, "train": "reduce-overhead", "inference": "inductor"}})
-    modes = allowed_modes(CompileChoice(train=True, inference=True, gate=GATE), OWN, data, micro_batches=2)
+    modes = allowed_modes(CompileChoice(train=True, inference=True, gate=GATE), [OWN], data, micro_batches=2)
     assert lowest(modes) == "inductor"
 
 
@@ -87,19 +87,19 @@ def test_what_was_compiled_is_found_by_phase_mode_and_rank(data: DataLayout) -> 
 def test_a_phase_that_did_not_pass_is_refused(data: DataLayout, rung: object) -> None:
     publish(data, {"gate": {**PASSED, "train": rung}})
     with pytest.raises(GateError, match=r"compile.train: the gate of job_g+ allows (eager|nothing) for this phase"):
-        allowed_modes(CompileChoice(train=True, gate=GATE), OWN, data)
+        allowed_modes(CompileChoice(train=True, gate=GATE), [OWN], data)
 
 
 def test_no_report_is_refused(data: DataLayout) -> None:
     with pytest.raises(GateError, match=r"job_g+ has published no report.json \(No such file"):
-        allowed_modes(CompileChoice(train=True, gate=GATE), OWN, data)
+        allowed_modes(CompileChoice(train=True, gate=GATE), [OWN], data)
 
 
 @pytest.mark.parametrize("report", ["{", "{}", "[]", '{"gate": []}', '{"gate": {"train": "inductor"}}'])
 def test_a_report_without_a_gate_is_refused(data: DataLayout, report: str) -> None:
     publish(data, report)
     with pytest.raises(GateError, match="holds no gate"):
-        allowed_modes(CompileChoice(train=True, gate=GATE), OWN, data)
+        allowed_modes(CompileChoice(train=True, gate=GATE), [OWN], data)
 
 
 @pytest.mark.parametrize(

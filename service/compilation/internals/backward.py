@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
 COMPILED_NODE = "CompiledFunctionBackward"
 
@@ -24,7 +24,8 @@ def watched_backwards() -> Iterator[list[int]]:
 
     def counting(run: Callable[..., Any]) -> Callable[..., Any]:
         def counted(roots: Any, *arguments: Any, **keywords: Any) -> Any:
-            counts.append(compiled_backwards([roots] if isinstance(roots, Tensor) else roots))
+            one = isinstance(roots, Tensor | GradientEdge)  # an edge is a tuple too
+            counts.append(compiled_backwards([roots] if one else roots))
             return run(roots, *arguments, **keywords)
 
         return counted
@@ -37,14 +38,15 @@ def watched_backwards() -> Iterator[list[int]]:
         yield counts
 
 
-def compiled_backwards(roots: Sequence[Tensor]) -> int:
+def compiled_backwards(roots: Sequence[Tensor | GradientEdge]) -> int:
     """Nodes of the autograd graph behind ``roots`` that run a backward graph compiled by AOTAutograd."""
     return sum(COMPILED_NODE in node.name() for node in _nodes(roots))
 
 
-def _nodes(roots: Sequence[Tensor]) -> set[Node]:
+def _nodes(roots: Sequence[Tensor | GradientEdge]) -> set[Node]:
     seen: set[Node] = set()
-    pending = [root.grad_fn for root in roots if isinstance(root, Tensor) and root.grad_fn is not None]
+    found = [root.node if isinstance(root, GradientEdge) else root.grad_fn for root in roots]
+    pending = [node for node in found if node is not None]
     while pending:
         node = pending.pop()
         if node not in seen:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from service.jobs.checks.subject import AnySpec
 from service.jobs.records import Problem
-from service.jobs.spec import TrainSpec
+from service.jobs.spec import VerifySpec
 from service.jobs.spec.model import FromJob, ModelConfig
 
 
 def check_mesh(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
     if config is None:
         return
-    stages = spec.stages if isinstance(spec, TrainSpec) else spec.parallel.pp
+    stages = spec.parallel.pp if isinstance(spec, VerifySpec) else spec.stages
     for path, message, got, expected in config.check_parallel(spec.parallel, stages):
         if not isinstance(spec.model, FromJob):
             yield Problem(path, message, got, expected)

@@ -7,15 +7,16 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import CommonSpec, ParallelSpec, Strict
+from service.jobs.spec.base import CommonSpec, Strict
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
 from service.jobs.spec.program import ProgramRef
+from service.jobs.spec.train import PipelineSpec
 
 Mode = Literal["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]
 Phase = Literal["train", "inference"]
 LADDER: tuple[Mode, ...] = get_args(Mode)
-_OF_A_MODEL = ("data", "shapes", "micro_batches", "precision", "activation_checkpoint")
+_OF_A_MODEL = ("data", "shapes", "micro_batches", "pipeline", "precision", "activation_checkpoint")
 
 
 class Tolerance(Strict):
@@ -39,16 +40,22 @@ class CompileSpec(CommonSpec):
         (16,), min_length=1, description="samples of a forward, in turn"
     )
     micro_batches: int = Field(1, ge=1, le=1024, description="forwards per step, whose gradients add up")
+    pipeline: PipelineSpec = PipelineSpec()
     tolerance: Tolerance = Tolerance()
     precision: PrecisionSpec = PrecisionSpec()
     activation_checkpoint: ActivationCheckpoint = "none"
 
-    @field_validator("parallel")
-    @classmethod
-    def _one_stage(cls, parallel: ParallelSpec) -> ParallelSpec:
-        if parallel.pp > 1:
-            raise ValueError(f"a model is checked in one piece: pp must be 1, got {parallel.pp}; tp and dp are free")
-        return parallel
+    @property
+    def forwards(self) -> int:
+        """Micro-batches of a step."""
+        if self.parallel.pp == 1:
+            return self.micro_batches
+        return self.pipeline.micro_batches or 2 * self.parallel.pp
+
+    @property
+    def stages(self) -> int:
+        """Pieces that the model is cut into; 1 without a pipeline."""
+        return 1 if self.parallel.pp == 1 else self.parallel.pp * self.pipeline.stages_per_rank
 
     @field_validator("modes")
     @classmethod
@@ -65,4 +72,6 @@ class CompileSpec(CommonSpec):
         own = [name for name in _OF_A_MODEL if name in self.model_fields_set]
         if self.program is not None and own:
             raise ValueError(f"{own[0]} describes a model; a program brings its own, in the fields of 'program'")
+        if self.parallel.pp > 1 and "micro_batches" in self.model_fields_set:
+            raise ValueError("micro_batches is for models in one piece; with pp > 1 it is pipeline.micro_batches")
         return self

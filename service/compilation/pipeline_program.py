@@ -1,0 +1,95 @@
+"""The program of a model that is cut into pipeline stages: a job's schedule over this rank's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+
+import torch
+from torch import Tensor, nn
+
+from service.compilation.model_program import LEARNING_RATE, Batch, period_of, shapes_of
+from service.compilation.program import Parts, Step
+from service.parallel.boundary import StepBoundary
+from service.parallel.mesh import Mesh
+from service.parallel.pipeline.channels import Channels
+from service.parallel.pipeline.runtime import PipelineRuntime, Work
+from service.parallel.pipeline.stage import Part
+from service.schedules import forward_only
+from service.schedules.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class PipelineProgram:
+    """A ``service.compilation.program.Program`` over the stages of this rank, compiled one by one.
+
+    ``module(dtype, part)`` gives a new stage. Each step runs ``schedule`` (in inference the same micro-batches forward
+    only) over one of ``batches``; its losses and outputs are known where the last stage is.
+    """
+
+    module: Callable[[torch.dtype, Part], nn.Module]
+    batches: tuple[Batch, ...]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    mesh: Mesh
+    schedule: Schedule
+    channels: Channels
+
+    @property
+    def device(self) -> torch.device:
+        return self.batches[0].inputs[0].device
+
+    @property
+    def period(self) -> int:
+        return period_of(self.batches)
+
+    def build(self, dtype: torch.dtype) -> Parts:
+        owners = self.schedule.owners
+        own = [stage for stage, owner in enumerate(owners) if owner == self.mesh.pp.rank]
+        modules = {f"stage{stage}": self.module(dtype, Part(stage, len(owners))) for stage in own}
+        trainable = [value for module in modules.values() for value in module.parameters() if value.requires_grad]
+        optimizers = (torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=False),) if trainable else ()
+        return Parts(modules, tuple(modules), optimizers, dtype)
+
+    def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+        runtime = self._runtime(parts, boundary)
+        for module in parts.modules.values():
+            module.train()
+        for batch in cycle(self.batches):
+            yield self._train_step(parts, boundary, runtime, batch)
+
+    def inference(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
+        runtime = self._runtime(parts, boundary)
+        schedule = forward_only(self.schedule.owners, self.schedule.micro_batches)
+        for module in parts.modules.values():
+            module.eval()
+        for given in cycle(self.batches):
+            boundary.step_boundary()
+            with torch.no_grad():
+                outputs = runtime.run(schedule, self._work(given, parts.dtype, lambda output, target: output))
+            yield Step(outputs={f"output {index}": value for index, value in enumerate(outputs)})
+
+    def _train_step(self, parts: Parts, boundary: StepBoundary, runtime: PipelineRuntime, given: Batch) -> Step:
+        boundary.step_boundary()
+        for optimizer in parts.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        losses = runtime.run(self.schedule, self._work(given, parts.dtype, self.loss))
+        for optimizer in parts.optimizers:
+            optimizer.step()
+        return Step({"loss": torch.stack([loss.detach() for loss in losses]).mean()} if losses else {})
+
+    def _work(self, given: Batch, dtype: torch.dtype, objective: Callable[[Tensor, Tensor], Tensor]) -> Work:
+        micro = list(given.fresh(dtype).chunks(self.schedule.micro_batches))
+        inputs, targets = [each.inputs[0] for each in micro], [each.targets for each in micro]
+        return Work(objective, inputs, targets, key=shapes_of(given))
+
+    def _runtime(self, parts: Parts, boundary: StepBoundary) -> PipelineRuntime:
+        stages = {int(name.removeprefix("stage")): module for name, module in parts.modules.items()}
+        return PipelineRuntime(
+            stages,
+            self.mesh,
+            device=self.device,
+            owners=self.schedule.owners,
+            channels=self.channels,
+            boundary=boundary,
+        )
