@@ -12,9 +12,10 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Relaxation
+from service.bounds.relaxation import Family, Relaxation
 from service.bounds.rules.base import NonlinearRule
 from service.bounds.rules.smooth import Smooth
+from service.bounds.rules.table import LineTable
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,28 @@ class Periodic(NonlinearRule):
         return bounds.upper > bounds.lower
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
-        inner, shift, error, wide = self.shifted(bounds)
-        lines = self.around_zero.relax(node, inner)
-        assert lines.lower_intercept is not None
-        assert lines.upper_intercept is not None
-        zero, one = torch.zeros_like(error), torch.ones_like(error)
-        slack = error * (2 + lines.lower_slope.abs() + lines.upper_slope.abs())
-        return Relaxation(
-            lower_slope=torch.where(wide, zero, lines.lower_slope),
-            upper_slope=torch.where(wide, zero, lines.upper_slope),
-            lower_intercept=torch.where(wide, -one, lines.lower_intercept - lines.lower_slope * shift - slack),
-            upper_intercept=torch.where(wide, one, lines.upper_intercept - lines.upper_slope * shift + slack),
-        )
+        inner, *moved = self.shifted(bounds)
+        return _moved_back(self.around_zero.relax(node, inner), *moved)
+
+    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+        inner, *moved = self.shifted(bounds[0])
+        lines = self.around_zero.lines(self.around_zero.relax(node, inner), inner)
+        lines = _moved_back(lines, *(each.unsqueeze(1) for each in moved))
+        return LineTable.of(lines, torch.full_like(bounds[0].lower, 0.5))
+
+
+def _moved_back(lines: Relaxation, shift: Tensor, error: Tensor, wide: Tensor) -> Relaxation:
+    """Lines around 0 to where the interval is; −1 and 1 where it holds a whole period."""
+    assert lines.lower_intercept is not None
+    assert lines.upper_intercept is not None
+    zero, one = torch.zeros_like(error), torch.ones_like(error)
+    slack = error * (2 + lines.lower_slope.abs() + lines.upper_slope.abs())
+    return Relaxation(
+        lower_slope=torch.where(wide, zero, lines.lower_slope),
+        upper_slope=torch.where(wide, zero, lines.upper_slope),
+        lower_intercept=torch.where(wide, -one, lines.lower_intercept - lines.lower_slope * shift - slack),
+        upper_intercept=torch.where(wide, one, lines.upper_intercept - lines.upper_slope * shift + slack),
+    )
 
 
 def _multiples(first: float) -> tuple[float, ...]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
-from service.bounds.interval import Interval
-from service.bounds.relaxation import Family, Relaxation
-from service.bounds.rules.base import NonlinearRule
+from service.bounds.rules.parametric import Parametric
 from service.bounds.rules.smooth import Smooth
 
 
@@ -47,7 +43,7 @@ def power(exponent: float) -> Smooth:
 
 
 @dataclass(frozen=True)
-class Power(NonlinearRule):
+class Power(Parametric):
     """``aten.pow(self, exponent)``, or the power of a node without the argument."""
 
     exponent: float | None = None
@@ -62,18 +58,6 @@ class Power(NonlinearRule):
 
     def smooth(self, node: Node) -> Smooth:
         return power(self.exponent_of(node))
-
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return self.smooth(node).interval(node, inputs, exchange)
-
-    def improvable(self, node: Node, bounds: Interval) -> Tensor:
-        return self.smooth(node).improvable(node, bounds)
-
-    def relax(self, node: Node, bounds: Interval) -> Relaxation:
-        return self.smooth(node).relax(node, bounds)
-
-    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        return self.smooth(node).family(node, bounds)
 
 
 LOGARITHM = Smooth(torch.log, torch.reciprocal, defined=lambda bounds: bounds.lower > 0, inside=1.0)

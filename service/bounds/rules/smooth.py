@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -19,8 +18,13 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.relaxation import Family, Lines, Relaxation
 from service.bounds.rules.base import NonlinearRule
+from service.bounds.rules.table import LineTable
 
 UNIFORM_POINTS = 8
+STEPS = 9
+"""Lines of a table, an odd number."""
+BISECTIONS = {torch.float64: 24, torch.float32: 12, torch.float16: 6, torch.bfloat16: 6}
+"""A bracket of ``2^−n`` of a piece costs a line about ``4^−n`` of the function's range there."""
 Function = Callable[[Tensor], Tensor]
 
 
@@ -79,47 +83,62 @@ class Smooth(NonlinearRule):
         return self.with_slopes(bounds, lower_slope, upper_slope)
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        """Where the derivative is monotone throughout, tangents and the chord; else lines of any slope it takes."""
-        if self.turning:
-            return _AnySlope.of(self, self.relax(node, bounds[0]), bounds[0])
-        return _Tangents.of(self, self.relax(node, bounds[0]), bounds[0])
+        """Where the derivative is monotone throughout, tangents and the chord; else lines of a table."""
+        plain = self.relax(node, bounds[0])
+        if not self.turning:
+            return _Tangents.of(self, plain, bounds[0])
+        return LineTable.of(self.lines(plain, bounds[0]), torch.full_like(bounds[0].lower, 0.5))
+
+    def lines(self, plain: Relaxation, bounds: Interval) -> Relaxation:
+        """Lines ``(batch, STEPS, *shape)`` that touch the envelopes from one end of the interval to the other.
+
+        Those in the middle are the plain ones.
+        """
+        inside = self._where(self._usable(bounds), bounds)
+        points = self._points(inside)
+        first, last = _chords(points, self.function(points), inside)
+        lower = _spread(first.amin(dim=0), plain.lower_slope, last.amax(dim=0))
+        upper = _spread(first.amax(dim=0), plain.upper_slope, last.amin(dim=0))
+        return self.with_slopes(bounds.map(lambda end: end.unsqueeze(1)), lower, upper)
 
     def with_slopes(self, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
         """The tightest lines of these slopes, moved outwards by what rounding may have cost.
 
-        On an infinite interval the lines are the ends of the function's range.
+        Slopes may have more rows than the bounds, to which they broadcast. On an infinite interval the lines are the
+        ends of the function's range.
         """
         finite = self._usable(bounds)
         zero = torch.zeros_like(bounds.lower)
         inside = self._where(finite, bounds)
         lower_slope, upper_slope = torch.where(finite, lower_slope, zero), torch.where(finite, upper_slope, zero)
         span = self.range(bounds)
+        above, below = self._least(inside, torch.stack([lower_slope, upper_slope])).unbind()
         return Relaxation(
             lower_slope=lower_slope,
             upper_slope=upper_slope,
-            lower_intercept=torch.where(finite, -self._greatest(inside, lower_slope, -1), span.lower),
-            upper_intercept=torch.where(finite, self._greatest(inside, upper_slope, 1), span.upper),
+            lower_intercept=torch.where(finite, above, span.lower),
+            upper_intercept=torch.where(finite, -below, span.upper),
         )
 
-    def _greatest(self, bounds: Interval, slope: Tensor, sign: int) -> Tensor:
-        """An upper bound of ``sign·(f(z) − slope·z)`` over the interval."""
+    def _least(self, bounds: Interval, slopes: Tensor) -> Tensor:
+        """Lower bounds of ``f(z) − k z`` for the first of two slopes k and of ``k z − f(z)`` for the second."""
 
-        def height(z: Tensor) -> Tensor:
-            return sign * (self.function(z) - slope * z)
+        def heights(points: Tensor) -> Tensor:
+            first, second = (self.function(points) - slopes * points).unbind(dim=1)
+            return torch.stack([first, -second], dim=1)
 
-        best = torch.maximum(height(bounds.lower), height(bounds.upper))
-        edges = [bounds.lower, *(_clamped(point, bounds) for point in self.turning), bounds.upper]
-        for start, end in pairwise(edges):
-            # At an extremum the height does not change with z: its gradient needs the points as constants only.
-            with torch.no_grad():
-                low, high = self._bracket(start, end, slope)
-                # f′ is monotone here, so between the bracket's ends the height rises by at most |f′ − k| times its
-                # width.
-                steepness = torch.maximum((self.derivative(low) - slope).abs(), (self.derivative(high) - slope).abs())
-                beyond = steepness * (high - low)
-            best = torch.maximum(best, torch.maximum(height(low), height(high)) + beyond)
-        values = self.function(bounds.lower).abs() + self.function(bounds.upper).abs() + best.detach().abs()
-        return best + self.slack(bounds, slope.detach(), values)
+        edges = torch.stack([bounds.lower, *(_clamped(point, bounds) for point in self.turning), bounds.upper])
+        least = heights(edges.unsqueeze(1)).amin(dim=0)
+        # At an extremum the height does not change with z: its gradient needs the points as constants only.
+        with torch.no_grad():
+            low, high = self._bracket(edges[:-1].unsqueeze(1), edges[1:].unsqueeze(1), slopes)
+            point = low / 2 + high / 2
+            # Where the function bends away from the line it is above its tangent in the bracket; where it does not,
+            # the ends of the piece are lowest, and the tangent is above them.
+            fall = (self.derivative(point) - slopes).abs() * torch.maximum(point - low, high - point)
+        least = torch.minimum(least, (heights(point) - fall).amin(dim=0))
+        values = self.function(bounds.lower).abs() + self.function(bounds.upper).abs() + least.detach().abs()
+        return least - self.slack(bounds, slopes.detach(), values)
 
     @staticmethod
     def slack(bounds: Interval, slope: Tensor, values: Tensor) -> Tensor:
@@ -128,11 +147,13 @@ class Smooth(NonlinearRule):
         return 4 * torch.finfo(values.dtype).eps * (values + slope.abs() * reach)
 
     def _bracket(self, start: Tensor, end: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Bisect for f′(z) = slope between two points; without a solution the bracket shrinks to an end."""
+        """Around f′(z) = slope between two points; without a solution the bracket shrinks to an end."""
         rising = self.derivative(start) < slope
-        low, high = start, end
-        for _ in range(_bisections(start.dtype)):
+        low, high = start.expand_as(rising), end.expand_as(rising)
+        for step in range(-len(self.knots), BISECTIONS[start.dtype]):
             middle = low / 2 + high / 2
+            if step < 0:  # where the derivative changes most, so that wide intervals are narrowed at once
+                middle = torch.full_like(middle, self.knots[step]).clamp(low, high)
             before = (self.derivative(middle) < slope) == rising
             low, high = torch.where(before, middle, low), torch.where(before, high, middle)
         return low, high
@@ -219,33 +240,6 @@ class _Tangents:
         return Lines(*(torch.where(usable, ours, _kept(theirs, ours)) for ours, theirs in lines))
 
 
-@dataclass(frozen=True, eq=False)
-class _AnySlope:
-    """Lines whose slopes lie anywhere between the least and the greatest derivative; their heights are computed."""
-
-    smooth: Smooth
-    bounds: Interval
-    least: Tensor
-    span: Tensor
-    start: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, smooth: Smooth, plain: Relaxation, bounds: Interval) -> _AnySlope:
-        inside = smooth._where(smooth._usable(bounds), bounds)
-        points = [inside.lower, *(_clamped(point, inside) for point in smooth.turning), inside.upper]
-        steep = torch.stack([smooth.derivative(point) for point in points])
-        least, span = steep.amin(dim=0), steep.amax(dim=0) - steep.amin(dim=0)
-        share = torch.where(span > 0, span, torch.ones_like(span))
-        start = tuple(((slope - least) / share).clamp(0, 1) for slope in (plain.lower_slope, plain.upper_slope))
-        return cls(smooth, bounds, least, span, start)
-
-    def member(self, parameters: tuple[Tensor, ...]) -> Lines:
-        least, span = self.least.unsqueeze(1), self.span.unsqueeze(1)
-        bounds = self.bounds.map(lambda end: end.unsqueeze(1))
-        lines = self.smooth.with_slopes(bounds, *(least + span * each for each in parameters))
-        return Lines(lines.lower_slope, lines.upper_slope, lines.lower_intercept, lines.upper_intercept)
-
-
 def _kept(plain: Tensor | None, like: Tensor) -> Tensor:
     return like.new_zeros(()) if plain is None else plain.unsqueeze(1)
 
@@ -258,5 +252,26 @@ def _pick(table: Tensor, index: Tensor) -> Tensor:
     return table.gather(0, index.unsqueeze(0)).squeeze(0)
 
 
-def _bisections(dtype: torch.dtype) -> int:
-    return 48 if dtype == torch.float64 else 24
+def _chords(points: Tensor, values: Tensor, bounds: Interval) -> tuple[Tensor, Tensor]:
+    """Slopes from the first and from the last of ``points`` to all others, ``(points, batch, *shape)``.
+
+    Points that are too near each other for a slope have that of the whole chord.
+    """
+    low, high = bounds.lower, bounds.upper
+    smallest = 64 * torch.finfo(low.dtype).eps * torch.maximum(low.abs(), high.abs())
+    at_low, at_high = values[0], values[UNIFORM_POINTS - 1]
+    whole = (at_high - at_low) / torch.where(high - low > smallest, high - low, torch.ones_like(low))
+    return tuple(
+        torch.where(run > smallest, rise / torch.where(run > smallest, run, torch.ones_like(run)), whole)
+        for run, rise in ((points - low, values - at_low), (high - points, at_high - values))
+    )  # type: ignore[return-value]
+
+
+def _spread(first: Tensor, middle: Tensor, last: Tensor) -> Tensor:
+    """``(batch, STEPS, *shape)`` slopes from ``first`` through ``middle`` to ``last``, in order."""
+    first, last = first.expand_as(middle), last.expand_as(middle)
+    half = torch.linspace(0, 1, STEPS // 2 + 1, dtype=middle.dtype, device=middle.device)
+    half = half.reshape(1, -1, *[1] * (middle.ndim - 1))
+    before = torch.lerp(first.unsqueeze(1), middle.unsqueeze(1), half)
+    after = torch.lerp(middle.unsqueeze(1), last.unsqueeze(1), half)
+    return torch.cat([before, after[:, 1:]], dim=1)
