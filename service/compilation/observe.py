@@ -130,7 +130,7 @@ class _Look:
             compared=len(comparisons),
             training=_training(run, self.reference.eager) if self.case.phase == "train" else None,
             truth_note=self.reference.truth_note,
-            notes=tuple(_notes(self.reference, self.case.rung)),
+            notes=tuple(_notes(self.reference, self.case.rung, self._usage)),
             usage=self._usage,
         )
 
@@ -198,7 +198,7 @@ def _draws_like_eager(rung: Rung, reference: Reference) -> bool:
     return rung.generates_code and reference.eager.random
 
 
-def _notes(reference: Reference, rung: Rung) -> Iterator[str]:
+def _notes(reference: Reference, rung: Rung, usage: Usage) -> Iterator[str]:
     if reference.eager.random:
         yield "draws random numbers"
     if _draws_like_eager(rung, reference):
@@ -207,3 +207,7 @@ def _notes(reference: Reference, rung: Rung) -> Iterator[str]:
         yield f"updates in place what it is given: {', '.join(reference.overwritten)}"
     if not reference.repeatable:
         yield "two eager runs differ; their distance was added to the tolerance"
+    if len(usage.threads) > 1:
+        yield f"compiled modules are called from several threads: {', '.join(usage.threads)}"
+    if usage.outside:
+        yield f"called past the boundary: {', '.join(sorted({str(origin) for origin in usage.outside}))}"

@@ -10,11 +10,15 @@ from service.parallel.boundary import Held, Invocation, Origin, Shapes, Site
 
 @dataclass(frozen=True)
 class Mark:
-    """A step mark, and the forwards whose backward was still to come: their saved tensors are overwritten."""
+    """A step mark, and the forwards whose backward was still to come: their saved tensors are overwritten.
+
+    ``graphs_wait``: CUDA graphs too say that a forward waits for its backward; ``None`` without them.
+    """
 
     iteration: int
     site: Site
     pending: tuple[Origin, ...]
+    graphs_wait: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,10 @@ class Usage:
     gradients: tuple[StaleGradient, ...] = ()
     lifetimes: Mapping[str, Lifetimes] = field(default_factory=dict)
     shapes: Mapping[str, tuple[frozenset[Shapes], ...]] = field(default_factory=dict)
+
+    @property
+    def threads(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(call.thread for call in self.invocations))
 
     @property
     def marked_while_pending(self) -> tuple[Mark, ...]:

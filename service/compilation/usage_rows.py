@@ -38,10 +38,13 @@ def usage_rows(usage: Usage) -> dict[str, Any]:
 def _marks(usage: Usage) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for mark in usage.marks:
-        row = rows.setdefault(str(mark.site), {"site": str(mark.site), "marks": 0, "while_pending": 0, "pending": []})
+        row = rows.setdefault(
+            str(mark.site), {"site": str(mark.site), "marks": 0, "while_pending": 0, "graphs_waited": 0}
+        )
         row["marks"] += 1
         row["while_pending"] += bool(mark.pending)
-        row["pending"] = sorted({*row["pending"], *map(str, mark.pending)})
+        row["graphs_waited"] += bool(mark.graphs_wait)
+        row["pending"] = sorted({*row.get("pending", ()), *map(str, mark.pending)})
     return list(rows.values())
 
 

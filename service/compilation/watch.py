@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from service.compilation.internals.marks import heard_marks, in_backward
+from service.compilation.internals.marks import graphs_wait, heard_marks, in_backward
 from service.compilation.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
 from service.parallel.boundary import Held, Origin, PendingBackwards, Shapes, Site, StepBoundary, caller
 from service.parallel.boundary.calls import Ledger, tensors_in
@@ -66,6 +66,7 @@ class Watch:
 
     def __init__(self, trainable: Mapping[str, Tensor], copied: frozenset[str]) -> None:
         self.iteration, self.generation = 0, 0
+        self._device: torch.device | None = None
         self._marks: list[Mark] = []
         self._ledger = Ledger()
         self._pending = PendingBackwards(self._backward_ran)
@@ -92,6 +93,7 @@ class Watch:
             self._begin(site)
         results = run(*arguments, **named)
         outputs = list(tensors_in(results))
+        self._device = outputs[0].device if outputs else self._device
         if torch.is_grad_enabled() and any(output.grad_fn is not None for output in outputs):
             self._pending.note(origin, outputs)
             self._forwards_wait = True
@@ -103,7 +105,8 @@ class Watch:
     def marked(self) -> None:
         """A step mark is about to be set."""
         self._gradients.confirm()
-        self._marks.append(Mark(self.iteration, caller(outside=FOREIGN), self._pending.origins()))
+        waiting = graphs_wait(self._device) if self._device else None
+        self._marks.append(Mark(self.iteration, caller(outside=FOREIGN), self._pending.origins(), waiting))
 
     def usage(self) -> Usage:
         """Everything seen, after the last step."""

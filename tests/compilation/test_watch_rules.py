@@ -130,6 +130,12 @@ def silent(usage: Usage) -> bool:
     return not any(alarms) and not any(each.begins for each in usage.reentries)
 
 
+def differ(results: list[Tensor], expected: list[Tensor]) -> bool:
+    """By more than the last bits, which depend on how memory is aligned."""
+    pairs = zip(results, expected, strict=True)
+    return any(not torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in pairs)
+
+
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -142,7 +148,7 @@ def test_silence_means_right_results(
     expected.all(operations)
     usage, results = replayed.run(operations)
     event("silent" if silent(usage) else "alarmed")
-    wrong = any(not torch.equal(one, other) for one, other in zip(results, expected.results, strict=True))
+    wrong = differ(results, expected.results)
     event("wrong" if wrong else "right")
     assert not (wrong and silent(usage)), (operations, usage)
 
@@ -164,4 +170,4 @@ def test_alarms_are_for_results_that_do_go_wrong(
     expected.all(operations)
     usage, results = replayed.run(operations)
     assert not silent(usage)
-    assert any(not torch.equal(one, other) for one, other in zip(results, expected.results, strict=True))
+    assert differ(results, expected.results)

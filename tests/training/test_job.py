@@ -21,9 +21,12 @@ from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.data import DigitsData
 from service.jobs.spec.model import MlpConfig
 from service.models import build, data
+from service.models.compiled import compile_in_place
 from service.models.data import BatchOrder, Dataset, Split
 from service.models.fingerprint import fingerprint
 from service.parallel import checkpoint
+from service.parallel.boundary import StepBoundary
+from service.training import parallelize
 from service.training.gate import GateError
 from service.training.tally import NonFiniteError
 
@@ -172,6 +175,32 @@ def test_an_open_gate_compiles_what_was_asked_for(tmp_path: Path, phases: dict[s
     assert run["eval_loss"] == pytest.approx(eager["eval_loss"], rel=1e-6)
     # One graph for each phase: they differ in whether gradients are recorded, and in the batch's last dimension not.
     assert counters["stats"]["unique_graphs"] == len(phases)
+
+
+def test_compiled_modules_are_called_across_the_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_gate(tmp_path, "aot_eager", "aot_eager")
+    across, calls = [False], []
+
+    def boundary_call(boundary: StepBoundary, module: Any, *arguments: Any) -> Any:
+        across.append(True)
+        try:
+            return original(boundary, module, *arguments)
+        finally:
+            across.pop()
+
+    def compile_and_watch(*arguments: Any, **named: Any) -> Any:
+        units = compile_in_place(*arguments, **named)
+        for unit in units:
+            compiled_call = unit._compiled_call_impl
+            unit._compiled_call_impl = lambda *given, run=compiled_call: (calls.append(across[-1]), run(*given))[1]
+        return units
+
+    original = StepBoundary.boundary_call
+    monkeypatch.setattr(StepBoundary, "boundary_call", boundary_call)
+    monkeypatch.setattr(parallelize, "compile_in_place", compile_and_watch)
+    train(tmp_path, compiled(train=True, inference=True))
+    assert len(calls) > 3
+    assert all(calls)
 
 
 def test_no_compilation_unless_asked_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Step marks as they are set, by whomever; and whether a backward is running."""
+"""Step marks as they are set, by whomever; whether a backward is running, or CUDA graphs wait for one."""
 
 from __future__ import annotations
 
@@ -25,6 +25,21 @@ def heard_marks(hear: Callable[[], None]) -> Iterator[None]:
 
     with patch.object(cudagraph_trees, "mark_step_begin", heard):
         yield
+
+
+def graphs_wait(device: torch.device) -> bool | None:
+    """Whether CUDA graphs have run a forward and no backward since; ``None`` where there are none, or they do not tell.
+
+    They do not know which forward, nor that its graph may be gone: so it is evidence, and not a verdict.
+    """
+    if device.type != "cuda":
+        return None
+    try:
+        manager = cudagraph_trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
+    except (AttributeError, RuntimeError, AssertionError, TypeError):  # another thread's, or another version
+        return None
+    waits = getattr(manager, "running_forwards_with_pending_backwards", None)
+    return None if waits is None else bool(waits)
 
 
 def in_backward() -> bool:
