@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from service.compilation.internals.backward import watched_backwards
 from service.compilation.program import Parts, Phase, Program, Step
 from service.compilation.rungs import Rung
-from service.models.compiled import compile_in_place
+from service.models.compiled import compile_in_place, compile_unit
 from service.parallel.boundary import StepBoundary
 
 Key = tuple[str, str]
@@ -92,7 +92,7 @@ def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> Subject
     parts = program.build(torch.float32)
     name, _, path = unit.partition(".")
     module = parts.modules[name].get_submodule(path)
-    module.compile(backend=rung.backend, mode=rung.mode)
+    compile_unit(module, rung.backend, rung.mode)
     return _subject(program, phase, parts, {unit: module})
 
 

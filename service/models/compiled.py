@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -50,8 +51,21 @@ def compile_in_place(
     """
     units = compile_units(module)
     for unit in units:
-        unit.compile(backend=backend, mode=mode)
+        compile_unit(unit, backend, mode)
     return units
+
+
+def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str | None = None) -> None:
+    """Compile this module as one, where it stands."""
+    unit.compile(backend=backend, mode=mode)
+
+
+def as_compiled(
+    function: Callable[..., Any], backend: str | Callable[..., Any], mode: str | None = None
+) -> Callable[..., Any]:
+    """A compiled form of ``function``, which itself stays as it is."""
+    compiled: Callable[..., Any] = torch.compile(function, backend=backend, mode=mode)
+    return compiled
 
 
 def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from service.compilation.diagnosis.check import difference
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, capture, minimised
 from service.compilation.diagnosis.isolate import Search
@@ -24,6 +22,7 @@ from service.compilation.ranks import gather, is_first
 from service.compilation.reference import refer
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Tolerance
+from service.models.compiled import as_compiled
 
 log = logging.getLogger(__name__)
 SEARCH_S, REPRODUCE_S, BISECT_S = 180.0, 120.0, 180.0
@@ -125,7 +124,7 @@ def _alone(graphs: list[Captured], rung: Rung, tolerance: Tolerance, folder: Pat
 def _fails(rung: Rung, tolerance: Tolerance, captured: Captured) -> bool:
     """Whether a graph fails compiled and runs uncompiled."""
     with empty_caches():
-        compiled = torch.compile(captured.graph, backend=rung.backend, mode=rung.mode)
+        compiled = as_compiled(captured.graph, rung.backend, rung.mode)
         try:
             return bool(difference(captured.graph, compiled, captured.inputs, tolerance.absolute, tolerance.ratio))
         except (RuntimeError, TypeError, ValueError) as error:
