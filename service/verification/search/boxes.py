@@ -110,3 +110,32 @@ class Pool:
     def _count(self, group: _Waiting, sign: int) -> None:
         self.size += sign * len(group.boxes)
         self.entries += sign * group.entries
+
+
+@dataclass(frozen=True, eq=False)
+class Handed:
+    """A :class:`~service.verification.search.crew.Stock`: boxes leave the pool without what is known of their values.
+
+    A row has the margin, which disjuncts are open, and both ends.
+    """
+
+    pool: Pool
+    disjuncts: int
+    features: int
+    dtype: torch.dtype
+
+    @property
+    def width(self) -> int:
+        return 1 + self.disjuncts + 2 * self.features
+
+    def give(self, count: int, width: int) -> Tensor:
+        boxes = self.pool.take(count)
+        return torch.cat(
+            [each.double() for each in (boxes.margins[:, None], boxes.open, boxes.box.lower, boxes.box.upper)], dim=1
+        )
+
+    def receive(self, rows: Tensor) -> None:
+        sizes = [1, self.disjuncts, self.features, self.features]
+        margins, left, lower, upper = torch.split(rows, sizes, dim=1)
+        box = Interval(lower.to(self.dtype), upper.to(self.dtype))
+        self.pool.put(Boxes(box, margins[:, 0].to(self.dtype), left > 0, {}))

@@ -48,7 +48,7 @@ def decide(
     run = _Run(subject, method, time.monotonic(), limit, progress)
     every = goals(query, subject.device)
     for goal in every:
-        found = attack(subject, goal, run.started + ATTACKING * limit, restarts=restarts) if restarts else None
+        found = _attacked(subject, goal, run.started + ATTACKING * limit, restarts) if restarts else None
         run.attacking = run.seconds
         if found is not None:
             return run.end(Verdict.FALSIFIED, Means.ATTACK, found)
@@ -64,6 +64,12 @@ def decide(
     if undecided is not None:
         return run.end(Verdict.UNKNOWN, undecided)
     return run.end(Verdict.VERIFIED, means)
+
+
+def _attacked(subject: Subject, goal: Goal, deadline: float, restarts: int) -> tuple[float, ...] | None:
+    """Each rank of a crew starts elsewhere."""
+    found = attack(subject, goal, deadline, subject.crew.axis.rank, restarts)
+    return subject.crew.first(found, subject.device)
 
 
 def means_for(goal: Goal) -> Means:

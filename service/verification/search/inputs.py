@@ -15,13 +15,14 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.planes import Planes
 from service.verification.certify import Verdict
-from service.verification.search.attack import descend
+from service.verification.search.attack import attack_boxes, attack_nearby
 from service.verification.search.bounder import Bounder, bounder
-from service.verification.search.boxes import Boxes, Pool
+from service.verification.search.boxes import Boxes, Handed, Pool
 from service.verification.search.clipping import Cut, clipped
+from service.verification.search.crew import Meeting, Standing
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.goal import Goal
-from service.verification.search.subject import Subject, worst_first
+from service.verification.search.subject import Subject
 
 FEW_INPUTS = 64
 """With more inputs than this, halving one of them gains nothing."""
@@ -30,8 +31,9 @@ SMALLEST = 1e-9
 LARGEST_BATCH = {"cpu": 512, "cuda": 16384}
 ENTRIES = {"cpu": 2**24, "cuda": 2**30}
 """What the rows of a batch may take, in numbers."""
-TRIED = 32
-"""Boxes of a round that are tried for a counterexample."""
+PLACES = 3
+"""Points of every open box that are tried."""
+FIRST_ATTACK, SAMPLES_PER_DOMAIN, MOST_SAMPLES = 2048, 32, 2**19
 
 
 def split_inputs(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
@@ -39,7 +41,7 @@ def split_inputs(subject: Subject, goal: Goal, method: str, deadline: float, wat
     by = bounder(subject.network, method, goal.box(subject.dtype))
     kind = subject.device.type
     batch = max(1, min(LARGEST_BATCH.get(kind, 512), ENTRIES.get(kind, 2**24) // by.entries))
-    return _Search(subject, goal, by, batch, watcher).run(deadline)
+    return _Search(subject, goal, by, batch, deadline, watcher).run()
 
 
 @dataclass(eq=False)
@@ -50,40 +52,61 @@ class _Search:
     goal: Goal
     bounder: Bounder
     batch: int
+    deadline: float
     watcher: Watcher
     domains: int = 0
     bound: float = -torch.inf
     proved: float = torch.inf
     tied: float = torch.inf
+    next_attack: int = FIRST_ATTACK
     pool: Pool = field(init=False)
 
     def __post_init__(self) -> None:
         whole = self.goal.box(self.subject.dtype)
         self.width = whole.width
         self.rows = self.goal.rows.to(self.subject.dtype)
+        generator = torch.Generator().manual_seed(0)
+        places = torch.rand(PLACES, whole.lower.shape[1], generator=generator, dtype=self.subject.dtype)
+        places[0] = 0.5
+        self.places = places.to(self.subject.device)
         self.pool = Pool(self.subject.device)
+        self.handed = Handed(self.pool, self.goal.disjuncts, self.width.shape[1], self.subject.dtype)
         margins = torch.full_like(whole.lower[:, 0], -torch.inf)
         left = torch.ones(1, self.goal.disjuncts, dtype=torch.bool, device=self.subject.device)
-        self.pool.put(Boxes(whole, margins, left, {}))
+        if self.subject.crew.is_first:
+            self.pool.put(Boxes(whole, margins, left, {}))
 
     @torch.no_grad()
-    def run(self, deadline: float) -> Finding:
-        while self.pool.size:
-            self._tell()
-            if self.subject.late(deadline):
-                return self._end(Verdict.UNKNOWN)
-            found = self._round(self.pool.take(self.batch))
-            if found is not None:
-                return self._end(Verdict.FALSIFIED, found)
-        self._tell()
-        return self._end(Verdict.VERIFIED if self.tied == torch.inf else Verdict.UNKNOWN)
+    def run(self) -> Finding:
+        found = None
+        while True:
+            meeting = self.subject.crew.meet(self._standing(), found, self.subject.device)
+            if meeting.found is not None:
+                return self._end(meeting, Verdict.FALSIFIED)
+            self._tell(meeting.all)
+            if not meeting.all.open:
+                return self._end(meeting, Verdict.UNKNOWN if meeting.all.stuck else Verdict.VERIFIED)
+            if meeting.all.late:
+                return self._end(meeting, Verdict.UNKNOWN)
+            self.subject.crew.hand_over(meeting, self.handed, self.subject.device)
+            found = self._round(self.pool.take(self.batch)) if self.pool.size else None
 
-    def _tell(self) -> None:
-        self.bound = max(self.bound, min(self.pool.least, self.proved, self.tied))
-        self.watcher(Moment(self.domains, self.pool.size, self.bound))
+    def _standing(self) -> Standing:
+        return Standing(
+            self.pool.size,
+            self.domains,
+            min(self.pool.least, self.proved, self.tied),
+            stuck=self.tied != torch.inf,
+            late=self.subject.late(self.deadline),
+            width=self.handed.width,
+        )
 
-    def _end(self, verdict: Verdict, found: tuple[float, ...] | None = None) -> Finding:
-        return Finding(verdict, found, self.domains, self.bound)
+    def _tell(self, everyone: Standing) -> None:
+        self.bound = max(self.bound, everyone.bound)
+        self.watcher(Moment(everyone.domains, everyone.open, self.bound))
+
+    def _end(self, meeting: Meeting, verdict: Verdict) -> Finding:
+        return Finding(verdict, meeting.found, meeting.all.domains, self.bound)
 
     def _round(self, boxes: Boxes) -> tuple[float, ...] | None:
         self.domains += len(boxes)
@@ -99,7 +122,7 @@ class _Search:
             return None
         rest = Boxes(smaller, margins, left, planes.known)[keep]
         score = self._score(planes, each)[keep] * rest.box.width
-        found = self._tried(rest)
+        found = self._tried(rest.box)
         if found is None:
             self._put(rest, score)
         return found
@@ -107,9 +130,14 @@ class _Search:
     def _score(self, planes: Planes, each: Tensor) -> Tensor:
         return planes.influence + planes.coefficients.abs().amax(dim=1)
 
-    def _tried(self, rest: Boxes) -> tuple[float, ...] | None:
-        worst = rest[torch.tensor(worst_first(rest.margins, TRIED), device=rest.margins.device)]
-        return descend(self.subject, self.goal, worst.box, worst.box.centre)
+    def _tried(self, box: Interval) -> tuple[float, ...] | None:
+        """Every open box, and now and then all of the box again, by more samples the longer the search lasts."""
+        found = attack_boxes(self.subject, self.goal, box, self.places)
+        if found is None and self.domains >= self.next_attack:
+            samples = min(MOST_SAMPLES, SAMPLES_PER_DOMAIN * self.domains)
+            found = attack_nearby(self.subject, self.goal, samples, self.domains, self.deadline)
+            self.next_attack *= 4
+        return found
 
     def _put(self, rest: Boxes, score: Tensor) -> None:
         small = ~self._cuttable(rest.box).any(dim=1)

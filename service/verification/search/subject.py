@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.network import Network, prepare
+from service.verification.search.crew import SOLO, Crew
 from service.verification.search.goal import Goal
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True, eq=False)
 class Subject:
     """``module`` and ``network`` are in ``dtype``; ``judge`` is the module in float64, ``runtime`` onnxruntime,
-    for a model that came from ONNX.
+    for a model that came from ONNX. The ranks of ``crew`` decide together.
     """
 
     module: nn.Module
@@ -32,6 +33,7 @@ class Subject:
     judge: nn.Module
     runtime: Runtime | None
     dtype: torch.dtype
+    crew: Crew = SOLO
 
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> Subject:
