@@ -71,14 +71,15 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json({"items": found})
         return
-    named = any(row["name"] for row in found)
-    rows = table("instance", *(["name"] if named else []), "verdict", "decided by", "margin", "widest output",
-                 "domains", "seconds", "method")  # fmt: skip
+    named = ["name"] if any(row["name"] for row in found) else []
+    rows = table("instance", "verdict", "decided by", "margin", "widest output", "domains", "seconds", *named)
     for row in found:
         rows.add_row(
-            str(row["instance"]), *([row["name"] or ""] if named else []), row["verdict"], row["decided_by"] or "",
-            _number(row["margin"]), _number(_width(row)), str(row["domains"]), f"{row['seconds']:.3f}", row["method"],
+            str(row["instance"]), row["verdict"], row["decided_by"] or "", _number(row["margin"]),
+            _number(_width(row)), str(row["domains"]), f"{row['seconds']:.3f}", *(row[each] or "" for each in named),
         )  # fmt: skip
+    if found:
+        out.print(f"method: {found[0]['method']}", markup=False)
     out.print(rows if found else "no bounds yet")
 
 
@@ -102,6 +103,8 @@ def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     for phase in ("train", "inference"):
         if phase in gate:
             out.print(f"gate, {phase}: {gate[phase]}", markup=False)
+    for sentence in found.get("summary") or ():
+        out.print(sentence, markup=False)
 
 
 def artifacts(

@@ -59,10 +59,10 @@ def watched_captures() -> Iterator[Captures]:
     with ExitStack() as stack:
         callback_handler.register_start_callback(captures.note)
         stack.callback(_forget, captures)
-        logger = _logger()
-        handler = _Skips(captures)
-        logger.addHandler(handler)
-        stack.callback(logger.removeHandler, handler)
+        for logger in _loggers():
+            handler = _Skips(captures)
+            logger.addHandler(handler)
+            stack.callback(logger.removeHandler, handler)
         yield captures
 
 
@@ -84,10 +84,12 @@ def _forget(captures: Captures) -> None:
         callback_handler.remove_start_callback(captures.note)
 
 
-def _logger() -> logging.Logger:
+def _loggers() -> list[logging.Logger]:
+    """Those that tell of skips: which of the two does is a matter of the version."""
     from torch._inductor import cudagraph_utils  # noqa: PLC0415 - brings Inductor, which other rungs do without
 
-    return cudagraph_utils.cudagraphs_log
+    found = (getattr(cudagraph_utils, name, None) for name in ("cudagraphs_log", "perf_hint_log"))
+    return [logger for logger in found if isinstance(logger, logging.Logger)]
 
 
 def _manager(device: torch.device) -> Any:

@@ -19,7 +19,10 @@ def traced_hooks() -> Iterator[list[str]]:
     """
     found: list[str] = []
     translator: Any = symbolic_convert.InliningInstructionTranslator
-    inline = translator.inline_call.__func__
+    inline = getattr(translator.inline_call, "__func__", None)
+    if inline is None:  # it is no class method any more, so nothing is known
+        yield found
+        return
 
     def watched(cls: Any, parent: Any, function: Any, *arguments: Any, **keywords: Any) -> Any:
         code = getattr(function, "get_code", lambda: None)()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from programs.parts import CLASSES, FEATURES, Perceptron, program
+from service.compilation.model_program import Batch, ModelProgram
 
 
 class Normalised(nn.Module):
@@ -21,3 +24,11 @@ class Normalised(nn.Module):
 PERCEPTRON = program(Perceptron)
 NORMALISED = program(Normalised)
 MANY_SHAPES = program(Perceptron, sizes=(8, 5, 3))
+
+
+def on(device: str, given: ModelProgram) -> ModelProgram:
+    """The same program on another device."""
+    batches = tuple(
+        Batch(tuple(value.to(device) for value in each.inputs), each.targets.to(device)) for each in given.batches
+    )
+    return replace(given, module=lambda dtype: given.module(dtype).to(device), batches=batches)

@@ -1,0 +1,128 @@
+"""What is read of the compiler, and what detectors make of evidence of CUDA graphs, with and without a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import Climb
+from programs import clean
+from torch._dynamo.callback import CallbackTrigger, callback_handler
+from torch._inductor import cudagraph_utils
+
+from service.compilation.detectors import judge
+from service.compilation.evidence import CudaGraphs, Evidence, Reason
+from service.compilation.internals.cudagraphs import watched_captures
+from service.compilation.internals.hooks import traced_hooks
+from service.compilation.internals.profile import Profile, profiled
+from service.compilation.observation import Case, Cost, Observation, Timed
+from service.compilation.rungs import LADDER, RUNGS
+from service.compilation.timing import Race
+
+CPU = torch.device("cpu")
+CASE = Case(RUNGS["reduce-overhead"], "inference")
+
+
+def seen(graphs: CudaGraphs, launches: float | None = 2.0, share: float = 0.5) -> Observation:
+    profile = Profile(share, 1e-3, launches=4.0, graph_launches=launches, busy_s=1e-3)
+    cost = Cost(1.0, 1.0, Timed(Race(1.0, 1.0, 1.0, noisy=False, faster=False), profile), None, None)
+    return Observation(CASE, Evidence(graphs=1, operations=3, cuda_graphs=graphs), cost=cost)
+
+
+def messages(observation: Observation) -> list[str]:
+    return [f"{finding.verdict}: {finding.message}" for finding in judge(observation)]
+
+
+def test_graphs_that_are_captured_and_launched_are_no_finding() -> None:
+    assert messages(seen(CudaGraphs(captures=2))) == []
+    assert messages(seen(CudaGraphs(captures=2), launches=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        (
+            seen(CudaGraphs(skips=(Reason("mutated inputs"),))),
+            "vacuous: no CUDA graph was captured: mutated inputs",
+        ),
+        (seen(CudaGraphs()), "vacuous: no CUDA graph was captured: no reason was given"),
+        (
+            seen(CudaGraphs(captures=2), launches=0.0),
+            "vacuous: 2 CUDA graphs were captured, and none is launched in a step after warm-up",
+        ),
+        (
+            seen(CudaGraphs(captures=9, late=(5, 6), rerecords=(Reason("function 1: a static input changed", 4),))),
+            "unstable: still recording CUDA graphs after warm-up, in 2 iterations from 5 on: "
+            "function 1: a static input changed (4×)",
+        ),
+        (
+            seen(CudaGraphs(captures=2), share=0.004),
+            "vacuous: only 0.4% of a step's computing is done in compiled code",
+        ),
+    ],
+)
+def test_graphs_that_are_not_what_they_seem_are_found(observation: Observation, message: str) -> None:
+    assert messages(observation) == [message]
+
+
+def test_recordings_and_skips_are_heard_by_iteration() -> None:
+    with watched_captures() as captures:
+        cudagraph_utils.log_cudagraph_skip_and_bump_counter("skipping cudagraphs due to cpu device (arg0_1)")
+        assert not captures.end_iteration()
+        with callback_handler.install_callbacks(CallbackTrigger.CUDAGRAPH_RECORDING, "0/0"):
+            pass
+        with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+            pass
+        assert captures.end_iteration()
+    found = captures.evidence(CPU, settled=1)
+    assert found.captures == 1
+    assert found.skips == (Reason("cpu device (arg0_1)"),)
+    assert found.late == (1,)
+    assert captures.evidence(CPU, settled=2).late == ()
+
+
+def test_functions_of_fsdp_in_a_graph_are_named() -> None:
+    from torch.distributed.fsdp._fully_shard import _fsdp_common
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * _fsdp_common._get_dim0_padded_size(torch.Size([3]), 2)[0]
+
+    with traced_hooks() as hooks:
+        torch.compile(step, backend="eager")(torch.ones(2))
+    assert len(hooks) == 1
+    assert "_get_dim0_padded_size" in hooks[0]
+    torch.compiler.reset()
+
+
+def test_the_compiled_share_of_a_step_is_that_of_its_computing() -> None:
+    def heavy(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ x)
+
+    x = torch.ones(200, 200)
+    compiled = torch.compile(heavy, backend="eager")
+    compiled(x)
+    assert profiled(lambda: compiled(x), 3, CPU).compiled_share > 0.5
+    assert profiled(lambda: heavy(x), 3, CPU).compiled_share == 0
+    some = profiled(lambda: (compiled(x), heavy(x), heavy(x)), 3, CPU)
+    assert 0.05 < some.compiled_share < 0.9
+    assert some.graph_launches is None
+    torch.compiler.reset()
+
+
+def test_the_last_rung_does_not_apply_without_a_device(ascend: Climb) -> None:
+    (*_, last) = ascend(clean.PERCEPTRON, rungs=[RUNGS["eager"], RUNGS["reduce-overhead"]])
+    if torch.cuda.is_available():
+        pytest.skip("there is a device")
+    assert last.verdict == "not_applicable"
+    assert last.observation is None
+    assert "CUDA graphs need a CUDA device" in last.findings[0].message
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("phase", ["train", "inference"])
+def test_cuda_graphs_are_captured_and_launched_on_a_device(ascend: Climb, phase: str) -> None:
+    results = ascend(clean.on("cuda", clean.PERCEPTRON), rungs=LADDER, phases=(phase,))
+    assert [result.verdict for result in results] == ["pass"] * 5, [result.findings for result in results]
+    graphs = results[-1].observation.evidence.cuda_graphs  # type: ignore[union-attr]
+    assert graphs is not None
+    assert graphs.captures >= (2 if phase == "train" else 1)
