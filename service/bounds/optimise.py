@@ -77,7 +77,7 @@ class Climber:
         self.walk = replace(families.backward, relaxations=self.chosen)
         self.best: Tensor | None = None
         self.optimizer: torch.optim.Adam | None = None
-        self.step = Repeated(self._ascend, families.backward.device)
+        self.step = Repeated(families.backward.device)
 
     def best_bounds(self, rows: Coefficients) -> Tensor:
         """The largest lower bounds ``(batch, rows)`` met on the way."""
@@ -85,7 +85,7 @@ class Climber:
         if self.optimizer is not None:
             self._restart(self.optimizer)
         with torch.enable_grad():
-            self.step.run(self.ascent.iterations)
+            self.step.run(self._ascend, self.ascent.iterations)
         assert self.best is not None
         return self.best.clone()
 

@@ -2,58 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 
 import torch
 
 
 class Repeated:
-    """``body`` takes nothing, returns nothing, and works on tensors that stay where they are.
+    """A body that takes nothing, returns nothing, and works on tensors that stay where they are.
 
     On a CUDA device the first run is as written, since that is when libraries make their plans and the body its
-    tensors; the second is recorded; the rest replay the record. Kernels are the same, and so are results.
+    tensors; the second is recorded; the rest replay the record. Kernels are the same, and so are results. The body is
+    given anew at each call, and must be the same one: to keep it here would make its owner, and so the record, live
+    until the garbage collector comes by.
     """
 
-    def __init__(self, body: Callable[[], None], device: torch.device) -> None:
-        self.body, self.device = body, device
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.record: torch.cuda.CUDAGraph | None = None
 
-    def run(self, times: int) -> None:
+    def run(self, body: Callable[[], None], times: int) -> None:
         if self.device.type != "cuda":
             for _ in range(times):
-                self.body()
+                body()
             return
         done = 0
         if self.record is None:
             done = min(times, WARM)
-            self._warm(done)
+            self._warm(body, done)
             if times > done:
-                self.record = self._recorded()
+                self.record = self._recorded(body)
         if self.record is not None:
             for _ in range(times - done):
                 self.record.replay()
 
-    def _warm(self, times: int) -> None:
+    def _warm(self, body: Callable[[], None], times: int) -> None:
         """On a stream of its own: what is recorded may not be the default stream's."""
         stream = recording_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(times):
-                self.body()
+                body()
         torch.cuda.current_stream(self.device).wait_stream(stream)
 
-    def _recorded(self) -> torch.cuda.CUDAGraph:
+    def _recorded(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
         stream, record = recording_stream(self.device), torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), _no_collection():
             record.capture_begin(capture_error_mode="thread_local")
             try:
-                self.body()
-            finally:
-                record.capture_end()
+                body()
+            except BaseException:
+                with suppress(RuntimeError):  # an invalid record, which would hide what made it so
+                    record.capture_end()
+                raise
+            record.capture_end()
         torch.cuda.current_stream(self.device).wait_stream(stream)
         return record
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """The end of another record, which the garbage collector may bring about at any time, would spoil this one."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @cache

@@ -154,9 +154,53 @@ class MatrixOfTwo(_Bilinear):
         return _MatrixPlanes(bounds[0], bounds[1], node.input_shapes)
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+        """A blend for every product of an entry's sum where they are not too many, else one for the whole sum."""
         x, y = bounds
+        products = node.size * node.input_shapes[0][-1]
+        if products <= MOST_PRODUCTS:
+            return _BlendedTerms.of(node, x, y)
         start = x.lower.new_zeros(len(x.lower), *node.shape)
         return _BlendedMatrices(x, y, node.input_shapes, (start, start))
+
+
+MOST_PRODUCTS = 2**13
+"""Of one instance: every row has parameters for each of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class _BlendedTerms:
+    """``X·Y`` as a sum of products ``(…, i, k, j)``."""
+
+    products: _BlendedProduct
+    shapes: tuple[tuple[int, ...], ...]
+    start: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, node: Node, x: Interval, y: Interval) -> _BlendedTerms:
+        first, second = node.input_shapes
+        shape = (*node.shape[:-1], first[-1], node.shape[-1])
+        shapes = (*first, 1), (*second[:-2], 1, *second[-2:])
+        left = x.map(lambda end: end.reshape(-1, *shapes[0]).expand(-1, *shape))
+        right = y.map(lambda end: end.reshape(-1, *shapes[1]).expand(-1, *shape))
+        start = torch.zeros_like(left.lower)
+        products = _BlendedProduct(left, right, shapes, (start, start))
+        return cls(products, node.input_shapes, products.start)
+
+    def member(self, parameters: tuple[Tensor, ...]) -> _SummedTerms:
+        return _SummedTerms(self.products.member(parameters), self.shapes)
+
+
+@dataclass(frozen=True, eq=False)
+class _SummedTerms:
+    planes: _BlendedPlanes
+    shapes: tuple[tuple[int, ...], ...]
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        terms = coefficients.unsqueeze(-2).expand(*coefficients.shape[:-1], self.shapes[0][-1], coefficients.shape[-1])
+        pulled, bias = self.planes.pull(terms)
+        return tuple(
+            each.reshape(*each.shape[:2], *shape) for each, shape in zip(pulled, self.shapes, strict=True)
+        ), bias
 
 
 @dataclass(frozen=True, eq=False)
