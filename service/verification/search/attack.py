@@ -17,9 +17,11 @@ from service.verification.search.goal import Goal
 from service.verification.search.subject import Subject, worst_first
 
 RESTARTS, STEPS, DIVERSIFYING = 64, 60, 5
-SAMPLES = 4096
+SAMPLES, AT_ONCE = 4096, 4096
 EFFORT = 2**25
 """Entries of all of the network's values that sampling and one round's descent may take."""
+TRIED, FEW_STEPS = 32, 4
+"""Starts and steps of an attack on boxes."""
 CONVINCING = 8
 """Candidates that are looked at in float64 at a time."""
 Counterexample = tuple[float, ...]
@@ -29,7 +31,14 @@ def attack(
     subject: Subject, goal: Goal, deadline: float = inf, seed: int = 0, restarts: int = RESTARTS
 ) -> Counterexample | None:
     """A counterexample in the goal's box that convinced, or none until ``deadline`` (``time.monotonic``)."""
-    return _Attack(subject, goal, deadline, seed, restarts).run()
+    cost = sum(node.size for node in subject.network.graph.nodes)
+    samples = max(restarts, min(SAMPLES, EFFORT // cost))
+    return _Attack(subject, goal, deadline, seed, max(restarts, 2 * goal.disjuncts)).everywhere(samples)
+
+
+def attack_nearby(subject: Subject, goal: Goal, samples: int, seed: int, deadline: float) -> Counterexample | None:
+    """The same by short steps from the best of very many random inputs: counterexamples may be rare."""
+    return _Attack(subject, goal, deadline, seed, 4 * max(RESTARTS, goal.disjuncts)).nearby(samples)
 
 
 class _Attack:
@@ -39,24 +48,34 @@ class _Attack:
         self.subject, self.goal, self.box = subject, goal, goal.box(subject.dtype)
         self.deadline = deadline
         self.generator = torch.Generator().manual_seed(seed)
-        cost = sum(node.size for node in subject.network.graph.nodes)
-        self.samples = max(restarts, min(SAMPLES, EFFORT // cost))
-        self.restarts = max(restarts, 2 * goal.disjuncts)
+        self.aim = torch.arange(restarts, device=subject.device) % goal.disjuncts
 
-    def run(self) -> Counterexample | None:
-        samples = self._inside(self._random(self.samples, self.box.lower.shape[1]))
-        samples[0] = self.box.centre[0]
-        excess = torch.cat([self._excess(part) for part in torch.split(samples, 512)])
-        scale = excess.std(dim=0).nan_to_num(nan=0.0).clamp(min=1e-6 * excess.abs().amax().nan_to_num() + 1e-30)
-        each = self.goal.per_disjunct(excess)
-        if found := self._convinced(samples, each.amin(dim=1)):
+    def everywhere(self, samples: int) -> Counterexample | None:
+        x, excess = self._sampled(samples)
+        if found := self._convinced(x, self.goal.per_disjunct(excess).amin(dim=1)):
             return found
-        aim = torch.arange(self.restarts, device=samples.device) % self.goal.disjuncts
-        starts = self._best(samples, self.goal.per_disjunct(excess / scale), aim)
-        if found := self._descend(starts, aim, scale):
+        scale, sizes = _spread(excess), self._sizes(0.02, 0.2)
+        if found := self._descend(self._best(x, excess / scale), scale, sizes):
             return found
-        starts = self._inside(self._random(self.restarts, samples.shape[1]))
-        return self._descend(self._diversified(starts), aim, scale)
+        starts = self._inside(self._random(len(self.aim), x.shape[1]))
+        return self._descend(self._diversified(starts), scale, sizes)
+
+    def nearby(self, samples: int) -> Counterexample | None:
+        x, excess = self._sampled(samples)
+        if found := self._convinced(x, self.goal.per_disjunct(excess).amin(dim=1)):
+            return found
+        return self._descend(self._best(x, excess), torch.ones_like(excess[0]), self._sizes(0.001, 0.05))
+
+    def _sampled(self, count: int) -> tuple[Tensor, Tensor]:
+        """Random inputs and the box's centre, with their excess."""
+        x = self._inside(self._random(count, self.box.lower.shape[1]))
+        x[0] = self.box.centre[0]
+        return x, torch.cat([self._excess(part) for part in torch.split(x, AT_ONCE)])
+
+    def _sizes(self, least: float, most: float) -> Tensor:
+        """First steps, as shares of the width: eight sizes for each disjunct's starts."""
+        turn = torch.arange(len(self.aim), device=self.aim.device) // self.goal.disjuncts
+        return (least * (most / least) ** ((turn % 8) / 7)).unsqueeze(1).to(self.subject.dtype)
 
     def _random(self, *shape: int) -> Tensor:
         random = torch.rand(*shape, generator=self.generator, dtype=self.subject.dtype)
@@ -74,12 +93,12 @@ class _Attack:
             return None
         return self.subject.convinced(self.goal, x[worst_first(values, CONVINCING)])
 
-    def _best(self, samples: Tensor, each: Tensor, aim: Tensor) -> Tensor:
+    def _best(self, samples: Tensor, excess: Tensor) -> Tensor:
         """For every start the next best sample of the disjunct that it aims at."""
-        turns = -(-len(aim) // self.goal.disjuncts)
+        each, turns = self.goal.per_disjunct(excess), -(-len(self.aim) // self.goal.disjuncts)
         order = each.topk(min(turns, len(each)), dim=0, largest=False).indices
-        turn = torch.arange(len(aim), device=aim.device) // self.goal.disjuncts
-        return samples[order[turn.clamp(max=len(order) - 1), aim]]
+        turn = torch.arange(len(self.aim), device=self.aim.device) // self.goal.disjuncts
+        return samples[order[turn.clamp(max=len(order) - 1), self.aim]]
 
     def _diversified(self, x: Tensor) -> Tensor:
         towards = 2 * self._random(len(x), self.goal.rows.shape[1]) - 1
@@ -90,11 +109,11 @@ class _Attack:
             x = inside(x.detach() + 0.25 * gradient.sign() * self.box.width, self.box)
         return x
 
-    def _descend(self, x: Tensor, aim: Tensor, scale: Tensor) -> Counterexample | None:
+    def _descend(self, x: Tensor, scale: Tensor, sizes: Tensor) -> Counterexample | None:
         """Adam in units of the box's width, on the rows of the aim that are still positive."""
         first, second = torch.zeros_like(x), torch.zeros_like(x)
         for step in range(STEPS):
-            values, gradient = descent(self.subject, self.goal, x, aim, scale)
+            values, gradient = descent(self.subject, self.goal, x, self.aim, scale)
             if found := self._convinced(x, values):
                 return found
             if self.subject.late(self.deadline):
@@ -103,14 +122,33 @@ class _Attack:
             gradient = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
             first, second = 0.7 * first + 0.3 * gradient, 0.9 * second + 0.1 * gradient**2
             steady = (first / (1 - 0.7 ** (step + 1))) / ((second / (1 - 0.9 ** (step + 1))).sqrt() + 1e-8)
-            size = 0.2 * (1 - step / STEPS) ** 2 + 0.0005
+            size = sizes * ((1 - step / STEPS) ** 2 + 0.002)
             x = inside(x - size * steady * self.box.width, self.box)
-        return self._convinced(x, descent(self.subject, self.goal, x, aim)[0])
+        return self._convinced(x, descent(self.subject, self.goal, x, self.aim)[0])
 
 
-def descend(subject: Subject, goal: Goal, box: Interval, x: Tensor, steps: int = 3) -> Counterexample | None:
+def _spread(excess: Tensor) -> Tensor:
+    """A unit for each row."""
+    least = 1e-6 * excess.abs().amax().nan_to_num() + 1e-30
+    return excess.std(dim=0).nan_to_num(nan=0.0).clamp(min=least)
+
+
+@torch.no_grad()
+def attack_boxes(subject: Subject, goal: Goal, box: Interval, shares: Tensor) -> Counterexample | None:
+    """From the best of some points of each of the boxes ``(n, features)``, a few signed steps to the nearest disjunct.
+
+    ``shares`` ``(points, features)`` are places in a box, from 0 to 1.
+    """
+    points = (box.lower + shares[:, None] * box.width).flatten(0, 1)
+    excess = goal.excess(subject.module(points)).nan_to_num(nan=torch.inf)
+    best = torch.tensor(worst_first(goal.per_disjunct(excess).amin(dim=1), TRIED), device=points.device)
+    home = box.map(lambda end: end[best % len(end)])
+    return descend(subject, goal, home, inside(points[best], home))
+
+
+def descend(subject: Subject, goal: Goal, box: Interval, x: Tensor) -> Counterexample | None:
     """A few signed steps from each of ``x`` ``(n, features)`` in boxes ``(n, features)``, to the nearest disjunct."""
-    for step in range(steps + 1):
+    for step in range(FEW_STEPS):
         values, gradient = descent(subject, goal, x)
         if bool((values <= 0).any()):
             found = subject.convinced(goal, x[worst_first(values, CONVINCING)])
