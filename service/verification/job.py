@@ -107,7 +107,7 @@ class _Own:
         rows = tally.rows_of(outcome, task.method_name, task.asked)
         layers = task.of_all_stages(tally.layer_sums(task.network, outcome, task.mesh)).tolist()
         entries = [Entry(row, sums) for row, sums in zip(rows, layers, strict=True)]
-        waiting = [entry for entry in entries if searches.wants(entry.row)]
+        waiting = [entry for entry in entries if task.crew.anywhere(searches.wants(entry.row), task.device)]
         self._decided([entry for entry in entries if entry not in waiting])
         return waiting
 
@@ -126,7 +126,7 @@ class _Own:
         self.done += more
         if more and self.context.rank == 0:
             total = self.task.asked.count
-            self.context.report.progress(min(self.done * self.task.mesh.dp.size, total), total, "instances")
+            self.context.report.progress(min(self.done * self.task.groups, total), total, "instances")
 
 
 def _over_ranks(task: Task, values: Tensor) -> list[float]:

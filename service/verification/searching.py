@@ -56,7 +56,8 @@ class Searches:
         decision, left = self._searched(row["instance"], query)
         self.clock.seconds["attack"] += decision.attacking
         self.clock.seconds["search"] += decision.seconds - decision.attacking
-        self._report(row["instance"], Progress(decision.domains, left, decision.bound, decision.seconds))
+        if decision.domains:
+            self._report(row["instance"], Progress(decision.domains, left, decision.bound, decision.seconds))
         late = decision.verdict is Verdict.UNKNOWN and decision.seconds >= self.task.spec.budget.seconds
         return {**row, **_found(decision, row), "verdict": "timeout" if late else decision.verdict.value}
 
@@ -82,14 +83,15 @@ class Searches:
     @cached_property
     def _subject(self) -> Subject:
         task = self.task
-        return Subject(task.module, task.network, local_copy(task.module).double(), task.runtime, torch.float32)
+        judge = local_copy(task.module).double()
+        return Subject(task.module, task.network, judge, task.runtime, torch.float32, task.crew)
 
     def _reporting(self, instance: int) -> Callable[[Progress], None]:
         last = time.monotonic()
 
         def report(progress: Progress) -> None:
             nonlocal last
-            if self.context.should_stop():
+            if self.task.crew.anywhere(self.context.should_stop(), self.task.device):
                 raise StoppedError
             if time.monotonic() - last >= EVERY_S:
                 last = time.monotonic()
@@ -100,6 +102,8 @@ class Searches:
         return report
 
     def _report(self, instance: int, progress: Progress) -> None:
+        if not self.task.leads:
+            return
         self.context.report.search(
             {
                 "instance": instance,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,7 @@ from service.bounds.shard import shard
 from service.bounds.stages import InStages, Line, Staged, prepare_stages
 from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
-from service.jobs.spec.verify import FromOnnx, RobustnessProperty, VerifySpec
+from service.jobs.spec.verify import FromOnnx, RobustnessProperty, VerifySpec, VnnlibProperty
 from service.models import build, load_into
 from service.models.embedded import AfterEmbedding
 from service.models.reference import resolve
@@ -30,6 +31,7 @@ from service.parallel.mesh import build as build_mesh
 from service.parallel.tensor import local_copy
 from service.verification.properties import Property, read
 from service.verification.properties.tokens import robust_tokens
+from service.verification.search.crew import SOLO, Crew
 from service.verification.tally import Layer, layers_of
 
 if TYPE_CHECKING:
@@ -53,10 +55,21 @@ class Task:
     runtime: Runtime | None = None
     staged: Staged | None = None
 
+    @cached_property
+    def crew(self) -> Crew:
+        """The data-parallel ranks that search together: all where instances are fewer than they are."""
+        searches = isinstance(self.spec.property, VnnlibProperty) or self.spec.method == "beta-crown"
+        return Crew(self.mesh.dp) if searches and self.asked.count < self.mesh.dp.size else SOLO
+
+    @property
+    def groups(self) -> int:
+        """How many groups of ranks have instances of their own."""
+        return self.mesh.dp.size // self.crew.axis.size
+
     @property
     def own(self) -> list[int]:
-        """Instances of this data-parallel rank: every ``dp``-th one."""
-        return list(range(self.mesh.dp.rank, self.asked.count, self.mesh.dp.size))
+        """Instances of this rank: every ``groups``-th one."""
+        return list(range(self.mesh.dp.rank % self.groups, self.asked.count, self.groups))
 
     @property
     def method_name(self) -> str:
@@ -82,7 +95,7 @@ class Task:
 
     def anywhere(self, flag: bool) -> bool:
         """Whether the flag is set on a rank that bounds the same instances; all of them call it."""
-        found = self.network.exchange.largest(int(flag), self.device)
+        found = self.network.exchange.largest(int(self.crew.anywhere(flag, self.device)), self.device)
         return bool(self.of_all_stages(torch.tensor([[found]])).any())
 
     def of_all_stages(self, values: Tensor) -> Tensor:
@@ -96,7 +109,7 @@ class Task:
     @property
     def leads(self) -> bool:
         """Whether this rank speaks for those that bound the same instances."""
-        return self.mesh.tp.rank == 0 and self.mesh.pp.rank == 0
+        return self.mesh.tp.rank == 0 and self.mesh.pp.rank == 0 and self.crew.is_first
 
     def batches(self, without: Container[int]) -> Iterator[list[int]]:
         left = [instance for instance in self.own if instance not in without]
