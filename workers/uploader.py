@@ -22,7 +22,7 @@ _BATCH = 256
 _INTERVAL_S = 0.1
 _PATIENCE_S = 600.0
 """How long a batch is tried; far beyond any lease, after which the attempt is lost anyway."""
-_EXPENDABLE = frozenset({"log", "span", "metric", "progress"})
+_EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})
 
 
 logger = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ _SHOWN = 200
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "metric": {"step": int, "values": dict},
     "bound": {"instance": int, "verdict": str},
+    "search": {"instance": int, "domains": int, "open": int, "seconds": (int, float)},
     "span": {"name": str, "start": (int, float), "end": (int, float)},
     "log": {"stream": str, "line": str},
     "artifact": {"name": str, "media_type": str},

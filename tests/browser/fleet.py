@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.jobs.events import BoundEvent, Event, LogEvent, MetricEvent, ProgressEvent
+from service.jobs.events import BoundEvent, Event, LogEvent, MetricEvent, ProgressEvent, SearchEvent
 from service.jobs.layout import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Job, JobError, Outcome
 from service.jobs.spec import spec_adapter
@@ -93,12 +93,18 @@ class Attempt:
             "lower": [margin - 0.4 + 0.05 * index for index in range(10)],
             "upper": [margin + 0.3 + 0.07 * index for index in range(10)],
             "margin": margin,
+            "name": None,
             "method": "crown",
+            "decided_by": "bounds",
             "seconds": 0.0123,
             "domains": 1,
             "counterexample": None,
         }
         found: BoundEvent = event("bound", 0, instance=instance, **(fields | changes))  # type: ignore[assignment]
+        self.emit(found)
+
+    def search(self, instance: int, **fields: Any) -> None:
+        found: SearchEvent = event("search", 0, instance=instance, **fields)  # type: ignore[assignment]
         self.emit(found)
 
     def artifact(self, name: str, content: bytes, media_type: str = "application/octet-stream") -> None:

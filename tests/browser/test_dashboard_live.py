@@ -129,10 +129,49 @@ def test_rows_of_a_verification_stream_in(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#result")).to_contain_text("1.5")
 
 
+def test_searches_are_followed_and_what_they_cost_is_shown(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(verify_spec(method="beta-crown"))
+    attempt.search(3, domains=4, open=2, bound=None, seconds=0.5)
+    page.goto(f"/jobs/{attempt.job_id}")
+    search = page.locator("#search")
+    expect(search.locator(".note")).to_have_text("instance 3 · 4 domains · 2 open · 500 ms")
+    attempt.search(3, domains=40, open=12, bound=-0.25, seconds=1.5)
+    expect(search.locator(".note")).to_contain_text("40 domains · 12 open · bound −0.250")
+    expect(search.locator("canvas").first).to_have_attribute("data-points", "2")
+    attempt.search(5, domains=7, open=1, bound=-0.5, seconds=0.5)
+    expect(search.locator(".note")).to_contain_text("instance 5 · 7 domains")
+    search.get_by_label("Instance").select_option("3")
+    expect(search.locator(".note")).to_contain_text("instance 3 · 40 domains")
+    page.reload()
+    expect(search.locator(".note")).to_contain_text("instance 5 · 7 domains")
+    attempt.bound(3, 0.02, name="prop_3.vnnlib", decided_by="activation splitting", domains=40)
+    row = page.locator(".verify tbody tr")
+    expect(row).to_contain_text("3 · prop_3.vnnlib")
+    expect(row).to_contain_text("activation splitting")
+    expect(row.locator(".rail i")).to_have_count(1)
+    layer = {"layer": "relu", "operator": "aten.relu", "neurons": 8, "mean_width": 1.5, "mean_unstable": 2.0}
+    spent = {"prepare": 1.0, "layers": 0.0, "search": 3.0}
+    attempt.succeed({"verdicts": {"verified": 1}, "layers": [layer], "time": spent, "memory_gib": 0.5})
+    expect(page.locator("#cost li")).to_have_count(2)
+    expect(page.locator("#cost")).to_contain_text("searching")
+    expect(page.locator("#cost")).to_contain_text("75 %")
+    expect(page.locator("#cost .note")).to_have_text("means over ranks · 0.500 GiB at most")
+    expect(page.locator("#layers .rail i")).to_have_count(2)
+
+
 def test_the_question_of_a_verification_is_named(page: Page, fleet: Fleet) -> None:
     box = {"lower": [0.0] * 64, "upper": [1.0] * 64}
-    file = fleet.store.files.add(io.BytesIO(b"(assert (>= X_0 0))"), "text/plain")
-    questions = {"input box": {"box": box}, "VNN-LIB query": {"vnnlib": file.id}}
+    declared = "".join(f"(declare-const X_{index} Real)" for index in range(64))
+    declared += "".join(f"(declare-const Y_{index} Real)" for index in range(10))
+    bounded = "".join(f"(assert (>= X_{index} 0))(assert (<= X_{index} 1))" for index in range(64))
+    file = fleet.store.files.add(io.BytesIO(f"{declared}{bounded}(assert (<= Y_0 0))".encode()), "text/plain")
+    ball = {"data": {"source": "digits"}, "eps": 0.5, "norm": 2}
+    questions = {
+        "input box": {"box": box},
+        "VNN-LIB": {"vnnlib": file.id},
+        "2 VNN-LIB files": {"vnnlib": [file.id, file.id]},
+        "L2 ball of radius 0.5": {"robustness": ball},
+    }
     for words, question in questions.items():
         job = fleet.submit(verify_spec(property=question))
         page.goto(f"/jobs/{job.id}")

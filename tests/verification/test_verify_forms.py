@@ -49,7 +49,7 @@ def test_the_queries_of_an_archive_and_of_a_list_are_instances_of_one_job(traine
     ]
     assert all(row["decided_by"] for row in report.bounds)
     assert [step[0] for step in report.steps] == [1, 2, 3], "told one by one"
-    assert [moment["instance"] for moment in report.searches][-1] == 2
+    assert {moment["instance"] for moment in report.searches} <= {0, 1}, "an attack is over before it can be watched"
     assert {"instance", "domains", "open", "bound", "seconds"} == report.searches[-1].keys()
     spent = result["time"]
     assert spent["search"] + spent["attack"] > 0

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.jobs.events import EVENT_TYPES
 from workers.lines import Line, LineSplitter
 from workers.logs import Allowance, printable
 from workers.wire import Done, Greeting, Malformed, parse_event, parse_greeting
@@ -106,3 +107,21 @@ def test_an_event_that_lacks_a_field_is_refused_by_name(kind: str, data: st.Data
     rest = {name: value for name, value in fields.items() if name != missing}
     with pytest.raises(Malformed, match=f"'{missing}'"):
         parse_event(Line(json.dumps({"type": kind, **rest}).encode()), 0)
+
+
+def test_every_type_of_event_can_be_sent_but_state() -> None:
+    """That is the service's own."""
+    given = {
+        "step": 1, "values": {}, "instance": 0, "verdict": "verified", "domains": 2, "open": 1, "seconds": 0.5,
+        "name": "n", "start": 0.0, "end": 1, "stream": "stdout", "line": "", "media_type": "", "done": 1, "total": 2,
+        "unit": "", "error": "", "message": "", "traceback": "",
+    }  # fmt: skip
+    for kind in EVENT_TYPES:
+        line = Line(json.dumps({"type": kind, **given}).encode())
+        if kind == "state":
+            with pytest.raises(Malformed):
+                parse_event(line, 0)
+        else:
+            event = parse_event(line, 3)
+            assert not isinstance(event, Done)
+            assert (event["type"], event["rank"]) == (kind, 3)

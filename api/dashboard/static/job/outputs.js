@@ -1,10 +1,11 @@
 /** The bounds of each output of one instance, as bars on a common scale, and its counterexample. */
 
-import { isNumber } from "../lib/bounds.js";
+import { isNumber, width } from "../lib/bounds.js";
 import { fixed, number } from "../lib/format.js";
 import { extent } from "../lib/scales.js";
 import { fill, h } from "../ui/dom.js";
 import { stateMark } from "../ui/parts.js";
+import { rail } from "../ui/rail.js";
 
 /** @typedef {import("../lib/types.js").BoundRow} BoundRow */
 
@@ -24,8 +25,10 @@ export class OutputBounds {
     });
     const range = extent([row.lower.filter(isNumber), row.upper.filter(isNumber), [0]]) ?? [0, 1];
     const bars = row.lower.slice(0, MOST).map((low, index) => bar(index, low, row.upper[index] ?? null, range));
+    const words = [row.name, row.method, row.decided_by && `decided by ${row.decided_by}`, `margin ${fixed(row.margin)}`,
+      `mean width ${fixed(width(row))}`];
     fill(this.element, h("header", {}, h("h3", {}, `Instance ${row.instance}`), stateMark(row.verdict),
-      h("span", { class: "muted" }, `${row.method} · margin ${fixed(row.margin)}`), close),
+      h("span", { class: "muted" }, words.filter(Boolean).join(" · ")), close),
       h("ol", { class: "bars" }, ...bars), row.lower.length > MOST && h("p", { class: "muted" }, `first ${MOST} of ${row.lower.length} outputs`),
       row.counterexample && counterexample(row.counterexample));
     this.element.hidden = false;
@@ -34,15 +37,9 @@ export class OutputBounds {
 
 /** A missing bound is infinite: its bar ends at the edge. @param {number} index @param {number | null} low @param {number | null} high @param {[number, number]} range */
 function bar(index, low, high, [from, to]) {
-  const span = to - from || 1;
-  const fillBar = h("i", {});
-  const left = (((low ?? from) - from) / span) * 100;
-  fillBar.style.setProperty("left", `${left}%`);
-  fillBar.style.setProperty("width", `${(((high ?? to) - from) / span) * 100 - left}%`);
-  const zero = h("b", {});
-  zero.style.setProperty("left", `${((0 - from) / span) * 100}%`);
+  const share = (/** @type {number} */ value) => (value - from) / (to - from || 1);
   return h("li", {}, h("span", { class: "muted" }, index), h("span", { class: "right" }, low === null ? "−∞" : fixed(low)),
-    h("span", { class: "rail" }, zero, fillBar), h("span", {}, high === null ? "∞" : fixed(high)));
+    rail(share(low ?? from), share(high ?? to), { zero: share(0) }), h("span", {}, high === null ? "∞" : fixed(high)));
 }
 
 /** @param {number[]} values */

@@ -1,12 +1,14 @@
 /** Verdicts, margins and bounds of a verification job, row by row as they are found. */
 
-import { VERDICTS, counts, span, width } from "../lib/bounds.js";
+import { VERDICTS, counts, isNumber, span } from "../lib/bounds.js";
 import { duration, fixed, many, number } from "../lib/format.js";
+import { extent } from "../lib/scales.js";
 import { isTerminal } from "../lib/state.js";
 import { call, items, jobPath } from "../ui/api.js";
 import { fill, h, keyed, oncePerFrame, setAttribute, setText } from "../ui/dom.js";
-import { Margins } from "../ui/margins.js";
+import { Margins, TONES } from "../ui/margins.js";
 import { stateMark, updateStateMark } from "../ui/parts.js";
+import { rail } from "../ui/rail.js";
 import { blank } from "../ui/status.js";
 import { OutputBounds } from "./outputs.js";
 import { Section } from "./section.js";
@@ -15,6 +17,9 @@ import { Section } from "./section.js";
 
 const PAGE = 500;
 const ROWS_SHOWN = 100;
+/** @type {readonly [string, boolean][]} names, and whether they stand over numbers */
+const COLUMNS = [["Instance", false], ["Verdict", false], ["Decided by", false], ["Margin", true], ["Lower", true], ["Outputs", false],
+  ["Upper", false], ["Domains", true], ["Time", true]];
 
 export class Verify extends Section {
   constructor() {
@@ -27,6 +32,8 @@ export class Verify extends Section {
     this.limit = ROWS_SHOWN;
     this.ended = false;
     this.what = "";
+    /** @type {[number, number]} of the bars in the table */
+    this.scale = [0, 1];
     this.tally = h("div", { class: "tally", role: "group", "aria-label": "Verdicts; choose one to filter the table" });
     this.strip = h("div", { class: "strip", "aria-hidden": "true" });
     this.margins = new Margins((row) => this.choose(row));
@@ -55,8 +62,7 @@ export class Verify extends Section {
   }
 
   table() {
-    const names = ["Instance", "Verdict", "Margin", "Lower", "Upper", "Mean width", "Domains", "Time"];
-    const head = h("tr", {}, ...names.map((name, index) => h("th", { scope: "col", class: index > 1 ? "right" : null }, name)));
+    const head = h("tr", {}, ...COLUMNS.map(([name, right]) => h("th", { scope: "col", class: right ? "right" : null }, name)));
     return h("div", { class: "scroll" }, h("table", { class: "table rows" }, h("thead", {}, head), this.tbody));
   }
 
@@ -84,7 +90,7 @@ export class Verify extends Section {
   /** @param {import("../lib/types.js").Job} job */
   show(job) {
     this.ended = isTerminal(job.state);
-    this.what = [job.spec.method, question(job.spec.property ?? {})].filter(Boolean).join(" · ");
+    this.what = [method(job.spec), question(job.spec.property ?? {})].filter(Boolean).join(" · ");
     this.draw();
   }
 
@@ -96,6 +102,7 @@ export class Verify extends Section {
     this.count(all);
     this.remark(all.length ? `${this.what} · ${many(all.length, "row")}` : this.what);
     this.margins.set(all);
+    this.scale = extent([...all.map((row) => span(row).filter(isNumber)), [0]]) ?? [0, 1];
     const passing = all.filter((row) => this.filter === "all" || row.verdict === this.filter);
     keyed(this.tbody, passing.slice(0, this.limit), (row) => String(row.instance), () => this.line(), this.lines);
     this.more.hidden = passing.length <= this.limit;
@@ -131,19 +138,34 @@ export class Verify extends Section {
   line() {
     const mark = stateMark("unknown");
     const open = h("button", { class: "link", type: "button" });
-    const cells = Array.from({ length: 6 }, () => h("td", { class: "right" }));
-    const element = h("tr", {}, h("td", {}, open), h("td", {}, mark), ...cells);
+    const by = h("td", { class: "muted" });
+    const bar = h("td", { class: "bounds" });
+    const [margin, low, high, domains, time] = /** @type {HTMLElement[]} */ (
+      Array.from({ length: 5 }, (_, index) => h("td", { class: index === 2 ? null : "right" })));
+    const element = h("tr", {}, h("td", {}, open), h("td", {}, mark), by, margin, low, bar, high, domains, time);
     /** @param {BoundRow} row */
     const update = (row) => {
       open.onclick = () => this.choose(row);
       setAttribute(element, "data-instance", row.instance);
-      setText(open, String(row.instance));
+      setText(open, row.name ? `${row.instance} · ${row.name}` : String(row.instance));
       updateStateMark(mark, row.verdict);
-      const values = [fixed(row.margin), ...span(row).map(fixed), fixed(width(row)),
-        number(row.domains), duration(row.seconds)];
-      values.forEach((value, index) => cells[index] && setText(cells[index], value));
+      setText(by, row.decided_by ?? "–");
+      const [least, most] = span(row);
+      /** @type {[Element | undefined, string][]} */
+      const texts = [[margin, fixed(row.margin)], [low, fixed(least)], [high, fixed(most)],
+        [domains, number(row.domains)], [time, duration(row.seconds)]];
+      for (const [cell, text] of texts) if (cell) setText(cell, text);
+      fill(bar, this.bar(row));
     };
     return { element, update };
+  }
+
+  /** From the least lower to the greatest upper bound, on the scale of all rows. @param {BoundRow} row */
+  bar(row) {
+    const [from, to] = this.scale;
+    const [low, high] = span(row);
+    const share = (/** @type {number} */ value) => (value - from) / (to - from || 1);
+    return rail(share(low ?? from), share(high ?? to), { zero: share(0), tone: TONES[row.verdict] });
   }
 
   /** @param {BoundRow} row */
@@ -158,6 +180,11 @@ export class Verify extends Section {
 
 /** What is to be certified, in a few words. @param {Record<string, any>} property */
 function question({ robustness, vnnlib }) {
-  if (robustness) return `L∞ ball of radius ${robustness.eps}`;
-  return vnnlib ? "VNN-LIB query" : "input box";
+  if (robustness) return `${robustness.norm === 2 ? "L2" : "L∞"} ball of radius ${robustness.eps}`;
+  if (Array.isArray(vnnlib)) return many(vnnlib.length, "VNN-LIB file");
+  return vnnlib ? "VNN-LIB" : "input box";
 }
+
+/** @param {Record<string, any>} spec */
+const method = (spec) => [spec.rigorous && "rigorous", spec.method, spec.intermediate === "fixed" && "(fixed intermediate bounds)"]
+  .filter(Boolean).join(" ");

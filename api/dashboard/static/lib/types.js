@@ -42,11 +42,13 @@
  *
  * @typedef {object} BoundRow
  * @property {number} instance
+ * @property {string | null} [name] of the query in its archive
  * @property {"verified" | "falsified" | "unknown" | "timeout"} verdict
  * @property {(number | null)[]} lower null where a bound is not finite
  * @property {(number | null)[]} upper
  * @property {number | null} margin
  * @property {string} method
+ * @property {string | null} [decided_by]
  * @property {number} seconds
  * @property {number} domains
  * @property {number[] | null} counterexample

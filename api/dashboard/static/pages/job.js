@@ -2,6 +2,7 @@
 
 import { Artifacts } from "../job/artifacts.js";
 import { Compile } from "../job/compile.js";
+import { Cost } from "../job/cost.js";
 import { Details } from "../job/details.js";
 import { Execution } from "../job/execution.js";
 import { Header } from "../job/header.js";
@@ -10,6 +11,7 @@ import { Layers } from "../job/layers.js";
 import { Log } from "../job/log.js";
 import { Metrics } from "../job/metrics.js";
 import { PipelinePlan } from "../job/plan.js";
+import { Search } from "../job/search.js";
 import { Spec } from "../job/spec.js";
 import { Figures } from "../job/train.js";
 import { Verify } from "../job/verify.js";
@@ -25,7 +27,7 @@ import { Stream } from "../ui/stream.js";
 /** What the middle of the page shows, by kind. @type {Record<Job["kind"], () => Section[]>} */
 const KIND_SECTIONS = {
   train: () => [new Figures(["data_sha256"]), new Metrics(true), new PipelinePlan(), new Execution()],
-  verify: () => [new Verify(), new Figures(["verdicts", "method"]), new Layers(), new Metrics(false)],
+  verify: () => [new Verify(), new Search(), new Figures(["verdicts", "method", "time"]), new Layers(), new Cost(), new Metrics(false)],
   compile: () => [new Compile()],
 };
 const RETRY_MS = 2000;
@@ -74,7 +76,7 @@ class JobPage {
   /** @param {string | null} after */
   connect(after) {
     this.stream?.close();
-    const types = "state,metric,bound,span,log,artifact,progress";
+    const types = "state,metric,bound,search,span,log,artifact,progress";
     const url = (/** @type {string | null} */ last) =>
       jobPath(id, `/events?types=${types}&after=${encodeURIComponent(last ?? after ?? "0-0")}`);
     this.stream = new Stream(url, {

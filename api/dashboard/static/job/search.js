@@ -1,0 +1,83 @@
+/** The search for one instance's verdict, while it runs and after: domains, and what is proved over all of them. */
+
+import { duration, fixed, many, number } from "../lib/format.js";
+import { extent } from "../lib/scales.js";
+import { curves, latest, take } from "../lib/search.js";
+import { call, items, jobPath } from "../ui/api.js";
+import { Crosshair } from "../ui/canvas.js";
+import { Chart } from "../ui/chart.js";
+import { h, oncePerFrame, setAttribute } from "../ui/dom.js";
+import { Section } from "./section.js";
+
+const PAGE = 500;
+/** Of searches past; of one that runs, events tell the rest. */
+const MOST_PAGES = 20;
+const AXIS = { label: duration, word: "after" };
+
+export class Search extends Section {
+  constructor() {
+    super("Search", "search");
+    /** @type {Map<number, import("../lib/search.js").Moment[]>} */
+    this.searches = new Map();
+    /** @type {number | null} an instance that the user chose; the newest otherwise */
+    this.chosen = null;
+    const crosshair = new Crosshair();
+    this.domains = new Chart({ title: "Domains", unit: "subdomains of the input set", log: true }, crosshair, AXIS);
+    this.bound = new Chart({ title: "Proved bound", unit: "above zero is certified", log: false }, crosshair, AXIS);
+    this.choice = h("select", { "aria-label": "Instance" });
+    this.choice.addEventListener("change", () => {
+      this.chosen = this.choice.value === "" ? null : Number(this.choice.value);
+      this.update();
+    });
+    this.aside.append(this.choice);
+    this.body.append(h("div", { class: "pair" }, this.domains.element, this.bound.element));
+    this.element.hidden = true;
+    this.draw = oncePerFrame(() => this.update());
+  }
+
+  /** @param {import("../lib/types.js").Job} job */
+  async fetch(job) {
+    /** @type {typeof this.searches} */
+    const searches = new Map();
+    let after = "0-0";
+    for (let page = 0; page < MOST_PAGES; page += 1) {
+      const found = await call(jobPath(job.id, `/events?types=search&limit=${PAGE}&after=${encodeURIComponent(after)}`));
+      for (const event of items(found)) take(searches, event);
+      if (items(found).length < PAGE) break;
+      after = found.next_after;
+    }
+    this.searches = searches;
+    this.update();
+  }
+
+  /** @param {import("../lib/types.js").StreamedEvent} streamed */
+  take({ event }) {
+    if (event.type !== "search") return;
+    take(this.searches, event);
+    this.draw();
+  }
+
+  update() {
+    this.element.hidden = this.searches.size === 0;
+    this.list();
+    const instance = this.chosen ?? latest(this.searches);
+    const moments = (instance !== null && this.searches.get(instance)) || [];
+    const last = moments.at(-1);
+    if (!last) return;
+    const found = curves(moments);
+    const reach = extent([[0, last.seconds]]);
+    this.domains.set(found.domains, reach);
+    this.bound.set(found.bound, reach);
+    this.remark([`instance ${instance}`, many(last.domains, "domain"), `${number(last.open)} open`,
+      last.bound !== null && `bound ${fixed(last.bound)}`, duration(last.seconds)].filter(Boolean).join(" · "));
+  }
+
+  list() {
+    const known = [...this.searches.keys()].sort((a, b) => a - b);
+    setAttribute(this.choice, "hidden", known.length < 2);
+    const wanted = ["", ...known.map(String)];
+    if (wanted.join() === [...this.choice.options].map((option) => option.value).join()) return;
+    this.choice.replaceChildren(...wanted.map((value) => h("option", { value }, value === "" ? "newest" : `instance ${value}`)));
+    this.choice.value = this.chosen === null ? "" : String(this.chosen);
+  }
+}
