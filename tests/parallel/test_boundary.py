@@ -171,6 +171,19 @@ def test_local_variables_are_named_as_holders_and_not_prolonged(marks: Marks, mo
     assert not boundary.held()
 
 
+def test_looking_for_holders_leaves_the_variables_of_a_program_alone(model: nn.Module) -> None:
+    boundary = StepBoundary({"model": model}, audit_every=1)
+    kept: list[Tensor] = []
+    mine = locals()
+    for _ in range(3):
+        boundary.step_boundary()
+        with torch.no_grad():
+            kept.append(boundary.boundary_call(model, torch.ones(2, 4)))
+    assert boundary.held()
+    assert mine["kept"] is kept
+    assert len(kept) == 3
+
+
 def test_unknown_names_are_refused(model: nn.Module) -> None:
     with pytest.raises(ValueError, match="kept names 'other'"):
         StepBoundary({"model": model}, kept=("other",))

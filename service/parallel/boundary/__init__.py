@@ -5,7 +5,7 @@ step and nowhere else, and calls compiled modules only through :class:`StepBound
 what outlives a step, and refuses to begin one while a backward is still to come.
 """
 
-from service.parallel.boundary.calls import Invocation, Origin, Site, caller
+from service.parallel.boundary.calls import Invocation, Origin, Shapes, Site, caller
 from service.parallel.boundary.lifetimes import Held, Outputs
 from service.parallel.boundary.pending import PendingBackwardError, PendingBackwards
 from service.parallel.boundary.step import StepBoundary
@@ -17,6 +17,7 @@ __all__ = [
     "Outputs",
     "PendingBackwardError",
     "PendingBackwards",
+    "Shapes",
     "Site",
     "StepBoundary",
     "caller",

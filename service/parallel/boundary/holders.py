@@ -15,6 +15,8 @@ DEPTH = 5
 """Containers within containers that are followed."""
 NAMES = 6
 """Holders named of one tensor."""
+OWN_REFERENCES = 3
+"""To a snapshot of variables that nobody has asked for: the frame's, ours, and that of the question."""
 
 
 MANAGER = "CUDAGraphNode"
@@ -74,8 +76,9 @@ class _Frames:
                 self.names.setdefault(id(value), []).append(
                     f"local variable {name} of {frame.f_code.co_name} ({place})"
                 )
-        if sys.version_info < (3, 13):
-            # A snapshot, which the frame would keep, and with it every value, beyond the variable's own life.
+        if sys.version_info < (3, 13) and sys.getrefcount(variables) <= OWN_REFERENCES:
+            # A snapshot, which the frame would keep, and with it every value, beyond the variable's own life. Not so
+            # where the function has called ``locals()`` and uses the very same one.
             variables.clear()
 
 
