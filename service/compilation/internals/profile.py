@@ -48,17 +48,12 @@ def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profi
     share = _compiled_share(events)
     if not cuda:
         return Profile(share, queued / steps)
-    names = [str(event.name) for event in events]
     busy = _covered(event for event in events if event.device_type == DeviceType.CUDA) / 1e6 / steps
     if not busy:  # the device told nothing: CUPTI is missing, or belongs to another profiler
         return Profile(share, queued / steps)
-    return Profile(
-        share,
-        queued / steps,
-        sum(name in LAUNCHES for name in names) / steps,
-        names.count(GRAPH_LAUNCH) / steps,
-        busy,
-    )
+    names = [str(event.name) for event in events]
+    launches = sum(name in LAUNCHES for name in names) / steps
+    return Profile(share, queued / steps, launches, names.count(GRAPH_LAUNCH) / steps, busy)
 
 
 def _compiled_share(events: Iterable[Any]) -> float:
