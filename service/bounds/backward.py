@@ -50,6 +50,10 @@ class Pass:
     frontier: frozenset[str] = frozenset()
 
     @property
+    def batch(self) -> int:
+        return len(self.intervals[self.network.graph.input.name].lower)
+
+    @property
     def device(self) -> torch.device:
         return self.intervals[self.network.graph.input.name].lower.device
 

@@ -54,6 +54,11 @@ class Network:
         return frozenset(node.name for node in self.nonlinear)
 
     @cached_property
+    def widest(self) -> int:
+        """Entries of the largest value."""
+        return max(node.size for node in self.graph.nodes)
+
+    @cached_property
     def position(self) -> Mapping[str, int]:
         """Of each node in execution order."""
         return {node.name: index for index, node in enumerate(self.graph.nodes)}

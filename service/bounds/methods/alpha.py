@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.bounds.backward import Pass
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Analysis, Effort, rows_at_once
+from service.bounds.methods.base import Analysis, Effort, elements_of_a_row, rows_at_once
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
@@ -31,22 +31,25 @@ class OptimisedAnalysis:
     effort: Effort
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
-        network = self.backward.network
-        start, batch = network.graph.output.name, len(self.backward.intervals[network.graph.input.name].lower)
-        parts = torch.split(rows, rows_at_once(network, start, batch, self.effort.optimising), dim=1)
-        return optimised(Families(self.backward), start, iter(parts), self.effort.ascent)
+        start = self.backward.network.graph.output.name
+        at_once = _at_once(self.backward, start, rows.shape[1], self.effort.within(self.backward.device))
+        parts = iter(equal_parts(rows, at_once))
+        return optimised(Families(self.backward), start, parts, self.effort.ascent)[:, : rows.shape[1]]
 
 
 def alpha_crown(network: Network, box: Interval, effort: Effort) -> Analysis:
     """Intermediate bounds optimised too, as the literature's default has it."""
-
-    def refine(backward: Pass, name: str, index: Tensor, pairs: int) -> Interval:
-        pairs = max(1, rows_at_once(network, name, len(box.lower), effort.optimising) // 2)
-        parts = (UnitRows(part) for part in torch.split(index, pairs, dim=1))
-        return _both_sides(optimised(Families(backward), name, parts, effort.ascent), index.shape[1], pairs)
-
-    backward = bound_layers(network, box, effort, refine)
+    backward = bound_layers(network, box, effort, both_optimised)
     return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), effort)
+
+
+def both_optimised(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
+    """Both sides of the entries ``index`` of a value, each optimised for itself."""
+    pairs = max(1, _at_once(backward, name, 2 * index.shape[1], effort) // 2)
+    parts = [UnitRows(part) for part in equal_parts(index, pairs)]
+    found = optimised(Families(backward), name, iter(parts), effort.ascent)
+    lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
+    return Interval(lower.flatten(1)[:, : index.shape[1]], -negated.flatten(1)[:, : index.shape[1]])
 
 
 def alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> Analysis:
@@ -55,8 +58,15 @@ def alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> Analys
     return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), effort)
 
 
-def _both_sides(found: Tensor, rows: int, pairs: int) -> Interval:
-    """Of parts, each the lower bounds of ``pairs`` rows and then those of the negated rows."""
-    sizes = [min(pairs, rows - done) for done in range(0, rows, pairs)]
-    halves = [part.chunk(2, dim=1) for part in torch.split(found, [2 * size for size in sizes], dim=1)]
-    return Interval(torch.cat([low for low, _ in halves], dim=1), -torch.cat([high for _, high in halves], dim=1))
+def _at_once(backward: Pass, start: str, rows: int, effort: Effort) -> int:
+    total = rows * elements_of_a_row(backward.network, start, backward.batch)
+    return rows_at_once(backward.network, start, backward.batch, effort.optimising(total))
+
+
+def equal_parts(rows: Tensor, at_once: int) -> list[Tensor]:
+    """``(b, rows, …)`` in as few parts as will do, filled up with the last row: one shape is recorded only once."""
+    count = -(-rows.shape[1] // at_once)
+    size = -(-rows.shape[1] // count)
+    missing = count * size - rows.shape[1]
+    whole = torch.cat([rows, rows[:, -1:].expand(-1, missing, *rows.shape[2:])], dim=1)
+    return list(torch.split(whole, size, dim=1))

@@ -20,18 +20,32 @@ class Effort:
     """How much a method may spend.
 
     ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
-    in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory.
-    ``ascent`` is for methods that optimise.
+    in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory:
+    more rows than fit walk in parts. ``ascent`` is for methods that optimise.
     """
 
     intersect: bool = True
-    elements: int = 2**26
+    elements: int = 2**24
     ascent: Ascent = field(default_factory=Ascent)
 
-    @property
-    def optimising(self) -> Effort:
-        """A gradient keeps several coefficient tensors of each layer."""
-        return replace(self, elements=max(1, self.elements // 8))
+    def within(self, device: torch.device) -> Effort:
+        """Less where a device has little memory left, so that running out of it is not an outcome."""
+        if device.type != "cuda":
+            return self
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return replace(self, elements=max(1, min(self.elements, free // BYTES_FOR_AN_ELEMENT)))
+
+    def optimising(self, total: int) -> Effort:
+        """For ``total`` elements of coefficients: a gradient keeps several tensors of each layer.
+
+        Small parts stay in the device's cache, but too many of them cost launches.
+        """
+        return replace(self, elements=max(1, self.elements // 8, min(self.elements // 2, total // 8)))
+
+
+BYTES_FOR_AN_ELEMENT = 256
+"""Of the largest coefficient tensor, in all that a pass through a deep network holds at once, with its gradient."""
 
 
 class Analysis(Protocol):
@@ -66,6 +80,10 @@ class LinearAnalysis:
 
 def rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> int:
     """How many rows of ``start`` may walk together; the same number on every rank of the group."""
+    return max(1, effort.elements // elements_of_a_row(network, start, batch))
+
+
+def elements_of_a_row(network: Network, start: str, batch: int) -> int:
+    """In the largest coefficient tensor of a pass; where each rank has rows of its own, with everybody's."""
     ranks = network.exchange.axis.size if network.is_own(start) else 1
-    widest = max(node.size for node in network.graph.nodes)
-    return max(1, effort.elements // (batch * ranks * widest))
+    return batch * ranks * network.widest

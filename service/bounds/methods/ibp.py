@@ -9,7 +9,7 @@ import torch
 from service.bounds.backward import Pass
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Analysis, Effort, LinearAnalysis, rows_at_once
+from service.bounds.methods.base import Analysis, Effort, LinearAnalysis
 from service.bounds.methods.layers import one_pass
 from service.bounds.network import Network
 
@@ -31,8 +31,7 @@ def _without_relaxation(network: Network, known: Mapping[str, Interval], node: N
     """What a box around the input would lose: bounds of a value that only linear operators lead to."""
     batch = len(known[network.graph.input.name].lower)
     index = torch.arange(node.size, device=known[network.graph.input.name].lower.device)[None]
-    pairs = max(1, rows_at_once(network, node.name, batch, Effort()) // 2)
-    return one_pass(Pass(network, known, {}), node.name, index, pairs).map(lambda end: end.view(batch, *node.shape))
+    return one_pass(Pass(network, known, {}), node.name, index, Effort()).map(lambda end: end.view(batch, *node.shape))
 
 
 def inputs_of(network: Network, intervals: Mapping[str, Interval]) -> dict[str, tuple[Interval, ...]]:

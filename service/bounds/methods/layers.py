@@ -22,9 +22,9 @@ from service.bounds.relaxation import Relaxed
 from service.bounds.rules import RULES
 from service.bounds.rules.base import UnitRows
 
-Refine = Callable[[Pass, str, Tensor, int], Interval]
-"""``(backward, name, index, pairs)``: bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a
-node's value, of which ``pairs`` may walk at once."""
+Refine = Callable[[Pass, str, Tensor, Effort], Interval]
+"""``(backward, name, index, effort)``: bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a
+node's value."""
 
 
 def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine) -> Pass:
@@ -49,8 +49,9 @@ def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine
     return backward
 
 
-def one_pass(backward: Pass, name: str, index: Tensor, pairs: int) -> Interval:
+def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
     """Both sides of the entries by plain backward passes."""
+    pairs = max(1, rows_at_once(backward.network, name, backward.batch, effort) // 2)
     found = [backward.lower_bounds(name, UnitRows(part)) for part in torch.split(index, pairs, dim=1)]
     halves = [each.chunk(2, dim=1) for each in found]
     return Interval(torch.cat([low for low, _ in halves], dim=1), -torch.cat([high for _, high in halves], dim=1))
@@ -79,13 +80,12 @@ PER_INSTANCE = 0.8
 
 def _refined(backward: Pass, node: Node, index_of_input: int, effort: Effort, refine: Refine) -> Interval:
     """Tighter bounds on an input of ``node``, entry by entry where they matter to the instance."""
-    network, name = backward.network, node.inputs[index_of_input]
+    name = node.inputs[index_of_input]
     before = backward.intervals[name]
     wanted, index = wanted_rows(backward, node, index_of_input)
     if not index.shape[1]:
         return before
-    pairs = max(1, rows_at_once(network, name, len(wanted), effort) // 2)
-    rows = refine(backward, name, index, pairs)
+    rows = refine(backward, name, index, effort)
     flat, everyone = before.map(lambda end: end.flatten(1)), index.expand(len(wanted), -1)
     if effort.intersect:
         rows = rows.meet(flat.map(lambda end: end.gather(1, everyone)))
