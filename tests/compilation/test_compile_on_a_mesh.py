@@ -235,3 +235,48 @@ def test_stages_of_a_pipeline_are_checked_and_compiled_by_their_gate(
     assert trained["parameters"]["moved"] == trained["parameters"]["trainable"] > 0
     assert own == pytest.approx(eager, rel=1e-6)
     assert "pipeline.schedule is 'gpipe' here and '1f1b' in the report" in refusal
+
+
+def diagnose_on_a_mesh(folder: str) -> Any:
+    """What every rank makes of a compiler that adds one where a block has ``torch.relu``, under FSDP2."""
+    import torch
+
+    from service.compilation import timing
+    from service.compilation.diagnosis import diagnose
+    from service.compilation.ladder import climb
+    from service.compilation.model_program import Batch, ModelProgram
+    from service.compilation.observe import plan_for
+    from service.compilation.rungs import Rung
+    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.compile import Tolerance
+    from service.parallel import distributed
+    from service.parallel import mesh as meshes
+    from service.parallel.fsdp import Precision, apply_fsdp
+    from tests.compilation.test_diagnosis import WRONG, Deep
+
+    distributed.start("cpu")
+    mesh = meshes.build(ParallelSpec(dp_shard=2), "cpu")
+
+    def build(dtype: torch.dtype) -> torch.nn.Module:
+        torch.manual_seed(3)
+        return apply_fsdp(Deep().to(dtype), mesh, Precision())
+
+    timing.RACE_S = timing.BLOCK_S = 1e-3
+    program = ModelProgram(build, (Batch((torch.ones(4, 6),), torch.zeros(4).long()),))
+    plan = plan_for(program, 3, Tolerance(), lambda seconds: 1e-3)
+    (result,) = climb(program, [Rung("planted", WRONG, compiles_backward=False)], ["inference"], plan)
+    found = diagnose(program, result, plan, Path(folder))
+    distributed.stop()
+    assert found is not None
+    return [result.verdict, found.module, found.reproduction.script, found.reproduction.said]
+
+
+def test_ranks_look_for_a_fault_together_and_the_first_writes(
+    torchrun: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    first, second = torchrun(diagnose_on_a_mesh, 2, timeout_s=300, folder=str(tmp_path))
+    assert first[:2] == second[:2] == ["fail_parity", "model.blocks.1"]
+    assert first[2] == "diagnosis/inference-planted/reproduction.py"
+    assert first[3].startswith("result 0 is off by"), first
+    assert not second[2]
+    assert len(list((tmp_path / "diagnosis" / "inference-planted" / "trace").iterdir())) == 2
