@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +23,12 @@ from service.parallel.boundary import Held, Origin, PendingBackwards, Shapes, Si
 from service.parallel.boundary.calls import Ledger, tensors_in
 from service.parallel.boundary.lifetimes import Outputs, address_of, held_of
 
-FOREIGN = ("/torch/", "service/parallel/boundary/", "service/compilation/watch", "service/compilation/internals/")
+FOREIGN = (
+    str(Path(torch.__file__).parent),
+    "service/parallel/boundary/",
+    "service/compilation/watch",
+    "service/compilation/internals/",
+)
 """Where a program's own code is not."""
 LOOKED_AT = (2, 3)
 """Beginnings of replays at which the results of the last round are looked for; a look takes 0.1 s or more."""
