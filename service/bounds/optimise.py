@@ -16,7 +16,7 @@ from torch import Tensor
 from service.bounds.backward import Pass
 from service.bounds.network import Network
 from service.bounds.relaxation import Family
-from service.bounds.replay import Repeated
+from service.bounds.replay import Plain, Recorded
 from service.bounds.rules.base import Coefficients, UnitRows
 
 
@@ -77,7 +77,10 @@ class Climber:
         self.walk = replace(families.backward, relaxations=self.chosen)
         self.best: Tensor | None = None
         self.optimizer: torch.optim.Adam | None = None
-        self.step = Repeated(families.backward.device)
+        device = families.backward.device
+        # Ranks that wait for each other inside of a record would have to replay it in step: theirs is not recorded.
+        alone = device.type == "cuda" and network.exchange.axis.size == 1
+        self.step = Recorded(device) if alone else Plain()
 
     def best_bounds(self, rows: Coefficients) -> Tensor:
         """The largest lower bounds ``(batch, rows)`` met on the way."""
@@ -124,7 +127,8 @@ class Climber:
 
     def _keep_equal(self, name: str, parameter: Tensor) -> None:
         """Replicas that drift apart would bound a sum of which every rank has another summand: no bound at all."""
-        if self.network.exchange.axis.size > 1 and not self.network.is_own(name):
+        replicated = not (self.walk.divided or self.network.is_own(name))
+        if self.network.exchange.axis.size > 1 and replicated:
             parameter.copy_(self.network.exchange.agree(parameter))
 
     def _optimizer(self, device: torch.device) -> torch.optim.Adam:

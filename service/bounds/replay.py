@@ -10,10 +10,18 @@ from functools import cache
 import torch
 
 
-class Repeated:
+class Plain:
+    """Runs a body as often as asked."""
+
+    def run(self, body: Callable[[], None], times: int) -> None:
+        for _ in range(times):
+            body()
+
+
+class Recorded:
     """A body that takes nothing, returns nothing, and works on tensors that stay where they are.
 
-    On a CUDA device the first run is as written, since that is when libraries make their plans and the body its
+    For a CUDA device. The first run is as written, since that is when libraries make their plans and the body its
     tensors; the second is recorded; the rest replay the record. Kernels are the same, and so are results. The body is
     given anew at each call, and must be the same one: to keep it here would make its owner, and so the record, live
     until the garbage collector comes by.
@@ -24,10 +32,6 @@ class Repeated:
         self.record: torch.cuda.CUDAGraph | None = None
 
     def run(self, body: Callable[[], None], times: int) -> None:
-        if self.device.type != "cuda":
-            for _ in range(times):
-                body()
-            return
         done = 0
         if self.record is None:
             done = min(times, WARM)

@@ -1,0 +1,114 @@
+"""Bounds of one wide network on 1, 2, 4 … devices: seconds, and the peak memory of a device.
+
+    torchrun --nproc-per-node P benchmarks/verify_mesh.py [--device cuda] [--cases mlp transformer] [--small]
+
+Weights are the same on any number of ranks, so the printed mean width must not change; all output bounds, both
+sides, by CROWN with its own bounds before every non-linear operator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
+from service.bounds.network import prepare
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.families.mlp import MlpConfig
+from service.jobs.spec.families.transformer import TransformerConfig
+from service.models import build
+from service.models.embedded import AfterEmbedding
+from service.models.transformer import Transformer
+from service.parallel import distributed
+from service.parallel.mesh import Mesh
+from service.parallel.mesh import build as build_mesh
+
+Made = tuple[nn.Module, tuple[int, ...], float]
+
+
+def mlp(mesh: Mesh, device: torch.device, small: bool) -> Made:
+    """Two blocks of a wide hidden layer between narrow ones."""
+    narrow, wide = (64, 512) if small else (2048, 32768)
+    config = MlpConfig(in_features=narrow, hidden=(wide, narrow, wide, narrow), out_features=16)
+    return build(config, mesh, device=device), (narrow,), 1e-4
+
+
+def transformer(mesh: Mesh, device: torch.device, small: bool) -> Made:
+    """One block, on the embedded tokens of a short sequence."""
+    tokens, dim, heads = (4, 32, 4) if small else (16, 512, 16)
+    config = TransformerConfig(
+        vocab_size=64, dim=dim, layers=1, heads=heads, kv_heads=heads, ffn_dim=4 * dim, max_sequence=tokens
+    )
+    module = build(config, mesh, device=device)
+    assert isinstance(module, Transformer)
+    return AfterEmbedding(module), (tokens, dim), 1e-4
+
+
+CASES: Mapping[str, Callable[[Mesh, torch.device, bool], Made]] = {"mlp": mlp, "transformer": transformer}
+
+
+def measure(name: str, mesh: Mesh, device: torch.device, small: bool, repeats: int) -> None:
+    module, shape, eps = CASES[name](mesh, device, small)
+    module.eval().requires_grad_(False)
+    network = prepare(module, shape, mesh.tp)
+    generator = torch.Generator().manual_seed(5)
+    centre = torch.randn(1, *shape, generator=generator).to(device)
+    box = Interval(centre - eps, centre + eps)
+    identity = torch.eye(network.graph.output.size, device=device)
+    rows = torch.cat([identity, -identity])[None]
+    seconds = []
+    for repeat in range(repeats + 1):
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        found, spent = _timed(lambda: METHODS["crown"](network, box, Effort()).lower_bounds(rows), device)
+        seconds += [spent] if repeat else []
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    weights = sum(each.numel() * each.element_size() for each in module.parameters())
+    if mesh.tp.rank == 0:
+        lower, negated = found.chunk(2, dim=1)
+        print(
+            f"| {name} | {mesh.tp.size} | {(-negated - lower).double().mean():.6g} | {statistics.median(seconds):.4g} "
+            f"| {peak / 2**20:.0f} | {weights / 2**20:.0f} |",
+            flush=True,
+        )
+
+
+@torch.no_grad()
+def _timed(bound: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, float]:
+    if dist.is_initialized():
+        dist.barrier()
+    started = time.perf_counter()
+    found = bound()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return found, time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--repeats", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_float32_matmul_precision("highest")
+    device = distributed.start(given.device)
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    mesh = build_mesh(ParallelSpec(tp=ranks), given.device)
+    if mesh.tp.rank == 0:
+        print("| network | tp | mean width | seconds | peak MiB of rank 0 | weights MiB |")
+        print("|---" * 6 + "|", flush=True)
+    for name in given.cases:
+        measure(name, mesh, device, given.small, given.repeats)
+    distributed.stop()
+
+
+if __name__ == "__main__":
+    main()
