@@ -1,8 +1,8 @@
 """Halfspaces of hidden values, ``z ≥ at`` or ``z ≤ at``, in linear bounds (beta-CROWN, Wang et al., 2021; GenBaB).
 
-A split tightens the bounds of one entry of a value, so that the relaxations that read it are tighter, and its
-constraint enters the bound with a multiplier β ≥ 0. For ``z ≥ at`` the term β·(at − z) is at most 0 wherever the
-split holds: added to what is bounded from below, it leaves a lower bound there for every β.
+A split tightens the bounds of one entry of a value, so that the relaxations that read it are tighter. Its
+constraint enters the bound with a multiplier (β of the papers), and so does the entry's other bound: what was
+proved of a value is worth keeping when the operator that reads it leaves nothing to relax.
 """
 
 from __future__ import annotations
@@ -69,6 +69,14 @@ class Sites:
         parts = torch.split(entries, self.sizes, dim=1)
         return {site.value: part.reshape(len(part), *site.shape) for site, part in zip(self.each, parts, strict=True)}
 
+    def bounds(self, inputs: Mapping[str, Sequence[Interval]]) -> Interval:
+        """``(batch, entries)``, from the bounds of every non-linear node's inputs."""
+        each = [inputs[site.reader][site.position] for site in self.each]
+        lower, upper = (
+            [end.flatten(1) for end in ends] for ends in zip(*((i.lower, i.upper) for i in each), strict=True)
+        )
+        return Interval(torch.cat(lower, dim=1), torch.cat(upper, dim=1))
+
     def flattened(self, values: Mapping[str, Tensor]) -> Tensor:
         """The inverse."""
         return torch.cat([values[site.value].flatten(1) for site in self.each], dim=1)
@@ -83,46 +91,64 @@ def kink(network: Network, site: Site) -> float | None:
 class Splits:
     """``sign·(z − at) ≥ 0`` for the entries ``index``; a sign of 0 is no split. All are ``(batch, depth)``.
 
-    ``index`` is int64 over the entries of all sites, the others are of the bounds' dtype. ``at`` is none where all
-    splits are at 0.
+    ``index`` is int64 over the entries of all sites, the others are of the bounds' dtype.
     """
 
     index: Tensor
     sign: Tensor
-    at: Tensor | None = None
+    at: Tensor
 
-    def clipped(self, lower: Tensor, upper: Tensor) -> Interval:
-        """Bounds ``(batch or 1, entries)`` of the same values where the splits hold."""
+    def clipped(self, bounds: Interval) -> Interval:
+        """Bounds ``(batch or 1, entries)`` of all sites where the splits hold; ends cross where that is nowhere."""
         batch = len(self.index)
-        at = torch.zeros_like(self.sign) if self.at is None else self.at
-        above = torch.where(self.sign > 0, at, -torch.inf)
-        below = torch.where(self.sign < 0, at, torch.inf)
+        above = torch.where(self.sign > 0, self.at, -torch.inf)
+        below = torch.where(self.sign < 0, self.at, torch.inf)
         return Interval(
-            lower.expand(batch, -1).scatter_reduce(1, self.index, above, "amax"),
-            upper.expand(batch, -1).scatter_reduce(1, self.index, below, "amin"),
+            bounds.lower.expand(batch, -1).scatter_reduce(1, self.index, above, "amax"),
+            bounds.upper.expand(batch, -1).scatter_reduce(1, self.index, below, "amin"),
         )
 
-    def coefficients(self, beta: Tensor, entries: int) -> Tensor:
-        """What multipliers ``(batch, depth)`` add to the coefficients of all sites, ``(batch, entries)``."""
-        return beta.new_zeros(len(beta), entries).scatter_add(1, self.index, -beta * self.sign)
 
-    def biases(self, beta: Tensor, entries: int) -> Tensor | None:
-        """And to the bias on account of each entry, ``(batch, entries)``; none where all of it is 0."""
-        if self.at is None:
-            return None
-        return beta.new_zeros(len(beta), entries).scatter_add(1, self.index, beta * self.sign * self.at)
+@dataclass(frozen=True, eq=False)
+class Multipliers:
+    """``values`` δ of any sign, ``(batch, depth)``, for the entries ``index``, whose bounds are ``held``.
+
+    a·z = (a − δ)·z + δ·z, and δ·z is at least its least value between the bounds.
+    """
+
+    values: Tensor
+    index: Tensor
+    held: Interval
+
+    def coefficients(self, entries: int) -> Tensor:
+        """What is added to the coefficients of all sites, ``(batch, entries)``."""
+        return self.values.new_zeros(len(self.values), entries).scatter_add(1, self.index, -self.values)
+
+    def biases(self, entries: int) -> Tensor:
+        """And to the bias on account of each entry, ``(batch, entries)``; without a gradient, see ``climbing``."""
+        values = self.values.detach()
+        least = torch.where(values > 0, self.held.lower, self.held.upper) * values
+        # No multiplier, no term, even where there is no bound.
+        least = torch.where(values == 0, torch.zeros_like(least), least)
+        return least.new_zeros(len(least), entries).scatter_add(1, self.index, least)
+
+    def climbing(self, gradient: Tensor) -> Tensor:
+        """The direction of ascent, from the coefficients' ``gradient`` alone: at 0 the bias has a kink.
+
+        0 where neither sign gains anything.
+        """
+        up, down = gradient + self.held.lower, gradient + self.held.upper
+        at_zero = torch.where(up > 0, up, torch.where(down < 0, down, torch.zeros_like(up)))
+        return torch.where(self.values > 0, up, torch.where(self.values < 0, down, at_zero)).nan_to_num(0, 0, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Constrained:
-    """An operator with multipliers on its inputs: ``added`` ``(batch, *shape)`` to each one's coefficients.
-
-    ``bias`` is ``(batch,)``, or none where all splits are at 0.
-    """
+    """An operator with ``added`` ``(batch, *shape)`` to each input's coefficients, and to the bias ``(batch,)``."""
 
     relaxed: Relaxed
     added: Sequence[Tensor | None]
-    bias: Tensor | None = None
+    bias: Tensor
 
     def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         pulled, bias = self.relaxed.pull(coefficients)
@@ -130,23 +156,21 @@ class Constrained:
             through if extra is None else through + extra.unsqueeze(1)
             for through, extra in zip(pulled, self.added, strict=True)
         )
-        if self.bias is None:
-            return joined, bias
         constant = self.bias.unsqueeze(1).expand(-1, joined[0].shape[1])
         return joined, constant if bias is None else bias + constant
 
 
 def constrained(
-    network: Network, sites: Sites, relaxed: Mapping[str, Relaxed], splits: Splits, beta: Tensor
+    network: Network, sites: Sites, relaxed: Mapping[str, Relaxed], multipliers: Multipliers
 ) -> dict[str, Relaxed]:
-    """``relaxed``, by node, with the multipliers ``beta`` ``(batch, depth)`` of ``splits``."""
-    added = sites.unflattened(splits.coefficients(beta, sites.entries))
-    biases = splits.biases(beta, sites.entries)
+    """``relaxed``, by node, with multipliers on what they read."""
+    added = sites.unflattened(multipliers.coefficients(sites.entries))
+    biases = multipliers.biases(sites.entries)
     result = dict(relaxed)
-    for name in {site.reader: None for site in sites.each}:
+    for name in {site.reader: None for site in sites.each if site.reader in relaxed}:
         own = {site.position: site for site in sites.each if site.reader == name}
         extra = [added[own[place].value] if place in own else None for place in range(len(network.nodes[name].inputs))]
-        result[name] = Constrained(relaxed[name], extra, None if biases is None else _sum_of(biases, own.values()))
+        result[name] = Constrained(relaxed[name], extra, _sum_of(biases, own.values()))
     return result
 
 
@@ -189,11 +213,9 @@ class Bent:
     @property
     def start(self) -> tuple[Tensor, ...]:
         slopes = self.relaxation.lower_slope.flatten(1).index_select(1, self.index)
-        return (((slopes - self.flattest) / (1 - self.flattest)).clamp(0, 1),) if self.flattest < 1 else ()
+        return (((slopes - self.flattest) / (1 - self.flattest or 1)).clamp(0, 1),)
 
-    def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
-        if not parameters:
-            return self.relaxation
+    def member(self, parameters: tuple[Tensor, ...]) -> Lines:
         fixed = self.relaxation.lower_slope
         free = self.flattest + (1 - self.flattest) * parameters[0]
         rows = free.shape[1]

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import prepare
-from service.bounds.split import Splits
+from service.bounds.split import Multipliers, Sites, kink
 from service.verification.certify import Verdict
 from service.verification.search.activations import split_activations
-from service.verification.search.bounding import Bounding, Question
+from service.verification.search.bounding import Bounding, Climb, Question
 from service.verification.search.branching import evaluated
 from service.verification.search.decision import Finding, Moment
 from service.verification.search.domains import Domains
@@ -82,19 +82,27 @@ def subject_of(name: str, seed: int) -> Subject:
 
 
 def goal_of(lower: Tensor, upper: Tensor, rows: Tensor, thresholds: list[float], disjunct: list[int]) -> Goal:
-    return Goal(lower, upper, rows.double(), torch.tensor(thresholds, dtype=torch.float64), torch.tensor(disjunct))
+    return Goal(
+        lower,
+        upper,
+        rows.double(),
+        torch.tensor(thresholds, dtype=torch.float64),
+        torch.tensor(disjunct),
+        (lower + upper) / 2,
+    )
 
 
 def bounding_of(subject: Subject, lower: Tensor, upper: Tensor, rows: Tensor) -> Bounding:
     """One disjunct of all ``rows``, without margins."""
     box = Interval(lower[None], upper[None])
     analysis = METHODS["crown"](subject.network, box, Effort())
-    bounds = {
-        name: each
-        for node in subject.network.nonlinear
-        for name, each in zip(node.inputs, analysis.inputs[node.name], strict=True)
-    }
-    question = Question(rows[None], rows.new_zeros(1, len(rows)), torch.ones(1, len(rows), dtype=torch.bool))
+    bounds = Sites.of(subject.network).bounds(analysis.inputs)
+    question = Question(
+        subject.network.graph.output.name,
+        rows[None],
+        rows.new_zeros(1, len(rows)),
+        torch.ones(1, len(rows), dtype=torch.bool),
+    )
     return Bounding(subject.network, box, bounds, question)
 
 
@@ -104,10 +112,13 @@ def random_domains(bounding: Bounding, count: int, depth: int, generator: torch.
     index = torch.randint(bounding.sites.entries, (count, depth), generator=generator)
     sign = torch.randint(2, (count, depth), generator=generator).double() * 2 - 1
     share = torch.rand(count, depth, generator=generator, dtype=torch.float64)
-    lower, upper = bounding.lower[0][index], bounding.upper[0][index]
-    at = lower + share * (upper - lower) if bounding.anywhere else torch.zeros_like(share)
+    lower, upper = bounding.bounds.lower[0][index], bounding.bounds.upper[0][index]
+    kinked = torch.cat(
+        [torch.full((site.size,), kink(bounding.network, site) is not None) for site in bounding.sites.each]
+    )
+    at = torch.where(kinked[index], torch.zeros_like(share), lower + share * (upper - lower))
     sign = torch.where((lower <= at) & (at <= upper), sign, 0.0)
-    beta = 3 * torch.rand(count, depth, generator=generator, dtype=torch.float64)
+    beta = 2 * torch.randn(count, depth, generator=generator, dtype=torch.float64)
     many = root.repeated(count)
     slopes = torch.rand(many.slopes.shape, generator=generator, dtype=torch.float64)
     weights = torch.rand(many.weights.shape, generator=generator, dtype=torch.float64) + 0.01
@@ -142,7 +153,7 @@ def test_a_bound_with_splits_is_below_every_sample_that_satisfies_them(
     bounding = bounding_of(subject, centre - 0.4, centre + 0.4, rows)
     domains = random_domains(bounding, 16, depth, generator)
     if optimised:
-        domains = bounding.optimised(domains, 15)
+        domains = bounding.optimised(domains, Climb(15, slopes=0.1))
         margins = domains.margin
     else:
         margins = bounding.margins(domains)
@@ -157,9 +168,9 @@ def test_multipliers_of_the_wrong_sign_would_be_noticed(monkeypatch: pytest.Monk
     centre = torch.zeros(3, dtype=torch.float64)
     bounding = bounding_of(subject, centre - 0.4, centre + 0.4, torch.eye(2, dtype=torch.float64))
     domains = random_domains(bounding, 64, 2, generator)
-    right = Splits.coefficients
-    monkeypatch.setattr(Splits, "coefficients", lambda self, beta, entries: -right(self, beta, entries))
-    wrong = bounding.optimised(domains, 30)
+    right = Multipliers.coefficients
+    monkeypatch.setattr(Multipliers, "coefficients", lambda self, entries: -right(self, entries))
+    wrong = bounding.optimised(domains, Climb(30, slopes=0.1))
     assert bool((wrong.margin > least_sampled(bounding, wrong, 3000, generator) + 1e-2).any())
 
 
@@ -176,12 +187,11 @@ def test_optimised_multipliers_reach_the_minimum_over_the_halfspace() -> None:
     bounding = bounding_of(subject, -one, one, torch.ones(1, 1, dtype=torch.float64))
     root = bounding.roots(torch.full((1, 1), -torch.inf, dtype=torch.float64))
     zero, up = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
-    half = root.split_further(zero, up, torch.zeros(1, dtype=torch.float64))
+    half = root.split_further(zero, up, 0 * up, 0 * up)
     # The least x0 with x0 + x1 ≥ 0 on the square is −1; with x0 + x1 ≥ 1 it would be 0.
-    assert float(bounding.optimised(half, 100).margin) == pytest.approx(-1, abs=1e-6)
-    bounding.anywhere = True
-    half = root.split_further(zero, up, up)
-    assert float(bounding.optimised(half, 200).margin) == pytest.approx(0, abs=0.02)
+    assert float(bounding.optimised(half, Climb(100, slopes=0.1)).margin) == pytest.approx(-1, abs=1e-6)
+    half = root.split_further(zero, up, up, 0 * up)
+    assert float(bounding.optimised(half, Climb(200, slopes=0.1)).margin) == pytest.approx(0, abs=0.02)
 
 
 def exact_minimum(net: nn.Sequential, lower: Tensor, upper: Tensor, row: Tensor, slope: float = 0.0) -> float:

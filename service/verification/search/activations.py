@@ -17,20 +17,28 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Analysis, Effort
 from service.bounds.network import Network
+from service.bounds.split import Sites
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
-from service.verification.search.attack import descent, inside
-from service.verification.search.bounding import Bounding, Question
+from service.verification.search.attack import descend
+from service.verification.search.bounding import Bounding, Climb, Question
 from service.verification.search.branching import Branching
+from service.verification.search.crew import Standing
 from service.verification.search.decision import Finding, Moment, Watcher
-from service.verification.search.domains import Domains, Pool
+from service.verification.search.domains import Domains, Handed, Pool
 from service.verification.search.goal import Goal
 from service.verification.search.programs import Programs
+from service.verification.search.refining import refined
 from service.verification.search.subject import Subject, worst_first
 
-ROOT_ITERATIONS, ITERATIONS = 60, 20
+FROM_SCRATCH, ONWARD = Climb(60, slopes=0.1), Climb(20, slopes=0.01)
+"""Of whole boxes, and of halves, whose parameters begin where those of the whole were best."""
+QUICK_SECONDS, QUICK_SHARE = 4.0, 0.05
+"""A search that is not over after so long, or so much of its time, first tightens what all its domains share,"""
+REFINING_SHARE = 0.25
+"""for so much of the time that is left."""
 LARGEST_BATCH = 4096
-TRIED, DESCENTS = 16, 4
-"""Minimisers of a round from which a counterexample is sought by descent, and its steps."""
+TRIED = 16
+"""Minimisers of a round from which a counterexample is sought by descent."""
 
 Counterexample = tuple[float, ...]
 
@@ -43,10 +51,10 @@ def split_activations(subject: Subject, goal: Goal, method: str, deadline: float
 
 @dataclass(frozen=True, eq=False)
 class _Root:
-    """The whole box: bounds of the hidden values, and margins ``(disjuncts, rows)`` of the question."""
+    """The whole box: bounds ``(1, entries)`` of all sites, and margins ``(disjuncts, rows)`` of the question."""
 
     box: Interval
-    bounds: dict[str, Interval]
+    bounds: Interval
     question: Question
     margins: Tensor
 
@@ -54,13 +62,9 @@ class _Root:
 @torch.no_grad()
 def _root(subject: Subject, goal: Goal, method: str) -> _Root:
     network = subject.network
-    box = goal.box(subject.dtype).map(lambda end: end.reshape(1, *network.graph.input.shape))
+    box = goal.box(subject.dtype).arranged(lambda end: end.reshape(1, *network.graph.input.shape))
     analysis = METHODS[method](network, box, Effort())
-    bounds = {
-        name: interval
-        for node in network.nonlinear
-        for name, interval in zip(node.inputs, analysis.inputs[node.name], strict=True)
-    }
+    bounds = Sites.of(network).bounds(analysis.inputs)
     return _Root(box, bounds, *_asked(network, goal, analysis, subject.dtype))
 
 
@@ -76,7 +80,7 @@ def _asked(network: Network, goal: Goal, analysis: Analysis, dtype: torch.dtype)
     shape = goal.disjuncts, int(place.max()) + 1
     used = torch.zeros(shape, dtype=torch.bool, device=rows.device)
     used[goal.disjunct, place] = True
-    question = Question(rows.new_zeros(*shape, rows.shape[1]), rows.new_zeros(shape), used)
+    question = Question(network.graph.output.name, rows.new_zeros(*shape, rows.shape[1]), rows.new_zeros(shape), used)
     question.rows[goal.disjunct, place], question.offsets[goal.disjunct, place] = rows, offsets
     margins = rows.new_full(shape, -torch.inf)
     margins[goal.disjunct, place] = least - offsets
@@ -90,25 +94,48 @@ class _Search:
         self.subject, self.goal, self.deadline, self.watcher = subject, goal, deadline, watcher
         self.bounding = Bounding(subject.network, root.box, root.bounds, root.question)
         self.branching = Branching(self.bounding)
-        self.programs = Programs(subject, goal, self.bounding.lower, self.bounding.upper)
+        self.programs = Programs(subject, goal)
         self.roots = self.bounding.roots(root.margins)
         self.pool = Pool(self.roots)
         self.domains, self.bound = 0, -inf
         self.proved, self.stuck = inf, inf
         self.pace = 0.0
+        now = time.monotonic()
+        self.patience = now + min(QUICK_SECONDS, QUICK_SHARE * (deadline - now))
 
     @torch.no_grad()
     def run(self) -> Finding:
-        self._settle(self.roots, ROOT_ITERATIONS)
-        self._report()
-        found = None
-        while found is None and len(self.pool) and time.monotonic() < self.deadline:
-            found = self._round()
-            self._report()
-        if found is not None:
-            return Finding(Verdict.FALSIFIED, found, self.domains, self.bound)
-        decided = not len(self.pool) and self.stuck == inf
-        return Finding(Verdict.VERIFIED if decided else Verdict.UNKNOWN, None, self.domains, self.bound)
+        crew, device, found = self.subject.crew, self.subject.device, None
+        self._settle(self.roots, FROM_SCRATCH)
+        self.bounding.calibrate(self.roots)
+        if not crew.is_first:  # every rank has bounded the roots; one searches on from there
+            self.pool, self.domains = Pool(self.roots), 0
+        while True:
+            stock = Handed(self.pool, self.roots)
+            meeting = crew.meet(self._standing(stock.width), found, device)
+            everyone = meeting.all
+            self._report(everyone)
+            if meeting.found is not None:
+                return Finding(Verdict.FALSIFIED, meeting.found, everyone.domains, self.bound)
+            if not everyone.open or everyone.late:
+                decided = not everyone.open and not everyone.stuck
+                return Finding(Verdict.VERIFIED if decided else Verdict.UNKNOWN, None, everyone.domains, self.bound)
+            crew.hand_over(meeting, stock, device)
+            if everyone.tired:
+                self._refine_in_time()
+            found = self._round() if len(self.pool) else None
+
+    def _standing(self, width: int) -> Standing:
+        now = time.monotonic()
+        return Standing(
+            len(self.pool),
+            self.domains,
+            min(self.pool.bound, self.stuck, self.proved),
+            stuck=self.stuck < inf,
+            late=now >= self.deadline,
+            tired=now > self.patience,
+            width=width,
+        )
 
     def _round(self) -> Counterexample | None:
         started = time.monotonic()
@@ -121,15 +148,36 @@ class _Search:
             self.pool.put(parents)
             return found
         branched = self.branching.split(parents, closer)
-        self._settle(branched.halves, ITERATIONS)
+        self._settle(branched.halves, ONWARD)
         self.pace = (time.monotonic() - started) / len(parents)
         return self._ended(branched.whole)
 
-    def _settle(self, domains: Domains, iterations: int) -> None:
+    def _refine_in_time(self) -> None:
+        """Once in a search."""
+        self.patience, now = inf, time.monotonic()
+        if len(self.pool):
+            self._refine(now + REFINING_SHARE * (self.deadline - now))
+
+    def _refine(self, until: float) -> None:
+        """Tighten the bounds that all domains share; where that alone gains more than all splits, begin again."""
+        bounding = self.bounding
+        bounding.tighten(refined(bounding.network, bounding.box, bounding.bounds, until))
+        roots = bounding.roots(torch.full_like(bounding.question.offsets, -torch.inf))
+        roots = bounding.optimised(roots.rows(self.pool.disjuncts.to(roots.margin.device)), FROM_SCRATCH)
+        self.domains += len(roots)
+        if float(roots.margin.min()) > self.pool.bound:
+            self.pool = Pool(roots)
+            bounding.calibrate(roots)
+            self._keep(roots)
+
+    def _settle(self, domains: Domains, climb: Climb) -> None:
         """Bound domains; those that stay open go to the pool."""
         self.domains += len(domains)
         if len(domains) and len(domains := self._without_proved(domains)):
-            self.pool.put(self._without_proved(self.bounding.optimised(domains, iterations)))
+            self._keep(self.bounding.optimised(domains, climb))
+
+    def _keep(self, domains: Domains) -> None:
+        self.pool.put(self._without_proved(domains))
 
     def _without_proved(self, domains: Domains) -> Domains:
         proved = domains.margin > 0
@@ -145,7 +193,7 @@ class _Search:
                 if time.monotonic() > self.deadline:
                     self.pool.put(domains.rows(slice(index, None)))
                     return None
-                solved = self.programs.solved(domain)
+                solved = self.programs.solved(domain, self.bounding.bounds)
                 if solved.counterexample is not None:
                     self.pool.put(domains.rows(slice(index, None)))
                     return solved.counterexample
@@ -159,18 +207,10 @@ class _Search:
     def _tried(self, x: Tensor) -> Counterexample | None:
         """The points where bounds are attained, and where the gradient leads from those of the least margins."""
         x = x.flatten(1)
-        box = Interval(*(end.flatten(1) for end in (self.bounding.box.lower, self.bounding.box.upper)))
         values = self.goal.per_disjunct(self.goal.excess(self.subject.module(x))).amin(dim=1)
-        chosen = x[worst_first(values, TRIED)]
-        for step in range(DESCENTS + 1):
-            values, gradient = descent(self.subject, self.goal, chosen)
-            if bool((values <= 0).any()):
-                found = self.subject.convinced(self.goal, chosen[worst_first(values, 4)])
-                if found is not None:
-                    return found
-            chosen = inside(chosen - gradient.sign() * 2.0**-step * box.width / 2, box)
-        return None
+        box = self.bounding.box.arranged(lambda end: end.flatten(1))
+        return descend(self.subject, self.goal, box, x[worst_first(values, TRIED)])
 
-    def _report(self) -> None:
-        self.bound = max(self.bound, min(self.pool.bound, self.stuck, self.proved))
-        self.watcher(Moment(self.domains, len(self.pool), self.bound))
+    def _report(self, everyone: Standing) -> None:
+        self.bound = max(self.bound, everyone.bound)
+        self.watcher(Moment(everyone.domains, everyone.open, self.bound))

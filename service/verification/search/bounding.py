@@ -19,11 +19,10 @@ from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.rules.piecewise import LeakyRelu
-from service.bounds.split import Bent, Recorded, Sites, Splits, constrained, kink
+from service.bounds.split import Bent, Multipliers, Recorded, Sites, Splits, constrained
+from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 from service.verification.search.domains import Domains
 
-SLOPE_RATE, MULTIPLIER_RATE, WEIGHT_RATE = 0.1, 0.1, 0.1
-DECAY = 0.97
 FLOATS_PER_VALUE = 40
 """What a pass with gradients keeps for each value of each domain, roughly."""
 HOST_BYTES = 2**31
@@ -32,14 +31,28 @@ CHECK_EVERY = 5
 """Iterations between looks at whether all domains are proved, each of which waits for the device."""
 
 
+@dataclass(frozen=True)
+class Climb:
+    """An ascent: steps of the slopes in units of their range, of the multipliers in units of the coefficients that
+    arrive, of the weights; all are multiplied by ``decay`` after each iteration.
+    """
+
+    iterations: int
+    slopes: float
+    multipliers: float = 0.1
+    weights: float = 0.1
+    decay: float = 0.97
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
-    """Rows of each disjunct, filled up to equally many.
+    """Rows of each disjunct over the value of node ``start``, filled up to equally many.
 
-    ``rows`` ``(disjuncts, rows, outputs)``; ``offsets`` ``(disjuncts, rows)`` is what a row must exceed, thresholds
+    ``rows`` ``(disjuncts, rows, entries)``; ``offsets`` ``(disjuncts, rows)`` is what a row must exceed, thresholds
     with the margin for rounding; ``used`` tells the rows that are there from the filling.
     """
 
+    start: str
     rows: Tensor
     offsets: Tensor
     used: Tensor
@@ -49,12 +62,14 @@ class Question:
 class Closer:
     """A look at bounded domains: what arrives at each non-linear operator, and where the bound is attained.
 
-    ``coefficients`` ``(n, 1, *shape)`` by node, at its output; ``bounds`` of the values that the operators read, by
-    value; ``minimiser`` ``(n, *input shape)`` is the input with the least value of the linear bound.
+    ``coefficients`` ``(n, 1, *shape)`` by node, at its output; ``relaxed`` and ``bounds`` are those of the operators,
+    by node, and of the values that they read, by value; ``minimiser`` ``(n, *input shape)`` is the input with the
+    least value of the linear bound over the box, or near it over a ball.
     """
 
     margin: Tensor
     coefficients: Mapping[str, Tensor]
+    relaxed: Mapping[str, Relaxed]
     bounds: Mapping[str, Interval]
     minimiser: Tensor
 
@@ -64,39 +79,50 @@ class _Fixed:
     """What does not change while a batch of domains is optimised."""
 
     domains: Domains
-    splits: Splits
+    empty: Tensor
+    held: Interval
     bounds: Mapping[str, Interval]
     families: Mapping[str, Family]
     box: Interval
 
 
-class Bounding:
-    """A network on one box, whose hidden values have the root's ``bounds``, ``(1, *shape)`` by value."""
+@dataclass(frozen=True, eq=False)
+class _Watched(Interval):
+    """``whole``, and the coefficients ``(n, rows, *shape)`` that it was asked about."""
 
-    def __init__(self, network: Network, box: Interval, bounds: Mapping[str, Interval], question: Question) -> None:
+    whole: Interval
+    arrived: list[Tensor]
+
+    def least(self, coefficients: Tensor) -> Tensor:
+        self.arrived.append(coefficients)
+        return self.whole.least(coefficients)
+
+
+class Bounding:
+    """A network on one box, whose hidden values have the ``bounds`` ``(1, entries)`` of all sites at the root."""
+
+    def __init__(self, network: Network, box: Interval, bounds: Interval, question: Question) -> None:
         self.network, self.box, self.question = network, box, question
         self.sites = Sites.of(network)
-        self.lower = self.sites.flattened({name: each.lower for name, each in bounds.items()})
-        self.upper = self.sites.flattened({name: each.upper for name, each in bounds.items()})
-        self.anywhere = any(kink(network, site) != 0 for site in self.sites.each)
-        root = self._bounds(self._no_splits())
-        self._open = {
-            node.name: self.network.rule_of(node)
-            .improvable_on(node, [root[value] for value in node.inputs])[0]
-            .flatten(1)
-            .any(dim=0)
-            .nonzero()
-            .squeeze(1)
-            for node in network.nonlinear
-        }
-        self._slopes = {name: family.start for name, family in self._families(root).items()}
+        self.bounds = bounds
+        self.scale = torch.ones_like(bounds.lower[0])
+        before = {node.name for node in network.graph.until(question.start)[:-1]}
+        self.relaxed = tuple(node for node in network.nonlinear if node.name in before)
+        root = self._shaped(bounds)
+        self._open = {node.name: _entries(self._improvable(node, root)) for node in self.relaxed}
+        self.tighten(bounds)
+
+    def tighten(self, bounds: Interval) -> None:
+        """Take other bounds at the root, within those before: domains keep their meaning and their margins."""
+        self.bounds = bounds
+        self._slopes = {name: family.start for name, family in self._families(self._shaped(bounds)).items()}
 
     @property
     def capacity(self) -> int:
         """How many domains may be optimised together."""
         floats = FLOATS_PER_VALUE * sum(node.size for node in self.network.graph.nodes)
-        free = torch.cuda.mem_get_info(self.lower.device)[0] if self.lower.is_cuda else HOST_BYTES
-        return max(2, free // 2 // (floats * self.lower.element_size()))
+        free = torch.cuda.mem_get_info(self.box.lower.device)[0] if self.box.lower.is_cuda else HOST_BYTES
+        return max(2, free // 2 // (floats * self.box.lower.element_size()))
 
     def roots(self, margins: Tensor) -> Domains:
         """One domain for each disjunct, without splits, of which ``margins`` ``(disjuncts, rows)`` are proved."""
@@ -116,24 +142,25 @@ class Bounding:
             slopes=slopes.expand(count, -1).clone(),
         )
 
-    def optimised(self, domains: Domains, iterations: int) -> Domains:
+    def optimised(self, domains: Domains, climb: Climb) -> Domains:
         """The domains with the best margins met, never less than before, and the parameters that gave them."""
         fixed = self._fixed(domains)
         moving = [domains.slopes, domains.beta, domains.weights]
-        best, kept = domains.margin, list(moving)
-        adam = _Adam(moving, [SLOPE_RATE, MULTIPLIER_RATE, WEIGHT_RATE])
-        for step in range(iterations + 1):
+        best, kept = torch.where(fixed.empty, torch.inf, domains.margin), list(moving)
+        rates: list[float | Tensor] = [climb.slopes, climb.multipliers * self.scale[domains.index], climb.weights]
+        adam = _Adam(moving, rates, climb.decay)
+        for step in range(climb.iterations + 1):
             with torch.enable_grad():
                 inputs = [each.detach().requires_grad_() for each in moving]
                 margin = self._margin(fixed, *inputs)
-                gradients = _gradients(margin, inputs) if step < iterations else []
+                gradients = self._gradients(fixed, margin, inputs) if step < climb.iterations else []
             margin = margin.detach()
             better = margin > best
             best = torch.where(better, margin, best)
             kept = [torch.where(better[:, None], new, old) for new, old in zip(moving, kept, strict=True)]
-            if step == iterations or (step % CHECK_EVERY == 0 and bool((best > 0).all())):
+            if step == climb.iterations or (step % CHECK_EVERY == 0 and bool((best > 0).all())):
                 break
-            moving = self._projected(fixed, adam.step(moving, gradients))
+            moving = self._projected(fixed, moving, adam.step(moving, gradients))
         return domains.with_(margin=best, slopes=kept[0], beta=kept[1], weights=kept[2])
 
     @torch.no_grad()
@@ -142,74 +169,98 @@ class Bounding:
         found = []
         for start in range(0, len(domains), self.capacity):
             part = domains.rows(slice(start, start + self.capacity))
-            found.append(self._margin(self._fixed(part), part.slopes, part.beta, part.weights))
+            fixed = self._fixed(part)
+            margin = self._margin(fixed, part.slopes, part.beta, part.weights)
+            found.append(torch.where(fixed.empty, torch.inf, margin))
         return torch.cat(found)
 
     @torch.no_grad()
     def closer(self, domains: Domains) -> Closer:
         fixed = self._fixed(domains)
         arrived: dict[str, Tensor] = {}
-        relaxed = self._relaxed(fixed, domains.slopes, domains.beta)
-        recorded = {name: Recorded(each, name, arrived) for name, each in relaxed.items()}
-        with torch.enable_grad():
-            # The gradient with respect to the box's centre is what arrives at the input.
-            centre = fixed.box.centre.detach().requires_grad_()
-            box = Interval.around(centre, fixed.box.radius)
-            margin = self._walked(fixed, recorded, box, domains.weights)
-            (slope,) = torch.autograd.grad(margin.sum(), centre)
-        minimiser = torch.where(slope > 0, fixed.box.lower, torch.where(slope < 0, fixed.box.upper, fixed.box.centre))
-        return Closer(margin.detach(), arrived, fixed.bounds, minimiser)
+        relaxed = self._members(fixed, domains.slopes)
+        constrained = self._constrained(fixed, relaxed, domains.beta)
+        recorded = {name: Recorded(each, name, arrived) for name, each in constrained.items()}
+        box = _Watched(fixed.box.lower, fixed.box.upper, fixed.box, [])
+        margin = self._walked(fixed, recorded, box, domains.weights)
+        slope = box.arrived[-1].squeeze(1)
+        corner = torch.where(slope > 0, box.lower, torch.where(slope < 0, box.upper, box.centre))
+        return Closer(margin, arrived, relaxed, fixed.bounds, fixed.box.nearest(corner))
+
+    def calibrate(self, domains: Domains) -> None:
+        """Take the size of the multipliers' steps from the coefficients that arrive in some domains."""
+        closer = self.closer(domains)
+        sizes = {value: torch.zeros_like(each.lower[0]) for value, each in closer.bounds.items()}
+        for node in self.relaxed:
+            if node.name in closer.coefficients and len(node.inputs) == 1:
+                sizes[node.inputs[0]] += closer.coefficients[node.name].abs().mean(dim=(0, 1))
+        for value, size in sizes.items():
+            sizes[value] = size + 0.1 * size.mean()
+        self.scale = self.sites.flattened({value: size[None] for value, size in sizes.items()})[0]
 
     def _margin(self, fixed: _Fixed, slopes: Tensor, beta: Tensor, weights: Tensor) -> Tensor:
-        return self._walked(fixed, self._relaxed(fixed, slopes, beta), fixed.box, weights)
+        relaxed = self._constrained(fixed, self._members(fixed, slopes), beta)
+        return self._walked(fixed, relaxed, fixed.box, weights)
 
     def _walked(self, fixed: _Fixed, relaxed: Mapping[str, Relaxed], box: Interval, weights: Tensor) -> Tensor:
         weights = weights / weights.sum(dim=1, keepdim=True)
         disjunct = fixed.domains.disjunct
         rows = torch.bmm(weights[:, None], self.question.rows[disjunct])
         offset = (weights * self.question.offsets[disjunct]).sum(dim=1)
-        start = self.network.graph.output
+        start = self.network.nodes[self.question.start]
         backward = Pass(self.network, {self.network.graph.input.name: box}, relaxed)
         return backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
 
-    def _relaxed(self, fixed: _Fixed, slopes: Tensor, beta: Tensor) -> dict[str, Relaxed]:
+    def _members(self, fixed: _Fixed, slopes: Tensor) -> dict[str, Relaxed]:
         sizes = [start.numel() for starts in self._slopes.values() for start in starts]
         parts = iter(torch.split(slopes, sizes, dim=1))
         relaxed: dict[str, Relaxed] = {}
         for name, starts in self._slopes.items():
-            own = tuple(next(parts).reshape(-1, 1, *start.shape[1:]) for start in starts)
+            own = tuple(next(parts).reshape(len(slopes), 1, *start.shape[1:]) for start in starts)
             relaxed[name] = fixed.families[name].member(own)
+        return relaxed
+
+    def _constrained(self, fixed: _Fixed, relaxed: dict[str, Relaxed], beta: Tensor) -> dict[str, Relaxed]:
         if not beta.shape[1]:
             return relaxed
-        return constrained(self.network, self.sites, relaxed, fixed.splits, beta)
+        return constrained(self.network, self.sites, relaxed, Multipliers(beta, fixed.domains.index, fixed.held))
 
-    def _projected(self, fixed: _Fixed, moving: list[Tensor]) -> list[Tensor]:
+    def _gradients(self, fixed: _Fixed, margin: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+        """Zero where nothing depends on an input, or where a bound is not finite."""
+        found = torch.autograd.grad(margin.sum(), inputs, allow_unused=True)
+        slopes, beta, weights = (
+            torch.zeros_like(each) if gradient is None else gradient.nan_to_num(0, 0, 0)
+            for each, gradient in zip(inputs, found, strict=True)
+        )
+        climbing = Multipliers(inputs[1].detach(), fixed.domains.index, fixed.held).climbing(beta)
+        return [slopes, climbing * (fixed.domains.sign != 0), weights]
+
+    def _projected(self, fixed: _Fixed, before: list[Tensor], moving: list[Tensor]) -> list[Tensor]:
         slopes, beta, weights = moving
+        # A multiplier that would change its sign stops at the kink.
+        beta = torch.where(before[1] * beta < 0, torch.zeros_like(beta), beta)
         weights = weights.clamp(min=0) * self.question.used[fixed.domains.disjunct]
         total = weights.sum(dim=1, keepdim=True)
         used = self.question.used[fixed.domains.disjunct].to(weights.dtype)
-        return [slopes.clamp(0, 1), beta.clamp(min=0), torch.where(total > 0, weights / total, used)]
+        return [slopes.clamp(0, 1), beta, torch.where(total > 0, weights / total, used)]
 
     @torch.no_grad()
     def _fixed(self, domains: Domains) -> _Fixed:
-        splits = Splits(domains.index, domains.sign, domains.at if self.anywhere else None)
-        bounds = self._bounds(splits)
-        box = self.box.map(lambda end: end.expand(len(domains), *end.shape[1:]))
-        return _Fixed(domains, splits, bounds, self._families(bounds), box)
+        clipped = Splits(domains.index, domains.sign, domains.at).clipped(self.bounds)
+        met = clipped.meet(clipped)
+        bounds, held = self._shaped(met), met.arranged(lambda end: end.gather(1, domains.index))
+        box = self.box.arranged(lambda end: end.expand(len(domains), *end.shape[1:]))
+        return _Fixed(domains, _empty(clipped), held, bounds, self._families(bounds), box)
 
-    def _no_splits(self) -> Splits:
-        nothing = self.lower[:, :0]
-        return Splits(nothing.long(), nothing)
-
-    def _bounds(self, splits: Splits) -> dict[str, Interval]:
-        clipped = splits.clipped(self.lower, self.upper)
-        lower, upper = self.sites.unflattened(clipped.lower), self.sites.unflattened(clipped.upper)
+    def _shaped(self, bounds: Interval) -> dict[str, Interval]:
+        lower, upper = self.sites.unflattened(bounds.lower), self.sites.unflattened(bounds.upper)
         return {value: Interval(lower[value], upper[value]) for value in lower}
 
+    def _improvable(self, node: Node, bounds: Mapping[str, Interval]) -> Tensor:
+        return self.network.rule_of(node).improvable_on(node, [bounds[value] for value in node.inputs])[0]
+
     def _families(self, bounds: Mapping[str, Interval]) -> dict[str, Family]:
-        return {
-            node.name: self._family(node, [bounds[value] for value in node.inputs]) for node in self.network.nonlinear
-        }
+        return {node.name: self._family(node, [bounds[value] for value in node.inputs]) for node in self.relaxed}
 
     def _family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         rule = self.network.rule_of(node)
@@ -218,31 +269,34 @@ class Bounding:
         return rule.family(node, bounds)
 
 
+def _entries(mask: Tensor) -> Tensor:
+    """Numbers of the entries that are set in any instance, int64."""
+    return mask.flatten(1).any(dim=0).nonzero().squeeze(1)
+
+
+def _empty(clipped: Interval) -> Tensor:
+    """Domains ``(n,)`` in which the ends of some entry cross by more than rounding: nothing satisfies their splits."""
+    dtype = clipped.lower.dtype
+    size = torch.minimum(clipped.lower.abs(), clipped.upper.abs())
+    return (clipped.lower - clipped.upper > ABSOLUTE_MARGIN[dtype] + RELATIVE_MARGIN[dtype] * size).any(dim=1)
+
+
 class _Adam:
     """Ascent (Kingma and Ba, 2015) of several tensors, each at its own rate."""
 
-    def __init__(self, moving: list[Tensor], rates: list[float]) -> None:
-        self.rates, self.count = rates, 0
+    def __init__(self, moving: list[Tensor], rates: list[float | Tensor], decay: float) -> None:
+        self.rates, self.decay, self.count = rates, decay, 0
         self.first = [torch.zeros_like(each) for each in moving]
         self.second = [torch.zeros_like(each) for each in moving]
 
     def step(self, moving: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
         self.count += 1
-        scale = (1 - 0.999**self.count) ** 0.5 / (1 - 0.9**self.count) * DECAY**self.count
+        scale = (1 - 0.999**self.count) ** 0.5 / (1 - 0.9**self.count) * self.decay**self.count
         stepped = []
         for each, gradient, first, second, rate in zip(
             moving, gradients, self.first, self.second, self.rates, strict=True
         ):
             first.lerp_(gradient, 0.1)
             second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-            stepped.append(torch.addcdiv(each, first, second.sqrt().add_(1e-12), value=rate * scale))
+            stepped.append(each + rate * scale * first / second.sqrt().add_(1e-12))
         return stepped
-
-
-def _gradients(margin: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    """Zero where nothing depends on an input, or where a bound is not finite."""
-    found = torch.autograd.grad(margin.sum(), inputs, allow_unused=True)
-    return [
-        torch.zeros_like(each) if gradient is None else gradient.nan_to_num(0, 0, 0)
-        for each, gradient in zip(inputs, found, strict=True)
-    ]

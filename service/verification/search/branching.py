@@ -16,7 +16,8 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
-from service.bounds.relaxation import Relaxation
+from service.bounds.relaxation import Lines, Relaxation
+from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.split import kink
 from service.verification.search.bounding import Bounding, Closer
 from service.verification.search.domains import Domains
@@ -39,7 +40,7 @@ class Branching:
     def __init__(self, bounding: Bounding) -> None:
         self.bounding, self.network = bounding, bounding.network
         self.sites = bounding.sites
-        self._root_width = bounding.upper - bounding.lower
+        self._root_width = bounding.bounds.width
 
     @torch.no_grad()
     def split(self, domains: Domains, closer: Closer) -> Branched:
@@ -56,22 +57,25 @@ class Branching:
         index = torch.cat([each[able].topk(count, dim=1).indices for each in estimates], dim=1)
         # Repeating a domain's best candidate is harmless where it has fewer.
         index = torch.where(possible[able].gather(1, index), index, index[:, :1])
-        return Branched(self._best_of(domains, index, points.gather(1, index)), whole)
+        starts = [each[able].gather(1, index) for each in self._multipliers(closer)]
+        return Branched(self._best_of(domains, index, points.gather(1, index), starts), whole)
 
-    def _best_of(self, domains: Domains, index: Tensor, at: Tensor) -> Domains:
-        """Try all candidates ``(n, k)``."""
+    def _best_of(self, domains: Domains, index: Tensor, at: Tensor, starts: list[Tensor]) -> Domains:
+        """Try all candidates ``(n, k)``; ``starts`` are multipliers for the halves that would otherwise lose."""
         count, tried = index.shape
         repeated = domains.repeated(tried)
-        sides = []
-        for sign in (1.0, -1.0):
-            flat = at.reshape(-1)
-            half = repeated.split_further(index.reshape(-1), torch.full_like(flat, sign), flat)
-            margin = torch.maximum(self.bounding.margins(half), half.margin)
-            sides.append(half.with_(margin=margin))
-        gains = [(side.margin - repeated.margin).nan_to_num(nan=0.0).view(count, tried) for side in sides]
-        # What is proved needs no more.
-        enough = (-repeated.margin).view(count, tried).nan_to_num()
-        gains = [torch.minimum(gain, enough) for gain in gains]
+        flat = at.reshape(-1)
+        zero = torch.zeros_like(flat)
+        sides, gains = [], []
+        for sign, start in zip((1.0, -1.0), starts, strict=True):
+            half = repeated.split_further(index.reshape(-1), torch.full_like(flat, sign), flat, zero)
+            margin = self.bounding.margins(half)
+            # What is proved needs no more.
+            gain = torch.minimum(margin - half.margin, -half.margin).nan_to_num(nan=0.0)
+            beta = half.beta.clone()
+            beta[:, -1] = torch.where(gain >= 0, zero, start.reshape(-1))
+            sides.append(half.with_(margin=torch.maximum(margin, half.margin), beta=beta))
+            gains.append(gain.view(count, tried))
         score = torch.minimum(*gains) + 0.1 * torch.maximum(*gains)
         chosen = score.argmax(dim=1) + torch.arange(count, device=index.device) * tried
         return Domains.joined([side.rows(chosen) for side in sides])
@@ -103,7 +107,7 @@ class Branching:
         wanted = {
             site.value: torch.zeros_like(closer.bounds[site.value].lower, dtype=torch.bool) for site in self.sites.each
         }
-        for node in self.network.nonlinear:
+        for node in self.bounding.relaxed:
             masks = self.network.rule_of(node).improvable_on(node, [closer.bounds[name] for name in node.inputs])
             for name, mask in zip(node.inputs, masks, strict=True):
                 wanted[name] = wanted[name] | mask
@@ -119,7 +123,9 @@ class Branching:
     def _losses(self, closer: Closer, at: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the relaxations lose at one point of every site, by value."""
         losses = {value: torch.zeros_like(point) for value, point in at.items()}
-        for node in self.network.nonlinear:
+        for node in self.bounding.relaxed:
+            if node.name not in closer.coefficients:
+                continue
             bounds = [closer.bounds[name] for name in node.inputs]
             arrived = closer.coefficients[node.name].squeeze(1)
             if len(bounds) > 1:
@@ -132,6 +138,24 @@ class Branching:
             value = self.network.interval(node, {node.inputs[0]: Interval.point(z)}).centre
             losses[node.inputs[0]] = losses[node.inputs[0]] + _loss(relaxed, arrived, z, value)
         return losses
+
+    def _multipliers(self, closer: Closer) -> list[Tensor]:
+        """Where the multipliers of a split at each entry begin, ``(n, entries)``: of the upper and the lower half.
+
+        In a half the function's slope k takes the place of the relaxation's λ. With δ = a·(k − λ) for the
+        coefficient a that arrives, the half begins with the bound of the whole.
+        """
+        upper = {site.value: torch.zeros_like(closer.bounds[site.value].lower) for site in self.sites.each}
+        lower = dict(upper)
+        for node in self.bounding.relaxed:
+            rule, relaxed, name = self.network.rule_of(node), closer.relaxed[node.name], node.inputs[0]
+            if node.name in closer.coefficients and isinstance(rule, LeakyRelu):
+                assert isinstance(relaxed, Lines)
+                arrived = closer.coefficients[node.name]
+                slope = torch.where(arrived > 0, relaxed.lower_slope, relaxed.upper_slope)
+                upper[name] = upper[name] + (arrived * (1 - slope)).squeeze(1)
+                lower[name] = lower[name] + (arrived * (rule.negative_slope(node) - slope)).squeeze(1)
+        return [self.sites.flattened(upper), self.sites.flattened(lower)]
 
     def _spread(self, node: Node, bounds: list[Interval], arrived: Tensor) -> list[Tensor]:
         """Of an operator of several inputs: how much of the output's radius each input's radius makes."""

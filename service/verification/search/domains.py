@@ -52,9 +52,9 @@ class Domains:
     def to(self, device: torch.device) -> Domains:
         return Domains(**{name: column.to(device) for name, column in self.columns.items()})
 
-    def split_further(self, index: Tensor, sign: Tensor, at: Tensor) -> Domains:
+    def split_further(self, index: Tensor, sign: Tensor, at: Tensor, beta: Tensor) -> Domains:
         """With one more split each, ``(n,)``, in a column of its own."""
-        new = {"index": index, "sign": sign, "at": at, "beta": torch.zeros_like(at)}
+        new = {"index": index, "sign": sign, "at": at, "beta": beta}
         return self.with_(**{name: torch.cat([self.columns[name], new[name][:, None]], dim=1) for name in new})
 
     def packed(self) -> Domains:
@@ -98,6 +98,16 @@ class Pool:
         """The least margin of an open domain, +inf without any."""
         return float(self._store.margin.min()) if self._open else float("inf")
 
+    @property
+    def disjuncts(self) -> Tensor:
+        """Those that open domains are about, each once."""
+        return torch.unique(self._store.disjunct[self._store.margin < torch.inf])
+
+    @property
+    def depth(self) -> int:
+        """At least the splits of every open domain."""
+        return self._store.depth
+
     def put(self, domains: Domains) -> None:
         """Domains of any device."""
         domains = domains.to(torch.device("cpu"))
@@ -131,3 +141,42 @@ class Pool:
         columns["margin"][size:] = torch.inf
         self._store = Domains(**columns)
         self._free += range(size, size + extra)
+
+
+@dataclass(frozen=True, eq=False)
+class Handed:
+    """A :class:`~service.verification.search.crew.Stock`; ``like`` are domains of the same goal.
+
+    A row has all columns of a domain, the splits last, as many as the width has room for.
+    """
+
+    pool: Pool
+    like: Domains
+
+    @property
+    def width(self) -> int:
+        return sum(self._sizes) + len(_HISTORY) * self.pool.depth
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Of the columns whose width is always the same."""
+        return [1, 1, self.like.weights.shape[1], self.like.slopes.shape[1]]
+
+    def give(self, count: int, width: int) -> Tensor:
+        domains = self.pool.take(count)
+        depth = self._depth(width)
+        same = [domains.margin[:, None], domains.disjunct[:, None], domains.weights, domains.slopes]
+        splits = [_widened(domains.columns[name], name, depth) for name in _HISTORY]
+        return torch.cat([each.double() for each in (*same, *splits)], dim=1)
+
+    def receive(self, rows: Tensor) -> None:
+        sizes = [*self._sizes, *[self._depth(rows.shape[1])] * len(_HISTORY)]
+        margin, disjunct, weights, slopes, *splits = torch.split(rows, sizes, dim=1)
+        columns = {"margin": margin[:, 0], "disjunct": disjunct[:, 0], "weights": weights, "slopes": slopes}
+        columns |= dict(zip(_HISTORY, splits, strict=True))
+        self.pool.put(
+            Domains(**{name: column.to(self.like.columns[name].dtype) for name, column in columns.items()}).packed()
+        )
+
+    def _depth(self, width: int) -> int:
+        return (width - sum(self._sizes)) // len(_HISTORY)

@@ -51,11 +51,10 @@ class _Affine:
 
 
 class Programs:
-    """The domains of one goal. ``lower`` and ``upper`` ``(1, entries)`` are the bounds of all sites at the root."""
+    """The domains of one goal."""
 
-    def __init__(self, subject: Subject, goal: Goal, lower: Tensor, upper: Tensor) -> None:
+    def __init__(self, subject: Subject, goal: Goal) -> None:
         self.subject, self.goal = subject, goal
-        self.lower, self.upper = lower.double(), upper.double()
 
     @cached_property
     def network(self) -> Network:
@@ -67,10 +66,10 @@ class Programs:
         network = self.subject.network
         return all(isinstance(network.rule_of(node), LeakyRelu) for node in network.nonlinear)
 
-    def solved(self, domain: Domains) -> Solved:
-        """One domain, whose splits leave no operator that is not affine."""
+    def solved(self, domain: Domains, bounds: Interval) -> Solved:
+        """One domain, whose splits leave no operator that is not affine, given the root's bounds of all sites."""
         rows = self.goal.disjunct == domain.disjunct
-        values = self._values(domain)
+        values = self._values(domain, bounds)
         output = values[self.network.graph.output.name] @ self.goal.rows[rows].T - self.goal.thresholds[rows]
         hidden = torch.cat([values[site.value] for site in Sites.of(self.network).each], dim=1)
         held = domain.sign[0] != 0
@@ -104,13 +103,13 @@ class Programs:
         x[:, self._free] += torch.from_numpy(np.ascontiguousarray(t)).to(x.device) * radius[self._free]
         return x
 
-    def _values(self, domain: Domains) -> Mapping[str, Tensor]:
+    def _values(self, domain: Domains, bounds: Interval) -> Mapping[str, Tensor]:
         """Every node's value ``(1 + free inputs, size)``: at the centre, and one unit from it along each input."""
         count = len(self._free)
         t = np.concatenate([np.zeros((1, count)), np.eye(count)])
         x = self._inputs(t).reshape(len(t), *self.network.graph.input.shape)
         known = {self.network.graph.input.name: Interval.point(x)}
-        slopes = self._rising(domain)
+        slopes = self._rising(domain, bounds)
         for node in self.network.graph.nodes[1:]:
             if node.name in slopes:
                 known[node.name] = Interval.point(known[node.inputs[0]].lower * slopes[node.name])
@@ -118,10 +117,10 @@ class Programs:
                 known[node.name] = Interval.point(self.network.interval(node, known).centre)
         return {name: each.lower.flatten(1) for name, each in known.items()}
 
-    def _rising(self, domain: Domains) -> dict[str, Tensor]:
+    def _rising(self, domain: Domains, bounds: Interval) -> dict[str, Tensor]:
         """Each operator's slopes ``(1, *shape)`` in a domain."""
         sites = Sites.of(self.network)
-        positive = (self.lower >= 0).scatter(1, domain.index[domain.sign > 0][None], True)
+        positive = (bounds.lower >= 0).scatter(1, domain.index[domain.sign > 0][None], True)
         above = sites.unflattened(positive.scatter(1, domain.index[domain.sign < 0][None], False))
         slopes = {}
         for node in self.network.nonlinear:
