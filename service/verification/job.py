@@ -12,7 +12,7 @@ from torch import Tensor
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
-from service.parallel.collectives import reduce_from_group
+from service.parallel.collectives import max_over_group, reduce_from_group
 from service.verification import report, tally
 from service.verification.certify import certify
 from service.verification.clock import PHASES, Clock, peak_memory_gib
@@ -39,7 +39,8 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     context.report.log(f"{task.asked.count} instances by {task.method_name} on {spec.parallel.arithmetic} ranks")
     own = _Own(task, context, clock)
     own.run()
-    spent = _over_ranks(task, torch.tensor([*clock.seconds.values(), peak_memory_gib(device)], dtype=torch.float64))
+    spent = _over_ranks(task, torch.tensor(list(clock.seconds.values()), dtype=torch.float64))
+    memory = _most(task, peak_memory_gib(device))
     if context.rank != 0:
         return None
     entries = sorted(own.ledger.everything().values(), key=lambda entry: entry.instance)
@@ -49,8 +50,8 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
         **tally.summary(rows, task.asked.has_labels, task.asked.eps),
         "method": task.method_name,
         "layers": tally.layer_means(task.layers, entries),
-        "time": dict(zip(PHASES, spent[:-1], strict=True)),
-        "memory_gib": spent[-1],
+        "time": dict(zip(PHASES, spent, strict=True)),
+        "memory_gib": memory,
         "wall_seconds": time.monotonic() - started,
     }
 
@@ -136,3 +137,11 @@ def _over_ranks(task: Task, values: Tensor) -> list[float]:
         total = reduce_from_group(total, axis.group) / axis.size
     found: list[float] = total.tolist()
     return found
+
+
+def _most(task: Task, value: float) -> float:
+    """Of all ranks; every rank calls it."""
+    most = torch.tensor([value], dtype=torch.float64, device=task.device)
+    for axis in (task.mesh.tp, task.mesh.dp, task.mesh.pp):
+        most = max_over_group(most, axis.group)
+    return float(most)

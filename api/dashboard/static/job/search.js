@@ -22,7 +22,7 @@ export class Search extends Section {
     /** @type {number | null} an instance that the user chose; the newest otherwise */
     this.chosen = null;
     const crosshair = new Crosshair();
-    this.domains = new Chart({ title: "Domains", unit: "subdomains of the input set", log: true }, crosshair, AXIS);
+    this.domains = new Chart({ title: "Domains", unit: "bounded, and still open", log: true }, crosshair, AXIS);
     this.bound = new Chart({ title: "Proved bound", unit: "above zero is certified", log: false }, crosshair, AXIS);
     this.choice = h("select", { "aria-label": "Instance" });
     this.choice.addEventListener("change", () => {

@@ -8,7 +8,7 @@ import { Section } from "./section.js";
 const SHORT = 5;
 
 /** Maps, since the names come from a job: an object would answer to `constructor` too. */
-const NAMES = new Map([["seconds", "time"], ["wall_seconds", "wall time"]]);
+const NAMES = new Map([["seconds", "time"], ["wall_seconds", "wall time"], ["memory_gib", "memory (GiB)"]]);
 
 /** @type {Map<string, (value: number) => string>} */
 const FORMATS = new Map([
