@@ -30,6 +30,7 @@ FOREIGN = (
     "service/compilation/internals/",
 )
 """Where a program's own code is not."""
+INVALID = -1
 LOOKED_AT = (2, 3)
 """Beginnings of replays at which the results of the last round are looked for; a look takes 0.1 s or more."""
 
@@ -191,8 +192,9 @@ class _Gradients:
         """Replays begin: a gradient that is there was made before, and if it is new, by the graphs."""
         for name, parameter in self.trainable.items():
             gradient = parameter.grad
-            address = None if gradient is None else address_of(gradient)
-            if gradient is not None and address != self._known.get(name) and self.backward_ran:
+            address = None if gradient is None else _place(gradient)
+            new = address not in {None, INVALID, self._known.get(name)}
+            if gradient is not None and new and self.backward_ran:
                 self._suspect(gradient, StaleGradient(name, iteration, site))
             self._known[name] = address
         self.backward_ran = False
@@ -202,7 +204,7 @@ class _Gradients:
         for outputs, stale in self._suspects:
             gradient = self.trainable[stale.parameter].grad
             alive = {output.storage.cdata for output in outputs.alive()}
-            if gradient is not None and address_of(gradient) in alive:
+            if gradient is not None and _place(gradient) in {*alive, INVALID}:
                 self.stale[stale] = None
         self._suspects.clear()
 
@@ -210,6 +212,14 @@ class _Gradients:
         outputs = Outputs()
         outputs.note(Origin(stale.parameter, stale.site, stale.iteration), [gradient])
         self._suspects.append((outputs, stale))
+
+
+def _place(gradient: Tensor) -> int:
+    """Where it is; ``INVALID`` if CUDA graphs have reused its memory while they were being recorded."""
+    try:
+        return address_of(gradient)
+    except RuntimeError:
+        return INVALID
 
 
 def _across_the_boundary() -> bool:

@@ -43,7 +43,7 @@ def _suspects(observation: Observation) -> Iterator[str]:
     wrong = not all(comparison.passed for comparison in observation.comparisons) or "overwritten" in observation.error
     if alive and wrong:
         for _, results in _grouped(alive, lambda each: (each.origin.module, each.origin.site)).items():
-            yield f"results went wrong, and this may have been read after a replay had overwritten it: {results[0]}"
+            yield f"results went wrong, and this was held over a replay, which overwrites it: {results[0]}"
 
 
 def _marked(site: str, marks: list[Mark]) -> str:

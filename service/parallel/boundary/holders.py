@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
 from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -23,18 +24,27 @@ MANAGER = "CUDAGraphNode"
 """Keeps the tensors that its replays return, whether anybody else does or not."""
 
 
-def holders_of(storages: Set[int]) -> dict[int, tuple[str, ...]]:
+Known = Sequence[tuple[int, "weakref.ref[Tensor]"]]
+
+
+def holders_of(storages: Set[int], known: Known = ()) -> dict[int, tuple[str, ...]]:
     """The Python objects that hold tensors in these memories (``UntypedStorage._cdata``).
+
+    ``known`` are tensors in them: one that CUDA graphs have invalidated does not tell where its memory is.
 
     Those that nothing but a CUDA graph holds are left out; what only the autograd graph holds, or something else
     outside of Python, has no holders.
     """
     tensors: dict[int, list[Tensor]] = {}
+    for storage, reference in known:
+        if (tensor := reference()) is not None:
+            tensors.setdefault(storage, []).append(tensor)
+    tensor = None
     for candidate in gc.get_objects():
         if issubclass(type(candidate), Tensor):
-            storage = _storage(candidate)
-            if storage is not None and storage in storages:
-                tensors.setdefault(storage, []).append(candidate)
+            place = _storage(candidate)
+            if place in storages and not any(each is candidate for each in tensors.get(place, ())):
+                tensors.setdefault(place, []).append(candidate)
     candidate = None
     frames = _Frames()
     found = {}
@@ -47,11 +57,11 @@ def holders_of(storages: Set[int]) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def _storage(tensor: Tensor) -> int | None:
+def _storage(tensor: Tensor) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):  # functional and sparse tensors have none
-        return None
+    except (NotImplementedError, RuntimeError):  # functional and sparse tensors have none, invalidated ones do not tell
+        return -1
 
 
 class _Frames:

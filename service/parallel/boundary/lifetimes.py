@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ class Output:
     origin: Origin
     shape: tuple[int, ...]
     dtype: str
+    tensor: weakref.ref[Tensor]
 
     @property
     def alive(self) -> bool:
@@ -55,7 +57,9 @@ class Outputs:
         for output in outputs:
             if address_of(output) not in not_new:
                 reference = StorageWeakRef(local(output).untyped_storage())  # type: ignore[no-untyped-call]
-                self._outputs.append(Output(reference, origin, tuple(output.shape), str(output.dtype)))
+                self._outputs.append(
+                    Output(reference, origin, tuple(output.shape), str(output.dtype), weakref.ref(local(output)))
+                )
 
     def alive(self) -> tuple[Output, ...]:
         """Those still in memory, oldest first; the others are forgotten."""
@@ -69,7 +73,8 @@ class Outputs:
 
 def held_of(outputs: Sequence[Output]) -> tuple[Held, ...]:
     """Who holds the outputs, where it is more than the CUDA graph that made them."""
-    holders = holders_of({output.storage.cdata for output in outputs if output.alive}) if outputs else {}
+    places = {output.storage.cdata for output in outputs if output.alive}
+    holders = holders_of(places, [(output.storage.cdata, output.tensor) for output in outputs]) if places else {}
     return tuple(
         Held(output.origin, output.shape, output.dtype, holders[output.storage.cdata])
         for output in outputs

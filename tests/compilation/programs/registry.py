@@ -45,7 +45,7 @@ CLEAN: tuple[Planted, ...] = (
 
 DEFECTS: tuple[Planted, ...] = (
     Planted(loops.holding, "inference", "fail_lifetime", ("held over a replay", "State.scores[")),
-    Planted(loops.comparing, "inference", "fail_lifetime", ("may have been read after", "State.scores[0]")),
+    Planted(loops.comparing, "inference", "fail_lifetime", ("held over a replay", "State.scores[0]")),
     Planted(
         loops.marking_each_forward,
         verdict="fail_lifetime",
