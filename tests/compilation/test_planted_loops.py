@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import Climb
+from programs import loops
 from programs.registry import CLEAN, DEFECTS, Planted
 
 from service.compilation.ladder import Result
 from service.compilation.rungs import RUNGS
+from service.compilation.usage import Lifetimes
+from service.parallel.boundary import Origin, Outputs, caller, holders
 
 CPU = torch.device("cpu")
 STEPS = 6
@@ -37,3 +40,32 @@ def test_a_mistake_is_found_and_named(ascend: Climb, planted: Planted) -> None:
     assert any(all(words in finding.message for words in planted.words) for finding in found), result.findings
     wrong = any(finding.verdict == "fail_parity" for finding in result.findings)
     assert wrong == planted.wrong
+
+
+def test_calls_from_another_thread_and_past_the_boundary_are_noted(ascend: Climb) -> None:
+    result = rehearsed(ascend, Planted(loops.scoring_in_a_thread))
+    assert result.rehearsal is not None
+    notes = "\n".join(result.rehearsal.notes)
+    assert "called from several threads: MainThread, telemetry" in notes
+    assert "called past the boundary: scorer, called at" in notes
+    threads = {call.thread: count for call, count in result.rehearsal.usage.invocations.items()}
+    assert threads == {"MainThread": STEPS, "telemetry": STEPS}
+
+
+def test_what_became_of_results_is_counted(ascend: Climb) -> None:
+    kept = rehearsed(ascend, next(each for each in CLEAN if each.kept))
+    consumed = rehearsed(ascend, CLEAN[0])
+    assert kept.rehearsal is not None
+    assert consumed.rehearsal is not None
+    assert kept.rehearsal.usage.lifetimes["scorer"] == Lifetimes(consumed=0, copied=STEPS, held=0)
+    assert consumed.rehearsal.usage.lifetimes["scorer"] == Lifetimes(consumed=STEPS, copied=0, held=0)
+
+
+def test_a_result_that_no_longer_tells_where_it_is_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, outputs = loops.State(None, None, CPU), Outputs()  # type: ignore[arg-type]
+    owner.scores.append(torch.ones(2))
+    outputs.note(Origin("scorer", caller(outside=()), 0), owner.scores)
+    # So do tensors whose memory CUDA graphs have given to others, while they are recorded.
+    monkeypatch.setattr(holders, "_storage", lambda tensor: -1)
+    (held,) = outputs.held(before=1)
+    assert any("State.scores[0]" in name for name in held.holders)

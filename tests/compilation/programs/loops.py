@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from threading import Thread
 
 import torch
 from torch import Tensor, nn
@@ -171,6 +172,21 @@ def remembering(state: State) -> Step:
     state.boundary.step_boundary()
     state.scores.append(state.call(state.batch()))
     return Step(outputs={"scores": torch.stack(state.scores[-3:]).sum(0)})
+
+
+def scoring_in_a_thread(state: State) -> Step:
+    """Telemetry of its own thread, which does not know the boundary; right on the CPU, and noted."""
+    step = once(state)
+    seen: list[Tensor] = []
+
+    def score() -> None:
+        with torch.no_grad():
+            seen.append(state.scorer(state.batch(1)).mean().clone())
+
+    thread = Thread(target=score, name="telemetry")
+    thread.start()
+    thread.join()
+    return Step({**step.losses, "seen": seen[0]})
 
 
 # One mistake each
