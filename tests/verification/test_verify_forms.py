@@ -126,6 +126,23 @@ def test_a_search_ends_with_its_domains(trained: DataLayout) -> None:
     assert report.searches[-1]["open"] > 0
 
 
+def test_a_search_that_is_asked_to_stop_is_done_again_by_the_next_attempt(trained: DataLayout) -> None:
+    least, most = reach()
+    texts = [query(most + share * (most - least)) for share in (9, 0.2)]
+    files = [upload(trained, text.encode()) for text in texts]
+    fields = {"property": {"vnnlib": files}, "method": "ibp", "budget": {"seconds": 20, "restarts": 0}}
+    asked = iter([False])
+    stopped, _ = context(trained, should_stop=lambda: next(asked, True), job_id="job_" + "s" * 20)
+    first = job.run(specification(trained, "", **fields), stopped)
+    assert first is not None
+    assert first["instances"] == 0
+    again, report = context(trained, job_id="job_" + "s" * 20, attempt=2)
+    fields["method"] = "crown"
+    second = job.run(specification(trained, "", **fields), again)
+    assert second is not None
+    assert [row["verdict"] for row in report.bounds] == ["verified", "verified"]
+
+
 def test_rigorous_bounds_are_a_method_of_their_own(trained: DataLayout) -> None:
     fields = {"property": {"robustness": {"data": {"source": "digits"}, "count": 8, "eps": 0.01}}}
     plain, rigorous = context(trained), context(trained)

@@ -21,8 +21,9 @@ class PropertyError(ValueError):
 class Question:
     """A batch of instances: does ``rows · y ≥ thresholds`` hold for every row and every input of the box?
 
-    ``box`` ``(batch, features)``, which may be a ball; ``rows`` ``(batch, rows, outputs)``; ``thresholds`` ``(batch, rows)``;
-    ``witnesses`` ``(batch, features)``, one input of each box at which to look for a violation first.
+    ``box`` ``(batch, features)``, which may be a ball; ``rows`` ``(batch, rows, outputs)``; ``thresholds``
+    ``(batch, rows)``; ``witnesses`` ``(batch, features)``, one input of each box at which to look for a violation
+    first.
     """
 
     instances: Sequence[int]
