@@ -260,6 +260,10 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
                 "ratio": 0.5,
             },
         ],
+        "selftest": [
+            {"detector": "parity", "fault": "gradients 5 % off", "fired": True, "holds": True, "message": ""},
+            {"detector": "none", "fault": "nothing", "fired": True, "holds": False, "message": ""},
+        ],
         "diagnoses": [
             {
                 "rung": "inductor",
@@ -308,6 +312,7 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
     expect(detail).to_contain_text("kernel launches")
     expect(page.get_by_role("row", name="Search.scores")).to_contain_text("search.py:40 in choose")
     expect(page.get_by_role("row", name="[8, 4]")).to_contain_text("scorer")
+    expect(page.locator(".selftest summary")).to_have_text("Self-test: 1 of 2 injected faults judged right")
 
 
 def test_artifacts_appear_and_can_be_downloaded(page: Page, fleet: Fleet) -> None:

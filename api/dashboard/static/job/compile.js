@@ -51,7 +51,7 @@ export class Compile extends Section {
     const head = h("tr", {}, ...COLUMNS.map((name, index) => h("th", { scope: "col", class: index > 2 ? "right" : null }, name)));
     fill(this.body, gate(report.gate ?? {}, rungs), sentences(report.summary ?? []), this.causes(report.diagnoses ?? []),
       h("div", { class: "scroll" }, h("table", { class: "table ladder" }, h("thead", {}, head), h("tbody", {}, ...rungs.flatMap(lines)))),
-      ...lifetimes(rungs), ...calls(rungs));
+      ...lifetimes(rungs), ...calls(rungs), proofs(report.selftest ?? []));
   }
 
   /** What was found out about the rungs that failed. @param {Record<string, any>[]} diagnoses */
@@ -109,6 +109,14 @@ const pairs = (all) => h("dl", { class: "pairs" }, ...all.flatMap(([name, value]
 function lifetimes(rungs) {
   const rows = held(rungs).map(({ rung, one }) => [`${rung.phase}, ${rung.rung}`, one.module, `[${one.shape.join(", ")}]`, one.holders.join(", ") || "unknown", one.site]);
   return table("Results that outlive their step", ["Rung", "Module", "Shape", "Held by", "Made at"], rows);
+}
+
+/** Whether the harness finds the faults that are injected into it. @param {Record<string, any>[]} all */
+function proofs(all) {
+  const rows = all.map((one) => h("li", {}, `${one.holds ? "✓" : "✗"} ${one.detector === "none" ? "no detector" : one.detector}: ${one.fault}`));
+  const right = all.filter((one) => one.holds).length;
+  return all.length > 0 && h("details", { class: "selftest" },
+    h("summary", {}, `Self-test: ${right} of ${all.length} injected faults judged right`), h("ul", {}, ...rows));
 }
 
 /** How the program called its modules, at the furthest rung of each phase. @param {Rung[]} rungs @returns {Child[]} */
