@@ -19,6 +19,8 @@ from service.bounds.network import Network
 from service.bounds.relaxation import Relaxed
 from service.bounds.rules import RULES
 from service.bounds.rules.base import Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
+from service.bounds.rules.collectives import Begin, End
+from service.bounds.shares import asked, filled, own_share
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +43,15 @@ class Pass:
     """One walk from a node back to ``frontier``, names of nodes whose intervals end it.
 
     The input always ends it, or hands it over to the stages before. ``intervals`` holds the frontier's,
-    ``relaxations`` one for each non-linear node on the way.
+    ``relaxations`` one for each non-linear node on the way. Where it is ``divided``, each rank has a share of the rows
+    outside of tensor-parallel regions; gradients of what all ranks have are then those of a rank's own rows.
     """
 
     network: Network
     intervals: Mapping[str, Interval]
     relaxations: Mapping[str, Relaxed]
     frontier: frozenset[str] = frozenset()
+    divided: bool = False
 
     @property
     def batch(self) -> int:
@@ -64,7 +68,20 @@ class Pass:
         rows are over this rank's entries, equally many on each, and so is the result; unless ``own`` is false: then
         they are this rank's part of common rows. All ranks must call it.
         """
-        biases, own = _Biases(), self.network.is_own(start) if own is None else own
+        own = self.network.is_own(start) if own is None else own
+        if own or not self._divides(start):
+            return self._walked(start, rows, own)
+        exchange = self.network.exchange
+        found = exchange.gather(self._walked(start, filled(rows, exchange.axis.size), own=False), 1)
+        return asked(found, rows)
+
+    def _divides(self, name: str) -> bool:
+        """Whether each rank has a share of the rows at this node."""
+        return self.divided and self.network.exchange.axis.size > 1 and not self.network.is_own(name)
+
+    def _walked(self, start: str, rows: Coefficients, own: bool) -> Tensor:
+        """Of this rank's share of the rows where they are divided at ``start``."""
+        biases = _Biases()
         pending = {start: Pending(rows, own)}
         for node in self.network.graph.nodes[self.network.position[start] :: -1]:
             waiting = pending.pop(node.name, None)
@@ -73,35 +90,48 @@ class Pass:
             if node.name in self.frontier or node is self.network.graph.input:
                 self._end(biases, node, waiting)
                 continue
-            pulled, still_own = self._pull(node, waiting)
+            pulled, rows_own, still_own = self._pull(node, waiting)
             if pulled.bias is not None:
-                self._account(biases, node, waiting, pulled.bias)
+                self._account(biases, node, rows_own, pulled.bias)
             for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
                 pending[name] = self._joined(name, pending.get(name), Pending(coefficients, still_own))
-        return self._total(biases, own).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        total = self._total(biases, own or self._divides(start))
+        return total.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
     def _end(self, biases: _Biases, node: Node, waiting: Pending) -> None:
-        coefficients, before = self._dense(node, waiting.coefficients), self.network.before
+        coefficients, own = self._settled(node, waiting)
+        before = self.network.before
         if before is None or node.name in self.frontier:
-            self._account(biases, node, waiting, self.intervals[node.name].least(coefficients))
+            self._account(biases, node, own, self.intervals[node.name].least(coefficients))
         else:
             # Whatever the ranks have of the rows, the stages before sum it up.
-            total = before.lower_bounds(coefficients, waiting.own)
-            (biases.own if waiting.own else biases.replicated).append(total)
+            (biases.own if own else biases.replicated).append(before.lower_bounds(coefficients, own))
 
-    def _pull(self, node: Node, waiting: Pending) -> tuple[Pulled, bool]:
-        """The step through one node, and whether rows are still known to this rank only."""
+    def _pull(self, node: Node, waiting: Pending) -> tuple[Pulled, bool, bool]:
+        """The step through one node, and whether rows are this rank's alone at the node and before it."""
         rule, exchange = RULES[node.operator], self.network.exchange
         if isinstance(rule, LinearRule) and isinstance(waiting.coefficients, UnitRows):
             pulled = rule.pull_units(node, waiting.coefficients, exchange)
             if pulled is not None:
-                return pulled, waiting.own
-        coefficients = self._dense(node, waiting.coefficients)
-        if isinstance(rule, EnteringRule) and waiting.own:
-            return rule.pull_own(node, coefficients, exchange), False
+                return pulled, waiting.own, waiting.own
+        coefficients, own = self._settled(node, waiting)
+        if self.divided and isinstance(rule, Begin):
+            pull = rule.pull_kept if own else rule.pull_divided
+            return pull(node, coefficients, exchange), own, True
+        if isinstance(rule, End) and own:
+            return rule.pull_divided(node, coefficients, exchange), own, False
+        if isinstance(rule, EnteringRule) and own:
+            return rule.pull_own(node, coefficients, exchange), own, False
         if isinstance(rule, LinearRule):
-            return rule.pull(node, coefficients, exchange), waiting.own
-        return Pulled(*self.relaxations[node.name].pull(coefficients)), waiting.own
+            return rule.pull(node, coefficients, exchange), own, own
+        return Pulled(*self.relaxations[node.name].pull(coefficients)), own, own
+
+    def _settled(self, node: Node, waiting: Pending) -> tuple[Tensor, bool]:
+        """Dense coefficients, of this rank's share of the rows where they are divided; whether they are its own."""
+        if waiting.own or not self._divides(node.name):
+            return self._dense(node, waiting.coefficients), waiting.own
+        like = self.intervals[self.network.graph.input.name].lower
+        return own_share(waiting.coefficients, node.shape, like, self.network.exchange), True
 
     def _dense(self, node: Node, coefficients: Coefficients) -> Tensor:
         if isinstance(coefficients, Tensor):
@@ -113,6 +143,9 @@ class Pass:
         if earlier is None:
             return new
         node = self.network.nodes[name]
+        if self._divides(name):
+            (first, _), (second, _) = (self._settled(node, each) for each in (earlier, new))
+            return Pending(first + second, own=True)
         own = earlier.own and new.own
         terms = [self._in_rows(node, pending, own) for pending in (earlier, new)]
         return Pending(terms[0] + terms[1], own)
@@ -127,8 +160,8 @@ class Pass:
         everyone[:, self.network.exchange.own_range(everyone.shape[1])] = coefficients
         return everyone
 
-    def _account(self, biases: _Biases, node: Node, waiting: Pending, value: Tensor) -> None:
-        if waiting.own:
+    def _account(self, biases: _Biases, node: Node, own: bool, value: Tensor) -> None:
+        if own:
             biases.own.append(value)
         elif self.network.is_own(node.name):
             biases.partial.append(value)
@@ -137,15 +170,13 @@ class Pass:
 
     def _total(self, biases: _Biases, own: bool) -> Tensor:
         exchange = self.network.exchange
-        common = list(biases.replicated)
-        if biases.partial:
-            common.append(exchange.sum(_added(biases.partial)))
         if not own:
-            return _added(common)
-        if common:
-            # Not a plain slice: what this rank has of other ranks' rows counts in their gradients.
-            common = [exchange.own(_added(common), 1)]
-        return _added([*common, *biases.own])
+            partial = [exchange.sum(_added(biases.partial))] if biases.partial else []
+            return _added([*biases.replicated, *partial])
+        # No plain slices: what this rank has of other ranks' rows counts in their gradients.
+        shares = [exchange.own(_added(biases.replicated), 1)] if biases.replicated else []
+        shares += [exchange.own_sum(_added(biases.partial), 1)] if biases.partial else []
+        return _added([*shares, *biases.own])
 
 
 def _added(values: list[Tensor]) -> Tensor:

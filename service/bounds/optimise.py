@@ -47,15 +47,21 @@ class Families:
 
 @dataclass(eq=False)
 class _Chosen:
-    """The member of a family for each row; its parameters exist from the first pull, which tells how many rows."""
+    """The member of a family for each row; its parameters exist from the first pull, which tells how many rows.
+
+    ``anchor`` is a one that takes a gradient where there are no parameters, so that it passes here on every rank.
+    """
 
     family: Family
+    anchor: Tensor | None = None
     parameters: tuple[Tensor, ...] | None = None
 
     def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         if self.parameters is None:
             rows = coefficients.shape[1]
             self.parameters = tuple(_repeated(each, rows).requires_grad_() for each in self.family.start)
+        if not self.parameters and self.anchor is not None:
+            coefficients = coefficients * self.anchor
         return self.family.member(self.parameters).pull(coefficients)
 
     def reset(self) -> None:
@@ -73,7 +79,11 @@ class Climber:
         network = families.backward.network
         self.start, self.ascent, self.network = start, ascent, network
         self.rows = _own_copy(rows)
-        self.chosen = {name: _Chosen(families[name]) for name in _before(network, start)}
+        # Which entries are open differs by rank, but the adjoint collectives must run on all of them.
+        some = families.backward.intervals[network.graph.input.name].lower
+        together = network.exchange.axis.size > 1
+        self.anchor = some.new_ones(()).requires_grad_() if together else None
+        self.chosen = {name: _Chosen(families[name], self.anchor) for name in _before(network, start)}
         self.walk = replace(families.backward, relaxations=self.chosen)
         self.best: Tensor | None = None
         self.optimizer: torch.optim.Adam | None = None
@@ -104,13 +114,15 @@ class Climber:
         torch.maximum(self.best, bounds.detach(), out=self.best)
         if not bounds.requires_grad:
             return
-        if self.optimizer is None:
-            self.optimizer = self._optimizer(bounds.device)
-        self.optimizer.zero_grad(set_to_none=True)
+        anchors = [] if self.anchor is None else [self.anchor]
+        for each in (moving := self.parameters) + anchors:
+            each.grad = None
         # Where there is no bound there is no direction either.
         total = torch.where(bounds.isfinite(), bounds, torch.zeros_like(bounds)).sum()
-        (-total).backward(inputs=self.parameters)  # type: ignore[no-untyped-call]
-        self._move(self.optimizer)
+        (-total).backward(inputs=moving + anchors)  # type: ignore[no-untyped-call]
+        if moving:
+            self.optimizer = self.optimizer or self._optimizer(bounds.device)
+            self._move(self.optimizer)
 
     @torch.no_grad()
     def _move(self, optimizer: torch.optim.Adam) -> None:

@@ -31,7 +31,7 @@ def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine
     """A pass that has the intervals of every node and the relaxations of all non-linear ones."""
     intervals = {network.graph.input.name: box}
     relaxations: dict[str, Relaxed] = {}
-    backward = Pass(network, intervals, relaxations)
+    backward = Pass(network, intervals, relaxations, divided=True)
     exact = _exact_intervals(network, box.exact_layers)
     refined: set[str] = set()
     for node in network.graph.nodes[1:]:

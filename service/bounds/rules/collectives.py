@@ -10,6 +10,7 @@ a reduce-scatter and an all-gather. Those two never leave a region, and backward
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +22,29 @@ from service.bounds.interval import Interval
 from service.bounds.rules.base import Crossing, EnteringRule, LinearRule, Pulled, UnitRows
 
 
-class CopyToGroup(EnteringRule):
+class Begin(EnteringRule):
+    """A collective with which a region begins. A pass may leave it with the rows divided over the ranks."""
+
+    @abstractmethod
+    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        """Like ``pull``, but each rank gets its own rows only; their number divides by the ranks."""
+
+    @abstractmethod
+    def pull_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        """Like ``pull_own``, but each rank keeps its own rows."""
+
+
+class End(LinearRule):
+    """A collective with which a region ends. A pass may come with the rows divided over the ranks."""
+
+    crossing = Crossing.LEAVE
+
+    @abstractmethod
+    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        """Like ``pull`` of the rows of all ranks, in rank order, of which each rank brings its own."""
+
+
+class CopyToGroup(Begin):
     """A replicated value enters a region unchanged; backward the ranks' coefficients add up."""
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
@@ -36,11 +59,15 @@ class CopyToGroup(EnteringRule):
     def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((exchange.gather(coefficients, 1),))
 
+    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.own_sum(coefficients, 1),))
 
-class ReduceFromGroup(LinearRule):
+    def pull_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((coefficients,))
+
+
+class ReduceFromGroup(End):
     """A region ends with the sum of the ranks' partial values, and the sum of their intervals is exact."""
-
-    crossing = Crossing.LEAVE
 
     def mixes(self, node: Node) -> bool:
         return True
@@ -52,14 +79,15 @@ class ReduceFromGroup(LinearRule):
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((exchange.enter(coefficients),))
 
+    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.join(coefficients, 1),))
+
     def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
         return Pulled((units,))
 
 
-class GatherFromGroup(LinearRule):
+class GatherFromGroup(End):
     """A region ends with the ranks' values side by side; each rank keeps the coefficients of its own."""
-
-    crossing = Crossing.LEAVE
 
     def refusal(self, node: Node) -> str | None:
         return _refuse_batch(node)
@@ -72,8 +100,11 @@ class GatherFromGroup(LinearRule):
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((exchange.own(coefficients, dimension(node) + 1),))
 
+    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((_mine(exchange.join(coefficients, 1), dimension(node) + 1, exchange),))
 
-class ScatterToGroup(EnteringRule):
+
+class ScatterToGroup(Begin):
     """Each rank takes its slice of a replicated value into a region."""
 
     def refusal(self, node: Node) -> str | None:
@@ -87,6 +118,12 @@ class ScatterToGroup(EnteringRule):
 
     def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((exchange.gather(_in_place(node, coefficients, exchange), 1),))
+
+    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.own_sum(_in_place(node, coefficients, exchange), 1),))
+
+    def pull_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((_in_place(node, coefficients, exchange),))
 
 
 class GatherWithReduce(EnteringRule):
@@ -106,10 +143,7 @@ class GatherWithReduce(EnteringRule):
         return Pulled((exchange.own_sum(coefficients, dimension(node) + 1),))
 
     def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        along = dimension(node) + 1
-        everyone = exchange.join(coefficients, 1)
-        mine = exchange.own_range(everyone.shape[along])
-        return Pulled((everyone.narrow(along, mine.start, mine.stop - mine.start),))
+        return Pulled((_mine(exchange.join(coefficients, 1), dimension(node) + 1, exchange),))
 
 
 class ReduceScatter(EnteringRule):
@@ -133,6 +167,12 @@ class ReduceScatter(EnteringRule):
 
     def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((exchange.join(_in_place(node, coefficients, exchange), 1),))
+
+
+def _mine(whole: Tensor, dim: int, exchange: Exchange) -> Tensor:
+    """This rank's slice of what it has itself: a gradient stays here."""
+    mine = exchange.own_range(whole.shape[dim])
+    return whole.narrow(dim, mine.start, mine.stop - mine.start)
 
 
 def _in_place(node: Node, coefficients: Tensor, exchange: Exchange) -> Tensor:
