@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from service.compilation.alone import trial
 from service.compilation.detectors import judge
 from service.compilation.internals.toolchain import start_toolchain
 from service.compilation.observation import Case, Observation
@@ -88,7 +89,14 @@ def _observer(program: Program, phase: Phase, plan: Plan) -> Callable[[Case], Ob
     problem = next((each for each in gather(problem) if each), "")
     if reference is None or problem:
         return lambda case: Observation(case, error=problem)
-    return lambda case: (rehearse if case.rung.rehearses else observe)(program, case, reference, plan)
+    return lambda case: _looked_at(program, case, reference, plan)
+
+
+def _looked_at(program: Program, case: Case, reference: Reference, plan: Plan) -> Observation:
+    if case.rung.rehearses:
+        return rehearse(program, case, reference, plan)
+    problem = trial(program, case)
+    return Observation(case, error=problem) if problem else observe(program, case, reference, plan)
 
 
 def _reference(program: Program, phase: Phase, plan: Plan) -> tuple[Reference | None, str]:

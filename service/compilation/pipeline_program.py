@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 
 import torch
 from torch import Tensor, nn
 
 from service.compilation.model_program import LEARNING_RATE, Batch, period_of, shapes_of
-from service.compilation.program import Parts, Step
+from service.compilation.program import Parts, Phase, Step
 from service.parallel.boundary import StepBoundary
+from service.parallel.boundary.step import is_compiled
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.channels import Channels
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
@@ -25,7 +27,8 @@ class PipelineProgram:
     """A ``service.compilation.program.Program`` over the stages of this rank, compiled one by one.
 
     ``module(dtype, part)`` gives a new stage. Each step runs ``schedule`` (in inference the same micro-batches forward
-    only) over one of ``batches``; its losses and outputs are known where the last stage is.
+    only) over one of ``batches``; its losses and outputs are known where the last stage is. ``entered`` remembers an
+    input of each stage, from when it last ran uncompiled in float32.
     """
 
     module: Callable[[torch.dtype, Part], nn.Module]
@@ -34,6 +37,7 @@ class PipelineProgram:
     mesh: Mesh
     schedule: Schedule
     channels: Channels
+    entered: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -69,6 +73,20 @@ class PipelineProgram:
                 outputs = runtime.run(schedule, self._work(given, parts.dtype, lambda output, target: output))
             yield Step(outputs={f"output {index}": value for index, value in enumerate(outputs)})
 
+    def alone(self, parts: Parts, boundary: StepBoundary, phase: Phase) -> None:
+        boundary.step_boundary()
+        for name, module in parts.modules.items():
+            module.train(phase == "train")
+            given = self.entered[name].clone()
+            with torch.set_grad_enabled(phase == "train"):
+                given.requires_grad_(phase == "train" and given.is_floating_point())
+                try:
+                    output = boundary.boundary_call(module, given)
+                    if output.requires_grad:
+                        torch.autograd.backward(output.float().square().mean())
+                except Exception as error:
+                    raise RuntimeError(f"{name}: {error}") from error
+
     def _train_step(self, parts: Parts, boundary: StepBoundary, runtime: PipelineRuntime, given: Batch) -> Step:
         boundary.step_boundary()
         for optimizer in parts.optimizers:
@@ -85,6 +103,9 @@ class PipelineProgram:
 
     def _runtime(self, parts: Parts, boundary: StepBoundary) -> PipelineRuntime:
         stages = {int(name.removeprefix("stage")): module for name, module in parts.modules.items()}
+        for name, module in parts.modules.items():
+            if parts.dtype is torch.float32 and not is_compiled(module):
+                module.register_forward_pre_hook(partial(self._note, name))
         return PipelineRuntime(
             stages,
             self.mesh,
@@ -93,3 +114,6 @@ class PipelineProgram:
             channels=self.channels,
             boundary=boundary,
         )
+
+    def _note(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.entered[name] = inputs[0].detach()

@@ -237,6 +237,39 @@ def test_stages_of_a_pipeline_are_checked_and_compiled_by_their_gate(
     assert "pipeline.schedule is 'gpipe' here and '1f1b' in the report" in refusal
 
 
+def climb_with_a_failing_stage(folder: str) -> Any:
+    """The verdicts over two stages, of which the last alone has a compiler that crashes."""
+    import torch.distributed as dist
+
+    from service.compilation import rungs, timing
+    from service.parallel import distributed
+
+    def crashes(_graph: Any, _inputs: Any) -> Any:
+        raise RuntimeError("planted")
+
+    timing.RACE_S = timing.BLOCK_S = 1e-3
+    distributed.start("cpu")
+    if dist.get_rank() == 1:
+        broken = {"aot_eager": rungs.Rung("aot_eager", crashes)}
+        rungs.LADDER = tuple(broken.get(rung.name, rung) for rung in rungs.LADDER)
+        rungs.climb_to.__defaults__ = (rungs.LADDER,)
+    result = climb_in_group({"pp": 2}, {**MLP, "hidden": [8, 8, 8]}, folder)
+    distributed.stop()
+    return result
+
+
+def test_a_stage_that_does_not_compile_fails_its_rung_and_leaves_nobody_waiting(
+    torchrun: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    first, _ = torchrun(climb_with_a_failing_stage, 2, timeout_s=200, folder=str(tmp_path))
+    assert first["verdicts"] == {"pass": 1, "fail_error": 1}
+    report = json.loads((artifacts_of(tmp_path) / "report.json").read_text())
+    message = report["rungs"][1]["findings"][0]["message"]
+    assert message.startswith("rank 1: RuntimeError: stage1: ")
+    assert "planted" in message
+    assert report["diagnoses"] == []
+
+
 def diagnose_on_a_mesh(folder: str) -> Any:
     """What every rank makes of a compiler that adds one where a block has ``torch.relu``, under FSDP2."""
     import torch

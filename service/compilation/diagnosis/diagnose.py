@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from service.compilation.alone import Separable
 from service.compilation.diagnosis.check import difference
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, capture, minimised
 from service.compilation.diagnosis.isolate import Search
@@ -64,10 +65,11 @@ class Diagnosis:
 def diagnose(program: Program, result: Result, plan: Plan, artifacts: Path) -> Diagnosis | None:
     """Look into a rung that raised or left parity, on all ranks together; rank 0 writes below ``artifacts``.
 
-    ``None`` for other verdicts, which name their cause themselves, and for a program that fails uncompiled too.
+    ``None`` for other verdicts, which name their cause themselves, for a program that fails uncompiled too, and for
+    one whose ranks run different modules: there the rank and its stage are named, and trials would not meet.
     """
     case = result.case
-    if result.verdict not in ISOLATED:
+    if result.verdict not in ISOLATED or isinstance(program, Separable):
         return None
     try:
         reference = refer(program, case.phase, plan.iterations)

@@ -1,0 +1,47 @@
+"""Before ranks meet in a step: whether what each of them compiles by itself compiles at all.
+
+A stage that raises while its neighbours wait for it would leave them waiting.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from service.compilation.execution import build
+from service.compilation.internals.caches import empty_caches
+from service.compilation.internals.text import first_line
+from service.compilation.observation import Case
+from service.compilation.program import Parts, Phase, Program
+from service.compilation.ranks import gather
+from service.parallel.boundary import StepBoundary
+
+
+@runtime_checkable
+class Separable(Protocol):
+    """A program whose ranks run different modules."""
+
+    def alone(self, parts: Parts, boundary: StepBoundary, phase: Phase) -> None:
+        """Run this rank's modules, and their backwards in training, without the other ranks; raises what they raise."""
+
+
+def trial(program: Program, case: Case) -> str:
+    """What went wrong on any rank when each ran its own modules compiled; empty where nothing did.
+
+    Nothing is tried for a program that all ranks run alike: there a fault of the compiler is everybody's.
+    """
+    if not isinstance(program, Separable):
+        return ""
+    problems = [
+        f"rank {rank}: {problem}" for rank, problem in enumerate(gather(_problem(program, program, case))) if problem
+    ]
+    return "; ".join(problems)
+
+
+def _problem(program: Program, separable: Separable, case: Case) -> str:
+    with empty_caches():
+        try:
+            subject = build(program, case.phase, case.rung)
+            separable.alone(subject.parts, subject.boundary, case.phase)
+        except Exception as error:
+            return f"{type(error).__name__}: {first_line(str(error))}"
+    return ""
