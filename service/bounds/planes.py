@@ -25,7 +25,7 @@ class Planes:
     """``coefficients · x + bias ≤ rows · output`` in each box: ``(batch, rows, features)``, ``(batch, rows)``.
 
     ``known`` are bounds of the values that operators read, for the boxes that will be cut from this one.
-    ``influence`` ``(batch, features)`` estimates what the relaxations lose for the width of each input.
+    ``influence`` ``(batch, rows, features)`` estimates what a row loses to relaxations for the width of each input.
     """
 
     coefficients: Tensor
@@ -115,7 +115,7 @@ class Walk:
 
     def _back(self, start: _Rows, until: int, owner: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         pending, bias = dict(start.coefficients), start.bias
-        influence = torch.zeros_like(self.box.lower)
+        influence = self.box.lower.new_zeros(1, 1, self.box.lower.shape[1])
         for operator in reversed(self.folded.operators[:until]):
             coefficients = pending.pop(operator.node.name, None)
             if coefficients is None:
@@ -151,12 +151,12 @@ class Walk:
         return [each.flatten(2) for each in many], added
 
     def _influence(self, operator: Operator, coefficients: Tensor) -> Tensor:
-        relaxed, width = self._relaxed[operator.node.name], self.box.width
-        weight = coefficients.abs().sum(dim=1)
+        relaxed, weight = self._relaxed[operator.node.name], coefficients.abs()
+        nothing = self.box.lower.new_zeros(1, 1, self.box.lower.shape[1])
         if not isinstance(relaxed, Relaxation):
             bounds = [self._bounds[name] for name in operator.names]
-            if any(each.lower.shape != weight.shape for each in bounds):
-                return torch.zeros_like(width)
+            if any(each.lower.shape[1] != weight.shape[2] for each in bounds):
+                return nothing
             gap = bounds[0].width * bounds[-1].width / 4
         else:
             middle = self._bounds[operator.names[0]].centre.reshape(relaxed.lower_slope.shape)
@@ -166,10 +166,10 @@ class Walk:
             if relaxed.lower_intercept is not None:
                 above = above - relaxed.lower_intercept
             gap = above.flatten(1)
-        total = torch.zeros_like(width)
+        total = nothing
         for name in set(operator.names):
-            share = weight * gap / self._bounds[name].width.clamp(min=torch.finfo(gap.dtype).tiny)
-            total = total + torch.bmm(share.nan_to_num(posinf=0)[:, None], self._slopes[name].abs())[:, 0] * width
+            share = (gap / self._bounds[name].width.clamp(min=torch.finfo(gap.dtype).tiny)).nan_to_num(posinf=0)
+            total = total + torch.bmm(weight * share.unsqueeze(1), self._slopes[name].abs())
         return total
 
 

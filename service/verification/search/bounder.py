@@ -77,7 +77,7 @@ class ByPass:
         graph = self.network.graph
         shaped = box.map(lambda end: end.reshape(-1, *graph.input.shape))
         backward = self.make(self.network, shaped, Effort())
-        rows, nothing = rows.reshape(1, -1, *graph.output.shape), torch.zeros_like(box.lower)
+        rows, nothing = rows.reshape(1, -1, *graph.output.shape), box.lower.new_zeros(1, 1, box.lower.shape[1])
         if self.network.exchange.axis.size > 1:
             least = backward.lower_bounds(graph.output.name, rows)
             return Planes(least.new_zeros(*least.shape, box.lower.shape[1]), least, {}, nothing)
