@@ -86,6 +86,9 @@ def test_two_ranks_find_the_bounds_of_one(
         assert {name: difference for name, difference in result.items() if not difference <= tolerance} == {}
 
 
+REPLICATED = {"replicated biases counted once per rank", "no all-reduce at the column-parallel layer"}
+
+
 def break_it() -> dict[str, dict[str, float]]:
     """How far bounds move under each mistake that tensor parallelism invites, and by how much samples then leave."""
     from importlib import import_module
@@ -100,20 +103,23 @@ def break_it() -> dict[str, dict[str, float]]:
     from service.bounds.rules.collectives import CopyToGroup, ReduceFromGroup
     from service.parallel import distributed
 
-    crown_module = import_module("service.bounds.methods.crown")
+    layers = import_module("service.bounds.methods.layers")
     setting = _setting(HIDDEN["four blocks"], "relu", "float64", 0.05)
     account = Pass._account
 
-    def everything_partial(self: Pass, biases: Any, node: Any, waiting: Any, value: Any) -> None:
-        (biases.own if waiting.own else biases.partial).append(value)
+    def everything_partial(self: Pass, biases: Any, node: Any, own: bool, value: Any) -> None:
+        (biases.own if own else biases.partial).append(value)
 
-    def everything_replicated(self: Pass, biases: Any, node: Any, waiting: Any, value: Any) -> None:
-        (biases.own if waiting.own else biases.replicated).append(value)
+    def everything_replicated(self: Pass, biases: Any, node: Any, own: bool, value: Any) -> None:
+        (biases.own if own else biases.replicated).append(value)
 
     def unsummed(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Pulled:
         return Pulled((coefficients,))
 
-    def own_intervals(backward: Pass, node: Any, index: int, effort: Any) -> Any:
+    def unsummed_share(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Pulled:
+        return Pulled((exchange.own(coefficients, 1),))
+
+    def own_intervals(backward: Pass, node: Any, index: int, effort: Any, refine: Any) -> Any:
         return backward.intervals[node.inputs[index]]
 
     def bias_before_the_sum(self: Any, node: Any, inputs: Any, exchange: Exchange) -> Any:
@@ -124,7 +130,8 @@ def break_it() -> dict[str, dict[str, float]]:
         "replicated biases counted once per rank": patch.object(Pass, "_account", everything_partial),
         "partial biases not summed": patch.object(Pass, "_account", everything_replicated),
         "no all-reduce at the column-parallel layer": patch.object(CopyToGroup, "pull", unsummed),
-        "intervals in place of intermediate bounds": patch.object(crown_module, "_refine", own_intervals),
+        "no reduce-scatter at the column-parallel layer": patch.object(CopyToGroup, "pull_divided", unsummed_share),
+        "intervals in place of intermediate bounds": patch.object(layers, "_refined", own_intervals),
         "a bias in every rank's summand": patch.object(ReduceFromGroup, "interval", bias_before_the_sum),
     }
     outputs = torch.stack(
@@ -134,7 +141,8 @@ def break_it() -> dict[str, dict[str, float]]:
     found = {}
     for name, mistake in mistakes.items():
         with mistake:
-            method = "ibp" if "summand" in name else "crown"  # intervals go forward, the rest is about going backward
+            # Intervals go forward, the rest is about going backward; CROWN has rows divided, so nothing is replicated.
+            method = "ibp" if "summand" in name else "crown-ibp" if name in REPLICATED else "crown"
             bounds = setting["bounds"](setting["divided"], method)
         right = setting["bounds"](setting["whole"], method)
         outside = torch.maximum((bounds[:, :5] - outputs).amax(), (outputs - bounds[:, 5:]).amax())
@@ -149,7 +157,7 @@ def test_every_usual_mistake_would_show(torchrun: Any) -> None:
         assert right["difference"] < 1e-10
         assert right["outside"] < 1e-12, "beyond rounding"
         assert {name: result["difference"] for name, result in found.items() if not result["difference"] > 1e-3} == {}
-        for name in ("partial biases not summed", "no all-reduce at the column-parallel layer"):
+        for name in ("partial biases not summed", "no reduce-scatter at the column-parallel layer"):
             assert found[name]["outside"] > 1e-6, f"{name} is unsound, and samples show it"
 
 
