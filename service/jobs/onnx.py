@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -18,12 +21,19 @@ FLOATS: Mapping[int, type[np.floating[Any]]] = {
     TensorProto.DOUBLE: np.float64,
     TensorProto.FLOAT16: np.float16,
 }
-LARGEST_READ = 2**28
-"""Bytes of a file that is read to check a spec; only ranks read larger ones."""
+LARGEST, LARGEST_READ = 2**31, 2**28
+"""Bytes of a model, which are those that protobuf can hold; and of one that is read to check a spec: only ranks read
+larger ones.
+"""
+_GZIP = b"\x1f\x8b"
 
 
 class OnnxError(ValueError):
     """The file is not an ONNX model of a form that can be read."""
+
+
+class _TooLargeError(OnnxError):
+    """It unpacks to more than may be read here."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +45,13 @@ class Sizes:
 
 
 def parse(data: bytes) -> onnx.ModelProto:
-    """The model of a file's content. Raises :class:`OnnxError` where it is not one that can be read."""
+    """The model of a file's content, compressed by gzip or not.
+
+    Raises :class:`OnnxError` where it is not one that can be read.
+    """
+    content = unpacked(data, LARGEST)
     try:
-        model = onnx.load_from_string(data)
+        model = onnx.load_from_string(content)
     except Exception as error:  # protobuf's error type differs by its implementation
         raise OnnxError(f"the file is not an ONNX model: {first_line(error)}") from error
     if not model.graph.node or not model.graph.output:
@@ -50,6 +64,20 @@ def parse(data: bytes) -> onnx.ModelProto:
             raise OnnxError(f"initializer {tensor.name!r} is kept in another file; expected one file")
     batch_of_one(graph_input(model))
     return model
+
+
+def unpacked(data: bytes, most: int) -> bytes:
+    """What gzip compressed, or the data as it is. Raises :class:`OnnxError` beyond ``most`` bytes."""
+    if not data.startswith(_GZIP):
+        return data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as content:
+            found = content.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise OnnxError(f"the file is damaged: {error}") from error
+    if len(found) > most:
+        raise _TooLargeError(f"the file unpacks to more than {most} bytes")
+    return found
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -82,7 +110,10 @@ def sizes(path: Path) -> Sizes | None:
     """What the model of an uploaded file takes and gives; ``None`` if the file is large. Raises :class:`OnnxError`."""
     if path.stat().st_size > LARGEST_READ:
         return None
-    model = parse(path.read_bytes())
+    try:
+        model = parse(unpacked(path.read_bytes(), LARGEST_READ))
+    except _TooLargeError:
+        return None
     outputs = [_entries(value) for value in model.graph.output]
     known = [each for each in outputs if each is not None]
     return Sizes(prod(batch_of_one(graph_input(model))), sum(known) if len(known) == len(outputs) else None)

@@ -149,6 +149,8 @@ def test_searches_are_followed_and_what_they_cost_is_shown(page: Page, fleet: Fl
     expect(row).to_contain_text("3 · prop_3.vnnlib")
     expect(row).to_contain_text("activation splitting")
     expect(row.locator(".rail i")).to_have_count(1)
+    row.locator(".link").click()
+    expect(search.locator(".note")).to_contain_text("instance 3 · 40 domains")
     layer = {"layer": "relu", "operator": "aten.relu", "neurons": 8, "mean_width": 1.5, "mean_unstable": 2.0}
     spent = {"prepare": 1.0, "layers": 0.0, "search": 3.0}
     attempt.succeed({"verdicts": {"verified": 1}, "layers": [layer], "time": spent, "memory_gib": 0.5})

@@ -83,6 +83,7 @@ def test_files_archives_and_lists_of_them_are_taken(tmp_path: Path) -> None:
     for content in (query(), gzip.compress(query().encode()), zipped(members), tarred(members)):
         assert problems(tmp_path, {MODEL: network(), FIRST: content}) == []
         assert problems(tmp_path, {MODEL: network(outputs=None), FIRST: content}) == []
+        assert problems(tmp_path, {MODEL: gzip.compress(network()), FIRST: content}) == []
     found = sources(tmp_path / FIRST)
     assert [(each.name, each.text) for each in found] == [("a/1.vnnlib.gz", query()), ("b/2.vnnlib", query())]
     both = {"property": {"vnnlib": [FIRST, SECOND]}}
@@ -106,6 +107,7 @@ def test_files_archives_and_lists_of_them_are_taken(tmp_path: Path) -> None:
         ({FIRST: b"\xff\xfe\x00"}, "property.vnnlib", "the file is no text (byte 0"),
         ({FIRST: ""}, "property.vnnlib", "X_0 is not declared"),
         ({FIRST: query(), MODEL: b"no model"}, "model.onnx", "the file is not an ONNX model"),
+        ({FIRST: query(), MODEL: gzip.compress(network())[:-9]}, "model.onnx", "the file is damaged"),
         ({FIRST: query(), MODEL: network(opset=5)}, "model.onnx", "ONNX opset 5: 8 to 21"),
         ({FIRST: query(), MODEL: network(kind=TensorProto.INT64)}, "model.onnx", "input 'x' is INT64"),
     ],

@@ -25,10 +25,7 @@ export class Search extends Section {
     this.domains = new Chart({ title: "Domains", unit: "bounded, and still open", log: true }, crosshair, AXIS);
     this.bound = new Chart({ title: "Proved bound", unit: "above zero is certified", log: false }, crosshair, AXIS);
     this.choice = h("select", { "aria-label": "Instance" });
-    this.choice.addEventListener("change", () => {
-      this.chosen = this.choice.value === "" ? null : Number(this.choice.value);
-      this.update();
-    });
+    this.choice.addEventListener("change", () => this.choose(this.choice.value === "" ? null : Number(this.choice.value)));
     this.aside.append(this.choice);
     this.body.append(h("div", { class: "pair" }, this.domains.element, this.bound.element));
     this.element.hidden = true;
@@ -70,6 +67,14 @@ export class Search extends Section {
     this.bound.set(found.bound, reach);
     this.remark([`instance ${instance}`, many(last.domains, "domain"), `${number(last.open)} open`,
       last.bound !== null && `bound ${fixed(last.bound)}`, duration(last.seconds)].filter(Boolean).join(" · "));
+  }
+
+  /** Shows one instance's search, if there was one; the newest for null. @param {number | null} instance */
+  choose(instance) {
+    if (instance !== null && !this.searches.has(instance)) return;
+    this.chosen = instance;
+    this.choice.value = instance === null ? "" : String(instance);
+    this.update();
   }
 
   list() {

@@ -22,8 +22,10 @@ const COLUMNS = [["Instance", false], ["Verdict", false], ["Decided by", false],
   ["Upper", false], ["Domains", true], ["Time", true]];
 
 export class Verify extends Section {
-  constructor() {
+  /** @param {(instance: number) => void} [chosen] told which instance the user looks at */
+  constructor(chosen = () => {}) {
     super("Verification", "verify");
+    this.chosen = chosen;
     /** @type {Map<number, BoundRow>} */
     this.rows = new Map();
     /** @type {Map<string, {element: Element, update: (row: BoundRow) => void}>} */
@@ -172,6 +174,7 @@ export class Verify extends Section {
   choose(row) {
     this.outputs.show(row);
     this.margins.mark(row.instance);
+    this.chosen(row.instance);
     for (const line of this.tbody.children) {
       setAttribute(line, "aria-selected", line.getAttribute("data-instance") === String(row.instance) ? "true" : null);
     }

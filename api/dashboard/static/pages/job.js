@@ -27,7 +27,7 @@ import { Stream } from "../ui/stream.js";
 /** What the middle of the page shows, by kind. @type {Record<Job["kind"], () => Section[]>} */
 const KIND_SECTIONS = {
   train: () => [new Figures(["data_sha256"]), new Metrics(true), new PipelinePlan(), new Execution()],
-  verify: () => [new Verify(), new Search(), new Figures(["verdicts", "method", "time"]), new Layers(), new Cost(), new Metrics(false)],
+  verify: (search = new Search()) => [new Verify((instance) => search.choose(instance)), search, new Figures(["verdicts", "method", "time"]), new Layers(), new Cost(), new Metrics(false)],
   compile: () => [new Compile()],
 };
 const RETRY_MS = 2000;
