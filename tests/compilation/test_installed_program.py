@@ -36,6 +36,7 @@ def refusal(**fields):
 
 allocator = {{"name": "allocator", "rounds": 3}}
 spec = CompileSpec.model_validate({{"program": allocator, "modes": ["eager", "aot_eager"], "steps": 3}})
+spec = CompileSpec.model_validate_json(spec.model_dump_json(by_alias=True))  # as it comes to a rank
 layout = DataLayout(Path(sys.argv[1]))
 context = RunContext("{JOB}", 1, 0, 0, 1, "cpu", layout, NullReporter(), lambda: False)
 print(json.dumps({{

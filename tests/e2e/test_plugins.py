@@ -63,7 +63,12 @@ def test_an_installed_package_is_listed_checked_and_trained(extended: Service) -
     job_id = extended.submit(JOB)["id"]
 
     kinds = extended.http.get("/v1/kinds").json()
-    for group, name in (("families", "gated"), ("sources", "rings"), ("objectives", "hinge")):
+    for group, name in (
+        ("families", "gated"),
+        ("sources", "rings"),
+        ("objectives", "hinge"),
+        ("programs", "allocator"),
+    ):
         (entry,) = (each for each in kinds[group] if each["name"] == name)
         assert (entry["distribution"], entry["version"]) == ("trivet-example", "1.2.3")
         assert entry["schema"]["additionalProperties"] is False
@@ -89,3 +94,12 @@ def test_an_installed_package_is_listed_checked_and_trained(extended: Service) -
     assert job["state"] == "succeeded", job
     assert job["result"]["eval_accuracy"] > 0.9
     assert job["result"]["eval_hinge"] < 0.2
+
+
+def test_an_installed_program_is_compile_checked(extended: Service) -> None:
+    check = {"kind": "compile", "program": {"name": "allocator", "rounds": 2}, "modes": ["eager"], "phases": ["train"]}
+    job = extended.wait(extended.submit(check)["id"])
+    assert job["state"] == "succeeded", job
+    assert job["result"]["verdicts"] == {"pass": 1}
+    answer = extended.http.post("/v1/jobs", json={**check, "parallel": {"dp_shard": 2}})
+    assert [error["path"] for error in answer.json()["errors"]] == ["parallel"]

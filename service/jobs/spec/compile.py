@@ -69,9 +69,13 @@ class CompileSpec(CommonSpec):
         if (self.model is None) == (self.program is None):
             got = "neither" if self.model is None else "both"
             raise ValueError(f"a compile job checks a 'model' or a 'program'; got {got}")
-        own = [name for name in _OF_A_MODEL if name in self.model_fields_set]
+        own = [name for name in _OF_A_MODEL if self._says(name)]
         if self.program is not None and own:
             raise ValueError(f"{own[0]} describes a model; a program brings its own, in the fields of 'program'")
-        if self.parallel.pp > 1 and "micro_batches" in self.model_fields_set:
+        if self.parallel.pp > 1 and self._says("micro_batches"):
             raise ValueError("micro_batches is for models in one piece; with pp > 1 it is pipeline.micro_batches")
         return self
+
+    def _says(self, name: str) -> bool:
+        """Whether a field holds anything but its default; a spec that was written out holds all of them."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
