@@ -172,7 +172,8 @@ class Pass:
         exchange = self.network.exchange
         if not own:
             partial = [exchange.sum(_added(biases.partial))] if biases.partial else []
-            return _added([*biases.replicated, *partial])
+            everyone = [exchange.gather(_added(biases.own), 1)] if biases.own else []
+            return _added([*biases.replicated, *partial, *everyone])
         # No plain slices: what this rank has of other ranks' rows counts in their gradients.
         shares = [exchange.own(_added(biases.replicated), 1)] if biases.replicated else []
         shares += [exchange.own_sum(_added(biases.partial), 1)] if biases.partial else []
