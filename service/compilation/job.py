@@ -31,7 +31,7 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     device = distributed.start(context.device_type)
     target = target_of(spec, context, device)
     toolchain_s = warm_toolchain(target.program, rungs)
-    plan = plan_for(target.program, spec.steps, spec.tolerance, slowest)
+    plan = plan_for(target.program, spec.steps, spec.permitted, slowest)
     results = list(_climb(spec, context, target.program, rungs, plan))
     keep_caches(context, spec, results)
     if context.rank == 0:  # what is known so far stays, should the compiler take the process down below

@@ -40,7 +40,7 @@ def assemble(
         "diagnoses": [found.row() for found in diagnoses],
         "selftest": [asdict(proof) | {"holds": proof.holds} for proof in proofs],
         "toolchain_s": toolchain_s,
-        "tolerance": spec.tolerance.model_dump(),
+        "tolerance": spec.permitted.model_dump(),
         "parallel": spec.parallel.model_dump(),
         **target.about,
     }

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from service.jobs.spec import KINDS, spec_adapter
+from service.jobs.spec import KINDS, CompileSpec, spec_adapter
+from service.jobs.spec.compile import Tolerance
 from service.jobs.spec.data import SOURCES
 from service.jobs.spec.model import FromSafetensors, MlpConfig
 from service.jobs.spec.objective import Certified, CrossEntropy
@@ -101,3 +102,17 @@ def test_the_schema_has_every_family_and_source(kind: str) -> None:
     definitions = KINDS[kind].model_json_schema()["$defs"]
     assert {"MlpConfig", "ConvnetConfig", "TransformerConfig", "ConvnetConfigWithFile", "FromJob"} <= definitions.keys()
     assert {each.declaration.config.__name__ for each in SOURCES.provided.values()} <= definitions.keys()
+
+
+def test_coarse_arithmetic_is_judged_by_a_wider_tolerance_unless_one_is_said() -> None:
+    model = {"family": "mlp", "in_features": 2, "hidden": [2], "out_features": 2}
+    said = {"absolute": 1e-2, "ratio": 4}
+
+    def permitted(**fields: Any) -> Tolerance:
+        spec = CompileSpec.model_validate({"model": model, **fields})
+        return CompileSpec.model_validate_json(spec.model_dump_json(by_alias=True)).permitted
+
+    assert permitted() == Tolerance()
+    assert permitted(precision={"param": "bf16"}) == Tolerance(absolute=1e-3, ratio=3)
+    assert permitted(precision={"param": "bf16"}, tolerance=said) == Tolerance.model_validate(said)
+    assert permitted(tolerance=said) == Tolerance.model_validate(said)

@@ -53,6 +53,12 @@ class CompileSpec(CommonSpec):
         return self.pipeline.micro_batches or 2 * self.parallel.pp
 
     @property
+    def permitted(self) -> Tolerance:
+        """The tolerance; unless the spec says one, a wider one where arithmetic is coarser than float32's."""
+        coarse = self.precision.param != "fp32" or self.precision.float8
+        return Tolerance(absolute=1e-3, ratio=3) if coarse and not self._says("tolerance") else self.tolerance
+
+    @property
     def stages(self) -> int:
         """Pieces that the model is cut into; 1 without a pipeline."""
         return 1 if self.parallel.pp == 1 else self.parallel.pp * self.pipeline.stages_per_rank
