@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from service.bounds.ball import Ball
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -29,8 +30,10 @@ class _Tally:
 
     def lower_bound(self) -> Tensor:
         """The values' sum less all errors; −inf where overflow has left no number."""
-        values, errors = torch.stack(self.values), torch.stack(self.errors)
-        error = errors.sum(dim=0) + gamma(len(values)) * values.abs().sum(dim=0) + TINY
+        values = torch.stack(self.values)
+        error = gamma(len(values)) * values.abs().sum(dim=0) + TINY
+        if self.errors:
+            error = error + torch.stack(self.errors).sum(dim=0)
         # Sums of so few and of so many terms are themselves right to far better than a millionth.
         found = down(values.sum(dim=0) - error * (1 + 1e-6))
         return found.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
@@ -89,12 +92,13 @@ class RigorousPass:
         box = self.intervals[self.network.graph.input.name]
         centre = box.centre
         radius = up(torch.maximum(box.upper - centre, centre - box.lower))
-        terms = coefficients[0, 0].numel()
-        sizes = coefficients.abs()
-        tally.values.append(_weighted(coefficients, centre.unsqueeze(1)))
-        tally.values.append(-_weighted(sizes, radius.unsqueeze(1)))
-        reach = centre.abs() + radius
-        tally.errors.append(_weighted(sizes, gamma(terms + 4) * reach.unsqueeze(1)) + terms * 8 * TINY)
+        terms, sizes = coefficients[0, 0].numel(), coefficients.abs()
+        least = _weighted(coefficients, centre.unsqueeze(1)) - _weighted(sizes, radius.unsqueeze(1))
+        error = _weighted(sizes, gamma(terms + 6) * (centre.abs() + radius).unsqueeze(1)) + terms * 8 * TINY
+        found = down(least - error)
+        if isinstance(box, Ball):
+            found = torch.maximum(found, _least_in(box, coefficients))
+        tally.values.append(found)
 
     def _dense(self, node: Node, coefficients: Coefficients) -> Tensor:
         if isinstance(coefficients, Tensor):
@@ -104,6 +108,18 @@ class RigorousPass:
     def _for_batch(self, bias: Tensor) -> Tensor:
         batch = len(self.intervals[self.network.graph.input.name].lower)
         return bias.expand(batch, bias.shape[1])
+
+
+def _least_in(ball: Ball, coefficients: Tensor) -> Tensor:
+    """``A·m − d·‖A‖₂``, rounded down."""
+    batch, terms = len(ball.lower), coefficients[0, 0].numel()
+    distance = ball.distance.flatten(1)[:, :1]
+    reach = distance * coefficients.flatten(2).expand(batch, -1, -1).norm(dim=2)
+    at_middle, sizes = ball.middle.unsqueeze(1), coefficients.abs()
+    # Squares below the normal numbers are lost, of which the root is far above them.
+    lost = terms * 2.0**-500 * (1 + distance)
+    error = gamma(terms + 8) * (_weighted(sizes, at_middle.abs()) + reach) + lost
+    return down(_weighted(coefficients, at_middle) - reach - error)
 
 
 def _charge(waiting: Coefficients, step: Step) -> Tensor:

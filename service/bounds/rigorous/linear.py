@@ -19,10 +19,17 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.rigorous.rounding import TINY, gamma, magnitude, symmetric, widened
 from service.bounds.rules import RULES
-from service.bounds.rules.affine import AddMatrixProduct, AffineRule, LinearLayer, MatrixProduct
+from service.bounds.rules.affine import AddMatrixProduct, AffineRule, LinearLayer, MatrixFromLeft, MatrixProduct
 from service.bounds.rules.arithmetic import Multiple, Negation, Sum
 from service.bounds.rules.base import Rule
-from service.bounds.rules.collectives import CopyToGroup, GatherFromGroup, ReduceFromGroup, ScatterToGroup
+from service.bounds.rules.collectives import (
+    CopyToGroup,
+    GatherFromGroup,
+    GatherWithReduce,
+    ReduceFromGroup,
+    ReduceScatter,
+    ScatterToGroup,
+)
 from service.bounds.rules.convolution import Convolution
 from service.bounds.rules.shape import Choose, Concatenate, Expand, Pad, Permute, SameOrder, Select, Slice, Total
 
@@ -80,6 +87,10 @@ def _affine(node: Node) -> Roundings:
     assert isinstance(rule, AffineRule)
     weight = rule.read(node).weight
     return Roundings(max(weight.shape[-2:]) + repeats(node) + 8, node.size + 8)
+
+
+def _from_left(node: Node) -> Roundings:
+    return Roundings(max(node.constant("self").shape[-2:]) + repeats(node) + 8)
 
 
 def _convolution(node: Node) -> Roundings:
@@ -143,6 +154,7 @@ LINEAR: Mapping[type[Rule], Allowance] = {
     LinearLayer: Allowance(_affine, _by_magnitude),
     AddMatrixProduct: Allowance(_affine, _by_magnitude),
     MatrixProduct: Allowance(_affine, _by_magnitude),
+    MatrixFromLeft: Allowance(_from_left, _by_magnitude),
     Convolution: Allowance(_convolution, _by_magnitude),
     Sum: Allowance(_sum, _by_one_addition),
     Negation: Allowance(_exact),
@@ -160,5 +172,7 @@ LINEAR: Mapping[type[Rule], Allowance] = {
     ReduceFromGroup: Allowance(_exact),
     GatherFromGroup: Allowance(_exact),
     ScatterToGroup: Allowance(_exact),
+    GatherWithReduce: Allowance(_exact),
+    ReduceScatter: Allowance(_exact),
 }
 """By the type of the rule. Collectives change nothing in a group of one rank, which is all that is supported here."""

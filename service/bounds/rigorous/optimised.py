@@ -1,0 +1,41 @@
+"""Rigorous bounds through relaxations that an optimiser chose: it is trusted with nothing but the choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from service.bounds.backward import Pass
+from service.bounds.optimise import Ascent, Climber, Families
+from service.bounds.rigorous.backward import RigorousPass
+from service.bounds.rigorous.steps import Step, nonlinear_step
+from service.bounds.rules.base import Coefficients
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """Lower bounds ``(batch, rows)`` of a node: α-CROWN's parameters after ``ascent``, or the plain relaxations."""
+
+    ascent: Ascent
+
+    def __call__(self, walk: RigorousPass, start: str, rows: Coefficients) -> Tensor:
+        plain = walk.lower_bounds(start, rows)
+        climber = Climber(Families(Pass(walk.network, walk.intervals, {})), start, rows, self.ascent)
+        climber.best_bounds(rows)
+        with torch.no_grad():
+            chosen = {**walk.steps, **_steps(walk, climber)}
+            return torch.maximum(plain, replace(walk, steps=chosen).lower_bounds(start, rows))
+
+
+def _steps(walk: RigorousPass, climber: Climber) -> dict[str, Step]:
+    """Of the non-linear nodes with parameters, one relaxation for each row."""
+    found = {}
+    for name, chosen in climber.chosen.items():
+        if chosen.parameters:
+            node = walk.network.nodes[name]
+            inputs = [walk.intervals[each] for each in node.inputs]
+            parameters = tuple(each.detach() for each in chosen.parameters)
+            found[name] = nonlinear_step(node, inputs, chosen.family.member(parameters), parameters[0].shape[1])
+    return found
