@@ -1,0 +1,106 @@
+"""Attacks: they find what is there, stay inside, and only say what convinced."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from service.bounds.interval import Interval
+from service.bounds.network import prepare
+from service.jobs.vnnlib import Case, Halfspace, Query
+from service.verification.search import Subject
+from service.verification.search.attack import attack, attack_boxes, attack_nearby
+from service.verification.search.goal import Goal, goals
+
+CPU = torch.device("cpu")
+
+
+class Wells(nn.Module):
+    """Two narrow wells of different depth on a plain: gradients lead into them only from nearby."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.exp(-400 * ((x - 0.3) * (x - 0.3)).sum(dim=1, keepdim=True))
+        second = torch.exp(-400 * ((x + 0.6) * (x + 0.6)).sum(dim=1, keepdim=True))
+        return torch.cat([1 - first - 0.5 * second, 1 - 0.5 * first - second], dim=1)
+
+
+def subject(module: nn.Module, features: int) -> Subject:
+    module = module.double().eval().requires_grad_(False)
+    return Subject(module, prepare(module, (features,)), module, None, torch.float64)
+
+
+def goal_of(lower: list[float], upper: list[float], *cases: list[tuple[dict[int, float], float]]) -> Goal:
+    made = tuple(
+        Case(tuple(lower), tuple(upper), tuple(Halfspace(tuple(row.items()), threshold) for row, threshold in case))
+        for case in cases
+    )
+    (goal,) = goals(Query(len(lower), 2, made), CPU)
+    return goal
+
+
+@pytest.fixture(scope="module")
+def wells() -> Subject:
+    return subject(Wells(), 2)
+
+
+@pytest.mark.parametrize("output", [0, 1])
+def test_every_disjunct_is_aimed_at(wells: Subject, output: int) -> None:
+    cases = [[({output: 1.0}, 0.1)], [({1 - output: 1.0}, -1.0)]]
+    found = attack(wells, goal_of([-1.0, -1.0], [1.0, 1.0], *cases))
+    assert found is not None
+    assert all(abs(each - (0.3, -0.6)[output]) < 0.1 for each in found)
+
+
+def test_a_conjunction_is_not_met_by_its_parts(wells: Subject) -> None:
+    deep = goal_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.4), ({1: 1.0}, 0.4)])
+    assert attack(wells, deep) is None
+    shallow = goal_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.4), ({1: 1.0}, 0.9)])
+    assert attack(wells, shallow) is not None
+
+
+def test_counterexamples_stay_in_the_box_and_on_fixed_inputs(wells: Subject) -> None:
+    found = attack(wells, goal_of([0.31, -1.0], [0.31, 0.28], [({0: 1.0}, 0.3)]))
+    assert found is not None
+    assert found[0] == 0.31
+    assert found[1] <= 0.28
+
+
+def test_rare_counterexamples_need_many_samples(wells: Subject) -> None:
+    nearly = goal_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 1e-7)])
+    found = attack_nearby(wells, nearly, 20_000, 1, time.monotonic() + 30)
+    assert found is not None
+    assert all(abs(each - 0.3) < 1e-3 for each in found)
+
+
+def test_boxes_are_tried_one_by_one(wells: Subject) -> None:
+    goal = goal_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.1)])
+    lower = torch.tensor([[-1.0, -1.0], [0.25, 0.25], [0.6, 0.6]], dtype=torch.float64)
+    centre = torch.full((1, 2), 0.5, dtype=torch.float64)
+    found = attack_boxes(wells, goal, Interval(lower, lower + 0.1), centre)
+    assert found is not None
+    assert all(0.25 <= each <= 0.35 for each in found)
+    assert attack_boxes(wells, goal, Interval(lower[[0, 2]], lower[[0, 2]] + 0.1), centre) is None
+
+
+def test_what_the_judge_denies_is_no_counterexample(wells: Subject) -> None:
+    class Above(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ones(len(x), 2, dtype=x.dtype)
+
+    goal = goal_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.1)])
+    assert attack(wells, goal) is not None
+    assert attack(replace(wells, judge=Above()), goal) is None
+
+
+def test_an_attack_without_time_stops_at_the_first_step(wells: Subject) -> None:
+    deep = goal_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 1e-9)])
+    assert attack(wells, deep, time.monotonic() - 1) is None
+
+
+def test_the_same_seed_finds_the_same(wells: Subject) -> None:
+    goal = goal_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.2)])
+    assert attack(wells, goal, seed=3) == attack(wells, goal, seed=3)

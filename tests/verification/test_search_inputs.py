@@ -1,0 +1,251 @@
+"""Splitting inputs: complete on small networks, sound on all, and honest about what is left."""
+
+from __future__ import annotations
+
+import math
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from service.bounds.folded import fold
+from service.bounds.forms import forward_forms
+from service.bounds.interval import Interval
+from service.bounds.methods import Effort
+from service.bounds.network import prepare
+from service.bounds.planes import Walk, minimum
+from service.jobs.vnnlib import Case, Halfspace, Query
+from service.verification.certify import Verdict
+from service.verification.search import Decision, Means, Progress, Subject, decide
+from service.verification.search import inputs as searching
+from service.verification.search.clipping import Cut, clipped
+from service.verification.search.decision import Finding, Moment
+from service.verification.search.goal import goals
+from service.verification.search.inputs import split_inputs
+
+CPU = torch.device("cpu")
+
+
+def subject(module: nn.Module, features: int) -> Subject:
+    module = module.double().eval().requires_grad_(False)
+    return Subject(module, prepare(module, (features,)), module, None, torch.float64)
+
+
+def dense(seed: int, *sizes: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for inner, outer in pairwise(sizes):
+        layers += [nn.Linear(inner, outer), nn.ReLU()]
+    return nn.Sequential(*layers[:-1]).double()
+
+
+class Mixed(nn.Module):
+    """Smooth and bilinear operators between the layers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.second = nn.Linear(2, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x)) * torch.sin(self.first(x))
+        return self.second(hidden) + x * x
+
+
+def query(lower: list[float], upper: list[float], *cases: list[tuple[list[float], float]]) -> Query:
+    """One case for each list of rows and thresholds, all in one box."""
+    made = [
+        Case(
+            tuple(lower),
+            tuple(upper),
+            tuple(Halfspace(tuple((i, c) for i, c in enumerate(row) if c), threshold) for row, threshold in rows),
+        )
+        for rows in cases
+    ]
+    return Query(len(lower), len(cases[0][0][0]), tuple(made))
+
+
+def vertices(module: nn.Sequential) -> Tensor:
+    """Every point of the square [−1, 1]² where a piecewise linear network with one hidden layer may be extremal."""
+    first = module[0]
+    assert isinstance(first, nn.Linear)
+    edges = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], dtype=torch.float64)
+    normals = torch.cat([first.weight, edges])
+    offsets = torch.cat([first.bias, torch.full((4,), -1.0, dtype=torch.float64)])
+    points = []
+    for i in range(len(normals)):
+        for j in range(i):
+            pair = torch.stack([normals[i], normals[j]])
+            if abs(float(torch.linalg.det(pair))) > 1e-9:
+                points.append(torch.linalg.solve(pair, -torch.stack([offsets[i], offsets[j]])))
+    every = torch.stack(points)
+    return every[(every.abs() <= 1 + 1e-12).all(dim=1)].clamp(-1, 1)
+
+
+def search(under: Subject, asked: Query, seconds: float = 30.0) -> Finding:
+    """The search alone, without the attack before it."""
+    (goal,) = goals(asked, CPU)
+    return split_inputs(under, goal, "crown", time.monotonic() + seconds, lambda _: None)
+
+
+def violates(under: Subject, asked: Query, decision: Decision | Finding) -> bool:
+    assert decision.counterexample is not None
+    x = torch.tensor([decision.counterexample], dtype=torch.float64)
+    y = under.judge(x)[0]
+    return any(
+        all(low <= value <= high for low, value, high in zip(case.lower, x[0].tolist(), case.upper, strict=True))
+        and all(sum(c * float(y[i]) for i, c in each.coefficients) <= each.threshold for each in case.halfspaces)
+        for case in asked.cases
+    )
+
+
+@pytest.mark.parametrize("above", [1e-6, -1e-6])
+@pytest.mark.parametrize("seed", range(3))
+def test_small_networks_are_decided_next_to_their_exact_minimum(seed: int, above: float) -> None:
+    module = dense(seed, 2, 7, 1)
+    least = float(module(vertices(module)).min())
+    asked = query([-1.0, -1.0], [1.0, 1.0], [([1.0], least + above)])
+    found = search(subject(module, 2), asked)
+    assert found.verdict is (Verdict.FALSIFIED if above > 0 else Verdict.VERIFIED)
+    assert above < 0 or violates(subject(module, 2), asked, found)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6), threshold=st.floats(-1.0, 0.5), joint=st.booleans(), smooth=st.booleans())
+def test_verdicts_agree_with_a_grid(seed: int, threshold: float, joint: bool, smooth: bool) -> None:
+    module = Mixed(seed).double() if smooth else dense(seed, 2, 6, 6, 2)
+    rows = [([1.0, 0.0], threshold), ([0.0, -1.0], threshold)]
+    asked = query([-1.0, -0.5], [1.0, 1.0], *([rows] if joint else [[row] for row in rows]))
+    under = subject(module, 2)
+    found = search(under, asked)
+    x = torch.cartesian_prod(torch.linspace(-1, 1, 60), torch.linspace(-0.5, 1, 60)).double()
+    first, second = under.judge(x)[:, 0] <= threshold, -under.judge(x)[:, 1] <= threshold
+    reached = bool(((first & second) if joint else (first | second)).any())
+    assert found.verdict is not Verdict.UNKNOWN
+    assert not (reached and found.verdict is Verdict.VERIFIED)
+    assert found.verdict is Verdict.VERIFIED or violates(under, asked, found)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.floats(0.01, 2.0))
+def test_planes_lie_below_the_rows(seed: int, scale: float) -> None:
+    module = Mixed(seed).double() if seed % 2 else dense(seed, 2, 6, 6, 2)
+    network = subject(module, 2).network
+    lower = torch.randn(5, 2, dtype=torch.float64)
+    box = Interval(lower, lower + scale * torch.rand(5, 2, dtype=torch.float64))
+    rows = torch.randn(3, 2, dtype=torch.float64)
+    folded = fold(network, lower)
+    assert folded is not None
+    with torch.no_grad():
+        planes = Walk(folded, box, {}).planes(rows)
+        inner = Interval(box.lower, box.lower + box.width / 2)
+        again = Walk(folded, inner, planes.known).planes(rows)
+        for each, part in ((planes, box), (again, inner)):
+            x = part.lower + torch.rand(40, 5, 2, dtype=torch.float64) * part.width
+            below = torch.einsum("brf,nbf->nbr", each.coefficients, x) + each.bias
+            values = module(x.flatten(0, 1)).reshape(40, 5, 2) @ rows.T
+            assert bool((below <= values + 1e-9).all())
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.floats(0.01, 2.0))
+def test_affine_forms_hold_every_value(seed: int, scale: float) -> None:
+    module = Mixed(seed).double() if seed % 2 else dense(seed, 2, 6, 6, 2)
+    network = subject(module, 2).network
+    lower = torch.randn(4, 2, dtype=torch.float64)
+    width = scale * torch.rand(4, 2, dtype=torch.float64)
+    width[:, seed % 2] *= seed % 3  # sometimes without any width
+    box = Interval(lower, lower + width)
+    with torch.no_grad():
+        backward = forward_forms(network, box, Effort())
+        identity = torch.eye(2, dtype=torch.float64)
+        below = backward.lower_bounds(network.graph.output.name, torch.cat([identity, -identity])[None])
+        x = lower + torch.rand(40, 4, 2, dtype=torch.float64) * width
+        values = module(x.flatten(0, 1)).reshape(40, 4, 2)
+    assert bool((torch.cat([values, -values], dim=2) >= below - 1e-9).all())
+    assert bool((backward.intervals[network.graph.output.name].lower <= values + 1e-9).all())
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), disjuncts=st.integers(1, 3))
+def test_clipping_loses_no_counterexample(seed: int, disjuncts: int) -> None:
+    torch.manual_seed(seed)
+    rows = [([1.0, 0.0, 0.0], 0.0), ([0.0, 1.0, 0.0], 0.0), ([0.0, 0.0, 1.0], 0.0)]
+    cases = [[row] for row in rows[: disjuncts - 1]] + [rows[disjuncts - 1 :]]
+    (goal,) = goals(query([-1.0, -1.0], [1.0, 1.0], *cases), CPU)
+    box = goal.box(torch.float64)
+    coefficients, bias = torch.randn(1, 3, 2, dtype=torch.float64), 0.5 * torch.randn(1, 3, dtype=torch.float64)
+    cut = Cut.of(goal, box, coefficients, bias)
+    left = torch.ones(1, goal.disjuncts, dtype=torch.bool)
+    smaller, margins, left = clipped(goal, cut, box, left)
+    x = 2 * torch.rand(500, 2, dtype=torch.float64) - 1
+    each = goal.per_disjunct((x[:, None] * coefficients).sum(dim=2) + bias)
+    for point, values in zip(x, each, strict=True):
+        for disjunct in (values <= 0).nonzero().flatten().tolist():
+            assert bool(left[0, disjunct])
+            assert bool((point >= smaller.lower[0]).all() and (point <= smaller.upper[0]).all())
+    assert bool((each.amin(dim=0) >= margins[0] - 1e-9).all())
+    assert bool((minimum(box, coefficients, bias) <= (x @ coefficients[0].T + bias).amin(dim=0) + 1e-9).all())
+
+
+def test_inputs_without_width_stay_where_they_are() -> None:
+    module = dense(5, 3, 6, 1)
+    under = subject(module, 3)
+    line = torch.linspace(-1, 1, 2001, dtype=torch.float64)
+    values = module(torch.stack([torch.full_like(line, 0.3), line, torch.full_like(line, -0.2)], dim=1))
+    for share, verdict in ((1e-3, Verdict.FALSIFIED), (-1e-3, Verdict.VERIFIED)):
+        asked = query([0.3, -1.0, -0.2], [0.3, 1.0, -0.2], [([1.0], float(values.min()) + share)])
+        found = search(under, asked)
+        assert found.verdict is verdict
+        if found.counterexample is not None:
+            assert (found.counterexample[0], found.counterexample[2]) == (0.3, -0.2)
+
+
+def test_every_box_of_a_query_counts() -> None:
+    under = subject(nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()), 1)
+    with torch.no_grad():
+        under.module.get_parameter("0.weight").fill_(1.0)
+    apart = [Case((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -1.5),)) for low in (-2.0, -1.0, 0.0)]
+    assert decide(under, Query(1, 1, tuple(apart)), "crown", 20.0).verdict is Verdict.VERIFIED
+    further = (*apart, Case((1.0,), (1.6,), (Halfspace(((0, -1.0),), -1.5),)))
+    decision = decide(under, Query(1, 1, further), "crown", 20.0)
+    assert decision.verdict is Verdict.FALSIFIED
+    assert decision.counterexample is not None
+    assert 1.5 <= decision.counterexample[0] <= 1.6
+
+
+def test_a_search_without_time_tells_what_it_knows() -> None:
+    module = dense(3, 2, 12, 1)
+    under = subject(module, 2)
+    asked = query([-1.0, -1.0], [1.0, 1.0], [([1.0], float(module(vertices(module)).min()) - 1e-6)])
+    moments: list[Moment] = []
+    (goal,) = goals(asked, CPU)
+    found = split_inputs(under, goal, "crown", time.monotonic() + 30, moments.append)
+    bounds = [moment.bound for moment in moments]
+    assert found.verdict is Verdict.VERIFIED
+    assert bounds == sorted(bounds)
+    assert bounds[0] == -math.inf
+    assert any(-math.inf < bound < 0 for bound in bounds)
+    told: list[Progress] = []
+    none = decide(under, asked, "crown", 0.0, told.append)
+    assert none.verdict is Verdict.UNKNOWN
+    assert none.means is Means.INPUTS
+    assert told
+
+
+def test_a_tie_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output reaches the threshold in no number of this type, and is arbitrarily near."""
+    monkeypatch.setattr(searching, "SMALLEST", 1e-3)
+
+    class Shifted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * x - 0.6 * x
+
+    under = subject(Shifted(), 1)
+    found = search(under, query([-1.0], [1.0], [([1.0], -0.09 - 1e-13)]))
+    assert found.verdict is Verdict.UNKNOWN
+    assert found.bound <= 0
