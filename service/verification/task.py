@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS, Effort, Method
 from service.bounds.network import Network, from_graph, prepare
 from service.bounds.optimise import Ascent
-from service.bounds.rigorous import rigorous_crown
+from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown
 from service.bounds.shard import shard
 from service.bounds.stages import InStages, Line, Staged, prepare_stages
 from service.jobs.plugins import Features
@@ -36,6 +36,8 @@ from service.verification.tally import Layer, layers_of
 
 if TYPE_CHECKING:
     from service.bounds.onnx.reading import Runtime
+
+RIGOROUS: Mapping[str, Method] = {"crown": rigorous_crown, "alpha-crown": rigorous_alpha_crown}
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +92,7 @@ class Task:
     @property
     def method(self) -> Method:
         """It bounds the whole model: all stages call it."""
-        method = rigorous_crown if self.spec.rigorous else METHODS[self.inside]
+        method = RIGOROUS[self.spec.method] if self.spec.rigorous else METHODS[self.inside]
         return method if self.staged is None else self.staged.method(method)
 
     def anywhere(self, flag: bool) -> bool:

@@ -143,13 +143,15 @@ def test_a_search_that_is_asked_to_stop_is_done_again_by_the_next_attempt(traine
     assert [row["verdict"] for row in report.bounds] == ["verified", "verified"]
 
 
-def test_rigorous_bounds_are_a_method_of_their_own(trained: DataLayout) -> None:
-    fields = {"property": {"robustness": {"data": {"source": "digits"}, "count": 8, "eps": 0.01}}}
+@pytest.mark.parametrize(("method", "norm"), [("crown", "inf"), ("crown", 2), ("alpha-crown", "inf")])
+def test_rigorous_bounds_are_a_method_of_their_own(trained: DataLayout, method: str, norm: str | int) -> None:
+    robustness = {"data": {"source": "digits"}, "count": 8, "eps": 0.01, "norm": norm}
+    fields = {"method": method, "budget": {"iterations": 5}, "property": {"robustness": robustness}}
     plain, rigorous = context(trained), context(trained)
     job.run(of_digits(**fields), plain[0])
     result = job.run(of_digits(**fields, rigorous=True), rigorous[0])
     assert result is not None
-    assert result["method"] == "crown (rigorous)"
+    assert result["method"] == f"{method} (rigorous)"
     for row, expected in zip(rigorous[1].bounds, plain[1].bounds, strict=True):
         assert row["verdict"] == expected["verdict"]
         assert row["margin"] == pytest.approx(expected["margin"], abs=1e-3)
@@ -158,10 +160,10 @@ def test_rigorous_bounds_are_a_method_of_their_own(trained: DataLayout) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"method": "ibp"}, "method=ibp; expected method=crown"),
+        ({"method": "ibp"}, "method=ibp; expected method=crown or alpha-crown"),
+        ({"method": "alpha-crown", "intermediate": "fixed"}, "expected intermediate=optimised"),
         ({"parallel": {"tp": 2}}, "expected tp=1"),
         ({"property": {"vnnlib": "file_" + "0" * 64}}, "expected robustness or a box"),
-        ({"property": {"robustness": {"data": {"source": "digits"}, "eps": 1, "norm": 2}}}, "expected norm=inf"),
     ],
 )
 def test_what_roundings_are_not_accounted_for_is_refused(fields: dict[str, Any], words: str) -> None:

@@ -168,11 +168,14 @@ class VerifySpec(CommonSpec):
     @model_validator(mode="after")
     def _accounts_for_rounding(self) -> VerifySpec:
         asked = self.property
-        ball = isinstance(asked, RobustnessProperty) and asked.robustness.norm == 2
+        fixed = self.method == "alpha-crown" and self.intermediate == "fixed"
         reasons = [
-            (self.method != "crown", f"method={self.method}; expected method=crown"),
+            (
+                self.method not in ("crown", "alpha-crown"),
+                f"method={self.method}; expected method=crown or alpha-crown",
+            ),
+            (fixed, "intermediate=fixed; expected intermediate=optimised"),
             (isinstance(asked, VnnlibProperty), "a VNN-LIB query, which is searched; expected robustness or a box"),
-            (ball, "robustness.norm=2; expected norm=inf"),
             (
                 self.parallel.tp * self.parallel.pp > 1,
                 f"{self.parallel.arithmetic}; expected tp=1 and pp=1, dp is free",
