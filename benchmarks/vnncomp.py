@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -65,15 +65,15 @@ class Row:
     benchmark: str
     onnx: str
     vnnlib: str
-    verdict: str
-    seconds: float
-    processor_seconds: float
-    domains: int
-    bound: float
-    means: str
     label: str
     abcrown_verdict: str
     abcrown_run_s: str
+    verdict: str
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    domains: int = 0
+    bound: float = 0.0
+    means: str = ""
 
     @property
     def wrong(self) -> bool:
@@ -100,18 +100,23 @@ def run(instance: Instance, choices: Choices) -> Row:
     try:
         under = subject(instance.folder / instance.onnx, dtype, choices.device)
     except UnsupportedModelError as error:
-        return row(instance, f"unsupported: {error}", 0.0, 0.0, 0, 0.0, "")
+        return row(instance, f"unsupported: {error}")
     used, started = time.process_time(), time.monotonic()
     decision = decide(under, query, choices.method, instance.limit)
-    used, taken = time.process_time() - used, time.monotonic() - started
-    verdict = ANSWERS[decision.verdict]
-    return row(instance, verdict, taken, used, decision.domains, decision.bound, decision.means.value)
+    return replace(
+        row(instance, ANSWERS[decision.verdict]),
+        seconds=round(time.monotonic() - started, 3),
+        processor_seconds=round(time.process_time() - used, 3),
+        domains=decision.domains,
+        bound=decision.bound,
+        means=decision.means.value,
+    )
 
 
-def row(instance: Instance, verdict: str, taken: float, used: float, domains: int, bound: float, means: str) -> Row:
+def row(instance: Instance, verdict: str) -> Row:
+    """What was published, and a verdict that took no time."""
     paths = instance.folder.name, instance.onnx, instance.vnnlib
-    published = instance.label, instance.peer_verdict, instance.peer_seconds
-    return Row(*paths, verdict, round(taken, 3), round(used, 3), domains, bound, means, *published)
+    return Row(*paths, instance.label, instance.peer_verdict, instance.peer_seconds, verdict)
 
 
 def instances(folder: Path, limit: float, first: int) -> list[Instance]:

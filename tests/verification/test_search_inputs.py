@@ -83,7 +83,8 @@ def vertices(module: nn.Sequential) -> Tensor:
             if abs(float(torch.linalg.det(pair))) > 1e-9:
                 points.append(torch.linalg.solve(pair, -torch.stack([offsets[i], offsets[j]])))
     every = torch.stack(points)
-    return every[(every.abs() <= 1 + 1e-12).all(dim=1)].clamp(-1, 1)
+    within: Tensor = every[(every.abs() <= 1 + 1e-12).all(dim=1)]
+    return within.clamp(-1, 1)
 
 
 def search(under: Subject, asked: Query, seconds: float = 30.0) -> Finding:
