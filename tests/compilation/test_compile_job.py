@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch._inductor.config
 from safetensors.torch import save_file
+from torch._dynamo.utils import counters
 
 from service import models
 from service.compilation.inputs import batches
+from service.compilation.internals.caches import empty_caches
 from service.compilation.job import run
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
@@ -23,6 +25,7 @@ from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice
 from service.models.fingerprint import fingerprint
 from service.training.gate import allowed_modes
+from tests.training.training_runs import train
 
 JOB, TRAINED = "job_" + "1" * 20, "job_" + "2" * 20
 MLP = {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10}
@@ -86,6 +89,18 @@ def test_the_digits_classifier_passes_the_whole_ladder(data: DataLayout) -> None
     assert reporter.spans[-1] == "inference/inductor"
     assert reporter.series("train/inductor/passed") == [1.0]
     assert reporter.artifacts[-1] == data.job(JOB).artifacts / "report.json"
+    assert_nothing_is_compiled_again(data)
+
+
+def assert_nothing_is_compiled_again(data: DataLayout) -> None:
+    """In a training job that names the gate, and has no other cache than the one that was kept with it."""
+    job = {"model": MLP, "data": {"source": "digits"}, "steps": 2, "batch": {"global": 16}}
+    with empty_caches():
+        counters.clear()
+        train(data.root, {**job, "compile": {"train": True, "gate": JOB}}, job_id=TRAINED)
+        found = counters["inductor"]
+        assert found["fxgraph_cache_hit"] == 2, found
+        assert found["fxgraph_cache_miss"] == 0
 
 
 def test_a_training_job_reads_the_gate_that_was_written(data: DataLayout) -> None:
