@@ -53,7 +53,8 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(self.first(x)) * torch.sin(self.first(x))
-        return self.second(hidden) + x * x
+        out: Tensor = self.second(hidden) + x * x
+        return out
 
 
 def query(lower: list[float], upper: list[float], *cases: list[tuple[list[float], float]]) -> Query:
