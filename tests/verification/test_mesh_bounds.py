@@ -8,6 +8,9 @@ import pytest
 
 pytestmark = pytest.mark.distributed
 
+PLAIN = ["ibp", "crown-ibp", "crown"]
+"""Methods that optimise nothing; those that do are in ``test_mesh_optimised``."""
+
 HIDDEN = {"four blocks": [16, 12, 24, 12, 16, 8, 16], "whole features at the head": [16, 12, 24, 12, 16, 8, 16, 8]}
 
 
@@ -50,22 +53,44 @@ def _difference(found: Any, expected: Any) -> float:
 
 
 def compare(hidden: list[int], activation: str, dtype: str) -> dict[str, float]:
-    from service.bounds.methods import METHODS, Effort
+    from service.bounds.methods import Effort
     from service.parallel import distributed
 
     setting = _setting(hidden, activation, dtype, 0.05)
     efforts = {"": Effort(), " plain": Effort(intersect=False), " in small parts": Effort(elements=1000)}
     found = {}
-    for method in METHODS:
+    for method in PLAIN:
         for name, effort in efforts.items():
             both = [setting["bounds"](setting[which], method, effort) for which in ("divided", "whole")]
             found[method + name] = _difference(*both)
     own = setting["divided"].is_own(setting["divided"].nonlinear[0].inputs[0])
+    largest = [_largest(setting["bounds"], setting[which]) for which in ("divided", "whole")]
     widths = [
         float(setting["bounds"](setting["whole"], method)[:, 5:].abs().mean()) for method in ("crown-ibp", "crown")
     ]
     distributed.stop()
-    return {**found, "own": own, "looser": widths[0] / widths[1]}
+    return {**found, "own": own, "looser": widths[0] / widths[1], "share": largest[0] / largest[1]}
+
+
+def _largest(bounds: Any, network: Any) -> int:
+    """Entries of the largest coefficients that wait at a node in CROWN's passes."""
+    from unittest.mock import patch
+
+    from torch import Tensor
+
+    from service.bounds.backward import Pass
+
+    sizes, joined = [0], Pass._joined
+
+    def record(self: Pass, *arguments: Any) -> Any:
+        pending = joined(self, *arguments)
+        if isinstance(pending.coefficients, Tensor):
+            sizes.append(pending.coefficients.numel())
+        return pending
+
+    with patch.object(Pass, "_joined", record):
+        bounds(network, "crown")
+    return max(sizes)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +107,7 @@ def test_two_ranks_find_the_bounds_of_one(
     results = torchrun(compare, 2, hidden=HIDDEN[hidden], activation=activation, dtype=dtype)
     for result in results:
         assert result.pop("own"), "hidden neurons must be divided, or nothing was tested"
+        assert result.pop("share") <= 0.75, "rows or values are divided everywhere but where a region ends"
         assert result.pop("looser") > 2, "interval bounds in place of CROWN's must show, or depth was not tested"
         assert {name: difference for name, difference in result.items() if not difference <= tolerance} == {}
 
@@ -195,7 +221,6 @@ def unusual_graphs() -> dict[str, float]:
     from nets import box_around, output_bounds, redraw
     from torch import Tensor, nn
 
-    from service.bounds.methods import METHODS
     from service.bounds.network import prepare
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
@@ -232,7 +257,7 @@ def unusual_graphs() -> dict[str, float]:
     box = box_around(torch.randn(5, 6, generator=generator, dtype=torch.float64), 0.3)
     networks = prepare(divided, (6,), axis), prepare(whole, (6,))
     found = {}
-    for method in METHODS:
+    for method in PLAIN:
         bounds = [output_bounds(network, box, method) for network in networks]
         found[method] = max(
             _difference(bounds[0].lower, bounds[1].lower), _difference(bounds[0].upper, bounds[1].upper)

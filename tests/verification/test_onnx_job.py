@@ -107,3 +107,28 @@ def test_a_query_that_does_not_fit_is_refused(data: DataLayout, query: str, mess
 def test_more_ranks_than_one_are_refused(data: DataLayout) -> None:
     with pytest.raises(ValidationError, match="needs the whole model on a rank"):
         specification(data, BOX, parallel={"tp": 2})
+
+
+def on_two_ranks(folder: str, box: dict[str, Any]) -> dict[str, Any]:
+    import os
+
+    from service.parallel import distributed
+
+    data = DataLayout(Path(folder))
+    ranked, report = context(data, int(os.environ["RANK"]), 2)
+    result = job.run(specification(data, "", property={"box": box}, parallel={"tp": 2}), ranked)
+    distributed.stop()
+    return {"rows": report.bounds, "layers": None if result is None else result["layers"]}
+
+
+@pytest.mark.distributed
+def test_an_onnx_model_is_divided_over_ranks(data: DataLayout, torchrun: Any) -> None:
+    box = {"lower": [-1, -1, -1], "upper": [1, 1, 1]}
+    ranked, report = context(data)
+    alone = job.run(specification(data, "", property={"box": box}), ranked)
+    first, _ = torchrun(on_two_ranks, 2, folder=str(data.root), box=box)
+    assert alone is not None
+    (row,), (expected,) = first["rows"], report.bounds
+    for end in ("lower", "upper"):
+        assert row[end] == pytest.approx(expected[end], abs=2e-5 * max(map(abs, expected[end])))
+    assert [layer["neurons"] for layer in first["layers"]] == [layer["neurons"] for layer in alone["layers"]]
