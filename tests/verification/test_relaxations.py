@@ -17,7 +17,7 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.rules import RULES
-from service.bounds.rules.base import NonlinearRule
+from service.bounds.rules.base import NonlinearRule, RelaxedRule
 from service.bounds.rules.parametric import Parametric
 from service.bounds.rules.smooth import Smooth
 
@@ -307,3 +307,55 @@ def test_leaky_relu_of_another_shape_is_refused(slope: float) -> None:
 def test_another_form_of_gelu_is_refused() -> None:
     node = Node("f", "aten.gelu.default", {"self": Ref("z"), "approximate": "sigmoid"}, (1,), ((1,),))
     assert "approximate='sigmoid'" in (RULES[node.operator].refusal(node) or "")
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.5, 1.0])
+def test_leaky_relu_of_any_slope_has_a_family(slope: float) -> None:
+    node = Node("f", "aten.leaky_relu.default", {"self": Ref("z"), "negative_slope": slope}, (2,), ((2,),))
+    bounds = Interval(torch.tensor([[-1.0, -3.0]]), torch.tensor([[2.0, 1.0]]))
+    family = RULES[node.operator].family(node, [bounds])  # type: ignore[attr-defined]
+    relaxed = family.member(tuple(each.unsqueeze(1) for each in family.start))
+    (through,), bias = relaxed.pull(torch.ones(1, 1, 2))
+    assert through.isfinite().all()
+    assert bias is None or bias.isfinite().all()
+
+
+SHAPES = {
+    "trivet.product": ((3, 1, 4), (2, 1), (3, 2, 4)),
+    "trivet.matrix_product": ((2, 3, 4), (2, 4, 5), (2, 3, 5)),
+}
+
+
+@pytest.mark.parametrize("operator", SHAPES)
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), width=st.sampled_from([0.0, 1e-6, 1.0, 100.0]))
+def test_every_blend_of_planes_is_sound(operator: str, seed: int, width: float) -> None:
+    """Rows, corners, parameters and coefficients at random, the plain planes among them."""
+    first, second, shape = SHAPES[operator]
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+    bounds = []
+    for each in (first, second):
+        centre, radius = 3 * random(2, *each), width * random(2, *each).abs()
+        bounds.append(Interval(centre - radius, centre + radius))
+    node = Node("f", operator, {"self": Ref("x"), "other": Ref("y")}, shape, (first, second))
+    rule = RULES[operator]
+    assert isinstance(rule, RelaxedRule)
+    family = rule.family(node, bounds)
+    chosen = tuple(torch.rand(2, 5, *each.shape[1:], generator=generator, dtype=torch.float64) for each in family.start)
+    coefficients = random(2, 5, *shape)
+    for relaxed in (rule.relax_on(node, bounds), family.member(chosen)):
+        (onto_x, onto_y), bias = relaxed.pull(coefficients)
+        assert bias is not None
+        for _ in range(30):
+            x, y = (
+                each.lower + torch.rand(each.lower.shape, generator=generator, dtype=torch.float64).round() * each.width
+                for each in bounds
+            )
+            product = x * y.unsqueeze(1) if operator == "trivet.product" else x @ y
+            value = (coefficients * product.unsqueeze(1)).flatten(2).sum(dim=2)
+            line = (onto_x * x.unsqueeze(1)).flatten(2).sum(dim=2) + (onto_y * y.unsqueeze(1)).flatten(2).sum(dim=2)
+            assert (line + bias <= value + 1e-11 * (1 + value.abs() + bias.abs() + line.abs())).all()

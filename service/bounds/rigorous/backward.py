@@ -67,6 +67,7 @@ class RigorousPass:
             if pulled.bias is not None:
                 tally.values.append(self._for_batch(pulled.bias))
             for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
+                assert isinstance(coefficients, Tensor | UnitRows)
                 pending[name] = self._joined(tally, name, pending.get(name), coefficients)
         return tally.lower_bound()
 
@@ -76,7 +77,9 @@ class RigorousPass:
             return Pulled(*step.relaxed.pull(self._dense(node, waiting)))
         assert isinstance(rule, LinearRule)
         pulled = rule.pull_units(node, waiting, Exchange()) if isinstance(waiting, UnitRows) else None
-        return pulled if pulled is not None else rule.pull(node, self._dense(node, waiting), Exchange())
+        if pulled is not None and all(isinstance(each, Tensor | UnitRows) for each in pulled.coefficients):
+            return pulled
+        return rule.pull(node, self._dense(node, waiting), Exchange())
 
     def _joined(self, tally: _Tally, name: str, earlier: Coefficients | None, new: Coefficients) -> Coefficients:
         if earlier is None:
