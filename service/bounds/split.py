@@ -161,11 +161,10 @@ class Constrained:
 
 
 def constrained(
-    network: Network, sites: Sites, relaxed: Mapping[str, Relaxed], multipliers: Multipliers
+    network: Network, sites: Sites, relaxed: Mapping[str, Relaxed], coefficients: Tensor, biases: Tensor
 ) -> dict[str, Relaxed]:
-    """``relaxed``, by node, with multipliers on what they read."""
-    added = sites.unflattened(multipliers.coefficients(sites.entries))
-    biases = multipliers.biases(sites.entries)
+    """``relaxed``, by node, with what multipliers add at the values that they read, ``(batch, entries)``."""
+    added = sites.unflattened(coefficients)
     result = dict(relaxed)
     for name in {site.reader: None for site in sites.each if site.reader in relaxed}:
         own = {site.position: site for site in sites.each if site.reader == name}

@@ -32,11 +32,15 @@ from service.verification.search.subject import Subject, worst_first
 
 FROM_SCRATCH, ONWARD = Climb(60, slopes=0.1), Climb(20, slopes=0.01)
 """Of whole boxes, and of halves, whose parameters begin where those of the whole were best."""
-QUICK_SECONDS, QUICK_SHARE = 4.0, 0.05
-"""A search that is not over after so long, or so much of its time, first tightens what all its domains share,"""
-REFINING_SHARE = 0.25
-"""for so much of the time that is left."""
+QUICK_SECONDS, QUICK_SHARE = 3.0, 0.05
+"""A search that is not over after so long, or so much of its time, tightens what all its domains share, and again
+whenever it has taken twice as long."""
+REFINING_SHARE = 0.5
+"""What that may take, of the time that went by."""
 LARGEST_BATCH = 4096
+CHEAPER = {"alpha-crown": "crown"}
+COST = 60
+"""How many times the cheaper method's time the other may take."""
 TRIED = 16
 """Minimisers of a round from which a counterexample is sought by descent."""
 
@@ -45,7 +49,7 @@ Counterexample = tuple[float, ...]
 
 def split_activations(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
     """A :class:`~service.verification.search.decision.Search`."""
-    root = _root(subject, goal, method)
+    root = _root(subject, goal, method, deadline)
     return _Search(subject, goal, deadline, watcher, root).run()
 
 
@@ -60,12 +64,19 @@ class _Root:
 
 
 @torch.no_grad()
-def _root(subject: Subject, goal: Goal, method: str) -> _Root:
+def _root(subject: Subject, goal: Goal, method: str, deadline: float) -> _Root:
+    """CROWN's, and what an optimising method adds where there is reason and time for it."""
     network = subject.network
     box = goal.box(subject.dtype).arranged(lambda end: end.reshape(1, *network.graph.input.shape))
-    analysis = METHODS[method](network, box, Effort())
-    bounds = Sites.of(network).bounds(analysis.inputs)
-    return _Root(box, bounds, *_asked(network, goal, analysis, subject.dtype))
+    started = time.monotonic()
+    first = CHEAPER.get(method, method)
+    analysis = METHODS[first](network, box, Effort())
+    question, margins = _asked(network, goal, analysis, subject.dtype)
+    enough = bool((margins.amax(dim=1) > 0).all())
+    if first != method and not enough and not subject.late(deadline - COST * (time.monotonic() - started)):
+        analysis = METHODS[method](network, box, Effort())
+        question, margins = _asked(network, goal, analysis, subject.dtype)
+    return _Root(box, Sites.of(network).bounds(analysis.inputs), question, margins)
 
 
 def _asked(network: Network, goal: Goal, analysis: Analysis, dtype: torch.dtype) -> tuple[Question, Tensor]:
@@ -100,7 +111,7 @@ class _Search:
         self.domains, self.bound = 0, -inf
         self.proved, self.stuck = inf, inf
         self.pace = 0.0
-        now = time.monotonic()
+        self.started = now = time.monotonic()
         self.patience = now + min(QUICK_SECONDS, QUICK_SHARE * (deadline - now))
 
     @torch.no_grad()
@@ -153,10 +164,11 @@ class _Search:
         return self._ended(branched.whole)
 
     def _refine_in_time(self) -> None:
-        """Once in a search."""
-        self.patience, now = inf, time.monotonic()
+        now = time.monotonic()
         if len(self.pool):
-            self._refine(now + REFINING_SHARE * (self.deadline - now))
+            self._refine(now + REFINING_SHARE * min(now - self.started, self.deadline - now))
+        now = time.monotonic()
+        self.patience = now + (now - self.started)
 
     def _refine(self, until: float) -> None:
         """Tighten the bounds that all domains share; where that alone gains more than all splits, begin again."""

@@ -64,7 +64,8 @@ class Closer:
 
     ``coefficients`` ``(n, 1, *shape)`` by node, at its output; ``relaxed`` and ``bounds`` are those of the operators,
     by node, and of the values that they read, by value; ``minimiser`` ``(n, *input shape)`` is the input with the
-    least value of the linear bound over the box, or near it over a ball.
+    least value of the linear bound over the box, or near it over a ball. ``reached`` ``(n, entries)`` are the values
+    of all sites there, if every operator were the line that bounds it.
     """
 
     margin: Tensor
@@ -72,6 +73,7 @@ class Closer:
     relaxed: Mapping[str, Relaxed]
     bounds: Mapping[str, Interval]
     minimiser: Tensor
+    reached: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,8 +123,7 @@ class Bounding:
     def capacity(self) -> int:
         """How many domains may be optimised together."""
         floats = FLOATS_PER_VALUE * sum(node.size for node in self.network.graph.nodes)
-        free = torch.cuda.mem_get_info(self.box.lower.device)[0] if self.box.lower.is_cuda else HOST_BYTES
-        return max(2, free // 2 // (floats * self.box.lower.element_size()))
+        return max(2, _free_bytes(self.box.lower.device) // 2 // (floats * self.box.lower.element_size()))
 
     def roots(self, margins: Tensor) -> Domains:
         """One domain for each disjunct, without splits, of which ``margins`` ``(disjuncts, rows)`` are proved."""
@@ -179,13 +180,20 @@ class Bounding:
         fixed = self._fixed(domains)
         arrived: dict[str, Tensor] = {}
         relaxed = self._members(fixed, domains.slopes)
-        constrained = self._constrained(fixed, relaxed, domains.beta)
-        recorded = {name: Recorded(each, name, arrived) for name, each in constrained.items()}
         box = _Watched(fixed.box.lower, fixed.box.upper, fixed.box, [])
-        margin = self._walked(fixed, recorded, box, domains.weights)
-        slope = box.arrived[-1].squeeze(1)
+        with torch.enable_grad():
+            # What the bound gains by a change of the coefficient of a value is that value.
+            probe = domains.slopes.new_zeros(len(domains), self.sites.entries, requires_grad=True)
+            probed = self._constrained(fixed, relaxed, domains.beta, probe)
+            recorded = {name: Recorded(each, name, arrived) for name, each in probed.items()}
+            margin = self._walked(fixed, recorded, box, domains.weights)
+            (reached,) = torch.autograd.grad(margin.sum(), probe, allow_unused=True)
+        slope = box.arrived[-1].detach().squeeze(1)
         corner = torch.where(slope > 0, box.lower, torch.where(slope < 0, box.upper, box.centre))
-        return Closer(margin, arrived, relaxed, fixed.bounds, fixed.box.nearest(corner))
+        coefficients = {name: each.detach() for name, each in arrived.items()}
+        minimiser = fixed.box.nearest(corner)
+        reached = torch.zeros_like(probe) if reached is None else reached
+        return Closer(margin.detach(), coefficients, relaxed, fixed.bounds, minimiser, reached)
 
     def calibrate(self, domains: Domains) -> None:
         """Take the size of the multipliers' steps from the coefficients that arrive in some domains."""
@@ -220,10 +228,14 @@ class Bounding:
             relaxed[name] = fixed.families[name].member(own)
         return relaxed
 
-    def _constrained(self, fixed: _Fixed, relaxed: dict[str, Relaxed], beta: Tensor) -> dict[str, Relaxed]:
-        if not beta.shape[1]:
+    def _constrained(
+        self, fixed: _Fixed, relaxed: dict[str, Relaxed], beta: Tensor, probe: Tensor | None = None
+    ) -> dict[str, Relaxed]:
+        if not beta.shape[1] and probe is None:
             return relaxed
-        return constrained(self.network, self.sites, relaxed, Multipliers(beta, fixed.domains.index, fixed.held))
+        multipliers = Multipliers(beta, fixed.domains.index, fixed.held)
+        added, biases = multipliers.coefficients(self.sites.entries), multipliers.biases(self.sites.entries)
+        return constrained(self.network, self.sites, relaxed, added if probe is None else added + probe, biases)
 
     def _gradients(self, fixed: _Fixed, margin: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         """Zero where nothing depends on an input, or where a bound is not finite."""
@@ -267,6 +279,13 @@ class Bounding:
         if isinstance(rule, LeakyRelu):
             return Bent.on(node, rule, bounds[0], self._open[node.name])
         return rule.family(node, bounds)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return HOST_BYTES
+    # What torch holds without using it is free for it too.
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _entries(mask: Tensor) -> Tensor:

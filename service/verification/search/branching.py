@@ -3,7 +3,7 @@
 Each candidate has an estimate of what its relaxation costs the bound; the best few of every domain are tried with a
 real bound of both halves (filtered smart branching, De Palma et al., 2021), and the one whose halves gain most wins.
 Estimates: the loss where the relaxation is loosest (as in BaBSR, Bunel et al., 2020), and the loss at the point where
-the bound is attained, whose sum over all neurons is the whole distance between the bound and the network there.
+the bound is attained, if every operator were the line that bounds it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from service.verification.search.domains import Domains
 
 CANDIDATES = 4
 """Of each estimate."""
+TRIED_SHARES = (0.0, 0.5)
+"""Of a half's first multiplier."""
+HOPE = 0.02
+"""What an estimate counts for beside a gain that is there."""
 NARROWEST = 1e-4
 """Of the width at the root: an entry is not split below that, unless at a kink."""
 
@@ -58,25 +62,34 @@ class Branching:
         # Repeating a domain's best candidate is harmless where it has fewer.
         index = torch.where(possible[able].gather(1, index), index, index[:, :1])
         starts = [each[able].gather(1, index) for each in self._multipliers(closer)]
-        return Branched(self._best_of(domains, index, points.gather(1, index), starts), whole)
+        hoped = HOPE * estimates[0][able].gather(1, index)
+        return Branched(self._best_of(domains, index, points.gather(1, index), starts, hoped), whole)
 
-    def _best_of(self, domains: Domains, index: Tensor, at: Tensor, starts: list[Tensor]) -> Domains:
-        """Try all candidates ``(n, k)``; ``starts`` are multipliers for the halves that would otherwise lose."""
+    def _best_of(self, domains: Domains, index: Tensor, at: Tensor, starts: list[Tensor], hoped: Tensor) -> Domains:
+        """Try all candidates ``(n, k)`` with multipliers up to ``starts``, of the upper and the lower half.
+
+        ``hoped`` decides where one pass shows no gain.
+        """
         count, tried = index.shape
         repeated = domains.repeated(tried)
         flat = at.reshape(-1)
-        zero = torch.zeros_like(flat)
         sides, gains = [], []
         for sign, start in zip((1.0, -1.0), starts, strict=True):
-            half = repeated.split_further(index.reshape(-1), torch.full_like(flat, sign), flat, zero)
-            margin = self.bounding.margins(half)
+            # With all of the start the half has the bound of its whole; with less, perhaps a better one.
+            best = repeated.split_further(index.reshape(-1), torch.full_like(flat, sign), flat, start.reshape(-1))
+            for share in TRIED_SHARES:
+                half = best.with_(beta=torch.cat([repeated.beta, share * start.reshape(-1, 1)], dim=1))
+                margin = self.bounding.margins(half)
+                better = margin > best.margin
+                best = best.with_(
+                    margin=torch.where(better, margin, best.margin),
+                    beta=torch.where(better[:, None], half.beta, best.beta),
+                )
             # What is proved needs no more.
-            gain = torch.minimum(margin - half.margin, -half.margin).nan_to_num(nan=0.0)
-            beta = half.beta.clone()
-            beta[:, -1] = torch.where(gain >= 0, zero, start.reshape(-1))
-            sides.append(half.with_(margin=torch.maximum(margin, half.margin), beta=beta))
+            gain = torch.minimum(best.margin - repeated.margin, -repeated.margin).nan_to_num(nan=0.0)
+            sides.append(best)
             gains.append(gain.view(count, tried))
-        score = torch.minimum(*gains) + 0.1 * torch.maximum(*gains)
+        score = torch.minimum(*gains) + 0.1 * torch.maximum(*gains) + hoped
         chosen = score.argmax(dim=1) + torch.arange(count, device=index.device) * tried
         return Domains.joined([side.rows(chosen) for side in sides])
 
@@ -94,11 +107,9 @@ class Branching:
         """Losses at ``points`` and at the minimiser, ``(n, entries)``; −inf where a split is of no use."""
         lower = self.sites.flattened({name: each.lower for name, each in closer.bounds.items()})
         upper = self.sites.flattened({name: each.upper for name, each in closer.bounds.items()})
-        reached = evaluated(self.network, closer.minimiser)
-        inside = self.sites.flattened({site.value: reached[site.value] for site in self.sites.each})
         useful = self._useful(closer, lower, upper)
         found = []
-        for at in (points, inside.clamp(min=lower, max=upper)):
+        for at in (points, closer.reached.clamp(min=lower, max=upper)):
             losses = self._losses(closer, self.sites.unflattened(at))
             found.append(torch.where(useful, self.sites.flattened(losses).nan_to_num(), -torch.inf))
         return found[0], found[1]

@@ -101,7 +101,8 @@ class Pool:
     @property
     def disjuncts(self) -> Tensor:
         """Those that open domains are about, each once."""
-        return torch.unique(self._store.disjunct[self._store.margin < torch.inf])
+        found: Tensor = torch.unique(self._store.disjunct[self._store.margin < torch.inf])  # type: ignore[no-untyped-call]
+        return found
 
     @property
     def depth(self) -> int:

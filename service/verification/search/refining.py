@@ -21,8 +21,10 @@ from service.verification.search.branching import Branching
 from service.verification.search.domains import Domains
 
 FROM_SCRATCH, ONWARD = Climb(20, slopes=0.2), Climb(10, slopes=0.02)
-MOST_PROBLEMS = 2048
-"""That are split together."""
+FEWEST, MOST = 32, 1024
+"""Entries that are split together: more where the first few did not take long."""
+NOT_LONG = 0.5
+"""Seconds."""
 
 
 @torch.no_grad()
@@ -51,14 +53,15 @@ def _of_site(network: Network, box: Interval, bounds: Interval, site: Site, dead
     entries = _wanted(network, bounds, site)
     if not len(entries):
         return bounds
-    parts = torch.split(entries, MOST_PROBLEMS // 2)
     lower, upper = bounds.lower.clone(), bounds.upper.clone()
-    for number, part in enumerate(parts):
-        now = time.monotonic()
-        if now > deadline:
-            break
+    count = FEWEST
+    while len(entries) and (now := time.monotonic()) < deadline:
+        part, left = entries[:count], len(entries)
+        entries = entries[count:]
         problems = _Problems(network, box, bounds, site, part)
-        least = problems.least(now + (deadline - now) / (len(parts) - number))
+        if time.monotonic() - now < NOT_LONG:
+            count = min(2 * count, MOST)
+        least = problems.least(now + (deadline - now) * len(part) / left)
         place = site.offset + part
         lower[0, place] = torch.maximum(lower[0, place], least[: len(part)])
         upper[0, place] = torch.minimum(upper[0, place], -least[len(part) :])
@@ -92,11 +95,12 @@ class _Problems:
         self.branching = Branching(self.bounding)
         place = site.offset + entries
         self.known = torch.cat([bounds.lower[0, place], -bounds.upper[0, place]])
+        self.leaves = self._optimised(self.bounding.roots(self.known[:, None]), FROM_SCRATCH)
+        self.bounding.calibrate(self.leaves)
 
     def least(self, deadline: float) -> Tensor:
         """``(problems,)``, never less than what was known."""
-        leaves = self._optimised(self.bounding.roots(self.known[:, None]), FROM_SCRATCH)
-        self.bounding.calibrate(leaves)
+        leaves = self.leaves
         while time.monotonic() < deadline:
             chosen = self._loosest(leaves)
             if not bool(chosen.any()) or 2 * int(chosen.sum()) + len(leaves) > 4 * self.bounding.capacity:
