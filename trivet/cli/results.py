@@ -72,7 +72,7 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
         print_json({"items": found})
         return
     named = ["name"] if any(row["name"] for row in found) else []
-    rows = table("instance", "verdict", "decided by", "margin", "widest output", "domains", "seconds", *named)
+    rows = table("instance", "verdict", "decided by", "margin", "width", "domains", "seconds", *named)
     for row in found:
         rows.add_row(
             str(row["instance"]), row["verdict"], row["decided_by"] or "", _number(row["margin"]),
