@@ -101,7 +101,7 @@ class Pool:
     @property
     def disjuncts(self) -> Tensor:
         """Those that open domains are about, each once."""
-        found: Tensor = torch.unique(self._store.disjunct[self._store.margin < torch.inf])  # type: ignore[no-untyped-call]
+        found: Tensor = torch.unique(self._store.disjunct[self._store.margin < torch.inf])
         return found
 
     @property
