@@ -43,9 +43,30 @@ PLAIN = [
     "Flatten",
     "GlobalAveragePool",
     "Dropout",
+    "Atan",
+    "Ceil",
+    "Celu",
+    "Cosh",
+    "Elu",
+    "GlobalMaxPool",
+    "HardSigmoid",
+    "HardSwish",
+    "LogSoftmax",
+    "Round",
+    "Selu",
+    "Sinh",
+    "Softplus",
+    "Softsign",
 ]
+REDUCED = ["ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMin", "ReduceSumSquare"]
 MODELS: dict[str, bytes] = {
     **{name: model([node(name, ["x"])], IMAGE) for name in PLAIN},
+    **{name: model([node(name, ["x"], axes=[1, 3], keepdims=0)], IMAGE) for name in REDUCED},
+    "Mish": model([node("Mish", ["x"])], IMAGE, opset=18),
+    "CumSum": model([node("CumSum", ["x", "axis"])], IMAGE, {"axis": np.array(2)}),
+    "InstanceNormalization": model(
+        [node("InstanceNormalization", ["x", "s", "b"])], IMAGE, {"s": weights(2), "b": weights(2)}
+    ),
     "Gelu": model([node("Gelu", ["x"])], IMAGE, opset=20),
     "Log": model([node("Exp", ["x"], "e"), node("Log", ["e"])], IMAGE),
     "Sqrt": model([node("Abs", ["x"], "e"), node("Sqrt", ["e"])], IMAGE),
@@ -162,7 +183,7 @@ def test_the_check_on_load_finds_a_wrong_converter(monkeypatch: pytest.MonkeyPat
     [
         (b"no model", "not an ONNX model"),
         (b"", "not an ONNX model"),
-        (model([node("Selu", ["x"])], IMAGE), r"ONNX Selu \(node 'selu_y'\): no converter. Supported operators: Abs"),
+        (model([node("Sign", ["x"])], IMAGE), r"ONNX Sign \(node 'sign_y'\): no converter. Supported operators: Abs"),
         (model([node("Relu", ["x"])], IMAGE, opset=7), "opset 7: 8 to 21"),
         (model([node("Relu", ["x"])], ["batch", "any", 3]), "only its first length may be open"),
         (model([node("Relu", ["x"])], [3], kind=TensorProto.INT32), "input 'x' is INT32"),

@@ -56,7 +56,30 @@ def leaky_relu(call: Call, values: Values, shape: Shape) -> Tensor:
 
 def prelu(call: Call, values: Values, shape: Shape) -> Tensor:
     x, slope = aligned(values)
-    return torch.relu(x) - slope * torch.relu(-x)
+    return slope * x + (1 - slope) * torch.relu(x)  # one ReLU: nothing is lost
+
+
+def elu(call: Call, values: Values, shape: Shape) -> Tensor:
+    return functional.elu(values[0].float, float(call.attributes.get("alpha", 1.0)))
+
+
+def celu(call: Call, values: Values, shape: Shape) -> Tensor:
+    return functional.celu(values[0].float, float(call.attributes.get("alpha", 1.0)))
+
+
+def selu(call: Call, values: Values, shape: Shape) -> Tensor:
+    alpha = float(call.attributes.get("alpha", 1.67326319217681884765625))
+    return functional.elu(values[0].float, alpha) * float(call.attributes.get("gamma", 1.05070102214813232421875))
+
+
+def hard_sigmoid(call: Call, values: Values, shape: Shape) -> Tensor:
+    slope, middle = float(call.attributes.get("alpha", 0.2)), float(call.attributes.get("beta", 0.5))
+    return (slope * values[0].float + middle).clamp(0, 1)
+
+
+def extreme(largest: bool) -> Converter:
+    reduced = torch.amax if largest else torch.amin
+    return total(lambda x, dim, keepdim: reduced(x, dim=dim, keepdim=keepdim))
 
 
 def gelu(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -197,6 +220,28 @@ def pad(call: Call, values: Values, shape: Shape) -> Tensor:
     return functional.pad(x, widths, value=number(call, values, 2, "value") or 0.0)
 
 
+def log_softmax(call: Call, values: Values, shape: Shape) -> Tensor:
+    if call.opset < 13 and call.attributes.get("axis", 1) % len(shape) != len(shape) - 1:
+        raise call.refuse("over several dimensions, as before opset 13; the last one is supported")
+    return functional.log_softmax(values[0].float, dim=axis(call.attributes.get("axis", -1), len(shape)))
+
+
+def running_sum(call: Call, values: Values, shape: Shape) -> Tensor:
+    if call.attributes.get("exclusive", 0) or call.attributes.get("reverse", 0):
+        raise call.refuse("exclusive and reverse are not supported")
+    given = integers(call, values, 1, "axis") or [0]
+    return values[0].float.cumsum(axis(given[0], len(shape)))
+
+
+def instance_norm(call: Call, values: Values, shape: Shape) -> Tensor:
+    """Of images ``(1, channels, …)``."""
+    if shape[0] != 1 or not all(value.constant for value in values[1:]):
+        raise call.refuse(f"a batch of {shape[0]} in one instance, or a scale that depends on the input")
+    x = values[0].float.reshape(-1, *shape[1:])
+    scale, bias, eps = values[1].float, values[2].float, float(call.attributes.get("epsilon", 1e-5))
+    return functional.instance_norm(x, weight=scale, bias=bias, eps=eps).reshape(-1, *shape)
+
+
 def total(function: Callable[..., Tensor]) -> Converter:
     def convert(call: Call, values: Values, shape: Shape) -> Tensor:
         rank = len(values[0].shape)
@@ -237,16 +282,22 @@ def layer_norm(call: Call, values: Values, shape: Shape) -> Tensor:
 CONVERTERS: Mapping[str, Converter] = {
     "Abs": entrywise(torch.abs),
     "Add": of_two(torch.add),
+    "Atan": entrywise(torch.atan),
     "AveragePool": windows.average_pool,
     "BatchNormalization": batch_norm,
     "Cast": cast,
+    "Ceil": entrywise(torch.ceil),
+    "Celu": celu,
     "Clip": clip,
     "Concat": concatenate,
     "Conv": windows.convolution,
     "ConvTranspose": windows.transposed_convolution,
     "Cos": entrywise(torch.cos),
+    "Cosh": entrywise(torch.cosh),
+    "CumSum": running_sum,
     "Div": of_two(torch.div),
     "Dropout": same,
+    "Elu": elu,
     "Erf": entrywise(torch.erf),
     "Exp": entrywise(torch.exp),
     "Expand": expand,
@@ -256,29 +307,46 @@ CONVERTERS: Mapping[str, Converter] = {
     "Gelu": gelu,
     "Gemm": gemm,
     "GlobalAveragePool": windows.global_average_pool,
+    "GlobalMaxPool": windows.global_max_pool,
+    "HardSigmoid": hard_sigmoid,
+    "HardSwish": entrywise(functional.hardswish),
     "Identity": same,
+    "InstanceNormalization": instance_norm,
     "LayerNormalization": layer_norm,
     "LeakyRelu": leaky_relu,
     "Log": entrywise(torch.log),
+    "LogSoftmax": log_softmax,
     "MatMul": matrix_product,
     "Max": of_two(torch.maximum),
     "MaxPool": windows.max_pool,
     "Mean": mean_of,
     "Min": of_two(torch.minimum),
+    "Mish": entrywise(functional.mish),
     "Mul": of_two(torch.mul),
     "Neg": entrywise(torch.neg),
     "PRelu": prelu,
     "Pad": pad,
     "Pow": power,
     "Reciprocal": entrywise(torch.reciprocal),
+    "ReduceL1": total(lambda x, dim, keepdim: x.abs().sum(dim=dim, keepdim=keepdim)),
+    "ReduceL2": total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim).sqrt()),
+    "ReduceLogSumExp": total(torch.logsumexp),
+    "ReduceMax": extreme(True),
     "ReduceMean": total(torch.mean),
+    "ReduceMin": extreme(False),
     "ReduceSum": total(torch.sum),
+    "ReduceSumSquare": total(lambda x, dim, keepdim: x.square().sum(dim=dim, keepdim=keepdim)),
     "Relu": entrywise(torch.relu),
     "Reshape": same_entries,
+    "Round": entrywise(torch.round),
+    "Selu": selu,
     "Sigmoid": entrywise(torch.sigmoid),
     "Sin": entrywise(torch.sin),
+    "Sinh": entrywise(torch.sinh),
     "Slice": slices,
     "Softmax": softmax,
+    "Softplus": entrywise(lambda x: functional.softplus(x, threshold=80.0)),
+    "Softsign": entrywise(lambda x: x / (1 + x.abs())),
     "Split": split,
     "Sqrt": entrywise(torch.sqrt),
     "Squeeze": same_entries,

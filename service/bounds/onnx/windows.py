@@ -82,6 +82,11 @@ def global_average_pool(call: Call, values: Values, shape: Shape) -> Tensor:
     return values[0].float.mean(dim=list(range(3, rank + 1)), keepdim=True)
 
 
+def global_max_pool(call: Call, values: Values, shape: Shape) -> Tensor:
+    rank = len(values[0].shape)
+    return values[0].float.amax(dim=list(range(3, rank + 1)), keepdim=True)
+
+
 def _image(call: Call, value: Value) -> Tensor:
     """``(instances, channels, …)``: the model's own batch of one taken away."""
     if value.constant or value.shape[0] != 1:
