@@ -16,18 +16,19 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
-from service.bounds.relaxation import Relaxed
+from service.bounds.relaxation import Relaxed, Windowed
 from service.bounds.rules import RULES
-from service.bounds.rules.base import Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
+from service.bounds.rules.base import Carried, Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
 from service.bounds.rules.collectives import Begin, End
 from service.bounds.shares import asked, filled, own_share
+from service.bounds.windows import Windows, image_of
 
 
 @dataclass(frozen=True, eq=False)
 class Pending:
     """Coefficients that wait at a node. ``own``: the rows are this rank's alone, and so are their values so far."""
 
-    coefficients: Coefficients
+    coefficients: Carried
     own: bool
 
 
@@ -90,6 +91,8 @@ class Pass:
             if node.name in self.frontier or node is self.network.graph.input:
                 self._end(biases, node, waiting)
                 continue
+            if node.name == self.network.entrance and self._ends_in_windows(biases, node, waiting):
+                continue
             pulled, rows_own, still_own = self._pull(node, waiting)
             if pulled.bias is not None:
                 self._account(biases, node, rows_own, pulled.bias)
@@ -107,13 +110,42 @@ class Pass:
             # Whatever the ranks have of the rows, the stages before sum it up.
             (biases.own if own else biases.replicated).append(before.lower_bounds(coefficients, own))
 
+    def _ends_in_windows(self, biases: _Biases, node: Node, waiting: Pending) -> bool:
+        """At the input's image: a box of inputs is the same box whatever its shape."""
+        interval = self.intervals.get(node.name)
+        if not isinstance(waiting.coefficients, Windows) or type(interval) is not Interval:
+            return False
+        self._account(biases, node, waiting.own, waiting.coefficients.least(interval.lower, interval.upper))
+        return True
+
+    def _pull_units(self, node: Node, coefficients: Carried) -> Pulled | None:
+        """The step for rows of the identity; ``None`` where they are not, or must be made."""
+        rule = RULES[node.operator]
+        if not isinstance(rule, LinearRule) or not isinstance(coefficients, UnitRows):
+            return None
+        return rule.pull_units(node, coefficients, self.network.exchange)
+
+    def _pull_windows(self, node: Node, coefficients: Carried) -> Pulled | None:
+        """The step for rows in windows; ``None`` where they are not, or must be made whole."""
+        if isinstance(coefficients, UnitRows) and image_of(node.shape) is not None:
+            coefficients = coefficients.windows(node.shape, self.intervals[self.network.graph.input.name].lower)
+        if not isinstance(coefficients, Windows) or not coefficients.is_smaller(node.shape):
+            return None
+        rule = RULES[node.operator]
+        if isinstance(rule, LinearRule):
+            return rule.pull_windows(node, coefficients)
+        relaxed = self.relaxations[node.name]
+        found = relaxed.pull_windows(coefficients) if isinstance(relaxed, Windowed) else None
+        return None if found is None else Pulled((found[0],), found[1])
+
     def _pull(self, node: Node, waiting: Pending) -> tuple[Pulled, bool, bool]:
         """The step through one node, and whether rows are this rank's alone at the node and before it."""
         rule, exchange = RULES[node.operator], self.network.exchange
-        if isinstance(rule, LinearRule) and isinstance(waiting.coefficients, UnitRows):
-            pulled = rule.pull_units(node, waiting.coefficients, exchange)
-            if pulled is not None:
-                return pulled, waiting.own, waiting.own
+        pulled = self._pull_units(node, waiting.coefficients)
+        if pulled is None and exchange.axis.size == 1:
+            pulled = self._pull_windows(node, waiting.coefficients)
+        if pulled is not None:
+            return pulled, waiting.own, waiting.own
         coefficients, own = self._settled(node, waiting)
         if self.divided and isinstance(rule, Begin):
             pull = rule.pull_kept if own else rule.pull_divided
@@ -128,12 +160,12 @@ class Pass:
 
     def _settled(self, node: Node, waiting: Pending) -> tuple[Tensor, bool]:
         """Dense coefficients, of this rank's share of the rows where they are divided; whether they are its own."""
-        if waiting.own or not self._divides(node.name):
+        if waiting.own or not self._divides(node.name) or isinstance(waiting.coefficients, Windows):
             return self._dense(node, waiting.coefficients), waiting.own
         like = self.intervals[self.network.graph.input.name].lower
         return own_share(waiting.coefficients, node.shape, like, self.network.exchange), True
 
-    def _dense(self, node: Node, coefficients: Coefficients) -> Tensor:
+    def _dense(self, node: Node, coefficients: Carried) -> Tensor:
         if isinstance(coefficients, Tensor):
             return coefficients
         return coefficients.dense(node.shape, self.intervals[self.network.graph.input.name].lower)
@@ -147,8 +179,21 @@ class Pass:
             (first, _), (second, _) = (self._settled(node, each) for each in (earlier, new))
             return Pending(first + second, own=True)
         own = earlier.own and new.own
+        if (both := self._joined_windows(node, earlier, new)) is not None:
+            return Pending(both, own)
         terms = [self._in_rows(node, pending, own) for pending in (earlier, new)]
         return Pending(terms[0] + terms[1], own)
+
+    def _joined_windows(self, node: Node, *terms: Pending) -> Windows | None:
+        like = self.intervals[self.network.graph.input.name].lower
+        image = image_of(node.shape) is not None
+        first, second = (
+            each.coefficients.windows(node.shape, like)
+            if image and isinstance(each.coefficients, UnitRows)
+            else each.coefficients
+            for each in terms
+        )
+        return first.plus(second) if isinstance(first, Windows) and isinstance(second, Windows) else None
 
     def _in_rows(self, node: Node, pending: Pending, own: bool) -> Tensor:
         """The coefficients over this rank's rows, or over everybody's, of which other ranks' are zero here."""

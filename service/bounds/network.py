@@ -17,6 +17,7 @@ from service.bounds.interval import Interval
 from service.bounds.placement import Placement, check_constants, entering, place, place_part
 from service.bounds.rules import RULES, check
 from service.bounds.rules.base import RelaxedRule
+from service.bounds.rules.shape import SameOrder
 from service.parallel.mesh import SINGLE, Axis
 
 
@@ -52,6 +53,13 @@ class Network:
     def relaxed(self) -> frozenset[str]:
         """Their names."""
         return frozenset(node.name for node in self.nonlinear)
+
+    @cached_property
+    def entrance(self) -> str | None:
+        """Where the input only takes another shape, and nothing else uses it: that node."""
+        name = self.graph.input.name
+        users = [node for node in self.graph.nodes[1:] if name in node.inputs]
+        return users[0].name if len(users) == 1 and isinstance(RULES[users[0].operator], SameOrder) else None
 
     @cached_property
     def widest(self) -> int:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from service.bounds.backward import Pass
 from service.bounds.network import Network
-from service.bounds.relaxation import Family
+from service.bounds.relaxation import Family, Single, Windowed, WindowedFamily
 from service.bounds.replay import Plain, Recorded
 from service.bounds.rules.base import Coefficients, UnitRows
+from service.bounds.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class _Chosen:
     family: Family
     anchor: Tensor | None = None
     parameters: tuple[Tensor, ...] | None = None
+    is_shown: bool = False
+    starts_anew: bool = False
 
     def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         if self.parameters is None:
@@ -64,9 +67,30 @@ class _Chosen:
             coefficients = coefficients * self.anchor
         return self.family.member(self.parameters).pull(coefficients)
 
+    def pull_windows(self, windows: Windows) -> tuple[Windows, Tensor | None] | None:
+        if isinstance(self.family, Single) and isinstance(self.family.relaxed, Windowed):
+            return self.family.relaxed.pull_windows(windows)
+        if not isinstance(self.family, WindowedFamily):
+            return None
+        shown = self.family.shown(windows)
+        if self.parameters is None:
+            self.parameters = tuple(each.clone().requires_grad_() for each in shown.start)
+            self.is_shown = True
+        elif self.starts_anew:
+            self._set(shown.start)
+        (values,), bias = shown.member(self.parameters).pull(windows.values)
+        return replace(windows, values=values), bias
+
     def reset(self) -> None:
-        for parameter, start in zip(self.parameters or (), self.family.start, strict=True):
-            parameter.data.copy_(start.unsqueeze(1))
+        """To the start; of windows when they come by next, since other rows show other places."""
+        self.starts_anew = self.is_shown
+        if not self.is_shown:
+            self._set(tuple(each.unsqueeze(1) for each in self.family.start))
+
+    def _set(self, start: tuple[Tensor, ...]) -> None:
+        for parameter, value in zip(self.parameters or (), start, strict=True):
+            parameter.data.copy_(value)
+        self.starts_anew = False
 
 
 class Climber:
@@ -152,6 +176,8 @@ class Climber:
     def _restart(self, optimizer: torch.optim.Adam) -> None:
         for chosen in self.chosen.values():
             chosen.reset()
+        if any(chosen.starts_anew for chosen in self.chosen.values()):
+            self.walk.lower_bounds(self.start, self.rows)
         for state in optimizer.state.values():
             for value in state.values():
                 value.zero_()

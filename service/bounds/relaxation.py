@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from service.bounds.windows import Windows
 
 
 class Relaxed(Protocol):
@@ -31,6 +33,22 @@ class Family(Protocol):
 
     def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
         """Of parameters ``(batch, rows or 1, *any)``; what it gives is differentiable in them."""
+
+
+@runtime_checkable
+class Windowed(Protocol):
+    """What can be pulled through without making rows whole."""
+
+    def pull_windows(self, windows: Windows) -> tuple[Windows, Tensor | None] | None:
+        """``None`` where they must be made whole after all."""
+
+
+@runtime_checkable
+class WindowedFamily(Protocol):
+    """A family that has one like itself for what windows show of its operator."""
+
+    def shown(self, windows: Windows) -> Family:
+        """``start`` is then ``(batch, rows, *shape of a window)``, and members pull the windows' values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +101,14 @@ class Relaxation:
             None if each is None else each.unsqueeze(1) for each in (self.lower_intercept, self.upper_intercept)
         )
         return Lines(*slopes, *intercepts).pull(coefficients)
+
+    def pull_windows(self, windows: Windows) -> tuple[Windows, Tensor | None]:
+        slopes = windows.of(self.lower_slope), windows.of(self.upper_slope)
+        intercepts = (
+            None if each is None else windows.of(each) for each in (self.lower_intercept, self.upper_intercept)
+        )
+        (values,), bias = Lines(*slopes, *intercepts).pull(windows.values)
+        return replace(windows, values=values), bias
 
 
 def _along(coefficients: Tensor, intercept: Tensor) -> Tensor:

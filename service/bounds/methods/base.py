@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.backward import Pass
+from service.bounds.extent import entries_of_a_row
 from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.optimise import Ascent
@@ -86,4 +87,4 @@ def rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> in
 def elements_of_a_row(network: Network, start: str, batch: int) -> int:
     """In the largest coefficient tensor of a pass; where each rank has rows of its own, with everybody's."""
     ranks = network.exchange.axis.size if network.is_own(start) else 1
-    return batch * ranks * network.widest
+    return batch * ranks * entries_of_a_row(network, start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Repeated
 from service.bounds.interval import Interval
 from service.bounds.rules.base import Coefficients, LinearRule, Pulled, UnitRows
+from service.bounds.windows import Windows
 
 
 def unbroadcast(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -68,8 +69,17 @@ class Sum(LinearRule):
                 bias = coefficients.flatten(2) @ constant.flatten()
         return Pulled(tuple(pulled), bias)
 
+    def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
+        if any(shape != node.shape for shape in node.input_shapes) or len(node.inputs) != 2:
+            return None
+        factors = self._factors(node).values()
+        scaled = [replace(windows, values=windows.values * factor) if factor != 1 else windows for factor in factors]
+        return Pulled(tuple(scaled))
+
     def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
         other = node.arguments["other"]
+        if node.input_shapes == (node.shape, node.shape) and set(self._factors(node).values()) == {1.0}:
+            return Pulled((units, units))
         whole = node.is_variable("self") and node.input_shapes[0] == node.shape
         if not whole or not isinstance(other, Tensor):
             return None

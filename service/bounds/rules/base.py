@@ -18,6 +18,7 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.relaxation import Family, Relaxation, Relaxed, Single
+from service.bounds.windows import Windows
 
 
 class Crossing(Enum):
@@ -48,6 +49,17 @@ class UnitRows:
         rows = entries[self.index]
         return torch.cat([rows, -rows], dim=1) if self.mirrored else rows
 
+    def windows(self, shape: tuple[int, ...], like: Tensor) -> Windows:
+        """As windows of one place in an image ``(…, channels, height, width)``."""
+        channels = torch.zeros(*self.index.shape, shape[-3], 1, 1, dtype=like.dtype, device=like.device)
+        channel = (self.index // (shape[-2] * shape[-1]))[..., None, None, None]
+        return self.around(channels.scatter(2, channel, 1), (shape[-2], shape[-1]))
+
+    def around(self, values: Tensor, grid: tuple[int, int]) -> Windows:
+        """``values`` ``(b, rows, channels, height, width)`` of windows at the rows' entries, mirrored if they are."""
+        both = torch.cat([values, -values], dim=1) if self.mirrored else values
+        return Windows.at(self.index.repeat(1, 2) if self.mirrored else self.index, both, grid)
+
     def dense(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """The rows themselves, ``(batch or 1, count, *shape)``, in the dtype and on the device of ``like``."""
         size = int(torch.Size(shape).numel())
@@ -58,13 +70,15 @@ class UnitRows:
 
 
 Coefficients = Tensor | UnitRows
+Carried = Coefficients | Windows
+"""What may wait at a node in the middle of a pass."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pulled:
     """A backward step: coefficients for each of ``node.inputs``, and a bias ``(batch or 1, rows)``."""
 
-    coefficients: tuple[Coefficients, ...]
+    coefficients: tuple[Carried, ...]
     bias: Tensor | None = None
 
 
@@ -95,6 +109,10 @@ class LinearRule(Rule):
 
     def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
         """The same for rows of the identity; ``None`` where they must be materialised first."""
+        return None
+
+    def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
+        """The same for rows that are zero outside of a window; ``None`` where they must be made whole first."""
         return None
 
 

@@ -12,7 +12,8 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.rules.affine import constant_only
-from service.bounds.rules.base import LinearRule, Pulled
+from service.bounds.rules.base import LinearRule, Pulled, UnitRows
+from service.bounds.windows import Windows
 
 
 class Convolution(LinearRule):
@@ -42,6 +43,49 @@ class Convolution(LinearRule):
         if node.arguments["bias"] is not None:
             bias = coefficients.flatten(3).sum(dim=3) @ node.constant("bias")
         return Pulled((through.reshape(batch, rows, *shape),), bias)
+
+    def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
+        """The rows are the kernels, wherever they stand."""
+        weight, bias = node.constant("weight"), node.arguments["bias"]
+        if not _moves(node) or node.arguments["groups"] != 1 or exchange.axis.size > 1:
+            return None
+        grid = (node.shape[1], node.shape[2])
+        channel = units.index // (grid[0] * grid[1])
+        here = units.around(weight[channel], grid)
+        windows = here.before(here.values, *_pairs(node, "stride", "padding"))
+        if not windows.is_smaller(node.input_shapes[0]) or any(each != 1 for each in node.arguments["dilation"]):
+            return None
+        constant = None if bias is None else bias[channel]
+        if constant is not None and units.mirrored:
+            constant = torch.cat([constant, -constant], dim=1)
+        return Pulled((windows,), constant)
+
+    def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
+        weight, bias = node.constant("weight"), node.arguments["bias"]
+        if not _moves(node) or weight.requires_grad:
+            return None
+        stride, padding, dilation = _pairs(node, "stride", "padding", "dilation")
+        kernel = weight.shape[2:]
+        size = [
+            step * (own - 1) + apart * (width - 1) + 1
+            for step, own, apart, width in zip(stride, windows.size, dilation, kernel, strict=True)
+        ]
+        own = windows.clipped(node.shape)
+        rows, shape = own.values.shape[:2], (node.input_shapes[0][0], *size)
+        geometry = [list(stride), [0, 0], list(dilation), False, [0, 0], node.arguments["groups"]]
+        through = _Adjoint.apply(own.values.flatten(0, 1), weight, shape, geometry)  # type: ignore[no-untyped-call]
+        wider = own.before(through.reshape(*rows, *shape), stride, padding)
+        return Pulled((wider,), None if bias is None else own.values.flatten(3).sum(dim=3) @ bias)
+
+
+def _moves(node: Node) -> bool:
+    """A convolution over images, not a transposed one."""
+    return len(node.shape) == 3 and not node.arguments["transposed"]
+
+
+def _pairs(node: Node, *names: str) -> list[tuple[int, int]]:
+    given = [tuple(node.arguments[name]) for name in names]
+    return [(each[0], each[-1]) for each in given]
 
 
 def _adjoint(flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[object]) -> Tensor:

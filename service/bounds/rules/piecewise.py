@@ -11,8 +11,9 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Family, Relaxation, Single, weighted
+from service.bounds.relaxation import Family, Lines, Relaxation, Single, weighted
 from service.bounds.rules.base import NonlinearRule
+from service.bounds.windows import Windows
 
 
 class LeakyRelu(NonlinearRule):
@@ -52,16 +53,15 @@ class LeakyRelu(NonlinearRule):
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         """Any lower slope between those of the pieces is sound (α-CROWN, Xu et al., 2021)."""
         relaxation, open_ = self.relax(node, bounds[0]), self.improvable(node, bounds[0]).flatten(1)
-        index = open_.any(dim=0).nonzero().squeeze(1)
-        if not len(index):
+        index, slope = open_.any(dim=0).nonzero().squeeze(1), self.negative_slope(node)
+        if slope == 1 or not len(index):
             return Single(relaxation)
         assert relaxation.upper_intercept is not None
-        slope = self.negative_slope(node)
         fixed, chord = relaxation.lower_slope.flatten(1), relaxation.upper_slope.flatten(1)
         intercept = relaxation.upper_intercept.flatten(1)
         open_, closed, chord, intercept = (each.index_select(1, index) for each in (open_, fixed, chord, intercept))
         start = (((closed - slope) / (1 - slope)).clamp(0, 1),)
-        return _Bent(slope, index, fixed, open_, closed, chord, intercept, start)
+        return _Bent(slope, index, fixed, open_, closed, chord, intercept, start, relaxation, bounds[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +80,17 @@ class _Bent:
     chord: Tensor
     intercept: Tensor
     start: tuple[Tensor, ...]
+    whole: Relaxation
+    bounds: Interval
+
+    def shown(self, windows: Windows) -> Family:
+        """Of every place in the windows: with so few entries there is nothing to pick."""
+        assert self.whole.upper_intercept is not None
+        open_ = (self.bounds.lower < 0) & (self.bounds.upper > 0)
+        images = (open_.to(self.fixed.dtype), self.whole.lower_slope, self.whole.upper_slope)
+        open_in, closed, chord = (windows.of(each) for each in images)
+        start = (((closed - self.slope) / (1 - self.slope)).clamp(0, 1),)
+        return _BentShown(self.slope, open_in > 0, closed, chord, windows.of(self.whole.upper_intercept), start)
 
     def member(self, parameters: tuple[Tensor, ...]) -> _BentMember:
         free = parameters[0] * (1 - self.slope) + self.slope if self.slope else parameters[0]
@@ -99,6 +110,22 @@ class _BentMember:
         through = (flat * family.fixed.unsqueeze(1)).index_copy(2, family.index, bent)
         shape = (*through.shape[:2], *coefficients.shape[2:])
         return (through.reshape(shape),), weighted(below, family.intercept)
+
+
+@dataclass(frozen=True, eq=False)
+class _BentShown:
+    """The same of what windows show: all tensors are ``(batch, rows, *shape of a window)``."""
+
+    slope: float
+    open_: Tensor
+    closed: Tensor
+    chord: Tensor
+    intercept: Tensor
+    start: tuple[Tensor, ...]
+
+    def member(self, parameters: tuple[Tensor, ...]) -> Lines:
+        free = parameters[0] * (1 - self.slope) + self.slope if self.slope else parameters[0]
+        return Lines(torch.where(self.open_, free, self.closed), self.chord, upper_intercept=self.intercept)
 
 
 class Relu(LeakyRelu):

@@ -14,6 +14,7 @@ from service.bounds.graph import Node, Ref, Repeated
 from service.bounds.interval import Interval
 from service.bounds.rules.arithmetic import operand, unbroadcast
 from service.bounds.rules.base import LinearRule, Pulled, UnitRows
+from service.bounds.windows import Windows, image_of
 
 
 class SameOrder(LinearRule):
@@ -27,6 +28,10 @@ class SameOrder(LinearRule):
 
     def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
         return Pulled((units,))
+
+    def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
+        alike = image_of(node.input_shapes[0]) == image_of(node.shape) is not None
+        return Pulled((windows,)) if alike else None
 
 
 class Permute(LinearRule):

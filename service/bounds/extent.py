@@ -1,0 +1,66 @@
+"""How large a row of coefficients gets on its way back, so that as many rows walk at once as memory takes."""
+
+from __future__ import annotations
+
+from service.bounds.graph import Node
+from service.bounds.network import Network
+from service.bounds.rules import RULES
+from service.bounds.rules.base import RelaxedRule
+from service.bounds.rules.convolution import Convolution
+from service.bounds.windows import Pair, image_of
+
+Window = Pair | None
+"""Height and width of a row's window; ``None`` for a whole row."""
+
+
+def entries_of_a_row(network: Network, start: str) -> int:
+    """Of the largest value between ``start`` and the input, or of the largest window where rows stay in windows."""
+    image = image_of(network.nodes[start].shape) is not None and network.exchange.axis.size == 1
+    waiting: dict[str, Window] = {start: (1, 1) if image else None}
+    most = 1
+    for node in network.graph.nodes[network.position[start] :: -1]:
+        if node.name not in waiting:
+            continue
+        window = waiting.pop(node.name)
+        most = max(most, _entries(node, window))
+        if window is not None and node.name == network.entrance:
+            continue
+        for index, name in enumerate(node.inputs):
+            earlier = _earlier(node, index, window)
+            waiting[name] = _around(waiting[name], earlier) if name in waiting else earlier
+    return most
+
+
+def _entries(node: Node, window: Window) -> int:
+    image = image_of(node.shape)
+    if window is None or image is None:
+        return node.size
+    return min(node.size, image[0] * window[0] * window[1])
+
+
+def _earlier(node: Node, index: int, window: Window) -> Window:
+    rule = RULES[node.operator]
+    if window is None or image_of(node.input_shapes[index]) is None:
+        return None
+    if isinstance(rule, Convolution):
+        return None if node.arguments["transposed"] else _grown(node, window)
+    alike = image_of(node.input_shapes[index]) == image_of(node.shape)
+    return window if alike and (isinstance(rule, RelaxedRule) or not rule.mixes(node) or len(node.inputs) > 1) else None
+
+
+def _grown(node: Node, window: Pair) -> Pair:
+    stride, dilation = node.arguments["stride"], node.arguments["dilation"]
+    kernel = node.constant("weight").shape[2:]
+    grown = [
+        stride[min(axis, len(stride) - 1)] * (window[axis] - 1)
+        + dilation[min(axis, len(dilation) - 1)] * (kernel[axis] - 1)
+        + 1
+        for axis in (0, 1)
+    ]
+    return (grown[0], grown[1])
+
+
+def _around(first: Window, second: Window) -> Window:
+    if first is None or second is None:
+        return None
+    return (max(first[0], second[0]), max(first[1], second[1]))

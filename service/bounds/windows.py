@@ -1,0 +1,131 @@
+"""Rows over an image that are zero outside of a window: what is left of a convolution's rows after a few layers.
+
+A row starts at one place of an image, and every convolution backward widens its window; smaller than the image, the
+window is all that is kept (patches, Xu et al., 2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Pair = tuple[int, int]
+WORTHWHILE = 0.7
+"""A window above this share of the image is no gain."""
+
+
+def image_of(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Channels, height and width of a value that is an image, whatever dimensions of length 1 stand before them."""
+    if len(shape) < len(IMAGE) or any(length != 1 for length in shape[: -len(IMAGE)]):
+        return None
+    return (shape[-3], shape[-2], shape[-1])
+
+
+IMAGE = ("channels", "height", "width")
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """``values`` ``(b, rows, channels, height, width)`` of windows whose upper left corners are at
+    ``place · stride + offset``, partly outside of the image maybe.
+
+    ``place`` ``(batch or 1, rows, 2)`` are places in the image of size ``grid`` at which the rows started.
+    """
+
+    values: Tensor
+    place: Tensor
+    grid: Pair
+    stride: Pair = (1, 1)
+    offset: Pair = (0, 0)
+
+    @staticmethod
+    def at(index: Tensor, channels: Tensor, grid: Pair) -> Windows:
+        """``channels`` ``(b, rows, c, height, width)`` around the entries ``index`` ``(b, rows)`` of an image."""
+        place = index.remainder(grid[0] * grid[1])
+        return Windows(channels, torch.stack([place // grid[1], place.remainder(grid[1])], dim=2), grid)
+
+    @property
+    def size(self) -> Pair:
+        return (self.values.shape[3], self.values.shape[4])
+
+    def is_smaller(self, shape: tuple[int, ...]) -> bool:
+        """Than an image ``(…, channels, height, width)``, by enough."""
+        return self.size[0] * self.size[1] < WORTHWHILE * shape[-2] * shape[-1]
+
+    def before(self, values: Tensor, stride: Pair, padding: Pair) -> Windows:
+        """The windows that a convolution computed these ones from."""
+        offset = tuple(step * own - pad for step, own, pad in zip(stride, self.offset, padding, strict=True))
+        strides = tuple(step * own for step, own in zip(stride, self.stride, strict=True))
+        return replace(self, values=values, stride=(strides[0], strides[1]), offset=(offset[0], offset[1]))
+
+    def margins(self, shape: tuple[int, ...]) -> tuple[Pair, Pair]:
+        """By how much windows may stand out before and behind, vertically and horizontally."""
+        found = []
+        for axis in (0, 1):
+            last = (self.grid[axis] - 1) * self.stride[axis] + self.offset[axis] + self.size[axis]
+            found.append((max(0, -self.offset[axis]), max(0, last - shape[axis - 2])))
+        return found[0], found[1]
+
+    def corners(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """In the image with its margins, each ``(batch or 1, rows)``."""
+        (top, _), (left, _) = self.margins(shape)
+        down = self.place[..., 0] * self.stride[0] + (self.offset[0] + top)
+        right = self.place[..., 1] * self.stride[1] + (self.offset[1] + left)
+        return down, right
+
+    def of(self, image: Tensor) -> Tensor:
+        """What the windows show of ``(batch, …, channels, height, width)``, zero outside of it: as ``values``."""
+        image = image.reshape(len(image), *image.shape[-3:])
+        (top, bottom), (left, right) = self.margins(tuple(image.shape[1:]))
+        padded = functional.pad(image, (left, right, top, bottom))
+        everywhere = padded.unfold(2, self.size[0], 1).unfold(3, self.size[1], 1)
+        batch = len(image)
+        down, across = (each.expand(batch, -1) for each in self.corners(tuple(image.shape[1:])))
+        shown: Tensor = everywhere[torch.arange(batch, device=image.device)[:, None], :, down, across]
+        return shown
+
+    def clipped(self, shape: tuple[int, ...]) -> Windows:
+        """Zero where a window stands out of its image."""
+        if not any(map(any, self.margins(shape))):
+            return self
+        ones = self.values.new_ones(len(self.place), 1, *shape[-2:])
+        return replace(self, values=self.values * self.of(ones))
+
+    def dense(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """The rows over the whole image, ``(b, rows, *shape)``."""
+        (top, bottom), (left, right) = self.margins(shape)
+        height, width = shape[-2] + top + bottom, shape[-1] + left + right
+        down, across = self.corners(shape)
+        steps = [torch.arange(length, device=like.device) for length in self.size]
+        index = (down[..., None, None] + steps[0][:, None]) * width + across[..., None, None] + steps[1]
+        flat = self.values.flatten(3)
+        index = index.flatten(2).unsqueeze(2).expand(*flat.shape)
+        whole = flat.new_zeros(*flat.shape[:3], height * width).scatter(3, index, flat)
+        whole = whole.reshape(*flat.shape[:3], height, width)
+        inside = whole[..., top : top + shape[-2], left : left + shape[-1]]
+        return inside.reshape(*flat.shape[:2], *shape)
+
+    def plus(self, other: Windows) -> Windows | None:
+        """The sum, in windows around both; ``None`` where they do not move alike."""
+        if (self.stride, self.grid) != (other.stride, other.grid):
+            return None
+        first = (min(self.offset[0], other.offset[0]), min(self.offset[1], other.offset[1]))
+        last = tuple(
+            max(own + size, theirs + their_size)
+            for own, size, theirs, their_size in zip(self.offset, self.size, other.offset, other.size, strict=True)
+        )
+        values = self._within(first, (last[0], last[1])) + other._within(first, (last[0], last[1]))
+        return replace(self, values=values, offset=first)
+
+    def _within(self, first: Pair, last: Pair) -> Tensor:
+        (top, left), (height, width) = (self.offset[0] - first[0], self.offset[1] - first[1]), self.size
+        below, behind = last[0] - self.offset[0] - height, last[1] - self.offset[1] - width
+        return functional.pad(self.values, (left, behind, top, below))
+
+    def least(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """The least value ``(batch, rows)`` over a box of images."""
+        centre, radius = self.of(lower / 2 + upper / 2), self.of(upper / 2 - lower / 2)
+        return (self.values * centre - self.values.abs() * radius).flatten(2).sum(dim=2)

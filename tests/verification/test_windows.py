@@ -1,0 +1,93 @@
+"""Rows in windows bound what whole rows bound."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from nets import output_bounds, prepared, redraw
+from torch import Tensor, nn
+
+from service.bounds import windows as windows_module
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
+from service.bounds.optimise import Ascent
+from service.bounds.rules.base import UnitRows
+from service.bounds.windows import Windows
+
+
+class Chain(nn.Module):
+    """Strides, paddings and dilations, from a flat input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Unflatten(1, (2, 9, 8)),
+            nn.Conv2d(2, 3, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(3, 4, 3, padding=2, dilation=2),
+            nn.LeakyReLU(0.1),
+            nn.Conv2d(4, 4, 2, stride=(1, 2), groups=2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.LazyLinear(3),
+        )
+        self(torch.zeros(1, 144))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y
+
+
+class Joined(nn.Module):
+    """Two residual blocks, one with a convolution beside it, of a smooth and a bent function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
+        self.c, self.side = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(3, 4, 1, stride=2)
+        self.last = nn.Linear(4 * 4 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = torch.relu(x + self.b(torch.tanh(self.a(x))))
+        x = torch.relu(self.c(x) - self.side(x))
+        y: Tensor = self.last(x.flatten(1))
+        return y
+
+
+CASES = {"chain": (Chain, (144,)), "joined": (Joined, (2, 8, 8))}
+
+
+@pytest.mark.parametrize("method", ["crown", "alpha-crown"])
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_bounds_are_those_of_whole_rows(case: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, shape = CASES[case]
+    module = make().double()
+    redraw(module, torch.Generator().manual_seed(1), 1.0)
+    network = prepared(module, *shape)
+    centre = torch.randn(3, *shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    box = Interval(centre - 0.05, centre + 0.05)
+    effort = Effort(ascent=Ascent(4), elements=3 * 40 * max(node.size for node in network.graph.nodes))
+    seen = []
+    pull = Windows.of
+    monkeypatch.setattr(Windows, "of", lambda self, image: seen.append(1) or pull(self, image))
+    found = output_bounds(network, box, method, effort)
+    assert seen
+    monkeypatch.setattr(windows_module, "WORTHWHILE", 0.0)
+    expected = output_bounds(network, box, method, effort)
+    torch.testing.assert_close(found.lower, expected.lower, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.upper, expected.upper, rtol=1e-10, atol=1e-10)
+
+
+def test_rows_of_each_instances_own() -> None:
+    """Windows may stand at other places in each instance."""
+    module = Chain().double()
+    network = prepared(module, 144)
+    centre = torch.randn(2, 144, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    analysis = METHODS["crown"](network, Interval(centre - 0.05, centre + 0.05), Effort())
+    start = next(node for node in network.graph.nodes if node.operator == "aten.leaky_relu.default").inputs[0]
+    index = torch.tensor([[0, 17, 3], [29, 4, 11]])
+    backward = analysis.backward  # type: ignore[attr-defined]
+    found = backward.lower_bounds(start, UnitRows(index))
+    whole = UnitRows(index).dense(network.nodes[start].shape, centre)
+    torch.testing.assert_close(found, backward.lower_bounds(start, whole), rtol=1e-10, atol=1e-10)
