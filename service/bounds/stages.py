@@ -70,12 +70,14 @@ class Line:
         if not self.is_last:
             tensor = self.from_next()
         assert tensor is not None
+        tensor = tensor.to(self.device)
         if not self.is_first:
             self.to_previous(tensor)
         return tensor
 
     def joined(self, tensor: Tensor, dim: int = 0) -> Tensor:
         """The stages' tensors side by side, on every stage."""
+        tensor = tensor.to(self.device)
         if not self.is_first:
             tensor = torch.cat([self.from_previous(), tensor], dim=dim)
         if not self.is_last:
