@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from service.parallel.boundary import Held, PendingBackwardError, StepBoundary
+from service.parallel.boundary import Held, Origin, Outputs, PendingBackwardError, Site, StepBoundary
 
 
 class Marks:
@@ -182,6 +182,20 @@ def test_looking_for_holders_leaves_the_variables_of_a_program_alone(model: nn.M
     assert boundary.held()
     assert mine["kept"] is kept
     assert len(kept) == 3
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_set_storage_access_error_msg"), reason="only PyTorch built for CUDA can invalidate a tensor"
+)
+def test_a_result_that_cuda_graphs_have_invalidated_is_still_named() -> None:
+    keeper, outputs = Keeper(), Outputs()
+    keeper.scores.append(torch.ones(2))
+    outputs.note(Origin("scorer", Site("loop.py", 1, "step"), 0), keeper.scores)
+    torch._C._set_storage_access_error_msg(keeper.scores[0], "overwritten by a subsequent run")
+    with pytest.raises(RuntimeError, match="overwritten"):
+        keeper.scores[0].untyped_storage()
+    (held,) = outputs.held(before=1)
+    assert any("Keeper.scores[0]" in name for name in held.holders)
 
 
 def test_unknown_names_are_refused(model: nn.Module) -> None:

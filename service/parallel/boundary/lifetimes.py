@@ -42,7 +42,16 @@ class Output:
 
     @property
     def alive(self) -> bool:
-        return not self.storage.expired()  # type: ignore[no-untyped-call]
+        return not self.storage.expired() or self._invalidated  # type: ignore[no-untyped-call]
+
+    @property
+    def _invalidated(self) -> bool:
+        """While they are recorded, CUDA graphs take a tensor's memory away; whoever still asks for it gets an error."""
+        tensor = self.tensor()
+        try:
+            return tensor is not None and tensor.untyped_storage() is None
+        except RuntimeError:
+            return True
 
 
 class Outputs:
