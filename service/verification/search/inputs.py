@@ -32,9 +32,12 @@ LARGEST_BATCH = {"cpu": 4096, "cuda": 32768}
 ENTRIES = {"cpu": 2**23, "cuda": 2**30}
 """What the rows of a batch may take, in numbers."""
 OWN_SLOPE = 0.1
+"""Weight of a plane's own slope against what relaxations lose, when an input is chosen to be cut."""
 PLACES = 3
 """Points of every open box that are tried."""
-FIRST_ATTACK, SAMPLES_PER_DOMAIN, MOST_SAMPLES = 2048, 32, 2**19
+FIRST_ATTACK, LATER_ATTACKS = 2048, 6
+"""Domains before all of the box is tried again, and by how much that number grows each time."""
+SAMPLES_PER_DOMAIN, MOST_SAMPLES = 32, 2**18
 
 
 def split_inputs(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
@@ -143,7 +146,7 @@ class _Search:
         if found is None and self.domains >= self.next_attack:
             samples = min(MOST_SAMPLES, SAMPLES_PER_DOMAIN * self.domains)
             found = attack_nearby(self.subject, self.goal, samples, self.domains, self.deadline)
-            self.next_attack *= 4
+            self.next_attack *= LATER_ATTACKS
         return found
 
     def _put(self, rest: Boxes, score: Tensor) -> None:
