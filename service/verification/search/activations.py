@@ -14,6 +14,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Analysis, Effort
 from service.bounds.network import Network
@@ -35,7 +36,7 @@ FROM_SCRATCH, ONWARD = Climb(60, slopes=0.1), Climb(20, slopes=0.01)
 QUICK_SECONDS, QUICK_SHARE = 3.0, 0.05
 """A search that is not over after so long, or so much of its time, tightens what all its domains share, and again
 whenever it has taken twice as long."""
-REFINING_SHARE = 0.5
+REFINING_SHARE = 1.0
 """What that may take, of the time that went by."""
 LARGEST_BATCH = 4096
 CHEAPER = {"alpha-crown": "crown"}
@@ -48,8 +49,16 @@ Counterexample = tuple[float, ...]
 
 
 def split_activations(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
-    """A :class:`~service.verification.search.decision.Search`."""
+    """A :class:`~service.verification.search.decision.Search`.
+
+    Ranks of a tensor-parallel group only bound the root together: a half of one rank's neuron would be joined with
+    a half of another's, and other combinations never be looked at.
+    """
     root = _root(subject, goal, method, deadline)
+    if subject.network.exchange.axis.size > 1:
+        bound = float(root.margins.amax(dim=1).min())
+        watcher(Moment(len(root.margins), int((root.margins.amax(dim=1) <= 0).sum()), bound))
+        return Finding(Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, len(root.margins), bound)
     return _Search(subject, goal, deadline, watcher, root).run()
 
 
@@ -72,11 +81,17 @@ def _root(subject: Subject, goal: Goal, method: str, deadline: float) -> _Root:
     first = CHEAPER.get(method, method)
     analysis = METHODS[first](network, box, Effort())
     question, margins = _asked(network, goal, analysis, subject.dtype)
-    enough = bool((margins.amax(dim=1) > 0).all())
-    if first != method and not enough and not subject.late(deadline - COST * (time.monotonic() - started)):
+    margins = network.exchange.agree(margins)
+    late = subject.late(deadline - COST * (time.monotonic() - started))
+    enough = late or bool((margins.amax(dim=1) > 0).all())
+    if first != method and not subject.crew.anywhere(enough, subject.device):
         analysis = METHODS[method](network, box, Effort())
         question, margins = _asked(network, goal, analysis, subject.dtype)
-    return _Root(box, Sites.of(network).bounds(analysis.inputs), question, margins)
+        margins = network.exchange.agree(margins)
+    # Domains that are handed over have parameters for the entries that are open here, on all ranks the same.
+    crew = Exchange(subject.crew.axis)
+    bounds = Sites.of(network).bounds(analysis.inputs)
+    return _Root(box, Interval(crew.agree(bounds.lower), crew.agree(bounds.upper)), question, margins)
 
 
 def _asked(network: Network, goal: Goal, analysis: Analysis, dtype: torch.dtype) -> tuple[Question, Tensor]:
