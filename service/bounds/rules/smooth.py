@@ -131,12 +131,16 @@ class Smooth(NonlinearRule):
         least = heights(edges.unsqueeze(1)).amin(dim=0)
         # At an extremum the height does not change with z: its gradient needs the points as constants only.
         with torch.no_grad():
-            low, high = self._bracket(edges[:-1].unsqueeze(1), edges[1:].unsqueeze(1), slopes)
+            start, end = edges[:-1].unsqueeze(1), edges[1:].unsqueeze(1)
+            low, high = self._bracket(start, end, slopes)
             point = low / 2 + high / 2
+            # A piece in which the height is nowhere level is lowest at an end, which gradients must reach.
+            level = (self.derivative(start) < slopes) != (self.derivative(end) < slopes)
             # Where the function bends away from the line it is above its tangent in the bracket; where it does not,
             # the ends of the piece are lowest, and the tangent is above them.
             fall = (self.derivative(point) - slopes).abs() * torch.maximum(point - low, high - point)
-        least = torch.minimum(least, (heights(point) - fall).amin(dim=0))
+        inner = torch.where(level, heights(point) - fall, torch.inf)
+        least = torch.minimum(least, inner.amin(dim=0))
         values = self.function(bounds.lower).abs() + self.function(bounds.upper).abs() + least.detach().abs()
         return least - self.slack(bounds, slopes.detach(), values)
 
