@@ -11,7 +11,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.planes import Known
 
-CROWDED = 2**26
+CROWDED = {"cpu": 2**26, "cuda": 2**30}
 """Entries of a pool beyond which waiting boxes leave the device, and wait without what is known of their values."""
 
 
@@ -78,13 +78,17 @@ class Pool:
     entries: int = 0
 
     @property
+    def crowded(self) -> bool:
+        return self.entries > CROWDED.get(self.device.type, CROWDED["cpu"])
+
+    @property
     def least(self) -> float:
         return min((group.least for group in self.groups), default=torch.inf)
 
     def put(self, boxes: Boxes) -> None:
         if not len(boxes):
             return
-        if self.entries > CROWDED:
+        if self.crowded:
             boxes = boxes.without_known().to(torch.device("cpu"))
         group = _Waiting(boxes, float(boxes.margins.min()), boxes.entries)
         self.groups.append(group)
@@ -103,7 +107,7 @@ class Pool:
         return Boxes.joined(taken)
 
     def _next(self) -> _Waiting:
-        if self.entries > CROWDED:
+        if self.crowded:
             return self.groups.pop()
         return self.groups.pop(min(range(len(self.groups)), key=lambda index: self.groups[index].least))
 
