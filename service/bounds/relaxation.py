@@ -76,13 +76,11 @@ class Lines:
 
     def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """CROWN, Zhang et al., 2018: a positive coefficient takes the lower line, a negative one the upper line."""
-        above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
-        pieces = [
-            _along(clamped, intercept)
-            for clamped, intercept in ((above, self.lower_intercept), (below, self.upper_intercept))
-            if intercept is not None
-        ]
-        through = torch.addcmul(above * self.lower_slope, below, self.upper_slope)
+        below = coefficients.clamp(max=0)
+        pieces = [] if self.upper_intercept is None else [_along(below, self.upper_intercept)]
+        if self.lower_intercept is not None:
+            pieces.append(_along(coefficients - below, self.lower_intercept))
+        through = torch.addcmul(coefficients * self.lower_slope, below, self.upper_slope - self.lower_slope)
         return (through,), sum(pieces[1:], start=pieces[0]) if pieces else None
 
 
