@@ -135,7 +135,7 @@ def compare() -> dict[str, dict[str, float]]:
             "own": float(sum(divided.is_own(node.name) for node in divided.nonlinear)),
             "function": _difference(at_a_point, module(x).detach()),
         }
-        for method, effort in (("ibp", Effort()), ("crown", Effort()), ("crown", Effort(elements=500))):
+        for method, effort in (("ibp", Effort()), ("crown", Effort()), ("crown", Effort(elements=4000))):
             both = [output_bounds(network, box_around(x, 0.1), method, effort) for network in (divided, whole)]
             case[f"{method} {effort.elements}"] = max(
                 _difference(both[0].lower, both[1].lower), _difference(both[0].upper, both[1].upper)

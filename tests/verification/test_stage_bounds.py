@@ -46,7 +46,7 @@ def compare() -> dict[str, dict[str, float]]:
                 right = output_bounds(whole, box, method)
                 expected = torch.cat([right.lower, -right.upper], dim=1)
                 with torch.no_grad():
-                    analysis = staged.method(METHODS[method])(staged.network, box, Effort(elements=2000))
+                    analysis = staged.method(METHODS[method])(staged.network, box, Effort(elements=20000))
                     bounds = torch.cat([analysis.lower_bounds(part) for part in rows.split(4, dim=1)], dim=1)
                 case[method] = float((bounds - expected).abs().max() / expected.abs().max())
                 case[f"width of {method}"] = float(right.width.mean())
