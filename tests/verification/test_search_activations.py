@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
-from service.bounds.network import prepare
+from service.bounds.network import Network, prepare
 from service.bounds.split import Multipliers, Sites, kink
 from service.verification.certify import Verdict
 from service.verification.search.activations import split_activations
 from service.verification.search.bounding import Bounding, Climb, Question
-from service.verification.search.branching import evaluated
 from service.verification.search.decision import Finding, Moment
 from service.verification.search.domains import Domains, Pool
 from service.verification.search.goal import Goal
@@ -105,6 +104,14 @@ def bounding_of(subject: Subject, lower: Tensor, upper: Tensor, rows: Tensor) ->
         torch.ones(1, len(rows), dtype=torch.bool),
     )
     return Bounding(subject.network, box, bounds, question)
+
+
+def evaluated(network: Network, x: Tensor) -> dict[str, Tensor]:
+    """The network's values at inputs ``(n, *input shape)``, by node."""
+    known = {network.graph.input.name: Interval.point(x)}
+    for node in network.graph.nodes[1:]:
+        known[node.name] = Interval.point(network.interval(node, known).centre)
+    return {name: each.centre for name, each in known.items()}
 
 
 def random_domains(bounding: Bounding, count: int, depth: int, generator: torch.Generator) -> Domains:

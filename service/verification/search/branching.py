@@ -15,7 +15,6 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.network import Network
 from service.bounds.relaxation import Lines, Relaxation
 from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.split import kink
@@ -188,11 +187,3 @@ def _loss(relaxed: Relaxation, coefficients: Tensor, z: Tensor, value: Tensor) -
     low = low if relaxed.lower_intercept is None else low + relaxed.lower_intercept
     high = high if relaxed.upper_intercept is None else high + relaxed.upper_intercept
     return coefficients * value - coefficients.clamp(min=0) * low - coefficients.clamp(max=0) * high
-
-
-def evaluated(network: Network, x: Tensor) -> dict[str, Tensor]:
-    """The network's values at inputs ``(n, *input shape)``, by node."""
-    known = {network.graph.input.name: Interval.point(x)}
-    for node in network.graph.nodes[1:]:
-        known[node.name] = Interval.point(network.interval(node, known).centre)
-    return {name: each.centre for name, each in known.items()}
