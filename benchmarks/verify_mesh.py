@@ -29,13 +29,14 @@ from service.models.transformer import Transformer
 from service.parallel import distributed
 from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh
+from service.parallel.tensor.placement import local
 
 Made = tuple[nn.Module, tuple[int, ...], float]
 
 
 def mlp(mesh: Mesh, device: torch.device, small: bool) -> Made:
     """Two blocks of a wide hidden layer between narrow ones."""
-    narrow, wide = (64, 512) if small else (2048, 32768)
+    narrow, wide = (64, 512) if small else (2048, 65536)
     config = MlpConfig(in_features=narrow, hidden=(wide, narrow, wide, narrow), out_features=16)
     return build(config, mesh, device=device), (narrow,), 1e-4
 
@@ -70,7 +71,7 @@ def measure(name: str, mesh: Mesh, device: torch.device, small: bool, repeats: i
         found, spent = _timed(lambda: METHODS["crown"](network, box, Effort()).lower_bounds(rows), device)
         seconds += [spent] if repeat else []
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    weights = sum(each.numel() * each.element_size() for each in module.parameters())
+    weights = sum(each.numel() * each.element_size() for each in map(local, module.parameters()))
     if mesh.tp.rank == 0:
         lower, negated = found.chunk(2, dim=1)
         print(
