@@ -161,9 +161,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    print(
-        "| | network | batch | method | mean width | mean lower | seconds | peak MB |\n|---|---|---|---|---|---|---|---|"
-    )
+    print("| | network | batch | method | mean width | mean lower | seconds | peak MB |")
+    print("|---" * 8 + "|")
     rows = []
     for name in given.networks:
         for batch in given.batches:
