@@ -69,7 +69,7 @@ def cancelling(seed: int) -> tuple[nn.Sequential, Network, Network]:
     return net.double(), single, prepared(net.double(), 4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**31), radius=st.sampled_from([0.0, 1e-12, 1e-3, 0.3]))
 def test_no_rational_value_leaves_the_bounds(seed: int, radius: float) -> None:
     net, _, network = cancelling(seed % 4)
@@ -103,9 +103,7 @@ def test_plain_bounds_are_passed_by_an_exact_value_and_rigorous_ones_are_not() -
     assert passed[DOUBLE] > 0
 
 
-@pytest.mark.parametrize(
-    ("group", "radius"), [("linear", 0.3), ("nonlinear", 1e-3), ("nonlinear", 0.3), ("composed", 0.1)]
-)
+@pytest.mark.parametrize(("group", "radius"), [("linear", 0.3), ("nonlinear", 0.3), ("composed", 0.1)])
 def test_what_rounding_costs_is_small(group: str, radius: float) -> None:
     """On every operator: rigorous widths are those of plain float64 bounds but for a millionth."""
     module, network = made(group)
