@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from conftest import Climb
@@ -123,6 +125,44 @@ def test_what_needs_its_program_is_no_script(tmp_path: Path) -> None:
         check_alone(Captured(fx.symbolic_trace(chain), (torch.ones(3).as_subclass(Odd),)))
     with pytest.raises(UnsuitableError, match="its backend has no name"):
         write(Captured(fx.symbolic_trace(chain), (torch.ones(3),)), Rung("x", chain), Tolerance(), "why", tmp_path)
+
+
+def test_a_script_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    script, started = tmp_path / "endless.py", tmp_path / "started"
+    script.write_text(
+        "import subprocess, sys, time\n"
+        "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(started)!r}, 'w').write(str(inner.pid))\n"
+        "time.sleep(60)\n"
+    )
+    begun = time.monotonic()
+    assert run(script, 3).said == "it was still running after 3 s"
+    assert time.monotonic() - begun < 30
+    deadline = time.monotonic() + 10
+    while runs(int(started.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not runs(int(started.read_text()))
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_what_a_script_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
+    script = tmp_path / "leaving.py"
+    script.write_text(
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(8)'])\n"
+        "print('wrong')\n"
+        "sys.exit(1)\n"
+    )
+    begun = time.monotonic()
+    found = run(script, 60)
+    assert (found.shown, found.said) == (True, "wrong")
+    assert time.monotonic() - begun < 7
 
 
 class Odd(Tensor):

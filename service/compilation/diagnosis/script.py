@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 
+import psutil
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -118,14 +121,38 @@ def _process(command: list[str], timeout_s: float) -> Outcome:
         lone = {name: value for name, value in os.environ.items() if name not in GROUP}
         environment = lone | {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
         try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-            )
+            status, printed, told = _ended(command, environment, Path(folder), timeout_s)
         except subprocess.TimeoutExpired:
             return Outcome(False, f"it was still running after {timeout_s:.0f} s")
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    said = lines[-1] if lines else (done.stderr.strip().splitlines() or [""])[-1]
-    return Outcome(done.returncode == 1 and bool(lines), said)
+    lines = [line for line in printed.splitlines() if line.strip()]
+    said = lines[-1] if lines else (told.strip().splitlines() or [""])[-1]
+    return Outcome(status == 1 and bool(lines), said)
+
+
+def _ended(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float) -> tuple[int, str, str]:
+    """Exit status, and what was written to stdout and stderr; raises ``TimeoutExpired`` with nothing left running.
+
+    Into files: a pipe is not at its end before all those processes have ended that the command has started.
+    """
+    printed, told = folder / "stdout", folder / "stderr"
+    with printed.open("wb") as out, told.open("wb") as err:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        try:
+            status = process.wait(timeout_s)
+        except BaseException:
+            _kill_with_descendants(process)
+            raise
+    return status, printed.read_text(errors="replace"), told.read_text(errors="replace")
+
+
+def _kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
+    """The bisector runs the script in a process of its own, which would outlive it; so would compile workers."""
+    started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.kill()
+    for each in started:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait()
 
 
 GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
