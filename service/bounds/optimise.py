@@ -119,6 +119,9 @@ class Climber:
     def best_bounds(self, rows: Coefficients) -> Tensor:
         """The largest lower bounds ``(batch, rows)`` met on the way."""
         _copy(rows, self.rows)
+        if self.best is not None:
+            # Also where nothing was to be chosen: bounds of the part before are none of these rows.
+            self.best.fill_(-torch.inf)
         if self.optimizer is not None:
             self._restart(self.optimizer)
         with torch.enable_grad():
@@ -183,8 +186,6 @@ class Climber:
                 value.zero_()
         for group in optimizer.param_groups:
             group["lr"].fill_(self.ascent.rate)
-        if self.best is not None:
-            self.best.fill_(-torch.inf)
 
 
 def optimised(families: Families, start: str, parts: Iterator[Coefficients], ascent: Ascent) -> Tensor:
