@@ -11,7 +11,7 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Effort, rows_at_once
+from service.bounds.methods.base import Effort
 from service.bounds.network import Network
 from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.optimised import Climbed
@@ -41,7 +41,7 @@ class RigorousAnalysis:
         """Lower bounds ``(batch, rows)`` of ``rows · output`` over the reals, for exact float64 rows."""
         output, batch = self.network.graph.output.name, len(self.intervals[self.network.graph.input.name].lower)
         walk = RigorousPass(self.network, self.intervals, self.steps)
-        parts = torch.split(rows, rows_at_once(self.network, output, batch, self.effort), dim=1)
+        parts = torch.split(rows, _rows_at_once(self.network, batch, self.effort), dim=1)
         with torch.no_grad(), _plain_convolutions():
             return torch.cat([self.bounding(walk, output, part) for part in parts], dim=1)
 
@@ -131,12 +131,17 @@ def _refined(walk: RigorousPass, bounding: Bounding, node: Node, index: int, eff
     if not len(chosen):
         return before
     lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
-    pairs = max(1, rows_at_once(walk.network, name, len(lower), effort) // 2)
+    pairs = max(1, _rows_at_once(walk.network, len(lower), effort) // 2)
     for part in torch.split(chosen, pairs):
         bounds = bounding(walk, name, UnitRows(part.unsqueeze(0)))
         lower[:, part] = torch.maximum(lower[:, part], bounds[:, : len(part)])
         upper[:, part] = torch.minimum(upper[:, part], -bounds[:, len(part) :])
     return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
+
+
+def _rows_at_once(network: Network, batch: int, effort: Effort) -> int:
+    """Rows are whole here: windows would need allowances of their own."""
+    return max(1, effort.elements // (batch * network.widest))
 
 
 def _plain_convolutions() -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from service.bounds.backward import Pass
 from service.bounds.optimise import Ascent, Climber, Families
 from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.steps import Step, nonlinear_step
-from service.bounds.rules.base import Coefficients
+from service.bounds.rules.base import Coefficients, UnitRows
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,18 @@ class Climbed:
 
     def __call__(self, walk: RigorousPass, start: str, rows: Coefficients) -> Tensor:
         plain = walk.lower_bounds(start, rows)
-        climber = Climber(Families(Pass(walk.network, walk.intervals, {})), start, rows, self.ascent)
-        climber.best_bounds(rows)
+        # Whole rows: what is chosen for windows would have to be moved to their places.
+        whole = rows if isinstance(rows, Tensor) else self._whole(walk, start, rows)
+        climber = Climber(Families(Pass(walk.network, walk.intervals, {})), start, whole, self.ascent)
+        climber.best_bounds(whole)
         with torch.no_grad():
             chosen = {**walk.steps, **_steps(walk, climber)}
             return torch.maximum(plain, replace(walk, steps=chosen).lower_bounds(start, rows))
+
+    @staticmethod
+    def _whole(walk: RigorousPass, start: str, rows: UnitRows) -> Tensor:
+        nodes = walk.network.nodes
+        return rows.dense(nodes[start].shape, walk.intervals[walk.network.graph.input.name].lower)
 
 
 def _steps(walk: RigorousPass, climber: Climber) -> dict[str, Step]:
