@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from service.compilation.execution import Key
-from service.compilation.parity import Comparison, Oracle, compare
+from service.compilation.parity import NOTHING_FINITE, Comparison, Oracle, compare
 from service.compilation.reference import Reference, Run
 from service.jobs.spec.compile import Tolerance
 
@@ -30,6 +30,11 @@ def worth_keeping(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
     for comparison in comparisons:
         by_kind[comparison.kind].append(comparison)
     return tuple(kept for of_kind in by_kind.values() for kept in _of_kind(of_kind))
+
+
+def kinds_of(comparisons: Iterable[Comparison]) -> frozenset[str]:
+    """The kinds of which any number was compared: NaN beside NaN says nothing."""
+    return frozenset(comparison.kind for comparison in comparisons if comparison.note != NOTHING_FINITE)
 
 
 def _of_kind(comparisons: list[Comparison]) -> Iterator[Comparison]:

@@ -18,6 +18,7 @@ from service.compilation.rungs import REHEARSAL, Rung
 from service.compilation.verdicts import Finding, Verdict, worst
 
 log = logging.getLogger(__name__)
+RESULTS = frozenset({"loss", "output", "gradient"})
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,16 @@ def _reference(program: Program, phase: Phase, plan: Plan) -> tuple[Reference | 
 
 
 def _judged(observation: Observation) -> Result:
-    findings = _merge(gather(judge(observation)))
+    findings = _merge(gather((*judge(observation), *_nothing_compared(observation))))
     return Result(observation.case, worst(finding.verdict for finding in findings), findings, observation)
+
+
+def _nothing_compared(observation: Observation) -> tuple[Finding, ...]:
+    """Agreement of all ranks on nothing at all. Of a pipeline some ranks have no results: so no rank can tell alone."""
+    seen = gather((observation.error, observation.kinds))
+    if any(error or kinds & RESULTS for error, kinds in seen):
+        return ()
+    return (Finding("vacuous", "no loss, output or gradient with a finite number in it was compared with eager's"),)
 
 
 def _merge(per_rank: list[tuple[Finding, ...]]) -> tuple[Finding, ...]:

@@ -68,7 +68,8 @@ class Case:
 class Observation:
     """One rung in one phase. ``error`` is set when it raised; ``training`` is ``None`` for inference.
 
-    ``comparisons``: the worst of each kind, and every one that failed. ``compared``: how many were made.
+    ``comparisons``: the worst of each kind, and the first that failed. ``compared``: how many were made, of tensors of
+    the ``kinds`` that hold any finite number.
     ``usage``: how the program used its compiled modules in the judged iterations.
     """
 
@@ -77,6 +78,7 @@ class Observation:
     error: str = ""
     comparisons: tuple[Comparison, ...] = ()
     compared: int = 0
+    kinds: frozenset[str] = frozenset()
     training: Training | None = None
     cost: Cost | None = None
     truth_note: str = ""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-from service.compilation.comparing import compare_runs, worth_keeping
+from service.compilation.comparing import compare_runs, kinds_of, worth_keeping
 from service.compilation.cost import cold_seconds, pace, warm_seconds
 from service.compilation.evidence import Evidence
 from service.compilation.execution import Record, Subject, build, record, state_of
@@ -128,6 +128,7 @@ class _Look:
             evidence,
             comparisons=worth_keeping(comparisons),
             compared=len(comparisons),
+            kinds=kinds_of(comparisons),
             training=_training(run, self.reference.eager) if self.case.phase == "train" else None,
             truth_note=self.reference.truth_note,
             notes=tuple(_notes(self.reference, self.case.rung, self._usage)),
@@ -195,7 +196,7 @@ def _random_numbers(rung: Rung, reference: Reference) -> AbstractContextManager[
 
 
 def _draws_like_eager(rung: Rung, reference: Reference) -> bool:
-    return rung.generates_code and reference.eager.random
+    return rung.decomposes and reference.eager.random
 
 
 def _notes(reference: Reference, rung: Rung, usage: Usage) -> Iterator[str]:

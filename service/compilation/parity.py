@@ -19,6 +19,8 @@ from service.jobs.spec.compile import Tolerance
 SMALL_TENSORS = ((10, 5.0), (500, 4.0), (1000, 1.5))
 """Up to so many elements, the permitted ratio is this much larger."""
 
+NOTHING_FINITE = "no finite number to compare"
+
 SCALE_FLOOR = 0.01
 """Tensors this much smaller than their siblings are judged at this part of the siblings' scale."""
 
@@ -65,7 +67,7 @@ def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle
     finite = torch.isfinite(oracle.eager)
     got, eager = result[finite].double(), oracle.eager[finite].double()
     if not got.numel():
-        return Comparison(*key, iteration, 0.0, 0.0)
+        return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
     distance = (got - eager).abs()
     close = _beyond_close(distance, eager, oracle, tolerance)
     ratio, beyond = _beyond_truth(got, eager, finite, oracle, tolerance)

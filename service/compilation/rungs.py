@@ -17,9 +17,10 @@ class Rung:
     """One way of compiling, tried only after the one before it passed.
 
     ``backend`` and ``mode`` are what a job would give to ``torch.compile``. ``compiles_backward``: a training step
-    must run a compiled backward graph. ``generates_code``: the rung writes kernels, so its caches, the toolchain and
-    its own random number generator matter. ``cuda_graphs``: it must capture and replay CUDA graphs; without a CUDA
-    device the rung is not applicable. ``rehearses``: it stands in for CUDA graphs on such a device.
+    must run a compiled backward graph. ``generates_code``: the rung writes kernels, so its caches and the toolchain
+    matter. ``decomposes``: by Inductor's decompositions, which draw other random numbers than eager. ``cuda_graphs``:
+    it must capture and replay CUDA graphs; without a CUDA device the rung is not applicable. ``rehearses``: it stands
+    in for CUDA graphs on such a device.
     """
 
     name: str
@@ -29,21 +30,30 @@ class Rung:
     mode: str | None = None
     cuda_graphs: bool = False
     rehearses: bool = False
+    decomposes: bool = False
 
     @property
     def overwrites(self) -> bool:
         return self.cuda_graphs or self.rehearses
 
 
-def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = False) -> Rung:
+def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = False, decomposes: bool = False) -> Rung:
     recipe = RECIPES[name]
-    return Rung(name, recipe.backend, compiles_backward, generates_code, recipe.mode, recipe.cuda_graphs)
+    return Rung(
+        name,
+        recipe.backend,
+        compiles_backward,
+        generates_code,
+        recipe.mode,
+        recipe.cuda_graphs,
+        decomposes=decomposes or generates_code,
+    )
 
 
 LADDER: tuple[Rung, ...] = (
     _rung("eager", compiles_backward=False),
     _rung("aot_eager"),
-    _rung("aot_eager_decomp_partition"),
+    _rung("aot_eager_decomp_partition", decomposes=True),
     _rung("inductor", generates_code=True),
     _rung("reduce-overhead", generates_code=True),
 )

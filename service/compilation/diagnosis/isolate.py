@@ -59,7 +59,7 @@ class Search:
         return bool(fault)
 
     def _fault(self, unit: str) -> str:
-        random = self.case.rung.generates_code and self.reference.eager.random
+        random = self.case.rung.decomposes and self.reference.eager.random
         with empty_caches(), eager_random_numbers() if random else nullcontext():
             try:
                 seen = run(build_only(self.program, self.case.phase, self.case.rung, unit), self.plan.iterations)

@@ -14,10 +14,16 @@ class Disabled(Perceptron):
         return super().forward(x)
 
 
+class NotANumber(Perceptron):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * float("nan")
+
+
 def sequential() -> nn.Module:
     """Compiled in place, a bare ``nn.Sequential`` is skipped by Dynamo as a part of PyTorch."""
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES))
 
 
+NOT_A_NUMBER = program(NotANumber)
 DISABLED = program(Disabled)
 SEQUENTIAL = program(sequential)
