@@ -348,6 +348,33 @@ def test_refined_bounds_are_tighter_and_hold() -> None:
     assert bool(((hidden >= after.lower - 1e-9) & (hidden <= after.upper + 1e-9)).all())
 
 
+def test_operators_that_read_each_other_are_refined() -> None:
+    """A value may be the start of a question and relaxed itself."""
+    subject = subject_of("gate", 3)
+    lower, upper = -0.3 * torch.ones(3, dtype=torch.float64), 0.3 * torch.ones(3, dtype=torch.float64)
+    box = Interval(lower[None], upper[None])
+    bounds = Sites.of(subject.network).bounds(METHODS["crown"](subject.network, box, Effort()).inputs)
+    found = refined(subject.network, box, bounds, time.monotonic() + 2)
+    generator = torch.Generator().manual_seed(5)
+    values = evaluated(subject.network, lower + torch.rand(200, 3, generator=generator, dtype=lower.dtype) * 0.6)
+    held = Sites.of(subject.network).flattened(
+        {site.value: values[site.value] for site in Sites.of(subject.network).each}
+    )
+    assert (held >= found.lower - 1e-9).all()
+    assert (held <= found.upper + 1e-9).all()
+    assert (found.width <= bounds.width).all()
+
+
+def test_margins_of_all_domains_are_found_while_memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = subject_of("relu", 1)
+    bounding = bounding_of(subject, -torch.ones(3).double(), torch.ones(3).double(), torch.eye(2).double())
+    domains = random_domains(bounding, 23, 2, torch.Generator().manual_seed(1))
+    expected = bounding.margins(domains)
+    looks = iter([7, 3, 11, 2, 5, 13, 4, 6, 9, 8])
+    monkeypatch.setattr(Bounding, "capacity", property(lambda self: next(looks)))
+    torch.testing.assert_close(bounding.margins(domains), expected)
+
+
 def test_the_pool_gives_the_least_margins_first_and_loses_none() -> None:
     generator = torch.Generator().manual_seed(0)
     bounding = bounding_of(

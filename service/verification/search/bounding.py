@@ -108,7 +108,7 @@ class Bounding:
         self.sites = Sites.of(network)
         self.bounds = bounds
         self.scale = torch.ones_like(bounds.lower[0])
-        before = {node.name for node in network.graph.until(question.start)[:-1]}
+        before = {node.name for node in network.graph.until(question.start)}
         self.relaxed = tuple(node for node in network.nonlinear if node.name in before)
         root = self._shaped(bounds)
         self._open = {node.name: _entries(self._improvable(node, root)) for node in self.relaxed}
@@ -168,8 +168,9 @@ class Bounding:
     def margins(self, domains: Domains) -> Tensor:
         """What the domains' parameters prove, ``(n,)``."""
         found = []
-        for start in range(0, len(domains), self.capacity):
-            part = domains.rows(slice(start, start + self.capacity))
+        size = self.capacity  # once: on a device it changes with every look
+        for start in range(0, len(domains), size):
+            part = domains.rows(slice(start, start + size))
             fixed = self._fixed(part)
             margin = self._margin(fixed, part.slopes, part.beta, part.weights)
             found.append(torch.where(fixed.empty, torch.inf, margin))
