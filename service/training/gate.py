@@ -22,14 +22,15 @@ class GateError(RuntimeError):
 
 
 def allowed_modes(
-    choice: CompileChoice, own: Sequence[Fingerprint | None], data: DataLayout, micro_batches: int = 1
+    choice: CompileChoice, own: Sequence[Fingerprint | None], data: DataLayout, micro_batches: int = 1, stages: int = 1
 ) -> dict[Phase, str]:
     """The mode (a name of ``RECIPES``) for each phase that ``choice`` asks for; empty when it asks for none.
 
     The gate must have been written for one of the fingerprints of this job, ``own``.
 
     Raises :class:`GateError` when there is no report, when it was written for another configuration (naming the
-    fields), when a phase did not pass, or when CUDA graphs were checked with another pattern of ``micro_batches``.
+    fields), when a phase did not pass, or when CUDA graphs were checked with another pattern of ``micro_batches``,
+    or on the whole model where this job runs ``stages`` of a pipeline.
     """
     asked: list[Phase] = [phase for phase in ("train", "inference") if getattr(choice, phase)]
     if not asked or choice.gate is None:
@@ -37,7 +38,9 @@ def allowed_modes(
     gate = _read(data.job(choice.gate).artifacts / "report.json", choice.gate)
     _check_fingerprint(gate, own, choice.gate)
     modes = {phase: _mode(gate, phase, choice.gate) for phase in asked}
-    _check_pattern(gate, modes, micro_batches, choice.gate)
+    if RECIPES[lowest(modes)].cuda_graphs:
+        _check_pattern(gate, micro_batches, choice.gate)
+        _check_order(gate, stages, choice.gate)
     return modes
 
 
@@ -77,13 +80,22 @@ def _check_fingerprint(gate: Mapping[str, Any], own: Sequence[Fingerprint | None
         raise GateError(f"compile.gate: {job} was run for another configuration: {fields}")
 
 
-def _check_pattern(gate: Mapping[str, Any], modes: Mapping[Phase, str], micro_batches: int, job: str) -> None:
-    """What CUDA graphs overwrite depends on how often a step runs forward; nothing else does."""
+def _check_pattern(gate: Mapping[str, Any], micro_batches: int, job: str) -> None:
+    """What CUDA graphs overwrite depends on how often a step runs forward."""
     checked = gate.get("micro_batches", 1)
-    if RECIPES[lowest(modes)].cuda_graphs and (checked > 1) != (micro_batches > 1):
+    if (checked > 1) != (micro_batches > 1):
         raise GateError(
             f"compile.gate: {job} checked CUDA graphs with {checked} forwards per step, here are {micro_batches}; "
             f"check with micro_batches of {micro_batches}"
+        )
+
+
+def _check_order(gate: Mapping[str, Any], stages: int, job: str) -> None:
+    """And on what runs between a forward and its backward: nothing in one piece, other forwards in a pipeline."""
+    if stages > 1 and gate["fingerprint"].get("parallel.pp", 1) == 1:
+        raise GateError(
+            f"compile.gate: {job} checked CUDA graphs on a model in one piece, here are {stages} stages, whose "
+            "forwards wait for their backwards; check with this job's parallel.pp, or up to inductor in its modes"
         )
 
 

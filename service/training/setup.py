@@ -83,7 +83,7 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     check_export(spec.export, config)
     dataset = data.load(spec.data, context.data).to(device)
     prints = [own_fingerprint(config, spec, device), staged_fingerprint(config, spec, device)]
-    backends = allowed_modes(spec.compile, prints, context.data, spec.micro_batches)
+    backends = allowed_modes(spec.compile, prints, context.data, spec.micro_batches, spec.stages)
     for cache in portable_caches(spec.compile, backends, context.data, context.rank):
         torch.compiler.load_cache_artifacts(cache)
     return assemble(spec, context, device, mesh, Ingredients(config, dataset, backends, weights))

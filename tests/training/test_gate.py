@@ -66,6 +66,21 @@ def test_accumulation_needs_cuda_graphs_checked_with_it(data: DataLayout, checke
         allowed_modes(CompileChoice(train=True, gate=GATE), [OWN], data, micro_batches=own)
 
 
+def test_stages_need_cuda_graphs_checked_on_stages(data: DataLayout) -> None:
+    publish(data, {"gate": {**PASSED, "train": "reduce-overhead", "inference": "inductor", "micro_batches": 4}})
+    graphs, fewer = CompileChoice(train=True, gate=GATE), CompileChoice(train=True, inference=True, gate=GATE)
+    with pytest.raises(GateError, match="on a model in one piece, here are 2 stages"):
+        allowed_modes(graphs, [OWN], data, micro_batches=4, stages=2)
+    assert lowest(allowed_modes(fewer, [OWN], data, micro_batches=4, stages=2)) == "inductor"
+
+
+def test_cuda_graphs_checked_on_stages_are_opened_for_them(data: DataLayout) -> None:
+    staged = {**OWN, "parallel.pp": 2}
+    publish(data, {"gate": {**PASSED, "fingerprint": staged, "train": "reduce-overhead", "micro_batches": 4}})
+    choice = CompileChoice(train=True, gate=GATE)
+    assert allowed_modes(choice, [OWN, staged], data, 4, stages=2) == {"train": "reduce-overhead"}
+
+
 def test_a_lower_mode_for_evaluation_rules_out_cuda_graphs_in_training(data: DataLayout) -> None:
     publish(data, {"gate": {**PASSED, "train": "reduce-overhead", "inference": "inductor"}})
     modes = allowed_modes(CompileChoice(train=True, inference=True, gate=GATE), [OWN], data, micro_batches=2)
