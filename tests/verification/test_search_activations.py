@@ -24,6 +24,7 @@ from service.verification.search.bounding import Bounding, Climb, Question
 from service.verification.search.decision import Finding, Moment
 from service.verification.search.domains import Domains, Pool
 from service.verification.search.goal import Goal
+from service.verification.search.programs import Programs
 from service.verification.search.refining import refined
 from service.verification.search.subject import Subject
 
@@ -403,3 +404,20 @@ def test_contradicting_splits_leave_nothing_to_prove() -> None:
     empty = root.split_further(entry, one, high, 0 * one).split_further(entry, -one, low, 0 * one)
     assert float(bounding.margins(empty)) == float("inf")
     assert bool(torch.isinf(least_sampled(bounding, empty, 100, generator)).all())
+
+
+def test_no_program_for_operators_that_still_bend() -> None:
+    """Entries without finite bounds are never split, and their sign stays open."""
+    module = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)).double().requires_grad_(False)
+    module[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
+    module[0].bias.zero_()
+    module[2].weight.copy_(torch.tensor([[-1.0, -1.0]]))
+    module[2].bias.fill_(0.5)
+    subject = Subject(module, prepare(module, (1,)), module, None, torch.float64)
+    one = torch.ones(1, dtype=torch.float64)
+    goal = Goal(-one, one, one[None], 0 * one, torch.zeros(1, dtype=torch.int64), 0 * one)
+    nothing = torch.full((1, 2), torch.inf, dtype=torch.float64)
+    question = Question(subject.network.graph.output.name, one[None, None], 0 * one[None], one[None] > 0)
+    bounding = Bounding(subject.network, goal.box(torch.float64), Interval(-nothing, nothing), question)
+    domain = bounding.roots(-one[None])
+    assert Programs(subject, goal).solved(domain, bounding.bounds).margin == -torch.inf

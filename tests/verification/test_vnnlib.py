@@ -42,6 +42,7 @@ def test_boxes_may_stand_in_the_disjunction_alone() -> None:
 def test_an_empty_box_is_no_case() -> None:
     assert query("(assert (>= X_0 1.5)) (assert (<= Y_0 0))").cases == ()
     assert query("(assert (<= 1 0))").cases == ()
+    assert query("(assert (or))").cases == ()
 
 
 def test_sums_and_products() -> None:

@@ -50,7 +50,7 @@ def parse(text: str) -> Query:
     inputs, outputs = declared.count("X"), declared.count("Y")
     if not assertions:
         raise VnnlibError("line 1: the file asserts nothing, expected at least one (assert …)")
-    alternatives = [each for each in assertions if len(each) > 1]
+    alternatives = [each for each in assertions if len(each) != 1]
     common = [linear for each in assertions if len(each) == 1 for linear in each[0]]
     cases = prod(len(each) for each in alternatives)
     if cases > MOST_CASES:

@@ -73,6 +73,8 @@ class Programs:
         output = values[self.network.graph.output.name] @ self.goal.rows[rows].T - self.goal.thresholds[rows]
         hidden = torch.cat([values[site.value] for site in Sites.of(self.network).each], dim=1)
         held = domain.sign[0] != 0
+        if self._open(bounds, domain.index[0, held]):
+            return Solved(-float("inf"))
         sides = -domain.sign[0, held].double() * hidden[:, domain.index[0, held]]
         objectives, constraints = _affine(output), _affine(sides)
         result = _program(objectives, constraints)
@@ -116,6 +118,12 @@ class Programs:
             else:
                 known[node.name] = Interval.point(self.network.interval(node, known).centre)
         return {name: each.lower.flatten(1) for name, each in known.items()}
+
+    @staticmethod
+    def _open(bounds: Interval, settled: Tensor) -> bool:
+        """Whether an operator still bends: an entry without finite bounds is not split, whatever its sign."""
+        bends = (bounds.lower < 0) & (bounds.upper > 0)
+        return bool(bends[0].index_fill(0, settled, False).any())
 
     def _rising(self, domain: Domains, bounds: Interval) -> dict[str, Tensor]:
         """Each operator's slopes ``(1, *shape)`` in a domain."""
