@@ -111,9 +111,12 @@ class Pass:
             (biases.own if own else biases.replicated).append(before.lower_bounds(coefficients, own))
 
     def _ends_in_windows(self, biases: _Biases, node: Node, waiting: Pending) -> bool:
-        """At the input's image: a box of inputs is the same box whatever its shape."""
-        interval = self.intervals.get(node.name)
-        if not isinstance(waiting.coefficients, Windows) or type(interval) is not Interval:
+        """At the input's image: a box of inputs is the same box whatever its shape; a ball or a value of stages is not.
+
+        The image's own interval tells nothing: of a ball it is the box around it.
+        """
+        interval, whole = self.intervals.get(node.name), self.intervals[self.network.graph.input.name]
+        if interval is None or not isinstance(waiting.coefficients, Windows) or type(whole) is not Interval:
             return False
         self._account(biases, node, waiting.own, waiting.coefficients.least(interval.lower, interval.upper))
         return True

@@ -8,8 +8,10 @@ from nets import output_bounds, prepared, redraw
 from torch import Tensor, nn
 
 from service.bounds import windows as windows_module
+from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
+from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
 from service.bounds.rules.base import UnitRows
 from service.bounds.windows import Windows
@@ -91,3 +93,17 @@ def test_rows_of_each_instances_own() -> None:
     found = backward.lower_bounds(start, UnitRows(index))
     whole = UnitRows(index).dense(network.nodes[start].shape, centre)
     torch.testing.assert_close(found, backward.lower_bounds(start, whole), rtol=1e-10, atol=1e-10)
+
+
+def test_a_ball_of_flat_images_stays_a_ball() -> None:
+    torch.manual_seed(1)
+    image = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
+    image = image.double().requires_grad_(False)
+    flat = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), image)
+    centre = torch.rand(1, 1, 8, 8, dtype=torch.float64)
+    rows = torch.eye(2, dtype=torch.float64)[None]
+    found, expected = (
+        METHODS["crown"](prepare(module, shape), Ball.within(centre.view(1, *shape), 0.5, torch.float64), Effort())
+        for module, shape in ((flat, (64,)), (image, (1, 8, 8)))
+    )
+    assert torch.allclose(found.lower_bounds(rows), expected.lower_bounds(rows))
