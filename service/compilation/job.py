@@ -36,7 +36,8 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     keep_caches(context, spec, results)
     if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
         write(context, assemble(spec, target, results, toolchain_s))
-    diagnoses = list(_diagnose(context, target.program, results, plan))
+    generates = all(gather(toolchain_s is not None))
+    diagnoses = list(_diagnose(context, target.program, _to_explain(results, generates), plan))
     if context.rank:
         return None
     proofs = () if context.should_stop() else self_test()
@@ -70,10 +71,16 @@ def _tell(context: RunContext, result: Result, done: int, total: int, started: f
     context.report.progress(done, total, "rungs")
 
 
-def _diagnose(context: RunContext, program: Program, results: list[Result], plan: Plan) -> Iterator[Diagnosis]:
-    """Look into the rungs that stopped the climb, unless the job was asked to stop."""
-    for result in results:
-        if result.observation is None or result.verdict == "pass" or any(gather(context.should_stop())):
+def _to_explain(results: list[Result], generates: bool) -> list[Result]:
+    """The rungs that stopped the climb. Where code generation itself does not start, no module is to blame."""
+    failed = [result for result in results if result.observation is not None and result.verdict != "pass"]
+    return [result for result in failed if generates or not result.case.rung.generates_code]
+
+
+def _diagnose(context: RunContext, program: Program, failed: list[Result], plan: Plan) -> Iterator[Diagnosis]:
+    """Look into each of ``failed``, unless the job was asked to stop."""
+    for result in failed:
+        if any(gather(context.should_stop())):
             continue
         started = time.time()
         found = diagnose(program, result, plan, context.paths.artifacts)

@@ -184,6 +184,7 @@ def test_a_machine_without_a_compiler_fails_the_rung_that_needs_one(data: DataLa
     assert result["gate"]["inference"] == "aot_eager"
     assert [row["verdict"] for row in report(data)["rungs"]] == ["pass", "pass", "fail_error"]
     assert report(data)["toolchain_s"] is None
+    assert report(data)["diagnoses"] == []  # no module is to blame
 
 
 def test_no_draft_is_left_beside_the_report(data: DataLayout) -> None:
