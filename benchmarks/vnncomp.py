@@ -4,7 +4,7 @@
 
 ``FOLDER/BENCHMARK`` holds ``labels.csv`` and the (gzipped) networks and properties that it names. An instance has its
 own time limit, or ``--limit`` if that is less. Seconds are those of the decision, without loading the network, which
-stays loaded for the next instance; processor seconds are this process's. Exit 1 on a wrong verdict.
+stays loaded for the next instance; processor seconds are this process's. Exit 1 on a wrong verdict or an error.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class Choices:
     device: str
 
 
+FAILED = "failed"
+
+
 @dataclass(frozen=True)
 class Row:
     """A line of the table; ``bound`` is the margin that was proved."""
@@ -102,7 +105,10 @@ def run(instance: Instance, choices: Choices) -> Row:
     except UnsupportedModelError as error:
         return row(instance, f"unsupported: {error}")
     used, started = time.process_time(), time.monotonic()
-    decision = decide(under, query, choices.method, instance.limit)
+    try:
+        decision = decide(under, query, choices.method, instance.limit)
+    except Exception as error:  # one instance that fails must show, and not hide the rest
+        return row(instance, f"{FAILED}: {type(error).__name__}: {error}")
     return replace(
         row(instance, ANSWERS[decision.verdict]),
         seconds=round(time.monotonic() - started, 3),
@@ -186,7 +192,7 @@ def main() -> int:
             writer = csv.DictWriter(file, [field.name for field in fields(Row)])
             writer.writeheader()
             writer.writerows(asdict(each) for each in rows)
-    return 1 if any(each.wrong for each in rows) else 0
+    return 1 if any(each.wrong or each.verdict.startswith(FAILED) for each in rows) else 0
 
 
 if __name__ == "__main__":
