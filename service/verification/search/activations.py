@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from math import inf
+from math import inf, isnan
 
 import torch
 from torch import Tensor
@@ -228,7 +228,8 @@ class _Search:
             if margin > 0:
                 self.proved = min(self.proved, margin)
             else:
-                self.stuck = min(self.stuck, margin)
+                # What is no number proves nothing, and must not be lost in a comparison.
+                self.stuck = min(self.stuck, -inf if isnan(margin) else margin)
         return None
 
     def _tried(self, x: Tensor) -> Counterexample | None:

@@ -152,7 +152,7 @@ class _Search:
     def _put(self, rest: Boxes, score: Tensor) -> None:
         small = ~self._cuttable(rest.box).any(dim=1)
         if bool(small.any()):
-            self.tied = min(self.tied, float(rest.margins[small].min()))
+            self.tied = min(self.tied, float(rest.margins[small].nan_to_num(nan=-torch.inf).min()))
             rest, score = rest[~small], score[~small]
         while len(rest):
             rest, score = self._halved(rest, score)
