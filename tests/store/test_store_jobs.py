@@ -141,7 +141,7 @@ def test_a_dependency_that_ends_between_check_and_write_refuses_the_job(
     store: Store, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = submit()
-    monkeypatch.setattr("service.jobs.store.jobs.check", lambda *_: [])
+    monkeypatch.setattr("service.jobs.store.jobs.check", lambda *_, **__: [])
     store.jobs.cancel(needed.id)
     with pytest.raises(Rejected, match="is cancelled"):
         store.jobs.submit(train(after=[needed.id]), "ada")
