@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 SEED = np.random.default_rng(5)
 
 
-def weights(*shape: int) -> np.ndarray[Any, Any]:
-    return np.asarray(SEED.normal(size=shape) / max(1, shape[0]) ** 0.5, dtype=np.float32)
+def weights(*shape: int, draw: np.random.Generator = SEED) -> np.ndarray[Any, Any]:
+    return np.asarray(draw.normal(size=shape) / max(1, shape[0]) ** 0.5, dtype=np.float32)
 
 
 def node(operator: str, inputs: Sequence[str], outputs: str | Sequence[str] = "y", **attributes: Any) -> onnx.NodeProto:
@@ -44,11 +44,15 @@ def model(  # noqa: PLR0917 - keywords of a fixture
 
 
 def dense(widths: Sequence[int], batch: int | str = "batch", scale: float = 1.0) -> bytes:
-    """Layers with ReLU between."""
+    """Layers with ReLU between, the same in every process."""
     nodes, constants = [], {}
+    draw = np.random.default_rng(5)
     name = "x"
     for index, (inputs, outputs) in enumerate(pairwise(widths)):
-        constants |= {f"w{index}": scale * weights(outputs, inputs), f"b{index}": scale * weights(outputs)}
+        constants |= {
+            f"w{index}": scale * weights(outputs, inputs, draw=draw),
+            f"b{index}": scale * weights(outputs, draw=draw),
+        }
         last = index == len(widths) - 2
         target = "y" if last else f"z{index}"
         nodes.append(node("Gemm", [name, f"w{index}", f"b{index}"], target, transB=1))

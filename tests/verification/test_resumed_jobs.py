@@ -62,8 +62,14 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
     assert parquet.read_table(report.artifacts[0]).to_pylist() == report.bounds
     whole = job.run(killed_spec(), context(data)[0])
     assert whole is not None
-    for key in ("verdicts", "layers", "mean_width", "certified_accuracy"):
-        assert result[key] == pytest.approx(whole[key]) if key == "mean_width" else result[key] == whole[key]
+    # Batches of other sizes and other processes may round otherwise.
+    assert result["mean_width"] == pytest.approx(whole["mean_width"])
+    for key in ("verdicts", "certified_accuracy"):
+        assert result[key] == whole[key]
+    for found, expected in zip(result["layers"], whole["layers"], strict=True):
+        assert found == {
+            name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()
+        }
 
 
 def first_attempt(folder: str) -> None:
