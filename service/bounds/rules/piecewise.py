@@ -194,5 +194,8 @@ def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
 
 
 def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
-    """``torch.where`` on two numbers, which alone would round them to the default dtype."""
-    return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))
+    """``torch.where`` on two numbers, which alone would round them to the default dtype.
+
+    They are filled in on the device: a copy from the host would wait for all that the device has still to do.
+    """
+    return torch.where(condition, like.new_full((), yes), like.new_full((), no))
