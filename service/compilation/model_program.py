@@ -47,12 +47,14 @@ class ModelProgram:
     ``module(dtype)`` gives a new module on its device, each time with the same float32 weights, converted to
     ``dtype``. ``batches`` are visited in turn, one each step, each in ``micro_batches`` equal parts: their gradients
     add up to that of the whole. ``loss(outputs, targets)`` is a scalar, the mean over samples.
+    ``before_backward(model, is_last)`` is called before each forward of a training step.
     """
 
     module: Callable[[torch.dtype], nn.Module]
     batches: tuple[Batch, ...]
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     micro_batches: int = 1
+    before_backward: Callable[[nn.Module, bool], None] = synchronize_gradients
 
     def __post_init__(self) -> None:
         if not self.batches:
@@ -89,7 +91,7 @@ class ModelProgram:
             optimizer.zero_grad(set_to_none=True)
         losses, outputs = [], []
         for index, micro in enumerate(batch.chunks(self.micro_batches)):
-            synchronize_gradients(model, is_last=index == self.micro_batches - 1)
+            self.before_backward(model, index == self.micro_batches - 1)
             found = boundary.boundary_call(model, *micro.inputs)
             loss = self.loss(first_tensor(found), micro.targets) / self.micro_batches
             if loss.requires_grad:

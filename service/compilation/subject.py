@@ -21,12 +21,13 @@ from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.program import PROGRAMS
+from service.jobs.spec.train import ShardingSpec
 from service.models.dotted import dotted
 from service.models.fingerprint import Fingerprint, environment, fingerprint, plain
 from service.models.recompute import apply_activation_checkpoint
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
-from service.parallel.fsdp import Precision, apply_fsdp
+from service.parallel.fsdp import Precision, apply_fsdp, before_backward
 from service.parallel.mesh import Axis, Mesh
 from service.parallel.pipeline.channels import connect
 from service.parallel.pipeline.stage import Part
@@ -39,7 +40,7 @@ from service.schedules import generator
 class Subject:
     """A job's model on this rank: how it is built, and what is minimised.
 
-    ``output_axis`` is the axis over which the logits are divided.
+    ``output_axis`` is the axis over which the logits are divided; ``sharding`` is settled.
     """
 
     config: ModelConfig
@@ -49,6 +50,7 @@ class Subject:
     device: torch.device
     seed: int
     precision: PrecisionSpec
+    sharding: ShardingSpec
     activation_checkpoint: ActivationCheckpoint
 
     def build(self, dtype: torch.dtype, part: Part | None = None) -> nn.Module:
@@ -66,7 +68,9 @@ class Subject:
         if self.activation_checkpoint != "none":
             apply_activation_checkpoint(model, self.activation_checkpoint)
         precision = Precision.from_spec(used)
-        return apply_fsdp(model, self.mesh, precision) if self.mesh.dp.size > 1 or precision != Precision() else model
+        if self.mesh.dp.size > 1 or precision != Precision():
+            apply_fsdp(model, self.mesh, precision, reshard=self.sharding.reshard == "always")
+        return model
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of this rank's samples over the data-parallel ranks, as FSDP sums gradients."""
@@ -92,17 +96,24 @@ def target_of(spec: CompileSpec, context: RunContext, device: torch.device) -> T
     mesh = meshes.build(spec.parallel, device.type)
     if spec.program is not None:
         return _installed(spec.program, spec, Site(device, mesh, spec.seed, context.data))
+    return _built(spec, context, device, mesh)
+
+
+def _built(spec: CompileSpec, context: RunContext, device: torch.device, mesh: Mesh) -> Target:
+    """The program of a model, as a training job runs it."""
     assert spec.model is not None  # a spec has one of both
     config, weights = resolve(spec.model, context.data)
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
-    subject = Subject(config, weights, mesh, axis, device, spec.seed, spec.precision, spec.activation_checkpoint)
+    sharding, recomputed = spec.settled_sharding, spec.activation_checkpoint
+    subject = Subject(config, weights, mesh, axis, device, spec.seed, spec.precision, sharding, recomputed)
     inputs = batches(spec, config, device, mesh.dp.rank, context.data)
     pipeline = None if spec.parallel.pp == 1 else spec.pipeline
-    own = fingerprint(config, spec.parallel, device, spec.precision, spec.activation_checkpoint, pipeline=pipeline)
-    about: dict[str, Any] = {"model": config.model_dump(mode="json"), "precision": spec.precision.model_dump()}
-    about["activation_checkpoint"] = spec.activation_checkpoint
+    own = fingerprint(config, spec.parallel, device, spec.precision, recomputed, sharding=sharding, pipeline=pipeline)
+    about = {"model": config.model_dump(mode="json"), "activation_checkpoint": recomputed}
+    about |= {"precision": spec.precision.model_dump(), "sharding": sharding.model_dump()}
     if pipeline is None:
-        return Target(ModelProgram(subject.build, inputs, subject.loss, spec.micro_batches), own, about)
+        before = before_backward(sharding)
+        return Target(ModelProgram(subject.build, inputs, subject.loss, spec.micro_batches, before), own, about)
     schedule = generator(pipeline.schedule)(spec.parallel.pp, pipeline.stages_per_rank, spec.forwards)
     channels = connect(mesh, schedule.owners)
     program = PipelineProgram(subject.build, inputs, subject.loss, mesh, schedule, channels)

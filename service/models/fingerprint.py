@@ -11,10 +11,13 @@ import torch
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
 from service.jobs.spec.model import ModelConfig
-from service.jobs.spec.train import PipelineSpec
+from service.jobs.spec.train import PipelineSpec, ShardingSpec
+from service.parallel.fsdp import is_sharded
 
 Fingerprint = dict[str, str | int | float]
 ABSENT = "absent"
+SHARDED = ShardingSpec().settled(1)
+"""Of a step with one micro-batch."""
 
 
 def fingerprint(
@@ -24,15 +27,19 @@ def fingerprint(
     precision: PrecisionSpec,
     activation_checkpoint: ActivationCheckpoint,
     *,
+    sharding: ShardingSpec = SHARDED,
     pipeline: PipelineSpec | None = None,
 ) -> Fingerprint:
     """Model, mesh, precision, recomputation, torch version and device architecture as flat fields, ready for JSON.
 
-    ``pipeline`` is given where the model is cut into stages: which ones depends on it.
+    ``sharding``, settled, counts where FSDP manages the model. ``pipeline`` is given where the model is cut into
+    stages: which ones depends on it.
     """
     fields: Fingerprint = {f"model.{name}": plain(value) for name, value in config.model_dump().items()}
     fields |= {f"precision.{name}": value for name, value in precision.model_dump().items()}
     fields["activation_checkpoint"] = activation_checkpoint
+    if is_sharded(parallel, precision):
+        fields |= {"sharding.reshard": sharding.reshard, "sharding.reduce": sharding.reduce}
     if pipeline is not None:
         fields["pipeline.schedule"] = pipeline.schedule
         fields["pipeline.virtual_stages"] = pipeline.stages_per_rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from service.jobs.spec.arithmetic import PrecisionSpec
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.train import ShardingSpec
 from service.parallel.mesh import Mesh
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -28,6 +30,11 @@ class Precision:
         param = DTYPES[spec.param]
         own = param is torch.float32
         return Precision(None if own else param, None if own and spec.reduce == "fp32" else DTYPES[spec.reduce])
+
+
+def is_sharded(parallel: ParallelSpec, precision: PrecisionSpec) -> bool:
+    """Whether FSDP2 manages a model: to share it among ranks, or because it is what casts parameters."""
+    return parallel.dp > 1 or Precision.from_spec(precision) != Precision()
 
 
 def apply_fsdp(
@@ -82,6 +89,15 @@ def reduce_each_backward(model: nn.Module, free: bool) -> None:
     ``free`` lets go of gathered parameters after it.
     """
     _set_backward(model, reduce=True, free=free)
+
+
+def before_backward(sharding: ShardingSpec) -> Callable[[nn.Module, bool], None]:
+    """What to call, with the model and whether it is the step's last one, before each backward of a job whose
+    ``sharding`` is settled.
+    """
+    if sharding.reduce == "last":
+        return synchronize_gradients
+    return lambda model, is_last: reduce_each_backward(model, free=is_last or sharding.reshard == "always")
 
 
 def _set_backward(model: nn.Module, *, reduce: bool, free: bool) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
 from service.parallel.boundary import StepBoundary
-from service.parallel.fsdp import free_parameters, reduce_each_backward, synchronize_gradients
+from service.parallel.fsdp import before_backward, free_parameters, synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
@@ -48,8 +48,8 @@ class AccumulationEngine:
     """The whole model on this rank (or its tensor-parallel part): micro-batches one after another.
 
     Each loss is divided by the global batch size before its backward; FSDP and accumulation then only add.
-    ``prepare(model, is_last)`` readies FSDP for the backward of a micro-batch. The model is called across ``boundary``,
-    whose steps the loop begins.
+    ``before_backward(model, is_last)`` readies FSDP for the backward of a micro-batch. The model is called across
+    ``boundary``, whose steps the loop begins.
     """
 
     model: nn.Module
@@ -57,13 +57,13 @@ class AccumulationEngine:
     micro_batches: int
     global_batch: int
     boundary: StepBoundary
-    prepare: Callable[[nn.Module, bool], None] = synchronize_gradients
+    before_backward: Callable[[nn.Module, bool], None] = synchronize_gradients
     timeline: None = None
 
     def forward_backward(self, batch: Split) -> Tensor:
         total = torch.zeros((), dtype=torch.float64, device=batch.inputs.device)
         for index, micro in enumerate(chunks(batch, self.micro_batches)):
-            self.prepare(self.model, index == self.micro_batches - 1)
+            self.before_backward(self.model, index == self.micro_batches - 1)
             output = self.boundary.boundary_call(self.model, micro.inputs)
             mean = self.objective.mean(output, micro.targets)
             loss = mean * (len(micro) / self.global_batch)
@@ -155,8 +155,8 @@ def build_engine(
     """The engine over this rank's stages; all ranks call it, since a pipeline connects its stages here."""
     schedule = plan_pipeline(spec)
     if schedule is None:
-        prepare = synchronize_gradients if spec.sharding.reduce == "last" else _reducing_each(spec)
-        return AccumulationEngine(stages[0], objective, spec.micro_batches, spec.batch.global_, boundary, prepare)
+        before = before_backward(spec.settled_sharding)
+        return AccumulationEngine(stages[0], objective, spec.micro_batches, spec.batch.global_, boundary, before)
     observer = timeline(device)
     return PipelineEngine(
         stages=stages,
@@ -169,10 +169,6 @@ def build_engine(
         global_batch=spec.batch.global_,
         timeline=observer,
     )
-
-
-def _reducing_each(spec: TrainSpec) -> Callable[[nn.Module, bool], None]:
-    return lambda model, is_last: reduce_each_backward(model, free=is_last or spec.reshards)
 
 
 @contextmanager

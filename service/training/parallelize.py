@@ -16,7 +16,7 @@ from torch import nn
 from service.jobs.spec.train import TrainSpec
 from service.models.compiled import RECIPES, compile_in_place
 from service.models.recompute import apply_activation_checkpoint
-from service.parallel.fsdp import Precision, apply_fsdp
+from service.parallel.fsdp import Precision, apply_fsdp, is_sharded
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import use_float8
 from service.training.gate import Phase, lowest
@@ -30,15 +30,11 @@ def parallelize(
         use_float8(model)
     if spec.activation_checkpoint != "none":
         apply_activation_checkpoint(model, spec.activation_checkpoint)
-    if is_sharded(spec):
-        apply_fsdp(model, mesh, Precision.from_spec(spec.precision), reshard=spec.reshards, units=units)
+    if is_sharded(spec.parallel, spec.precision):
+        reshard = spec.settled_sharding.reshard == "always"
+        apply_fsdp(model, mesh, Precision.from_spec(spec.precision), reshard=reshard, units=units)
     if modes:
         apply_compile(model, modes)
-
-
-def is_sharded(spec: TrainSpec) -> bool:
-    """Whether FSDP2 manages the model: to share it among ranks, or because it is what casts parameters."""
-    return spec.parallel.dp > 1 or Precision.from_spec(spec.precision) != Precision()
 
 
 def apply_compile(model: nn.Module, modes: Mapping[Phase, str]) -> None:

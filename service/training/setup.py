@@ -21,6 +21,7 @@ from service.models.fingerprint import Fingerprint, fingerprint
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
 from service.parallel.boundary import Held, StepBoundary
+from service.parallel.fsdp import is_sharded
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
 from service.schedules.schedule import Schedule
@@ -29,7 +30,7 @@ from service.training.export import check_export
 from service.training.flops import count_parameters
 from service.training.gate import Phase, allowed_modes, portable_caches
 from service.training.objective import Objective, Subject, objective_for
-from service.training.parallelize import is_sharded, parallelize
+from service.training.parallelize import parallelize
 
 AUDIT_EVERY = 500
 """Steps from one look for results held over a replay to the next; a look takes 0.1 s or more."""
@@ -151,10 +152,12 @@ def own_fingerprint(config: ModelConfig, spec: TrainSpec, device: torch.device) 
     that their reports lack.
     """
     parallel = spec.parallel
-    if compiles_blocks(build(config, device="meta"), sharded=is_sharded(spec)):
+    if compiles_blocks(build(config, device="meta"), sharded=is_sharded(spec.parallel, spec.precision)):
         # Compile jobs check a model in one piece. Block by block, its graphs are those of any stage that holds them.
         parallel = parallel.model_copy(update={"pp": 1})
-    own = fingerprint(config, parallel, device, spec.precision, spec.activation_checkpoint)
+    own = fingerprint(
+        config, parallel, device, spec.precision, spec.activation_checkpoint, sharding=spec.settled_sharding
+    )
     if spec.objective != CrossEntropy():
         own["objective"] = spec.objective.name
     return own
@@ -164,7 +167,15 @@ def staged_fingerprint(config: ModelConfig, spec: TrainSpec, device: torch.devic
     """What a gate may have been written for instead: the very stages of this job. ``None`` without a pipeline."""
     if spec.parallel.pp == 1:
         return None
-    own = fingerprint(config, spec.parallel, device, spec.precision, spec.activation_checkpoint, pipeline=spec.pipeline)
+    own = fingerprint(
+        config,
+        spec.parallel,
+        device,
+        spec.precision,
+        spec.activation_checkpoint,
+        sharding=spec.settled_sharding,
+        pipeline=spec.pipeline,
+    )
     if spec.objective != CrossEntropy():
         own["objective"] = spec.objective.name
     return own

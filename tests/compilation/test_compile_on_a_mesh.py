@@ -168,7 +168,9 @@ def test_compiled_losses_are_eagers_at_every_rung_under_fsdp(
 
 
 def climb_and_train(folder: str) -> Any:
-    """The check's result, the graphs that two training jobs then compile by its gate, and their losses."""
+    """The check's result, the graphs that a training job then compiles by its gate, its losses and an eager job's, and
+    how a job that accumulates is refused.
+    """
     import torch
     from torch._dynamo.utils import counters
 
@@ -184,17 +186,58 @@ def climb_and_train(folder: str) -> Any:
     choice = {"train": True, "gate": "job_" + "0" * 20}
     own = train(folder, {**job, "parallel": sharded, "compile": choice}, job_id="job_" + "2" * 20)["loss"]
     graphs = counters["stats"]["unique_graphs"]
+    accumulates = {**job, "batch": {"global": 16, "micro": 4}, "parallel": sharded, "compile": choice}
+    try:
+        train(folder, accumulates, job_id="job_" + "3" * 20)
+    except RuntimeError as error:
+        refusal = str(error)
     distributed.stop()
-    return checked, graphs, eager, own
+    return checked, graphs, eager, own, refusal
 
 
 def test_a_training_job_of_the_same_arithmetic_is_compiled(torchrun: Callable[..., list[Any]], tmp_path: Path) -> None:
-    (checked, graphs, eager, own), _ = torchrun(climb_and_train, 2, timeout_s=300, folder=str(tmp_path))
+    (checked, graphs, eager, own, refusal), _ = torchrun(climb_and_train, 2, timeout_s=300, folder=str(tmp_path))
     assert checked["gate"]["train"] == "aot_eager", checked
     assert checked["gate"]["fingerprint"]["precision.param"] == "bf16"
     assert checked["gate"]["fingerprint"]["activation_checkpoint"] == "selective"
     assert graphs > 0
     assert own == pytest.approx(eager, rel=2e-2)  # bf16 rounds to 2^-8
+    assert refusal.endswith("configuration: sharding.reshard is 'never' here and 'always' in the report")
+
+
+def kept_between_forwards(folder: str) -> Any:
+    """By micro-batches of a step, the blocks' parameters that the checked subject keeps gathered after a forward."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from service.compilation.subject import target_of
+    from service.jobs.layout import DataLayout
+    from service.jobs.runtime import NullReporter, RunContext
+    from service.jobs.spec import CompileSpec
+    from service.parallel import distributed
+
+    device = distributed.start("cpu")
+    kept = {}
+    for micro_batches in (1, 2):
+        given = {"model": TRANSFORMER, "parallel": {"dp_shard": 2}, "shapes": [2], "micro_batches": micro_batches}
+        rank = torch.distributed.get_rank()
+        context = RunContext("job_" + "0" * 20, 1, rank, rank, 2, "cpu", DataLayout(Path(folder)), NullReporter(), bool)
+        program = target_of(CompileSpec.model_validate(given), context, device).program
+        model = program.build(torch.float32).modules["model"]
+        with torch.no_grad():
+            model(torch.zeros(2, 8, dtype=torch.long))
+        blocks: Any = model.blocks
+        kept[micro_batches] = sum(not isinstance(value, DTensor) for value in blocks.parameters())
+    distributed.stop()
+    return kept
+
+
+def test_the_subject_is_sharded_as_a_training_job_of_its_pattern(
+    torchrun: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    kept, _ = torchrun(kept_between_forwards, 2, timeout_s=200, folder=str(tmp_path))
+    assert kept["1"] == 0
+    assert kept["2"] > 0
 
 
 def climb_stages_and_train(folder: str) -> Any:

@@ -121,6 +121,10 @@ def test_what_fits_passes(good: Any) -> None:
             [("sharding.reduce", "every", "last, or a mesh without a pipeline")],
         ),
         (
+            spec("compile", model=DEEP, parallel={"pp": 2}, sharding={"reduce": "every"}),
+            [("sharding.reduce", "every", "last, or a mesh without a pipeline")],
+        ),
+        (
             spec("train", parallel={"pp": 2}, batch={"global": 2**14}, pipeline={"micro_batches": 2**14}),
             [("pipeline.micro_batches", 2**14, "at most 8192")],
         ),

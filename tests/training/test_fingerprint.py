@@ -10,6 +10,7 @@ import torch
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
+from service.jobs.spec.train import ShardingSpec
 from service.models.fingerprint import difference, fingerprint
 
 CPU = torch.device("cpu")
@@ -31,7 +32,6 @@ def test_survives_json_and_equals_itself(config: MlpConfig | TransformerConfig) 
         (MODEL.model_copy(update={"hidden": (32, 16)}), ParallelSpec(), "model.hidden"),
         (MODEL.model_copy(update={"activation": "gelu"}), ParallelSpec(), "model.activation"),
         (MODEL, ParallelSpec(tp=2), "parallel.tp"),
-        (MODEL, ParallelSpec(dp_shard=4), "parallel.dp_shard"),
     ],
 )
 def test_names_the_field_that_differs(config: MlpConfig, parallel: ParallelSpec, field: str) -> None:
@@ -54,7 +54,26 @@ def test_names_the_arithmetic_that_differs(
 ) -> None:
     recorded = fingerprint(MODEL, ParallelSpec(), CPU, PrecisionSpec(), "none")
     own = fingerprint(MODEL, ParallelSpec(), CPU, precision, recomputed)
-    assert difference(recorded, own) == [(field, recorded[field], own[field])]
+    found = [each for each in difference(recorded, own) if not each[0].startswith("sharding.")]  # comes with FSDP
+    assert found == [(field, recorded[field], own[field])]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "field"), [({"reshard": "never"}, "sharding.reshard"), ({"reduce": "every"}, "sharding.reduce")]
+)
+def test_names_what_fsdp_keeps_only_where_it_manages_the_model(sharding: dict[str, str], field: str) -> None:
+    other, four = ShardingSpec.model_validate(sharding).settled(4), ShardingSpec(reshard="always").settled(4)
+    for parallel, differing in ((ParallelSpec(dp_shard=2), [field]), (ParallelSpec(tp=2), [])):
+        recorded = fingerprint(MODEL, parallel, CPU, PrecisionSpec(), "none", sharding=four)
+        own = fingerprint(MODEL, parallel, CPU, PrecisionSpec(), "none", sharding=other)
+        found = [each for each, *_ in difference(recorded, own)]
+        assert [each for each in found if each == field] == differing
+
+
+def test_sharding_among_more_ranks_is_another_mesh() -> None:
+    recorded = fingerprint(MODEL, ParallelSpec(dp_shard=2), CPU, PrecisionSpec(), "none")
+    own = fingerprint(MODEL, ParallelSpec(dp_shard=4), CPU, PrecisionSpec(), "none")
+    assert difference(recorded, own) == [("parallel.dp_shard", 2, 4)]
 
 
 def test_a_missing_field_is_a_difference() -> None:

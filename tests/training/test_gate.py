@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from service.jobs.layout import DataLayout
+from service.jobs.spec import CompileSpec
 from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, ModelConfig, TransformerConfig
@@ -21,6 +22,7 @@ GATE = "job_" + "g" * 20
 MLP, TRANSFORMER = MlpConfig(in_features=64, hidden=(8, 8), out_features=10), TransformerConfig(layers=2)
 CPU = torch.device("cpu")
 OWN = fingerprint(MLP, ParallelSpec(), CPU, PrecisionSpec(), "none")
+SHARDING = ["sharding.reduce", "sharding.reshard"]
 PASSED = {"train": "inductor", "inference": "aot_eager", "fingerprint": OWN}
 
 
@@ -50,6 +52,37 @@ def test_another_configuration_is_refused_by_field(data: DataLayout) -> None:
     publish(data, {"gate": {**PASSED, "fingerprint": {**OWN, "parallel.tp": 2, "torch": "2.0"}}})
     with pytest.raises(GateError, match=r"parallel.tp is 1 here and 2 in the report; torch is '.*' here and '2.0'"):
         allowed_modes(CompileChoice(train=True, gate=GATE), [OWN], data)
+
+
+@pytest.mark.parametrize(
+    ("checked", "own", "field"),
+    [
+        ({}, {}, None),
+        ({}, {"batch": {"global": 32, "micro": 4}}, "sharding.reshard is 'never' here and 'always' in the report"),
+        ({"micro_batches": 2}, {"batch": {"global": 32, "micro": 4}}, None),
+        ({"sharding": {"reshard": "never"}}, {"batch": {"global": 32, "micro": 4}}, None),
+        (
+            {"micro_batches": 2},
+            {"batch": {"global": 32, "micro": 4}, "sharding": {"reduce": "every"}},
+            "sharding.reduce is 'every' here and 'last' in the report",
+        ),
+        ({}, {"sharding": {"reduce": "every"}}, None),  # there is one micro-batch only
+    ],
+)
+def test_what_fsdp_keeps_between_micro_batches_is_part_of_the_configuration(
+    data: DataLayout, checked: dict[str, Any], own: dict[str, Any], field: str | None
+) -> None:
+    common = {"model": MLP.model_dump(), "parallel": {"dp_shard": 2}}
+    check = CompileSpec.model_validate({**common, **checked})
+    job = TrainSpec.model_validate({**common, "data": {"source": "digits"}, "steps": 1, **own})
+    of_check = fingerprint(MLP, check.parallel, CPU, PrecisionSpec(), "none", sharding=check.settled_sharding)
+    publish(data, {"gate": {**PASSED, "fingerprint": of_check}})
+    choice, mine = CompileChoice(train=True, gate=GATE), own_fingerprint(MLP, job, CPU)
+    if field is None:
+        assert allowed_modes(choice, [mine], data, job.micro_batches) == {"train": "inductor"}
+    else:
+        with pytest.raises(GateError, match=f"another configuration: {field}$"):
+            allowed_modes(choice, [mine], data, job.micro_batches)
 
 
 @pytest.mark.parametrize(("checked", "own"), [(1, 1), (4, 2)])
@@ -123,8 +156,8 @@ def test_a_report_without_a_gate_is_refused(data: DataLayout, report: str) -> No
         (TRANSFORMER, {}, []),
         (TRANSFORMER, {"parallel": {"pp": 2, "tp": 2}}, ["parallel.tp"]),
         (MLP, {}, ["parallel.pp"]),
-        (MLP, {"parallel": {"pp": 2, "dp_shard": 2}}, ["parallel.dp_shard"]),
-        (MLP, {"precision": {"param": "bf16"}}, ["precision.param"]),
+        (MLP, {"parallel": {"pp": 2, "dp_shard": 2}}, ["parallel.dp_shard", *SHARDING]),
+        (MLP, {"precision": {"param": "bf16"}}, ["precision.param", *SHARDING]),
         (MLP, {"precision": {"float8": True}}, ["parallel.pp", "precision.float8"]),
     ],
 )

@@ -19,7 +19,7 @@ def check_pipeline(spec: AnySpec) -> Iterator[Problem]:
     """Write the schedule that the ranks would follow, and prove it complete and free of deadlock."""
     if isinstance(spec, VerifySpec) or spec.model is None or spec.parallel.pp == 1:
         return
-    if isinstance(spec, TrainSpec) and spec.sharding.reduce == "every":
+    if spec.sharding.reduce == "every":
         message = f"the schedule of pp={spec.parallel.pp} places the reductions"
         yield Problem("sharding.reduce", message, "every", "last, or a mesh without a pipeline")
     stages, pipeline = spec.stages, spec.pipeline

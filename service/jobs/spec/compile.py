@@ -11,12 +11,12 @@ from service.jobs.spec.base import CommonSpec, Strict
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
 from service.jobs.spec.program import ProgramRef
-from service.jobs.spec.train import PipelineSpec
+from service.jobs.spec.train import PipelineSpec, ShardingSpec
 
 Mode = Literal["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]
 Phase = Literal["train", "inference"]
 LADDER: tuple[Mode, ...] = get_args(Mode)
-_OF_A_MODEL = ("data", "shapes", "micro_batches", "pipeline", "precision", "activation_checkpoint")
+_OF_A_MODEL = ("data", "shapes", "micro_batches", "pipeline", "precision", "sharding", "activation_checkpoint")
 
 
 class Tolerance(Strict):
@@ -43,6 +43,7 @@ class CompileSpec(CommonSpec):
     pipeline: PipelineSpec = PipelineSpec()
     tolerance: Tolerance = Tolerance()
     precision: PrecisionSpec = PrecisionSpec()
+    sharding: ShardingSpec = ShardingSpec()
     activation_checkpoint: ActivationCheckpoint = "none"
 
     @property
@@ -51,6 +52,11 @@ class CompileSpec(CommonSpec):
         if self.parallel.pp == 1:
             return self.micro_batches
         return self.pipeline.micro_batches or 2 * self.parallel.pp
+
+    @property
+    def settled_sharding(self) -> ShardingSpec:
+        """``sharding`` as the checked steps run it."""
+        return self.sharding.settled(self.forwards)
 
     @property
     def permitted(self) -> Tolerance:

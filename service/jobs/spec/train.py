@@ -52,6 +52,11 @@ class ShardingSpec(Strict):
         description="reduce gradients after the last micro-batch, keeping unsharded ones till then, or after every one",
     )
 
+    def settled(self, micro_batches: int) -> ShardingSpec:
+        """What this comes to in a step of so many micro-batches: ``auto`` decided, and one only is the last."""
+        freed = self.reshard == "always" or (self.reshard == "auto" and micro_batches == 1)
+        return ShardingSpec(reshard="always" if freed else "never", reduce=self.reduce if micro_batches > 1 else "last")
+
 
 class PipelineSpec(Strict):
     """How micro-batches move through the ``parallel.pp`` ranks of a pipeline; nothing of it matters when pp is 1."""
@@ -141,10 +146,9 @@ class TrainSpec(CommonSpec):
         return 1 if self.parallel.pp == 1 else self.parallel.pp * self.pipeline.stages_per_rank
 
     @property
-    def reshards(self) -> bool:
-        """Whether gathered parameters are freed after each use."""
-        choice = self.sharding.reshard
-        return choice == "always" or (choice == "auto" and self.micro_batches == 1)
+    def settled_sharding(self) -> ShardingSpec:
+        """``sharding`` as this job's steps run it."""
+        return self.sharding.settled(self.micro_batches)
 
     @property
     def micro_batches(self) -> int:
