@@ -93,16 +93,20 @@ class Pass:
                 continue
             if node.name == self.network.entrance and self._ends_in_windows(biases, node, waiting):
                 continue
-            pulled, rows_own, still_own = self._pull(node, waiting)
-            if pulled.bias is not None:
-                self._account(biases, node, rows_own, pulled.bias)
-            for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
-                pending[name] = self._joined(name, pending.get(name), Pending(coefficients, still_own))
+            self._step(biases, pending, node, waiting)
         total = self._total(biases, own or self._divides(start))
         return total.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
     def _end(self, biases: _Biases, node: Node, waiting: Pending) -> None:
         coefficients, own = self._settled(node, waiting)
+    def _step(self, biases: _Biases, pending: dict[str, Pending], node: Node, waiting: Pending) -> None:
+        """Through one node; what was only on the way is dropped before the next."""
+        pulled, rows_own, still_own = self._pull(node, waiting)
+        if pulled.bias is not None:
+            self._account(biases, node, rows_own, pulled.bias)
+        for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
+            pending[name] = self._joined(name, pending.get(name), Pending(coefficients, still_own))
+
         before = self.network.before
         if before is None or node.name in self.frontier:
             self._account(biases, node, own, self.intervals[node.name].least(coefficients))

@@ -14,7 +14,10 @@ Window = Pair | None
 
 
 def entries_of_a_row(network: Network, start: str) -> int:
-    """Of the largest value between ``start`` and the input, or of the largest window where rows stay in windows."""
+    """Of the largest value between ``start`` and the input, or of the largest window where rows stay in windows.
+
+    Where a value is divided over tensor-parallel ranks, of all ranks together.
+    """
     image = image_of(network.nodes[start].shape) is not None and network.exchange.axis.size == 1
     waiting: dict[str, Window] = {start: (1, 1) if image else None}
     most = 1
@@ -22,7 +25,7 @@ def entries_of_a_row(network: Network, start: str) -> int:
         if node.name not in waiting:
             continue
         window = waiting.pop(node.name)
-        most = max(most, _entries(node, window))
+        most = max(most, _entries(node, window) * network.shares(node.name))
         if window is not None and node.name == network.entrance:
             continue
         for index, name in enumerate(node.inputs):

@@ -62,6 +62,10 @@ class Network:
         return users[0].name if len(users) == 1 and isinstance(RULES[users[0].operator], SameOrder) else None
 
     @cached_property
+    def shares(self, name: str) -> int:
+        """Over how many ranks a value is divided."""
+        return self.exchange.axis.size if self.is_own(name) else 1
+
     def widest(self) -> int:
         """Entries of the largest value."""
         return max(node.size for node in self.graph.nodes)
