@@ -15,7 +15,7 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.network import Network
+from service.bounds.network import Climbing, Network
 from service.bounds.relaxation import Relaxed, Windowed
 from service.bounds.rules import RULES
 from service.bounds.rules.base import Carried, Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
@@ -45,7 +45,8 @@ class Pass:
 
     The input always ends it, or hands it over to the stages before. ``intervals`` holds the frontier's,
     ``relaxations`` one for each non-linear node on the way. Where it is ``divided``, each rank has a share of the rows
-    outside of tensor-parallel regions; gradients of what all ranks have are then those of a rank's own rows.
+    outside of tensor-parallel regions; gradients of what all ranks have are then those of a rank's own rows. ``before``
+    answers instead of the network's own stages before.
     """
 
     network: Network
@@ -53,6 +54,7 @@ class Pass:
     relaxations: Mapping[str, Relaxed]
     frontier: frozenset[str] = frozenset()
     divided: bool = False
+    before: Climbing | None = None
 
     @property
     def batch(self) -> int:
@@ -97,8 +99,6 @@ class Pass:
         total = self._total(biases, own or self._divides(start))
         return total.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
-    def _end(self, biases: _Biases, node: Node, waiting: Pending) -> None:
-        coefficients, own = self._settled(node, waiting)
     def _step(self, biases: _Biases, pending: dict[str, Pending], node: Node, waiting: Pending) -> None:
         """Through one node; what was only on the way is dropped before the next."""
         pulled, rows_own, still_own = self._pull(node, waiting)
@@ -107,7 +107,9 @@ class Pass:
         for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
             pending[name] = self._joined(name, pending.get(name), Pending(coefficients, still_own))
 
-        before = self.network.before
+    def _end(self, biases: _Biases, node: Node, waiting: Pending) -> None:
+        coefficients, own = self._settled(node, waiting)
+        before = self.before or self.network.before
         if before is None or node.name in self.frontier:
             self._account(biases, node, own, self.intervals[node.name].least(coefficients))
         else:

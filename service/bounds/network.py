@@ -22,10 +22,28 @@ from service.parallel.mesh import SINGLE, Axis
 
 
 class Before(Protocol):
-    """The pipeline stages before a network, whose input is their output."""
+    """The pipeline stages before a network, whose input is their output.
+
+    ``entries`` is how large a row gets in them, on all tensor-parallel ranks together.
+    """
+
+    @property
+    def entries(self) -> int: ...
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
         """Lower bounds ``(batch, rows)`` of rows times the input; ``own`` as for ``Pass.lower_bounds``."""
+
+    def climbing(self, anchor: Tensor) -> Climbing:
+        """With relaxations that are to be optimised, from their start; ``anchor`` is a number that takes a gradient."""
+
+
+class Climbing(Protocol):
+    """The same, but bounds are differentiable in the rows, and each gradient is a step of the stages' parameters."""
+
+    def lower_bounds(self, rows: Tensor, own: bool) -> Tensor: ...
+
+    def restart(self) -> None:
+        """Of the parameters."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +61,10 @@ class Network:
 
     def is_own(self, name: str) -> bool:
         return self.placements[name] is Placement.OWN
+
+    def shares(self, name: str) -> int:
+        """Over how many ranks a value is divided."""
+        return self.exchange.axis.size if self.is_own(name) else 1
 
     @cached_property
     def nonlinear(self) -> tuple[Node, ...]:
@@ -62,10 +84,6 @@ class Network:
         return users[0].name if len(users) == 1 and isinstance(RULES[users[0].operator], SameOrder) else None
 
     @cached_property
-    def shares(self, name: str) -> int:
-        """Over how many ranks a value is divided."""
-        return self.exchange.axis.size if self.is_own(name) else 1
-
     def widest(self) -> int:
         """Entries of the largest value."""
         return max(node.size for node in self.graph.nodes)

@@ -7,14 +7,14 @@ bound is the largest one met.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from service.bounds.backward import Pass
-from service.bounds.network import Network
+from service.bounds.network import Climbing, Network
 from service.bounds.relaxation import Family, Single, Windowed, WindowedFamily
 from service.bounds.replay import Plain, Recorded
 from service.bounds.rules.base import Coefficients, UnitRows
@@ -93,63 +93,55 @@ class _Chosen:
         self.starts_anew = False
 
 
-class Climber:
-    """Bounds parts of ``start``'s rows, all of the shape of ``rows``, one after the other.
+class Ascending:
+    """A pass back from ``start`` through relaxations whose parameters take a step after each gradient.
 
-    ``rows`` are as for :meth:`Pass.lower_bounds`.
+    Where stages before the network have parameters, too, theirs take the same step.
     """
 
-    def __init__(self, families: Families, start: str, rows: Coefficients, ascent: Ascent) -> None:
+    def __init__(self, families: Families, start: str, ascent: Ascent) -> None:
         network = families.backward.network
         self.start, self.ascent, self.network = start, ascent, network
-        self.rows = _own_copy(rows)
-        # Which entries are open differs by rank, but the adjoint collectives must run on all of them.
+        # Which entries are open differs by rank, but what ranks do for each other's gradients must run on all of them.
         some = families.backward.intervals[network.graph.input.name].lower
-        together = network.exchange.axis.size > 1
+        together = network.exchange.axis.size > 1 or network.before is not None
         self.anchor = some.new_ones(()).requires_grad_() if together else None
         self.chosen = {name: _Chosen(families[name], self.anchor) for name in _before(network, start)}
-        self.walk = replace(families.backward, relaxations=self.chosen)
-        self.best: Tensor | None = None
+        self.before: Climbing | None = None
+        if network.before is not None and self.anchor is not None:
+            self.before = network.before.climbing(self.anchor)
+        self.walk = replace(families.backward, relaxations=self.chosen, before=self.before)
         self.optimizer: torch.optim.Adam | None = None
-        device = families.backward.device
-        # Ranks that wait for each other inside of a record would have to replay it in step: theirs is not recorded.
-        alone = device.type == "cuda" and network.exchange.axis.size == 1
-        self.step = Recorded(device) if alone else Plain()
-
-    def best_bounds(self, rows: Coefficients) -> Tensor:
-        """The largest lower bounds ``(batch, rows)`` met on the way."""
-        _copy(rows, self.rows)
-        if self.best is not None:
-            # Also where nothing was to be chosen: bounds of the part before are none of these rows.
-            self.best.fill_(-torch.inf)
-        if self.optimizer is not None:
-            self._restart(self.optimizer)
-        with torch.enable_grad():
-            self.step.run(self._ascend, self.ascent.iterations)
-        assert self.best is not None
-        return self.best.clone()
 
     @property
     def parameters(self) -> list[Tensor]:
         return [parameter for chosen in self.chosen.values() for parameter in chosen.parameters or ()]
 
-    def _ascend(self) -> None:
-        """One iteration: a pass, its gradient, a step."""
-        bounds = self.walk.lower_bounds(self.start, self.rows)
-        if self.best is None:
-            self.best = torch.full_like(bounds, -torch.inf, requires_grad=False)
-        torch.maximum(self.best, bounds.detach(), out=self.best)
-        if not bounds.requires_grad:
-            return
+    def step(self, bounds: Tensor, gradient: Tensor, beside: Sequence[Tensor] = ()) -> None:
+        """Against ``gradient``, that of the last pass's ``bounds``; those of tensors ``beside`` are only left there."""
         anchors = [] if self.anchor is None else [self.anchor]
-        for each in (moving := self.parameters) + anchors:
+        for each in (sought := [*(moving := self.parameters), *anchors, *beside]):
             each.grad = None
-        # Where there is no bound there is no direction either.
-        total = torch.where(bounds.isfinite(), bounds, torch.zeros_like(bounds)).sum()
-        (-total).backward(inputs=moving + anchors)  # type: ignore[no-untyped-call]
+        torch.autograd.backward(bounds, gradient, inputs=sought)
         if moving:
             self.optimizer = self.optimizer or self._optimizer(bounds.device)
             self._move(self.optimizer)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """As before the first step."""
+        if self.before is not None:
+            self.before.restart()
+        for chosen in self.chosen.values():
+            if chosen.parameters is not None:
+                chosen.reset()
+        if self.optimizer is None:
+            return
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+        for group in self.optimizer.param_groups:
+            group["lr"].fill_(self.ascent.rate)
 
     @torch.no_grad()
     def _move(self, optimizer: torch.optim.Adam) -> None:
@@ -175,17 +167,49 @@ class Climber:
         rate = torch.tensor(self.ascent.rate, device=device)
         return torch.optim.Adam(self.parameters, lr=rate, fused=True, capturable=device.type == "cuda")
 
+
+class Climber(Ascending):
+    """Bounds parts of ``start``'s rows, all of the shape of ``rows``, one after the other.
+
+    ``rows`` are as for :meth:`Pass.lower_bounds`.
+    """
+
+    def __init__(self, families: Families, start: str, rows: Coefficients, ascent: Ascent) -> None:
+        super().__init__(families, start, ascent)
+        self.rows = _own_copy(rows)
+        self.best: Tensor | None = None
+        device = families.backward.device
+        # Ranks that wait for each other inside of a record would have to replay it in step: theirs is not recorded.
+        alone = device.type == "cuda" and self.anchor is None
+        self.repeat = Recorded(device) if alone else Plain()
+
+    def best_bounds(self, rows: Coefficients) -> Tensor:
+        """The largest lower bounds ``(batch, rows)`` met on the way."""
+        _copy(rows, self.rows)
+        if self.best is not None:
+            # Also where nothing was to be chosen: bounds of the part before are none of these rows.
+            self.best.fill_(-torch.inf)
+            self.restart()
+        with torch.enable_grad():
+            self.repeat.run(self._ascend, self.ascent.iterations)
+        assert self.best is not None
+        return self.best.clone()
+
     @torch.no_grad()
-    def _restart(self, optimizer: torch.optim.Adam) -> None:
-        for chosen in self.chosen.values():
-            chosen.reset()
+    def restart(self) -> None:
+        super().restart()
         if any(chosen.starts_anew for chosen in self.chosen.values()):
             self.walk.lower_bounds(self.start, self.rows)
-        for state in optimizer.state.values():
-            for value in state.values():
-                value.zero_()
-        for group in optimizer.param_groups:
-            group["lr"].fill_(self.ascent.rate)
+
+    def _ascend(self) -> None:
+        """One iteration: a pass, its gradient, a step."""
+        bounds = self.walk.lower_bounds(self.start, self.rows)
+        if self.best is None:
+            self.best = torch.full_like(bounds, -torch.inf, requires_grad=False)
+        torch.maximum(self.best, bounds.detach(), out=self.best)
+        if bounds.requires_grad:
+            # Where there is no bound there is no direction either.
+            self.step(bounds, -bounds.detach().isfinite().to(bounds.dtype))
 
 
 def optimised(families: Families, start: str, parts: Iterator[Coefficients], ascent: Ascent) -> Tensor:

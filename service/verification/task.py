@@ -134,7 +134,7 @@ def make(spec: VerifySpec, context: RunContext, device: torch.device) -> Task:
         return _of_tokens(spec, module, context, mesh, device)
     asked = read(spec.property, reads.features, reads.classes, context.data)
     if mesh.pp.size > 1:
-        staged = prepare_stages(module, (reads.features,), mesh, line := Line(mesh, device))
+        staged = prepare_stages(module, (reads.features,), mesh.tp, line := Line(mesh, device))
         layers = _layers_of_stages(staged, mesh.tp.size)
         return Task(spec, mesh, device, InStages(module, line), staged.network, asked, layers, staged=staged)
     network = prepare(_bounded(spec, module), (reads.features,), mesh.tp)

@@ -85,6 +85,6 @@ def rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> in
 
 
 def elements_of_a_row(network: Network, start: str, batch: int) -> int:
-    """In the largest coefficient tensor of a pass; where each rank has rows of its own, with everybody's."""
-    ranks = network.exchange.axis.size if network.is_own(start) else 1
-    return batch * ranks * entries_of_a_row(network, start)
+    """In the largest coefficient tensor of a pass, on all ranks together; where each has rows of its own, of all."""
+    before = 0 if network.before is None else network.before.entries
+    return batch * max(network.shares(start) * entries_of_a_row(network, start), before)

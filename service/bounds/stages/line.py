@@ -1,0 +1,87 @@
+"""A rank's place among the stages of its pipeline, and messages along it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.parallel.mesh import Mesh
+from service.parallel.pipeline.channels import connect
+from service.parallel.pipeline.tags import Kind, Message
+from service.parallel.pipeline.transport import Transport
+
+
+class Line:
+    """Messages to the stages beside this one.
+
+    Tensors of any shape and type; both sides must call for the same message. A message has left when ``to_…`` returns.
+    """
+
+    def __init__(self, mesh: Mesh, device: torch.device) -> None:
+        """Every rank of the job makes one at the same point."""
+        owners = tuple(range(mesh.pp.size))
+        self.rank, self.size, self.device = mesh.pp.rank, mesh.pp.size, device
+        self._transport = Transport(mesh.pp.rank, owners, connect(mesh, owners), device)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Line:
+        return self
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.rank == self.size - 1
+
+    def to_next(self, tensor: Tensor) -> None:
+        self._send(Message(self.rank, 0, Kind.ACTIVATION), tensor)
+
+    def from_previous(self) -> Tensor:
+        return self._receive(Message(self.rank - 1, 0, Kind.ACTIVATION))
+
+    def to_previous(self, tensor: Tensor) -> None:
+        self._send(Message(self.rank - 1, 0, Kind.GRADIENT), tensor)
+
+    def from_next(self) -> Tensor:
+        return self._receive(Message(self.rank, 0, Kind.GRADIENT))
+
+    def of_last(self, tensor: Tensor | None) -> Tensor:
+        """The last stage's tensor on every stage, each of which calls it; others' are not looked at."""
+        if not self.is_last:
+            tensor = self.from_next()
+        assert tensor is not None
+        tensor = tensor.to(self.device)
+        if not self.is_first:
+            self.to_previous(tensor)
+        return tensor
+
+    def of_first(self, tensor: Tensor | None) -> Tensor:
+        """The first stage's tensor on every stage, each of which calls it; others' are not looked at."""
+        if not self.is_first:
+            tensor = self.from_previous()
+        assert tensor is not None
+        tensor = tensor.to(self.device)
+        if not self.is_last:
+            self.to_next(tensor)
+        return tensor
+
+    def joined(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """The stages' tensors side by side, on every stage."""
+        tensor = tensor.to(self.device)
+        if not self.is_first:
+            tensor = torch.cat([self.from_previous(), tensor], dim=dim)
+        if not self.is_last:
+            self.to_next(tensor)
+        return self.of_last(tensor)
+
+    def _send(self, message: Message, tensor: Tensor) -> None:
+        self._transport.begin_unknown()
+        self._transport.send(message, tensor.detach().to(self.device))
+        self._transport.finish()
+
+    def _receive(self, message: Message) -> Tensor:
+        self._transport.begin_unknown()
+        return self._transport.wait(self._transport.receive(message))

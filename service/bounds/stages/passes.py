@@ -1,0 +1,139 @@
+"""Backward passes that go on in the stages before: what is asked, and how it is answered.
+
+A stage that asks for bounds of rows of its input has them from the stage before, which may have to ask in turn. Where
+relaxations are optimised, each stage keeps the slopes of its own operators: rows go up the line and bounds come back,
+then the bounds' gradient goes up and the rows' comes back, and every stage takes the step of its own slopes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.bounds.backward import Pass
+from service.bounds.network import Climbing
+from service.bounds.optimise import Ascending, Ascent, Families
+from service.bounds.stages.line import Line
+
+
+class Asked(IntEnum):
+    """What a stage tells the one before it. Rows are its own, or common to the tensor-parallel ranks."""
+
+    COMMON_ROWS = 0
+    OWN_ROWS = 1
+    CLIMB = 2
+    """From now on relaxations are to be optimised, beginning with those of a plain pass."""
+    RESTART = 3
+    COMMON_ROWS_CLIMBING = 4
+    OWN_ROWS_CLIMBING = 5
+    GRADIENT = 6
+    """Of the last bounds; the answer is that of their rows."""
+    NOTHING = 7
+    """There is no more to be answered."""
+
+
+@dataclass(frozen=True, eq=False)
+class StagesBefore:
+    """A :class:`~service.bounds.network.Before` that is asked over the line."""
+
+    line: Line
+    entries: int
+
+    def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
+        return _asked(self.line, Asked.OWN_ROWS if own else Asked.COMMON_ROWS, rows)
+
+    def climbing(self, anchor: Tensor) -> Climbing:
+        tell(self.line, Asked.CLIMB)
+        return _Climbing(self.line, anchor)
+
+
+@dataclass(frozen=True, eq=False)
+class _Climbing:
+    line: Line
+    anchor: Tensor
+
+    def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
+        found: Tensor = _Bounds.apply(rows, self.anchor, self.line, own)  # type: ignore[no-untyped-call]
+        return found
+
+    def restart(self) -> None:
+        tell(self.line, Asked.RESTART)
+
+
+class _Bounds(torch.autograd.Function):
+    """Bounds of rows by the stages before. ``anchor`` takes a gradient where rows do not, since the stages wait."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, anchor: Tensor, line: Line, own: bool) -> Tensor:
+        ctx.line = line
+        return _asked(line, Asked.OWN_ROWS_CLIMBING if own else Asked.COMMON_ROWS_CLIMBING, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        return _asked(ctx.line, Asked.GRADIENT, gradient), gradient.new_zeros(()), None, None
+
+
+def tell(line: Line, asked: Asked) -> None:
+    line.to_previous(torch.tensor([asked]))
+
+
+def _asked(line: Line, asked: Asked, tensor: Tensor) -> Tensor:
+    tell(line, asked)
+    line.to_previous(tensor)
+    return line.from_previous()
+
+
+@dataclass(eq=False)
+class Service:
+    """This stage's answers to the next one, by passes from ``start``, its output."""
+
+    line: Line
+    backward: Pass
+    start: str
+    ascent: Ascent
+    _climb: Ascending | None = None
+    _last: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    def run(self) -> None:
+        """Until nothing more is asked."""
+        while (asked := Asked(int(self.line.from_next()))) is not Asked.NOTHING:
+            if asked is Asked.CLIMB:
+                self._last = None
+                self._climb = Ascending(Families(self.backward), self.start, self.ascent)
+            elif asked is Asked.RESTART:
+                self._climbing.restart()
+            elif asked is Asked.GRADIENT:
+                self.line.to_next(self._stepped(self.line.from_next()))
+            elif asked in (Asked.COMMON_ROWS_CLIMBING, Asked.OWN_ROWS_CLIMBING):
+                own = asked is Asked.OWN_ROWS_CLIMBING
+                self.line.to_next(self._bounds_while_climbing(self.line.from_next(), own))
+            else:
+                self._climb = self._last = None
+                own = asked is Asked.OWN_ROWS
+                self.line.to_next(self.backward.lower_bounds(self.start, self.line.from_next(), own))
+
+    @property
+    def _climbing(self) -> Ascending:
+        assert self._climb is not None, "the next stage goes on with a climb that it did not begin"
+        return self._climb
+
+    def _bounds_while_climbing(self, rows: Tensor, own: bool) -> Tensor:
+        self._last = None
+        with torch.enable_grad():
+            bounds = self._climbing.walk.lower_bounds(self.start, rows.requires_grad_(), own)
+        self._last = rows, bounds
+        return bounds
+
+    def _stepped(self, gradient: Tensor) -> Tensor:
+        """The gradient of the last rows, after a step of this stage's slopes."""
+        assert self._last is not None, "the next stage has a gradient of bounds that it did not ask for"
+        rows, bounds = self._last
+        with torch.enable_grad():
+            self._climbing.step(bounds, gradient, [rows])
+        assert rows.grad is not None
+        self._last = None
+        return rows.grad

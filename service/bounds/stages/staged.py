@@ -1,0 +1,118 @@
+"""Methods over pipeline stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from service.bounds.capture import capture
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Graph, UnsupportedModelError
+from service.bounds.interval import Interval
+from service.bounds.methods import Analysis, Effort, Method
+from service.bounds.methods.alpha import OptimisedAnalysis
+from service.bounds.methods.base import LinearAnalysis, elements_of_a_row
+from service.bounds.network import Network
+from service.bounds.placement import Placement, check_constants, place_part
+from service.bounds.rules import check
+from service.bounds.stages.line import Line
+from service.bounds.stages.passes import Asked, Service, StagesBefore, tell
+from service.parallel.mesh import Axis
+
+
+@dataclass(frozen=True, eq=False)
+class Boundary(Interval):
+    """Bounds of what enters a stage: no propagation from them is exact."""
+
+    exact_layers: ClassVar[int] = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Staged:
+    """This rank's stage of a network. ``outputs`` counts those of the whole."""
+
+    line: Line
+    network: Network
+    outputs: int
+
+    def method(self, method: Method) -> Method:
+        """``method`` for the whole network, called by all stages; the analysis answers for the last one's output.
+
+        The box is the first stage's.
+        """
+
+        def bounded(network: Network, box: Interval, effort: Effort) -> Analysis:
+            line = self.line
+            own_box = box if line.is_first else Boundary(*line.from_previous().unbind())
+            analysis = method(self.network, own_box, effort)
+            assert isinstance(analysis, LinearAnalysis | OptimisedAnalysis), f"{method} does not cross stages"
+            if not line.is_last:
+                ends = analysis.backward.intervals[self.network.graph.output.name]
+                line.to_next(torch.stack([ends.lower, ends.upper]))
+            self._answer(analysis, lambda: box.lower.new_zeros(1))
+            return _StagedAnalysis(self, analysis)
+
+        return bounded
+
+    def _answer(self, analysis: LinearAnalysis | OptimisedAnalysis, find: Callable[[], Tensor]) -> Tensor:
+        """What the last stage finds, on every stage; the others serve it and each other meanwhile."""
+        line = self.line
+        if line.is_last:
+            found = find()
+        else:
+            Service(line, analysis.backward, self.network.graph.output.name, analysis.effort.ascent).run()
+            found = line.from_next()
+        if not line.is_first:
+            tell(line, Asked.NOTHING)
+            line.to_previous(found)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _StagedAnalysis:
+    staged: Staged
+    analysis: LinearAnalysis | OptimisedAnalysis
+
+    @property
+    def inputs(self) -> Mapping[str, tuple[Interval, ...]]:
+        """Of this rank's stage."""
+        return self.analysis.inputs
+
+    def lower_bounds(self, rows: Tensor) -> Tensor:
+        return self.staged._answer(self.analysis, lambda: self.analysis.lower_bounds(rows))
+
+
+def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, line: Line) -> Staged:
+    """Like :func:`~service.bounds.network.prepare` for a model of which ``module`` is this rank's stage.
+
+    ``input_shape`` is that of the model; the ranks of ``axis`` have the stage together. Every rank calls it.
+    """
+    shape, entering = tuple(input_shape), Placement.REPLICATED
+    if not line.is_first:
+        is_own, *arrived = line.from_previous().tolist()
+        shape, entering = tuple(arrived), Placement.OWN if is_own else Placement.REPLICATED
+    graph = capture(module, shape)
+    check(graph)
+    placements = place_part(graph, entering)
+    leaving = placements[graph.output.name] is Placement.OWN
+    if not line.is_last:
+        line.to_next(torch.tensor([int(leaving), *graph.output.shape]))
+    elif leaving:
+        raise UnsupportedModelError("the model's output is divided over the tensor-parallel ranks")
+    return stage_of(graph, placements, axis, line)
+
+
+def stage_of(graph: Graph, placements: Mapping[str, Placement], axis: Axis, line: Line) -> Staged:
+    """The stage of a checked graph; every rank calls it."""
+    exchange = Exchange(axis)
+    check_constants(graph, placements, exchange)
+    entries = 0 if line.is_first else int(line.from_previous())
+    before = None if line.is_first else StagesBefore(line, entries)
+    network = Network(graph, placements, exchange, graph.by_name, before)
+    if not line.is_last:
+        line.to_next(torch.tensor([elements_of_a_row(network, graph.output.name, 1)]))
+    return Staged(line, network, int(line.of_last(torch.tensor([graph.output.size]))))
