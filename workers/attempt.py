@@ -16,7 +16,7 @@ import orjson
 
 from service.jobs.events import ArtifactEvent, ErrorEvent, Event
 from service.jobs.layout import DataLayout
-from service.jobs.records import Claim, Outcome, Superseded
+from service.jobs.records import Claim, JobError, Outcome, Superseded, UnknownSpec
 from service.jobs.store import Store, StoreUnavailable
 from workers import command, rendezvous, wire
 from workers.artifacts import Publisher
@@ -53,6 +53,10 @@ async def supervise(order: Order, group: Group, program: Sequence[str]) -> None:
         return
     except StoreUnavailable as outage:
         logger.warning("%s was not claimed: %s", order.ref, outage)
+        return
+    except UnknownSpec as refusal:
+        failed = Outcome(status="failed", error=JobError(type="UnknownSpec", message=str(refusal)))
+        await insist(_REPORT_WITHIN_S, store.attempts.finish, order.ref, failed)
         return
     # A claim that got through late was granted after some failed tries: the last one cannot be older than the lease.
     await PartRun(store, claim, order, group, program, sent_at=max(sent_at, time.monotonic() - claim.lease_s / 2)).run()

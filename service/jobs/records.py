@@ -191,5 +191,9 @@ class Conflict(Exception):  # noqa: N818
     """The request contradicts the present state (an idempotency key reused, a running job deleted)."""
 
 
+class UnknownSpec(Exception):  # noqa: N818
+    """A spec that was accepted once is not understood here: the job was claimed and can only be failed."""
+
+
 class Superseded(Exception):  # noqa: N818
     """A write carried the number of an attempt that is no longer current."""

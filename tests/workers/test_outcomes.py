@@ -8,6 +8,8 @@ import json
 import pytest
 from worker_fleet import Fleet, all_gone, eventually, family, processes_of
 
+from service.jobs.store.keyspace import JOB
+
 pytestmark = pytest.mark.distributed
 
 
@@ -168,6 +170,21 @@ def test_a_second_supervisor_of_the_same_part_steps_back(fleet: Fleet) -> None:
     (fleet.data.job(ref.job_id).root / "go").touch()
     assert fleet.ended(ref).state == "succeeded"
     assert {event["attempt"] for event in fleet.events(ref, "state")} <= {0, 1}
+
+
+def test_a_spec_that_only_the_api_understands_fails_the_job_and_frees_its_devices(fleet: Fleet) -> None:
+    ref = fleet.submit("succeed")
+    family = '"family":"mlp"'
+    spec = fleet.store.client.call("HGET", JOB(ref.job_id), "spec")
+    assert family in spec
+    fleet.store.client.call("HSET", JOB(ref.job_id), "spec", spec.replace(family, '"family":"gone"'))
+    assert fleet.supervise(ref).wait(20) == 0
+    job = fleet.ended(ref)
+    assert job.error is not None
+    assert (job.state, job.error.type) == ("failed", "UnknownSpec")
+    assert "gone" in job.error.message
+    assert "install the same packages" in job.error.message
+    assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)
 
 
 def test_sigterm_to_the_supervisor_ends_the_attempt_in_good_order(fleet: Fleet) -> None:

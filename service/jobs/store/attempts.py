@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import cast
 
 import orjson
+from pydantic import ValidationError
 
 from service.jobs.events import EVENT_TYPES, ArtifactEvent, Event, ProgressEvent
-from service.jobs.records import Artifact, AttemptRef, Claim, Directive, Job, JobError, Outcome
-from service.jobs.spec import spec_adapter
+from service.jobs.records import Artifact, AttemptRef, Claim, Directive, Job, JobError, Outcome, UnknownSpec
+from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec, spec_adapter
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import checked_name
 from service.jobs.store.client import Client
@@ -54,13 +55,17 @@ class Attempts:
 
     def claim(self, ref: AttemptRef, supervisor: str) -> Claim:
         """Own a part. ``supervisor`` names one process: asking again under the same name gives the same claim,
-        any other is refused with :class:`Superseded`. The job is ``running`` when all its parts are claimed."""
+        any other is refused with :class:`Superseded`. The job is ``running`` when all its parts are claimed.
+
+        Raises :class:`UnknownSpec`, with the part claimed, where the API knew what this host does not: a package that
+        an operator installed on one of them only, or removed since.
+        """
         spec, placement, address = stubs.claim(
             self.client, self.limits.script_argument, ref.job_id, ref.attempt, ref.host, supervisor
         )
         return Claim(
             ref=ref,
-            spec=spec_adapter.validate_json(spec),
+            spec=_known(spec),
             shares=decode.shares(placement),
             leader_address=address,
             lease_s=self.limits.lease_s,
@@ -140,6 +145,17 @@ class Attempts:
         a retry, ``max_unclaimed`` times at most; then it counts as a failed attempt with ``NotClaimed``.
         """
         return stubs.reap(self.client, self.limits.script_argument, _BATCH)
+
+
+def _known(spec: str) -> TrainSpec | VerifySpec | CompileSpec:
+    try:
+        return spec_adapter.validate_json(spec)
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise UnknownSpec(
+            f"this host does not understand a spec that was accepted ({said}); "
+            "install the same packages on the API and on every host"
+        ) from error
 
 
 def _progress(event: ProgressEvent) -> str:
