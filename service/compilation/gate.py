@@ -15,17 +15,20 @@ def gate(
     phases: Sequence[Phase],
     fingerprint: Mapping[str, Any],
     toolchain_s: float | None,
+    *,
     micro_batches: int = 1,
+    closed: str = "",
 ) -> dict[str, Any]:
-    """``{train, inference, fingerprint, micro_batches, worth}``.
+    """``{train, inference, fingerprint, micro_batches, worth, closed}``.
 
     ``train`` and ``inference`` name the highest rung that passed with all below it (the mode to compile in), or are
     ``None``: not allowed, or not checked. ``worth`` says for each phase that was checked what the rung brings:
     ``{worth_it, ratio, noisy, break_even_steps}``. The gate holds for ``fingerprint`` and nothing else; CUDA graphs
-    also only for one, or only for several, ``micro_batches`` a step.
+    also only for one, or only for several, ``micro_batches`` a step. ``closed`` says why nothing is allowed whatever
+    passed, as where the harness is not proved to see what it looks for.
     """
     best = {phase: highest_safe(results, phase) for phase in phases}
-    allowed = {phase: found.case.rung.name if found else None for phase, found in best.items()}
+    allowed = {phase: found.case.rung.name if found and not closed else None for phase, found in best.items()}
     return {
         "train": allowed.get("train"),
         "inference": allowed.get("inference"),
@@ -35,6 +38,7 @@ def gate(
             phase: worth(found.observation.cost if found and found.observation else None, toolchain_s)
             for phase, found in best.items()
         },
+        "closed": closed,
     }
 
 

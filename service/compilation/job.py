@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from service.compilation.diagnosis import Diagnosis, diagnose
+from service.compilation.internals.caches import clear_abandoned
 from service.compilation.ladder import Result, climb, warm_toolchain
 from service.compilation.observe import Plan, plan_for
 from service.compilation.program import Program
@@ -27,6 +28,7 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     A rung that fails is a result, not an error: the job succeeds when it could judge. Raises ``ValueError`` for a
     spec that cannot be checked, and ``MeshError`` when the ranks do not form its mesh.
     """
+    clear_abandoned()
     rungs = climb_to(spec.modes)
     device = distributed.start(context.device_type)
     target = target_of(spec, context, device)

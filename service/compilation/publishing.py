@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from service.compilation.diagnosis import Diagnosis
@@ -31,9 +32,10 @@ def assemble(
     proofs: Sequence[Proof] = (),
 ) -> dict[str, Any]:
     """The report as plain data."""
-    opened = gate(results, spec.phases, target.fingerprint, toolchain_s, spec.forwards)
+    why = unproved(proofs)
+    opened = gate(results, spec.phases, target.fingerprint, toolchain_s, micro_batches=spec.forwards, closed=why)
     return {
-        "summary": [*summary(results, opened), *causes(diagnoses), *unproved(proofs)],
+        "summary": [*summary(results, opened), *causes(diagnoses)],
         "gate": opened,
         "rungs": [rung_row(result) for result in results],
         "verdicts": counts(results),
@@ -53,19 +55,22 @@ def keep_caches(context: RunContext, spec: CompileSpec, results: list[Result]) -
         best = highest_safe(results, phase)
         cache = best.observation.cost.cache if best and best.observation and best.observation.cost else None
         if best and cache:
-            folder.mkdir(parents=True, exist_ok=True)
             path = folder / cache_file(phase, best.case.rung.name, context.rank)
-            path.write_bytes(cache)
+            write_whole(path, cache)
             context.report.artifact(path)
 
 
 def write(context: RunContext, report: dict[str, Any]) -> None:
     """Write the report in one piece."""
-    folder = context.paths.artifacts
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{REPORT}"
-    draft.write_text(json.dumps(report, indent=1, allow_nan=False))
-    draft.replace(folder / REPORT)
+    write_whole(context.paths.artifacts / REPORT, json.dumps(report, indent=1, allow_nan=False).encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Readers see all of it, or what was there before; a draft that a killed process left is written over."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}")
+    draft.write_bytes(content)
+    draft.replace(path)
 
 
 def announce(context: RunContext, diagnoses: Sequence[Diagnosis]) -> None:

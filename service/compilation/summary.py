@@ -9,32 +9,53 @@ from service.compilation.diagnosis import Diagnosis
 from service.compilation.ladder import Result
 from service.compilation.program import Phase
 from service.compilation.selftest import Proof
+from service.compilation.verdicts import Verdict
 
 TITLES: dict[Phase, str] = {"train": "Training", "inference": "Inference"}
+FOOT = "eager"
+"""The rung that captures graphs and runs them as they are: nothing is gained by it."""
+WORDS: dict[Verdict, str] = {
+    "unstable": "never comes to rest",
+    "fail_parity": "computes something else",
+    "frozen": "does not train",
+    "vacuous": "proves nothing",
+    "fail_error": "raises an error",
+    "fail_lifetime": "overwrites what is still needed",
+    "not_reached": "was not reached",
+}
 
 
 def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
     """Per phase what is allowed, what stopped the climb and what it is worth; then what was seen on the way."""
-    sentences = []
+    sentences = [f"Nothing may be compiled: {gate['closed']}."] if gate["closed"] else []
     for phase in gate["worth"]:
         of_phase = [result for result in results if result.case.phase == phase]
-        sentences.append(_permission(phase, gate[phase], of_phase))
-        if gate[phase]:
+        verb = "" if gate["closed"] else f" {_permission(gate[phase])}"
+        sentences.append(f"{TITLES[phase]}{verb}: {_climbed(of_phase)}.")
+        if gate[phase] and gate[phase] != FOOT:
             sentences.append(_worth(phase, gate["worth"][phase]))
         sentences.extend(_rehearsed(phase, of_phase))
     return sentences + list(_breaks(results))
 
 
-def _permission(phase: Phase, allowed: str | None, results: Sequence[Result]) -> str:
+def _permission(allowed: str | None) -> str:
+    if allowed is None:
+        return "must not be compiled"
+    return "has nothing to gain from compiling" if allowed == FOOT else f"may be compiled with {allowed}"
+
+
+def _climbed(results: Sequence[Result]) -> str:
+    """How far the climb went, and what stopped it."""
     stopped = next((result for result in results if result.verdict not in ("pass", "not_applicable")), None)
+    passed = [result.case.rung.name for result in results if result.verdict == "pass"]
+    if stopped is not None:
+        reason = stopped.findings[0].message if stopped.findings else "no reason was recorded"
+        before = f"{passed[-1]} passed, " if passed else ""
+        return f"{before}{stopped.case.rung.name} {WORDS[stopped.verdict]} ({reason})"
     apart = [result.case.rung.name for result in results if result.verdict == "not_applicable"]
-    verb = f"may be compiled with {allowed}" if allowed else "must not be compiled"
-    if stopped is None:
-        passed = sum(result.verdict == "pass" for result in results)
-        rest = f"; {' and '.join(apart)} not applicable on this device" if apart else ""
-        return f"{TITLES[phase]} {verb}: all {passed} rungs passed{rest}."
-    reason = stopped.findings[0].message if stopped.findings else "no reason was recorded"
-    return f"{TITLES[phase]} {verb}: {stopped.case.rung.name} gave {stopped.verdict} ({reason})."
+    rest = f"; {' and '.join(apart)} not applicable on this device" if apart else ""
+    only = f"only {FOOT}, which compiles nothing, was tried and passed"
+    return (only if passed == [FOOT] else f"all {len(passed)} rungs passed") + rest
 
 
 def _rehearsed(phase: Phase, results: Sequence[Result]) -> list[str]:
@@ -74,15 +95,20 @@ def causes(diagnoses: Sequence[Diagnosis]) -> list[str]:
     return [_cause(found) for found in diagnoses]
 
 
-def unproved(proofs: Sequence[Proof]) -> list[str]:
-    """Detectors that the self-test found blind, or seeing things: what they say of the model proves nothing."""
-    return [
-        f"The self-test failed: detector {proof.detector} did not find {proof.fault}."
+def unproved(proofs: Sequence[Proof]) -> str:
+    """Why what the detectors say of the model proves nothing: the self-test found them blind, or seeing things, or has
+    not run. Empty where each of them was proved.
+    """
+    if not proofs:
+        return "the self-test has not run, so no detector is proved"
+    failed = [
+        f"detector {proof.detector} did not find {proof.fault}"
         if not proof.fired
-        else f"The self-test failed: there was a finding on a sound program ({proof.message})."
+        else f"there was a finding on a sound program ({proof.message})"
         for proof in proofs
         if not proof.holds
     ]
+    return f"the self-test failed: {'; '.join(failed)}" if failed else ""
 
 
 def _cause(found: Diagnosis) -> str:

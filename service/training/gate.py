@@ -103,7 +103,11 @@ def _mode(gate: Mapping[str, Any], phase: Phase, job: str) -> str:
     rung = gate.get(phase)
     if rung not in MODES:
         raise GateError(
-            f"compile.{phase}: the gate of {job} allows {rung or 'nothing'} for this phase; "
+            f"compile.{phase}: the gate of {job} allows {rung or 'nothing'} for this phase{_why(gate)}; "
             f"expected {' or '.join(MODES)}"
         )
     return str(rung)
+
+
+def _why(gate: Mapping[str, Any]) -> str:
+    return f" ({gate['closed']})" if gate.get("closed") else ""

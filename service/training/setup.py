@@ -85,9 +85,17 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
     dataset = data.load(spec.data, context.data).to(device)
     prints = [own_fingerprint(config, spec, device), staged_fingerprint(config, spec, device)]
     backends = allowed_modes(spec.compile, prints, context.data, spec.micro_batches, spec.stages)
-    for cache in portable_caches(spec.compile, backends, context.data, context.rank):
-        torch.compiler.load_cache_artifacts(cache)
+    load_caches(spec, context, backends)
     return assemble(spec, context, device, mesh, Ingredients(config, dataset, backends, weights))
+
+
+def load_caches(spec: TrainSpec, context: RunContext, backends: Mapping[Phase, str]) -> None:
+    """What the gate's job compiled need not be compiled again; what can't be read is, and that is told."""
+    for cache in portable_caches(spec.compile, backends, context.data, context.rank):
+        if torch.compiler.load_cache_artifacts(cache) is None:  # its checksum is wrong
+            context.report.log(
+                f"rank {context.rank}: compile.gate: what {spec.compile.gate} compiled is damaged, and compiled again"
+            )
 
 
 def assemble(spec: TrainSpec, context: RunContext, device: torch.device, mesh: Mesh, given: Ingredients) -> Training:

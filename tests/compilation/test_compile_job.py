@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,12 @@ from safetensors.torch import save_file
 from torch._dynamo.utils import counters
 
 from service import models
+from service.compilation import detectors, job
 from service.compilation.inputs import batches
-from service.compilation.internals.caches import empty_caches
+from service.compilation.internals.caches import clear_abandoned, empty_caches
 from service.compilation.job import run
+from service.compilation.publishing import write_whole
+from service.compilation.selftest import self_test
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
 from service.jobs.spec import CompileSpec
@@ -23,8 +30,9 @@ from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice
+from service.models.compiled import COMPILE_CACHE, cache_file
 from service.models.fingerprint import fingerprint
-from service.training.gate import allowed_modes
+from service.training.gate import GateError, allowed_modes
 from tests.training.training_runs import train
 
 JOB, TRAINED = "job_" + "1" * 20, "job_" + "2" * 20
@@ -94,10 +102,10 @@ def test_the_digits_classifier_passes_the_whole_ladder(data: DataLayout) -> None
 
 def assert_nothing_is_compiled_again(data: DataLayout) -> None:
     """In a training job that names the gate, and has no other cache than the one that was kept with it."""
-    job = {"model": MLP, "data": {"source": "digits"}, "steps": 2, "batch": {"global": 16}}
+    work = {"model": MLP, "data": {"source": "digits"}, "steps": 2, "batch": {"global": 16}}
     with empty_caches():
         counters.clear()
-        train(data.root, {**job, "compile": {"train": True, "gate": JOB}}, job_id=TRAINED)
+        train(data.root, {**work, "compile": {"train": True, "gate": JOB}}, job_id=TRAINED)
         found = counters["inductor"]
         assert found["fxgraph_cache_hit"] == 2, found
         assert found["fxgraph_cache_miss"] == 0
@@ -185,6 +193,74 @@ def test_a_machine_without_a_compiler_fails_the_rung_that_needs_one(data: DataLa
     assert [row["verdict"] for row in report(data)["rungs"]] == ["pass", "pass", "fail_error"]
     assert report(data)["toolchain_s"] is None
     assert report(data)["diagnoses"] == []  # no module is to blame
+
+
+def test_the_gate_is_closed_by_a_detector_that_does_not_see_its_fault(
+    data: DataLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind = tuple(each for each in detectors.DETECTORS if each is not detectors.vacuous.detect)
+    monkeypatch.setattr(detectors, "DETECTORS", blind)
+    fresh: Any = self_test.__wrapped__  # its proofs are kept for the life of a process
+    monkeypatch.setattr(job, "self_test", fresh)
+    where, _ = context(data)
+    result = run(spec(model=MLP, phases=["inference"]), where)
+    assert result is not None
+    assert result["verdicts"] == {"pass": 2}
+    assert result["gate"]["inference"] is None
+    assert result["gate"]["closed"].startswith("the self-test failed: detector vacuous did not find ")
+    assert result["summary"][:2] == [
+        f"Nothing may be compiled: {result['gate']['closed']}.",
+        "Inference: all 2 rungs passed.",
+    ]
+    own = fingerprint(MlpConfig(**MLP), ParallelSpec(), torch.device("cpu"), PrecisionSpec(), "none")
+    with pytest.raises(GateError, match=r"allows nothing for this phase \(the self-test failed: "):
+        allowed_modes(CompileChoice(inference=True, gate=JOB), [own], data)
+
+
+def test_what_was_kept_damaged_is_compiled_again(data: DataLayout) -> None:
+    folder = data.job(JOB).artifacts
+    (folder / COMPILE_CACHE).mkdir(parents=True)
+    (folder / COMPILE_CACHE / cache_file("train", "aot_eager", 0)).write_bytes(b"half of a cache")
+    own = fingerprint(MlpConfig(**MLP), ParallelSpec(), torch.device("cpu"), PrecisionSpec(), "none")
+    opened = {"train": "aot_eager", "inference": None, "fingerprint": own}
+    (folder / "report.json").write_text(json.dumps({"gate": opened}))
+    work = {"model": MLP, "data": {"source": "digits"}, "steps": 2, "batch": {"global": 16}}
+    trained = train(data.root, {**work, "compile": {"train": True, "gate": JOB}}, job_id=TRAINED)
+    assert len(trained["loss"]) == 2
+    told = f"rank 0: compile.gate: what {JOB} compiled is damaged, and compiled again"
+    assert told in trained["logs"]
+
+
+def test_folders_of_processes_that_were_killed_are_removed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = "import time\nfrom service.compilation.internals.caches import empty_caches\n"
+    script += "with empty_caches() as folder:\n    print(folder, flush=True)\n    time.sleep(100)\n"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as other:
+        assert other.stdout is not None
+        left = Path(other.stdout.readline().strip())
+        with empty_caches() as own:
+            clear_abandoned()
+            assert left.exists()
+            other.kill()
+            other.wait()
+            clear_abandoned()
+            assert own.exists()
+            assert not left.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_written_over_in_one_piece(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "cache.bin"
+    write_whole(path, b"first")
+    (path.parent / ".cache.bin").write_bytes(b"of a writer that was killed")
+    with path.open("rb") as reader:
+        write_whole(path, b"second")
+        assert reader.read() == b"first"
+    assert path.read_bytes() == b"second"
+    assert [each.name for each in path.parent.iterdir()] == ["cache.bin"]
 
 
 def test_no_draft_is_left_beside_the_report(data: DataLayout) -> None:

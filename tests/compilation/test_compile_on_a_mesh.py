@@ -25,12 +25,13 @@ def climb_in_group(parallel: dict[str, int], model: dict[str, Any], folder: str,
     import torch.distributed as dist
 
     from service.compilation import job
+    from service.compilation.selftest import Proof
     from service.jobs.layout import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
     from service.jobs.spec import CompileSpec
     from service.parallel import distributed
 
-    job.self_test = tuple  # type: ignore[assignment]  # has tests of its own, and takes its time
+    job.self_test = lambda: (Proof("none", "nothing", False, ""),)  # type: ignore[assignment]  # it takes its time
     distributed.start("cpu")
     spec = CompileSpec.model_validate(
         {

@@ -11,11 +11,13 @@ from service.compilation.ladder import Result
 from service.compilation.observation import Case, Cost, Observation, Timed
 from service.compilation.report import counts, metrics, rung_row
 from service.compilation.rungs import LADDER, climb_to
-from service.compilation.summary import summary
+from service.compilation.selftest import Proof
+from service.compilation.summary import summary, unproved
 from service.compilation.timing import Race, plan_race, summarise
 from service.compilation.verdicts import SEVERITY, Finding, Verdict, worst
 
 FINGERPRINT = {"torch": "x"}
+PROVED = Proof("vacuous", "a forward that may not be compiled", True, "no graph")
 
 
 def cost(eager: float, compiled: float, faster: bool) -> Cost:
@@ -65,10 +67,12 @@ def test_break_even(compile_s: float, saved: float, steps: int | None) -> None:
 
 
 def test_the_summary_says_what_is_allowed_what_stopped_it_and_what_it_is_worth() -> None:
-    results = [row(0, "pass", cost(1, 2, False)), row(1, "frozen", message="no gradient: w"), row(2, "not_reached")]
+    passed = [row(0, "pass", cost(1, 1, False)), row(1, "pass", cost(1, 2, False))]
+    results = [*passed, row(2, "frozen", message="no gradient: w"), row(3, "not_reached")]
     opened = gate(results, ["train"], FINGERPRINT, None)
     assert summary(results, opened) == [
-        "Training may be compiled with eager: aot_eager gave frozen (no gradient: w).",
+        "Training may be compiled with aot_eager: aot_eager passed, "
+        "aot_eager_decomp_partition does not train (no gradient: w).",
         "It is not worth it: a compiled step takes 2.00× an eager one.",
     ]
 
@@ -76,8 +80,46 @@ def test_the_summary_says_what_is_allowed_what_stopped_it_and_what_it_is_worth()
 def test_the_summary_forbids_what_failed_at_once() -> None:
     results = [row(0, "vacuous", message="no graph"), row(1, "not_reached"), row(2, "not_reached")]
     opened = gate(results, ["train"], FINGERPRINT, None)
-    assert summary(results, opened) == ["Training must not be compiled: eager gave vacuous (no graph)."]
+    assert summary(results, opened) == ["Training must not be compiled: eager proves nothing (no graph)."]
     assert counts(results) == {"vacuous": 1, "not_reached": 2}
+
+
+def test_the_summary_of_what_compiles_nothing_says_so() -> None:
+    only, stopped = [row(0, "pass", cost(1, 1, False))], [row(0, "pass", cost(1, 1, False)), row(1, "fail_error")]
+    assert summary(only, gate(only, ["train"], FINGERPRINT, None)) == [
+        "Training has nothing to gain from compiling: only eager, which compiles nothing, was tried and passed."
+    ]
+    assert summary(stopped, gate(stopped, ["train"], FINGERPRINT, None)) == [
+        "Training has nothing to gain from compiling: eager passed, aot_eager raises an error (why)."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("proofs", "why"),
+    [
+        ((), "the self-test has not run, so no detector is proved"),
+        (
+            (PROVED, Proof("frozen", "a compiler that loses gradients", False, "")),
+            "the self-test failed: detector frozen did not find a compiler that loses gradients",
+        ),
+        (
+            (PROVED, Proof("none", "nothing", True, "vacuous")),
+            "the self-test failed: there was a finding on a sound program (vacuous)",
+        ),
+        ((PROVED,), ""),
+    ],
+)
+def test_detectors_that_are_not_proved_close_the_gate(proofs: tuple[Proof, ...], why: str) -> None:
+    results = [row(0, "pass", cost(1, 1, False)), row(1, "pass", cost(0.5, 0.25, True))]
+    assert unproved(proofs) == why
+    opened = gate(results, ["train"], FINGERPRINT, None, closed=why)
+    assert opened["train"] == (None if why else "aot_eager")
+    assert opened["closed"] == why
+    first = (
+        f"Nothing may be compiled: {why}." if why else "Training may be compiled with aot_eager: all 2 rungs passed."
+    )
+    assert summary(results, opened)[0] == first
+    assert not why or summary(results, opened)[1:] == ["Training: all 2 rungs passed."]
 
 
 def test_a_rung_that_was_not_reached_has_the_same_fields_all_unmeasured() -> None:

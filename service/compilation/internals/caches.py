@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,21 +13,54 @@ from pathlib import Path
 import torch
 from torch._inductor.utils import clear_caches
 
+FOLDERS = "trivet-compile-"
+
 
 @contextmanager
 def empty_caches() -> Iterator[Path]:
     """Compile into an empty cache folder, which is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="trivet-compile-", ignore_cleanup_errors=True) as folder:
-        variables = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
+    with _owned_folder() as folder:
+        variables = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
         forget_compiled()
         _forget_portable()
         try:
-            yield Path(folder)
+            yield folder
         finally:
             _restore(before)
             forget_compiled()
+
+
+@contextmanager
+def _owned_folder() -> Iterator[Path]:
+    """A folder that this process holds a lock on; it gets its name when it has it."""
+    made = Path(tempfile.mkdtemp(prefix="trivet-new-"))
+    folder = made.with_name(made.name.replace("trivet-new-", FOLDERS, 1))
+    handle = os.open(made, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        made.rename(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def clear_abandoned() -> None:
+    """Remove the folders of processes that were killed: nobody holds their locks any more."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except OSError:  # gone meanwhile, or another user's
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(handle)
 
 
 def forget_compiled() -> None:
