@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from service.models.moving import copying_inductor
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -21,13 +23,14 @@ class Recipe:
     cuda_graphs: bool = False
 
 
+REDUCE_OVERHEAD = "reduce-overhead"
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "eager": Recipe("eager"),
         "aot_eager": Recipe("aot_eager"),
         "aot_eager_decomp_partition": Recipe("aot_eager_decomp_partition"),
         "inductor": Recipe("inductor"),
-        "reduce-overhead": Recipe("inductor", "reduce-overhead", cuda_graphs=True),
+        REDUCE_OVERHEAD: Recipe("inductor", REDUCE_OVERHEAD, cuda_graphs=True),
     }
 )
 """By the names that gates and specs use, from the least to the most that is compiled."""
@@ -56,8 +59,9 @@ def compile_in_place(
 
 
 def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str | None = None) -> None:
-    """Compile this module as one, where it stands."""
-    unit.compile(backend=backend, mode=mode)
+    """Compile this module as one, where it stands; under FSDP2 CUDA graphs must do with parameters that move."""
+    moving = isinstance(unit, FSDPModule) and (backend, mode) == ("inductor", REDUCE_OVERHEAD)
+    unit.compile(backend=copying_inductor if moving else backend, mode=mode)
 
 
 def as_compiled(

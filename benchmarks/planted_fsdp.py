@@ -1,0 +1,71 @@
+"""Programs under FSDP2 on two ranks, one clean and two with a planted mistake: what the harness finds of each.
+
+    torchrun --nproc-per-node 2 benchmarks/planted_fsdp.py
+
+Over NCCL where there are two CUDA devices, and then up to CUDA graphs; over gloo otherwise. A line per program and
+phase: whether what was found is what was planted, and the verdicts of its rungs. Exit 1 unless all are as expected.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests" / "compilation"))
+
+from programs.sharded import Sharded, blocks, sequential
+
+from service.compilation.ladder import Result, climb
+from service.compilation.observe import plan_for
+from service.compilation.program import Phase
+from service.compilation.ranks import slowest
+from service.compilation.rungs import LADDER
+from service.jobs.spec.compile import Tolerance
+from service.parallel import distributed
+
+STEPS = 8
+
+
+def main() -> int:
+    device = distributed.start("cuda" if torch.cuda.is_available() else "cpu")
+    cases: list[tuple[str, Sharded, Phase, set[str]]] = [
+        ("blocks", Sharded(blocks, device), "train", {"pass"}),
+        ("blocks", Sharded(blocks, device), "inference", {"pass"}),
+        ("sequential", Sharded(sequential, device), "train", {"vacuous"}),
+        # torch 2.11 raises where later versions train nothing.
+        ("compiled autograd", Sharded(blocks, device, compiles_autograd=True), "train", {"frozen", "fail_error"}),
+    ]
+    right = [report(*case) for case in cases]
+    if torch.distributed.get_rank() == 0:
+        print(f"torch {torch.__version__}, {device}: {sum(right)} of {len(right)} as expected", flush=True)
+    distributed.stop()
+    return 0 if all(right) else 1
+
+
+def report(name: str, program: Sharded, phase: Phase, expected: set[str]) -> bool:
+    began = time.perf_counter()
+    results = list(climb(program, LADDER, [phase], plan_for(program, STEPS, Tolerance(), slowest)))
+    verdicts = [(each.case.rung.name, each.verdict) for each in results]
+    right = as_expected(results, expected)
+    if torch.distributed.get_rank() == 0:
+        told = ", ".join(f"{rung} {verdict}" for rung, verdict in verdicts)
+        print(f"{'ok   ' if right else 'WRONG'} {name:18} {phase:10} {time.perf_counter() - began:5.1f} s  {told}")
+        for result in results:
+            for finding in result.findings:
+                print(f"        {result.case.rung.name}: {finding.verdict}: {finding.message}", flush=True)
+    return right
+
+
+def as_expected(results: list[Result], expected: set[str]) -> bool:
+    """A clean program passes wherever it can be tried; a mistake is found at the first rung."""
+    if expected == {"pass"}:
+        return all(each.verdict in {"pass", "not_applicable"} for each in results)
+    return results[0].verdict in expected
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
