@@ -27,7 +27,7 @@ class Ball(Interval):
     @staticmethod
     def within(middle: Tensor, distance: float, dtype: torch.dtype) -> Ball:
         """Around float64 points ``(batch, *shape)``, in ``dtype``; as much wider as rounding the points needs."""
-        box = Interval.enclosing(middle - distance, middle + distance, dtype)
+        box = Interval.about(middle, distance, dtype)
         rounded = middle.to(dtype)
         moved = (rounded.double() - middle).flatten(1).norm(dim=1)
         wider = Interval.enclosing(moved + distance, moved + distance, dtype).upper

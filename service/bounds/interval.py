@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from service.bounds import fused
+
 
 @dataclass(frozen=True, eq=False)
 class Interval:
@@ -60,10 +62,7 @@ class Interval:
 
     def least(self, coefficients: Tensor) -> Tensor:
         """The least value of ``coefficients · v`` over the set, ``(batch, rows)``; see :func:`minimum_over`."""
-        batch = self.lower.shape[0]
-        flat = coefficients.flatten(2).expand(batch, -1, -1)
-        centre, radius = self.centre.reshape(batch, -1, 1), self.radius.reshape(batch, -1, 1)
-        return (torch.bmm(flat, centre) - torch.bmm(flat.abs(), radius)).squeeze(-1)
+        return fused.least(coefficients.flatten(2), self.centre.flatten(1), self.radius.flatten(1))
 
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:
@@ -80,8 +79,21 @@ class Interval:
         )
 
     @staticmethod
+    def about(middle: Tensor, distance: float, dtype: torch.dtype) -> Interval:
+        """The smallest interval of ``dtype`` that holds the real ends ``middle ± distance`` of float64 points."""
+        return Interval.enclosing(-sum_above(-middle, distance), sum_above(middle, distance), dtype)
+
+    @staticmethod
     def point(value: Tensor) -> Interval:
         return Interval(value, value)
+
+
+def sum_above(values: Tensor, more: float) -> Tensor:
+    """``values + more`` of float64 numbers, rounded up: the sum's own error is known (Knuth, 1998, section 4.2.2)."""
+    total = values + more
+    back = total - values
+    error = (values - (total - back)) + (more - back)
+    return torch.where(error > 0, torch.nextafter(total, torch.full_like(total, torch.inf)), total)
 
 
 Intervals = Mapping[str, Interval]

@@ -23,7 +23,6 @@ from service.bounds.network import Network, from_graph
 from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Relaxation
 from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
-from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.curves import Curve
 from service.bounds.rigorous.functions import CURVES
 from service.bounds.rigorous.optimised import Climbed
@@ -294,8 +293,7 @@ def test_optimised_bounds_of_every_operator_hold() -> None:
     x = torch.randn(1, 6, generator=torch.Generator().manual_seed(4), dtype=DOUBLE)
     box, rows = Interval(x - 0.1, x + 0.1), both_sides(network.graph.output.size)[:, ::7]
     analysis = rigorous_crown(network, box, Effort())
-    walk = RigorousPass(network, analysis.intervals, analysis.steps)
-    found = Climbed(Ascent(iterations=3))(walk, network.graph.output.name, rows)
+    found = Climbed(Ascent(iterations=3))(analysis.walk, network.graph.output.name, rows)
     values = module(box.lower + torch.rand(200, 6, dtype=DOUBLE) * box.width) @ rows[0].mT
     assert (found <= values + 1e-11 * (1 + values.abs())).all()
     assert (found > analysis.lower_bounds(rows) + 1e-6).any()

@@ -41,25 +41,51 @@ class _Tally:
 
 @dataclass(frozen=True, eq=False)
 class RigorousPass:
-    """``intervals`` and ``steps`` hold rigorously, for every node before the one that a pass starts at."""
+    """``intervals`` and ``steps`` hold rigorously, for every node before the one that a pass starts at.
+
+    The input ends a pass, and so do the nodes of ``frontier``, by their intervals.
+    """
 
     network: Network
     intervals: Mapping[str, Interval]
     steps: Mapping[str, Step]
+    frontier: frozenset[str] = frozenset()
 
-    def lower_bounds(self, start: str, rows: Coefficients) -> Tensor:
+    def lower_bounds(self, start: str, rows: Coefficients, held: Mapping[str, Tensor] | None = None) -> Tensor:
         """Lower bounds ``(batch, rows)`` of ``rows · value of start`` over the reals; −inf where there is none.
 
-        Rows are exact, ``(batch or 1, rows, *shape)`` or unit rows.
+        Rows are exact, ``(batch or 1, rows, *shape)`` or unit rows. ``held`` δ ``(batch, rows, *shape)``, by nodes
+        before the start, are multipliers of the nodes' own bounds: ``a·z = (a − δ)·z + δ·z``, where ``δ·z`` is at least
+        its least value in the node's interval.
         """
+        tally, arrived = self._walked(start, rows, held or {})
+        if arrived is not None:
+            self._concretise(tally, self.network.graph.input.name, arrived)
+        return tally.lower_bound()
+
+    def planes(self, start: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Of affine functions of the input below ``rows · value of start``: coefficients ``(batch, rows, *input)``,
+        which are exact, and constants ``(batch, rows)``.
+        """
+        tally, arrived = self._walked(start, rows, {})
+        box = self.intervals[self.network.graph.input.name].lower
+        shape = len(box), rows.shape[1], *box.shape[1:]
+        tally.values.append(box.new_zeros(*shape[:2]))
+        return box.new_zeros(shape) if arrived is None else arrived.expand(shape), tally.lower_bound()
+
+    def _walked(self, start: str, rows: Coefficients, held: Mapping[str, Tensor]) -> tuple[_Tally, Tensor | None]:
+        """All that was charged on the way, and the coefficients of the input, if it was reached."""
         tally = _Tally()
-        pending: dict[str, Coefficients] = {start: rows}
+        pending = {name: self._hold(tally, name, each) for name, each in held.items()}
+        pending[start] = self._joined(tally, start, pending.get(start), rows)
         for node in reversed(self.network.graph.until(start)):
             waiting = pending.pop(node.name, None)
             if waiting is None:
                 continue
             if node is self.network.graph.input:
-                self._concretise(tally, self._dense(node, waiting))
+                return tally, self._dense(node, waiting)
+            if node.name in self.frontier:
+                self._concretise(tally, node.name, self._dense(node, waiting))
                 continue
             step = self.steps[node.name]
             tally.errors.append(_charge(waiting, step))
@@ -69,7 +95,17 @@ class RigorousPass:
             for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
                 assert isinstance(coefficients, Tensor | UnitRows)
                 pending[name] = self._joined(tally, name, pending.get(name), coefficients)
-        return tally.lower_bound()
+        return tally, None
+
+    def _hold(self, tally: _Tally, name: str, multipliers: Tensor) -> Coefficients:
+        """−δ, once the least value of ``δ·z`` is counted."""
+        bounds = self.intervals[name].map(lambda end: end.unsqueeze(1))
+        least = torch.where(multipliers > 0, bounds.lower, bounds.upper) * multipliers
+        # No multiplier, no term, even where there is no bound.
+        least = torch.where(multipliers == 0, 0.0, least).flatten(2)
+        tally.values.append(least.sum(dim=2))
+        tally.errors.append(gamma(least.shape[2] + 1) * least.abs().sum(dim=2) + least.shape[2] * TINY)
+        return -multipliers
 
     def _pull(self, node: Node, waiting: Coefficients, step: Step) -> Pulled:
         rule = RULES[node.operator]
@@ -90,9 +126,9 @@ class RigorousPass:
         tally.errors.append(_weighted(total.abs(), 2 * UNIT * size.unsqueeze(1)))
         return total
 
-    def _concretise(self, tally: _Tally, coefficients: Tensor) -> None:
+    def _concretise(self, tally: _Tally, name: str, coefficients: Tensor) -> None:
         """``A·c − |A|·r`` for a centre c as rounded and a radius r that reaches both ends from there."""
-        box = self.intervals[self.network.graph.input.name]
+        box = self.intervals[name]
         centre = box.centre
         radius = up(torch.maximum(box.upper - centre, centre - box.lower))
         terms, sizes = coefficients[0, 0].numel(), coefficients.abs()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -25,25 +25,41 @@ Bounding = Callable[[RigorousPass, str, Coefficients], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RigorousAnalysis:
-    """A network on a batch of boxes. ``inputs`` hold rigorously too."""
+    """A network on a batch of boxes; ``walk`` has all of it, ``bounding`` answers. ``inputs`` hold rigorously too."""
 
-    network: Network
-    intervals: Mapping[str, Interval]
-    steps: Mapping[str, Step]
+    walk: RigorousPass
     effort: Effort
     bounding: Bounding
 
     @property
     def inputs(self) -> Mapping[str, tuple[Interval, ...]]:
-        return {node.name: tuple(self.intervals[name] for name in node.inputs) for node in self.network.nonlinear}
+        known = self.walk.intervals
+        return {node.name: tuple(known[name] for name in node.inputs) for node in self.walk.network.nonlinear}
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
         """Lower bounds ``(batch, rows)`` of ``rows · output`` over the reals, for exact float64 rows."""
-        output, batch = self.network.graph.output.name, len(self.intervals[self.network.graph.input.name].lower)
-        walk = RigorousPass(self.network, self.intervals, self.steps)
-        parts = torch.split(rows, _rows_at_once(self.network, batch, self.effort), dim=1)
-        with torch.no_grad(), _plain_convolutions():
-            return torch.cat([self.bounding(walk, output, part) for part in parts], dim=1)
+        network = self.walk.network
+        output, batch = network.graph.output.name, len(self.walk.intervals[network.graph.input.name].lower)
+        parts = torch.split(rows, _rows_at_once(network, batch, self.effort), dim=1)
+        with torch.no_grad(), plain_convolutions():
+            return torch.cat([self.bounding(self.walk, output, part) for part in parts], dim=1)
+
+    def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Coefficients and constants of affine functions of the input below ``rows · output``."""
+        with torch.no_grad(), plain_convolutions():
+            return self.walk.planes(self.walk.network.graph.output.name, rows)
+
+
+def rigorous_ibp(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
+    """Interval bounds; the last linear layers are merged with the rows asked for. See :func:`rigorous_crown`."""
+    analysis = _analysed(network, box, effort, RigorousPass.lower_bounds, _first(network, box))
+    frontier = frozenset(node.name for node in network.nonlinear)
+    return replace(analysis, walk=replace(analysis.walk, frontier=frontier))
+
+
+def rigorous_crown_ibp(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
+    """Intermediate bounds by intervals, the output by one backward pass. See :func:`rigorous_crown`."""
+    return _analysed(network, box, effort, RigorousPass.lower_bounds, _first(network, box))
 
 
 def rigorous_crown(
@@ -59,9 +75,7 @@ def rigorous_crown(
     Raises ``ValueError`` for a box of another type or a network on several ranks,
     :class:`~service.bounds.graph.UnsupportedModelError` for an operator whose rounding is not known.
     """
-    _check(network, box)
-    with torch.no_grad(), _plain_convolutions():
-        return _analyse(network, box, effort, RigorousPass.lower_bounds, within or {})
+    return _analysed(network, box, effort, RigorousPass.lower_bounds, _relaxed(network), within=within)
 
 
 def rigorous_alpha_crown(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
@@ -69,11 +83,22 @@ def rigorous_alpha_crown(network: Network, box: Interval, effort: Effort) -> Rig
 
     Each part of the rows is optimised as usual and bounded once more, rigorously, through the lines that were found.
     """
-    _check(network, box)
-    with torch.no_grad(), _plain_convolutions():
-        # Each row has lines of its own, found by bisecting all pieces at once: many tensors for one of coefficients.
-        smaller = replace(effort, elements=max(1, effort.elements // 32))
-        return _analyse(network, box, smaller, Climbed(effort.ascent), {})
+    return _analysed(network, box, _smaller(effort), Climbed(effort.ascent), _relaxed(network))
+
+
+def rigorous_alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
+    """Intermediate bounds are CROWN's; only the rows asked for are optimised."""
+    return replace(rigorous_crown(network, box, effort), effort=_smaller(effort), bounding=Climbed(effort.ascent))
+
+
+RIGOROUS: Mapping[str, Callable[[Network, Interval, Effort], RigorousAnalysis]] = {
+    "ibp": rigorous_ibp,
+    "crown-ibp": rigorous_crown_ibp,
+    "crown": rigorous_crown,
+    "alpha-crown": rigorous_alpha_crown,
+    "alpha-crown (fixed intermediate bounds)": rigorous_alpha_crown_fixed,
+}
+"""By the names of :data:`~service.bounds.methods.METHODS`."""
 
 
 def rigorous_lower_bounds(network: Network, box: Interval, rows: Tensor, effort: Effort | None = None) -> Tensor:
@@ -91,27 +116,55 @@ def _check(network: Network, box: Interval) -> None:
     refuse_unknown(network.graph)
 
 
-def _analyse(
-    network: Network, box: Interval, effort: Effort, bounding: Bounding, within: Mapping[str, tuple[Interval, ...]]
+def _smaller(effort: Effort) -> Effort:
+    """Each row has lines of its own, found by bisecting all pieces at once: many tensors for one of coefficients."""
+    return replace(effort, elements=max(1, effort.elements // 32))
+
+
+def _relaxed(network: Network) -> frozenset[str]:
+    """The values that non-linear nodes read."""
+    return frozenset(name for node in network.nonlinear for name in node.inputs)
+
+
+def _first(network: Network, box: Interval) -> frozenset[str]:
+    """Of them, those of which a box around the input would lose what intervals alone know."""
+    return frozenset(network.nonlinear[0].inputs) if network.nonlinear and not box.exact_layers else frozenset()
+
+
+@torch.no_grad()
+def _analysed(
+    network: Network,
+    box: Interval,
+    effort: Effort,
+    bounding: Bounding,
+    linear: frozenset[str],
+    *,
+    within: Mapping[str, tuple[Interval, ...]] | None = None,
 ) -> RigorousAnalysis:
+    """``linear`` are the values that get linear bounds, by ``bounding``, beside their intervals."""
+    _check(network, box)
     intervals = {network.graph.input.name: box}
     steps: dict[str, Step] = {}
-    walk, refined = RigorousPass(network, intervals, steps), {network.graph.input.name}
+    walk = RigorousPass(network, intervals, steps)
+    left = set(linear) - {network.graph.input.name}
     for node in network.graph.nodes[1:]:
         rule = RULES[node.operator]
         if isinstance(rule, RelaxedRule):
+            branch = within.get(node.name) if within else None
             for index, name in enumerate(node.inputs):
-                if name not in refined:
-                    refined.add(name)
-                    intervals[name] = _refined(walk, bounding, node, index, effort)
-                if node.name in within:
-                    intervals[name] = _confined(intervals[name], within[node.name][index])
+                if name in left:
+                    left.remove(name)
+                    with plain_convolutions():
+                        intervals[name] = _refined(walk, bounding, node, index, effort, branch=branch)
+                if branch is not None:
+                    intervals[name] = _confined(intervals[name], branch[index])
             bounds = [intervals[name] for name in node.inputs]
             steps[node.name] = nonlinear_step(node, bounds, rule.relax_on(node, bounds))
         else:
             steps[node.name] = linear_step(node, [intervals[name] for name in node.inputs])
-        intervals[node.name] = interval(node, [intervals[name] for name in node.inputs])
-    return RigorousAnalysis(network, intervals, steps, effort, bounding)
+        with plain_convolutions():
+            intervals[node.name] = interval(node, [intervals[name] for name in node.inputs])
+    return RigorousAnalysis(walk, effort, bounding)
 
 
 def _confined(found: Interval, branch: Interval) -> Interval:
@@ -121,18 +174,26 @@ def _confined(found: Interval, branch: Interval) -> Interval:
     return Interval(torch.where(empty, found.lower, met.lower), torch.where(empty, found.upper, met.upper))
 
 
-def _refined(walk: RigorousPass, bounding: Bounding, node: Node, index: int, effort: Effort) -> Interval:
-    """Rigorous linear bounds of an input of ``node`` where they matter, met with its interval."""
+def _refined(
+    walk: RigorousPass,
+    bounding: Bounding,
+    node: Node,
+    index: int,
+    effort: Effort,
+    *,
+    branch: Sequence[Interval] | None,
+) -> Interval:
+    """Rigorous linear bounds of an input of ``node`` where they matter in the branch, met with its interval."""
     name = node.inputs[index]
     before = walk.intervals[name]
     known = [walk.intervals[each] for each in node.inputs]
+    if branch is not None:
+        known = [_confined(each, own) for each, own in zip(known, branch, strict=True)]
     wanted = walk.network.rule_of(node).improvable_on(node, known)[index].flatten(1).any(dim=0)
     chosen = wanted.nonzero().squeeze(1)
-    if not len(chosen):
-        return before
     lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
     pairs = max(1, _rows_at_once(walk.network, len(lower), effort) // 2)
-    for part in torch.split(chosen, pairs):
+    for part in torch.split(chosen, pairs) if len(chosen) else ():
         bounds = bounding(walk, name, UnitRows(part.unsqueeze(0)))
         lower[:, part] = torch.maximum(lower[:, part], bounds[:, : len(part)])
         upper[:, part] = torch.minimum(upper[:, part], -bounds[:, len(part) :])
@@ -144,6 +205,6 @@ def _rows_at_once(network: Network, batch: int, effort: Effort) -> int:
     return max(1, effort.elements // (batch * network.widest))
 
 
-def _plain_convolutions() -> AbstractContextManager[None]:
+def plain_convolutions() -> AbstractContextManager[None]:
     """Without cuDNN, some of whose convolutions go through transforms that round in another way."""
     return torch.backends.cudnn.flags(enabled=False)

@@ -44,7 +44,8 @@ class RobustSamples:
         """One case for each other class that comes above the label. A tie changes no class."""
         sample = self.samples.take(torch.tensor([instance]))
         exact, label = sample.inputs[0].double(), int(sample.targets[0])
-        lower, upper = tuple((exact - self.eps).tolist()), tuple((exact + self.eps).tolist())
+        box = Interval.about(exact, self.eps, torch.float64)
+        lower, upper = tuple(box.lower.tolist()), tuple(box.upper.tolist())
         others = (each for each in range(self.classes) if each != label)
         cases = tuple(Case(lower, upper, (below({label: 1.0, other: -1.0}, 0.0),)) for other in others)
         within = Within(tuple(exact.tolist()), self.eps) if self.norm == 2 else None
@@ -56,9 +57,7 @@ class RobustSamples:
         rows = margin_rows(chosen.targets.to(like.device), self.classes, like.dtype)
         exact = inputs.double()
         box = (
-            Ball.within(exact, self.eps, like.dtype)
-            if self.norm == 2
-            else Interval.enclosing(exact - self.eps, exact + self.eps, like.dtype)
+            Ball.within(exact, self.eps, like.dtype) if self.norm == 2 else Interval.about(exact, self.eps, like.dtype)
         )
         return Question(instances, box, rows, rows.new_zeros(rows.shape[:2]), inputs)
 

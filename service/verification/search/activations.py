@@ -3,6 +3,7 @@
 Every disjunct starts one domain, the whole box. Domains that are not proved wait in a pool on the host; those with
 the least margins are taken out in batches, split in two where that gains most, bounded on the device, and tried for
 a counterexample where their bounds are attained. A domain that leaves only affine operators is a linear program.
+Of a rigorous search the root's bounds and every margin are certified; no program or refinement proves anything there.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Analysis, Effort
 from service.bounds.network import Network
+from service.bounds.rigorous import RIGOROUS, RigorousAnalysis
 from service.bounds.split import Sites
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 from service.verification.search.attack import descend
 from service.verification.search.bounding import Bounding, Climb, Question
 from service.verification.search.branching import Branching
+from service.verification.search.certificates import Certificates
 from service.verification.search.crew import Standing
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.domains import Domains, Handed, Pool
@@ -70,6 +73,7 @@ class _Root:
     bounds: Interval
     question: Question
     margins: Tensor
+    analysis: Analysis
 
 
 @torch.no_grad()
@@ -78,20 +82,20 @@ def _root(subject: Subject, goal: Goal, method: str, deadline: float) -> _Root:
     network = subject.network
     box = goal.box(subject.dtype).arranged(lambda end: end.reshape(1, *network.graph.input.shape))
     started = time.monotonic()
-    first = CHEAPER.get(method, method)
-    analysis = METHODS[first](network, box, Effort())
+    first, methods = CHEAPER.get(method, method), RIGOROUS if subject.rigorous else METHODS
+    analysis: Analysis = methods[first](network, box, Effort())
     question, margins = _asked(network, goal, analysis, subject.dtype)
     margins = network.exchange.agree(margins)
     late = subject.late(deadline - COST * (time.monotonic() - started))
     enough = late or bool((margins.amax(dim=1) > 0).all())
     if first != method and not subject.crew.anywhere(enough, subject.device):
-        analysis = METHODS[method](network, box, Effort())
+        analysis = methods[method](network, box, Effort())
         question, margins = _asked(network, goal, analysis, subject.dtype)
         margins = network.exchange.agree(margins)
     # Domains that are handed over have parameters for the entries that are open here, on all ranks the same.
     crew = Exchange(subject.crew.axis)
     bounds = Sites.of(network).bounds(analysis.inputs)
-    return _Root(box, Interval(crew.agree(bounds.lower), crew.agree(bounds.upper)), question, margins)
+    return _Root(box, Interval(crew.agree(bounds.lower), crew.agree(bounds.upper)), question, margins, analysis)
 
 
 def _asked(network: Network, goal: Goal, analysis: Analysis, dtype: torch.dtype) -> tuple[Question, Tensor]:
@@ -113,6 +117,13 @@ def _asked(network: Network, goal: Goal, analysis: Analysis, dtype: torch.dtype)
     return question, margins.nan_to_num(nan=-torch.inf)
 
 
+def _certificates(subject: Subject, bounding: Bounding, root: _Root) -> Certificates | None:
+    if not subject.rigorous:
+        return None
+    assert isinstance(root.analysis, RigorousAnalysis)
+    return Certificates(bounding, root.analysis)
+
+
 class _Search:
     """The open domains of one goal."""
 
@@ -120,6 +131,7 @@ class _Search:
         self.subject, self.goal, self.deadline, self.watcher = subject, goal, deadline, watcher
         self.bounding = Bounding(subject.network, root.box, root.bounds, root.question)
         self.branching = Branching(self.bounding)
+        self.certificates = _certificates(subject, self.bounding, root)
         self.programs = Programs(subject, goal)
         self.roots = self.bounding.roots(root.margins)
         self.pool = Pool(self.roots)
@@ -147,7 +159,7 @@ class _Search:
                 decided = not everyone.open and not everyone.stuck
                 return Finding(Verdict.VERIFIED if decided else Verdict.UNKNOWN, None, everyone.domains, self.bound)
             crew.hand_over(meeting, stock, device)
-            if everyone.tired:
+            if everyone.tired and self.certificates is None:
                 self._refine_in_time()
             found = self._round() if len(self.pool) else None
 
@@ -174,9 +186,13 @@ class _Search:
             self.pool.put(parents)
             return found
         branched = self.branching.split(parents, closer)
-        self._settle(branched.halves, ONWARD)
+        self._settle(self._certified(branched.halves), ONWARD)
         self.pace = (time.monotonic() - started) / len(parents)
         return self._ended(branched.whole)
+
+    def _certified(self, domains: Domains) -> Domains:
+        """With margins that hold in real arithmetic, if they have to."""
+        return domains if self.certificates is None else self.certificates.certified(domains)
 
     def _refine_in_time(self) -> None:
         now = time.monotonic()
@@ -201,7 +217,7 @@ class _Search:
         """Bound domains; those that stay open go to the pool."""
         self.domains += len(domains)
         if len(domains) and len(domains := self._without_proved(domains)):
-            self._keep(self.bounding.optimised(domains, climb))
+            self._keep(self._certified(self.bounding.optimised(domains, climb)))
 
     def _keep(self, domains: Domains) -> None:
         self.pool.put(self._without_proved(domains))
@@ -224,7 +240,7 @@ class _Search:
                 if solved.counterexample is not None:
                     self.pool.put(domains.rows(slice(index, None)))
                     return solved.counterexample
-                margin = max(margin, solved.margin)
+                margin = max(margin, solved.margin if self.certificates is None else -inf)
             if margin > 0:
                 self.proved = min(self.proved, margin)
             else:

@@ -2,7 +2,7 @@
 
 A small network is folded and bounded backward, box by box; a large one forward as affine forms of its few inputs,
 with backward rows only for what they leave open. Weaker methods, and networks that are divided over ranks, are bounded
-as everywhere else.
+as everywhere else. Rigorous planes are found beside, box by box.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from service.bounds.methods import METHODS, Effort
 from service.bounds.methods.base import LinearAnalysis
 from service.bounds.network import Network
 from service.bounds.planes import Known, Planes, Walk, minimum
+from service.bounds.rigorous import RIGOROUS
 
 WEAK = ("ibp", "crown-ibp")
 
@@ -45,6 +46,11 @@ def bounder(network: Network, method: str, whole: Interval) -> Bounder:
     if folded is not None:
         return ByFolding(folded)
     return ByPass(network, forward_forms, 4 + 2 * int((whole.width > 0).sum()))
+
+
+def rigorous_bounder(network: Network, method: str, whole: Interval) -> Rigorously:
+    """For boxes of float64 within ``whole``; the network is on one rank."""
+    return Rigorously(network, method if method in WEAK else "crown", bounder(network, method, whole))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +96,27 @@ class ByPass:
         coefficients = torch.stack(slopes, dim=1).flatten(2)
         least = least.detach()
         return Planes(coefficients, least - minimum(box, coefficients, torch.zeros_like(least)), {}, nothing)
+
+
+@dataclass(frozen=True, eq=False)
+class Rigorously:
+    """Planes that lie below in real arithmetic; ``plain`` ones tell what each input's width costs."""
+
+    network: Network
+    method: str
+    plain: Bounder
+
+    @property
+    def entries(self) -> int:
+        return max(self.plain.entries, 8 * sum(node.size for node in self.network.graph.nodes) * self.network.widest)
+
+    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
+        graph = self.network.graph
+        shaped = box.map(lambda end: end.reshape(-1, *graph.input.shape))
+        analysis = RIGOROUS[self.method](self.network, shaped, Effort())
+        coefficients, bias = analysis.planes(rows.reshape(1, -1, *graph.output.shape))
+        plain = self.plain.planes(box, {}, rows)
+        return replace(plain, coefficients=coefficients.flatten(2), bias=bias, known={})
 
 
 def _by_method(method: str, network: Network, box: Interval, effort: Effort) -> Pass:

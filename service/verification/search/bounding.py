@@ -110,14 +110,14 @@ class Bounding:
         self.scale = torch.ones_like(bounds.lower[0])
         before = {node.name for node in network.graph.until(question.start)}
         self.relaxed = tuple(node for node in network.nonlinear if node.name in before)
-        root = self._shaped(bounds)
+        root = self.shaped(bounds)
         self._open = {node.name: _entries(self._improvable(node, root)) for node in self.relaxed}
         self.tighten(bounds)
 
     def tighten(self, bounds: Interval) -> None:
         """Take other bounds at the root, within those before: domains keep their meaning and their margins."""
         self.bounds = bounds
-        self._slopes = {name: family.start for name, family in self._families(self._shaped(bounds)).items()}
+        self._slopes = {name: family.start for name, family in self._families(self.shaped(bounds)).items()}
 
     @property
     def capacity(self) -> int:
@@ -164,6 +164,10 @@ class Bounding:
             moving = self._projected(fixed, moving, adam.step(moving, gradients))
         return domains.with_(margin=best, slopes=kept[0], beta=kept[1], weights=kept[2])
 
+    def members(self, domains: Domains, bounds: Mapping[str, Interval]) -> dict[str, Relaxed]:
+        """The relaxations that the domains' slopes choose on such bounds of the sites, by node."""
+        return self._chosen(self._families(bounds), domains.slopes)
+
     @torch.no_grad()
     def margins(self, domains: Domains) -> Tensor:
         """What the domains' parameters prove, ``(n,)``."""
@@ -180,7 +184,7 @@ class Bounding:
     def closer(self, domains: Domains) -> Closer:
         fixed = self._fixed(domains)
         arrived: dict[str, Tensor] = {}
-        relaxed = self._members(fixed, domains.slopes)
+        relaxed = self._chosen(fixed.families, domains.slopes)
         box = _Watched(fixed.box.lower, fixed.box.upper, fixed.box, [])
         with torch.enable_grad():
             # What the bound gains by a change of the coefficient of a value is that value.
@@ -208,7 +212,7 @@ class Bounding:
         self.scale = self.sites.flattened({value: size[None] for value, size in sizes.items()})[0]
 
     def _margin(self, fixed: _Fixed, slopes: Tensor, beta: Tensor, weights: Tensor) -> Tensor:
-        relaxed = self._constrained(fixed, self._members(fixed, slopes), beta)
+        relaxed = self._constrained(fixed, self._chosen(fixed.families, slopes), beta)
         return self._walked(fixed, relaxed, fixed.box, weights)
 
     def _walked(self, fixed: _Fixed, relaxed: Mapping[str, Relaxed], box: Interval, weights: Tensor) -> Tensor:
@@ -220,13 +224,13 @@ class Bounding:
         backward = Pass(self.network, {self.network.graph.input.name: box}, relaxed)
         return backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
 
-    def _members(self, fixed: _Fixed, slopes: Tensor) -> dict[str, Relaxed]:
+    def _chosen(self, families: Mapping[str, Family], slopes: Tensor) -> dict[str, Relaxed]:
         sizes = [start.numel() for starts in self._slopes.values() for start in starts]
         parts = iter(torch.split(slopes, sizes, dim=1))
         relaxed: dict[str, Relaxed] = {}
         for name, starts in self._slopes.items():
             own = tuple(next(parts).reshape(len(slopes), 1, *start.shape[1:]) for start in starts)
-            relaxed[name] = fixed.families[name].member(own)
+            relaxed[name] = families[name].member(own)
         return relaxed
 
     def _constrained(
@@ -261,11 +265,12 @@ class Bounding:
     def _fixed(self, domains: Domains) -> _Fixed:
         clipped = Splits(domains.index, domains.sign, domains.at).clipped(self.bounds)
         met = clipped.meet(clipped)
-        bounds, held = self._shaped(met), met.arranged(lambda end: end.gather(1, domains.index))
+        bounds, held = self.shaped(met), met.arranged(lambda end: end.gather(1, domains.index))
         box = self.box.arranged(lambda end: end.expand(len(domains), *end.shape[1:]))
         return _Fixed(domains, _empty(clipped), held, bounds, self._families(bounds), box)
 
-    def _shaped(self, bounds: Interval) -> dict[str, Interval]:
+    def shaped(self, bounds: Interval) -> dict[str, Interval]:
+        """``(n, entries)`` of all sites as bounds of each value."""
         lower, upper = self.sites.unflattened(bounds.lower), self.sites.unflattened(bounds.upper)
         return {value: Interval(lower[value], upper[value]) for value in lower}
 

@@ -16,7 +16,7 @@ from service.bounds.interval import Interval
 from service.bounds.planes import Planes
 from service.verification.certify import Verdict
 from service.verification.search.attack import attack_boxes, attack_nearby
-from service.verification.search.bounder import Bounder, bounder
+from service.verification.search.bounder import Bounder, bounder, rigorous_bounder
 from service.verification.search.boxes import Boxes, Handed, Pool
 from service.verification.search.clipping import Cut, clipped
 from service.verification.search.crew import Meeting, Standing
@@ -42,7 +42,8 @@ SAMPLES_PER_DOMAIN, MOST_SAMPLES = 32, 2**18
 
 def split_inputs(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
     """A :class:`~service.verification.search.decision.Search`."""
-    by = bounder(subject.network, method, goal.box(subject.dtype))
+    chosen = rigorous_bounder if subject.rigorous else bounder
+    by = chosen(subject.network, method, goal.box(subject.dtype))
     kind = subject.device.type
     batch = max(1, min(LARGEST_BATCH.get(kind, 4096), ENTRIES.get(kind, 2**23) // by.entries))
     return _Search(subject, goal, by, batch, deadline, watcher).run()

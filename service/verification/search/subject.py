@@ -25,7 +25,8 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True, eq=False)
 class Subject:
     """``module`` and ``network`` are in ``dtype``; ``judge`` is the module in float64, ``runtime`` onnxruntime,
-    for a model that came from ONNX. The ranks of ``crew`` decide together.
+    for a model that came from ONNX. The ranks of ``crew`` decide together. Where it is ``rigorous`` only bounds that
+    hold in real arithmetic close a domain; ``network`` is then in float64.
     """
 
     module: nn.Module
@@ -34,6 +35,7 @@ class Subject:
     runtime: Runtime | None
     dtype: torch.dtype
     crew: Crew = SOLO
+    rigorous: bool = False
 
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> Subject:

@@ -1,0 +1,91 @@
+"""Domains of a search over activations, bounded once more in real arithmetic.
+
+An optimiser chose slopes, multipliers and weights; any choice is sound. What they prove with every rounding accounted
+for is what a rigorous search goes by: a domain that this leaves open is split further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+from service.bounds.relaxation import Relaxed
+from service.bounds.rigorous import RigorousAnalysis
+from service.bounds.rigorous.backward import RigorousPass
+from service.bounds.rigorous.method import plain_convolutions
+from service.bounds.rigorous.rounding import UNIT, gamma, magnitude
+from service.bounds.rigorous.steps import Step, nonlinear_step
+from service.bounds.split import Multipliers, Splits
+from service.verification.search.bounding import Bounding
+from service.verification.search.domains import Domains
+
+
+@dataclass(frozen=True, eq=False)
+class Certificates:
+    """Of domains of ``bounding``, whose root's bounds are those of ``root``."""
+
+    bounding: Bounding
+    root: RigorousAnalysis
+
+    @torch.no_grad()
+    def certified(self, domains: Domains) -> Domains:
+        """The domains with the margins that their parameters prove; +inf where nothing satisfies the splits."""
+        size = max(1, self.bounding.capacity // 4)
+        parts = [domains.rows(slice(start, start + size)) for start in range(0, len(domains), size)]
+        with plain_convolutions():
+            return domains.with_(margin=torch.cat([self._margins(part) for part in parts])) if parts else domains
+
+    def _margins(self, domains: Domains) -> Tensor:
+        clipped = Splits(domains.index, domains.sign, domains.at).clipped(self.bounding.bounds)
+        empty = (clipped.lower > clipped.upper).any(dim=1)
+        sites, within = self.bounding.sites, clipped.meet(clipped)
+        walk = self._walk(domains, self.bounding.shaped(within))
+        multipliers = Multipliers(domains.beta, domains.index, within).coefficients(sites.entries)
+        held = {value: -each.unsqueeze(1) for value, each in sites.unflattened(multipliers).items()}
+        proved = self._combined(walk, domains, held if domains.depth else {})
+        return torch.where(empty, torch.inf, proved)
+
+    def _walk(self, domains: Domains, within: Mapping[str, Interval]) -> RigorousPass:
+        """The root's, on the domains' own bounds of what non-linear nodes read, through the lines they chose."""
+        walk, count = self.root.walk, len(domains)
+        intervals = {
+            name: each.arranged(lambda end: end.expand(count, *end.shape[1:])) for name, each in walk.intervals.items()
+        }
+        # Of a ball, what is left of it after splits of inputs.
+        intervals |= {
+            name: replace(intervals[name], lower=each.lower, upper=each.upper) for name, each in within.items()
+        }
+        chosen = self.bounding.members(domains, within)
+        steps = {
+            name: self._own(name, intervals, chosen[name]) if name in chosen else _repeated(step, count)
+            for name, step in walk.steps.items()
+        }
+        return replace(walk, intervals=intervals, steps=steps)
+
+    def _own(self, name: str, intervals: Mapping[str, Interval], relaxed: Relaxed) -> Step:
+        node = self.bounding.network.nodes[name]
+        return nonlinear_step(node, [intervals[each] for each in node.inputs], relaxed)
+
+    def _combined(self, walk: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
+        """Of ``Σ w·(row·y − offset)``: one that the weights single out is exact, the others are rounded."""
+        question, network = self.bounding.question, self.bounding.network
+        weights = (domains.weights / domains.weights.sum(dim=1, keepdim=True)).unsqueeze(1)
+        rows, offsets = question.rows[domains.disjunct], question.offsets[domains.disjunct].unsqueeze(2)
+        start = network.nodes[question.start]
+        combined = torch.bmm(weights, rows).reshape(len(domains), 1, *start.shape)
+        least = walk.lower_bounds(start.name, combined, held).squeeze(1)
+        size = magnitude(walk.intervals[start.name]).flatten(1).unsqueeze(2)
+        reach = torch.bmm(weights, torch.bmm(rows.abs(), size) + offsets.abs())
+        single = (weights != 0).sum(dim=2) == 1
+        lost = torch.where(single, 0.0, gamma(weights.shape[2] + 4) * reach.squeeze(1)).flatten()
+        offset = torch.bmm(weights, offsets).flatten()
+        margin = least - offset - lost - 8 * UNIT * (least.abs() + offset.abs() + lost)
+        return margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+
+def _repeated(step: Step, count: int) -> Step:
+    return replace(step, error=step.error.expand(count, *step.error.shape[1:]), lost=step.lost.expand(count))
