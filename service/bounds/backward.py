@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from service.bounds.fused import Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Climbing, Network
-from service.bounds.relaxation import Relaxed, Windowed
+from service.bounds.relaxation import Picking, Relaxed, Windowed
 from service.bounds.rules import RULES
 from service.bounds.rules.base import Carried, Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
 from service.bounds.rules.collectives import Begin, End
+from service.bounds.rules.shape import SameOrder
 from service.bounds.shares import asked, filled, own_share
 from service.bounds.windows import Windows, image_of
 
@@ -128,11 +130,20 @@ class Pass:
         return True
 
     def _pull_units(self, node: Node, coefficients: Carried) -> Pulled | None:
-        """The step for rows of the identity; ``None`` where they are not, or must be made."""
+        """The step for rows of the identity or of a constant matrix; ``None`` where they are not, or must be made."""
         rule = RULES[node.operator]
+        if isinstance(coefficients, Picked):
+            return self._pull_picked(node, coefficients)
         if not isinstance(rule, LinearRule) or not isinstance(coefficients, UnitRows):
             return None
         return rule.pull_units(node, coefficients, self.network.exchange)
+
+    def _pull_picked(self, node: Node, rows: Picked) -> Pulled | None:
+        if isinstance(RULES[node.operator], SameOrder):
+            return Pulled((rows,))
+        relaxed = self.relaxations.get(node.name)
+        found = relaxed.pull_picked(rows) if isinstance(relaxed, Picking) else None
+        return None if found is None else Pulled(*found)
 
     def _pull_windows(self, node: Node, coefficients: Carried) -> Pulled | None:
         """The step for rows in windows; ``None`` where they are not, or must be made whole."""
@@ -169,7 +180,7 @@ class Pass:
 
     def _settled(self, node: Node, waiting: Pending) -> tuple[Tensor, bool]:
         """Dense coefficients, of this rank's share of the rows where they are divided; whether they are its own."""
-        if waiting.own or not self._divides(node.name) or isinstance(waiting.coefficients, Windows):
+        if waiting.own or not self._divides(node.name) or isinstance(waiting.coefficients, Windows | Picked):
             return self._dense(node, waiting.coefficients), waiting.own
         like = self.intervals[self.network.graph.input.name].lower
         return own_share(waiting.coefficients, node.shape, like, self.network.exchange), True

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from service.bounds.backward import Pass
+from service.bounds.fused import Picked
 from service.bounds.network import Climbing, Network
-from service.bounds.relaxation import Family, Single, Windowed, WindowedFamily
+from service.bounds.relaxation import Family, Picking, Single, Windowed, WindowedFamily
 from service.bounds.replay import Plain, Recorded
 from service.bounds.rules.base import Coefficients, UnitRows
 from service.bounds.windows import Windows
@@ -60,12 +61,21 @@ class _Chosen:
     starts_anew: bool = False
 
     def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        if self.parameters is None:
-            rows = coefficients.shape[1]
-            self.parameters = tuple(_repeated(each, rows).requires_grad_() for each in self.family.start)
+        self._begin(coefficients.shape[1])
         if not self.parameters and self.anchor is not None:
             coefficients = coefficients * self.anchor
-        return self.family.member(self.parameters).pull(coefficients)
+        return self.family.member(self.parameters or ()).pull(coefficients)
+
+    def pull_picked(self, rows: Picked) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+        if self.anchor is not None:
+            return None
+        self._begin(rows.count)
+        member = self.family.member(self.parameters or ())
+        return member.pull_picked(rows) if isinstance(member, Picking) else None
+
+    def _begin(self, rows: int) -> None:
+        if self.parameters is None:
+            self.parameters = tuple(_repeated(each, rows).requires_grad_() for each in self.family.start)
 
     def pull_windows(self, windows: Windows) -> tuple[Windows, Tensor | None] | None:
         if isinstance(self.family, Single) and isinstance(self.family.relaxed, Windowed):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
+from service.bounds import fused
+from service.bounds.fused import Picked
 from service.bounds.windows import Windows
 
 
@@ -33,6 +34,14 @@ class Family(Protocol):
 
     def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
         """Of parameters ``(batch, rows or 1, *any)``; what it gives is differentiable in them."""
+
+
+@runtime_checkable
+class Picking(Protocol):
+    """What can be pulled through without a copy of a matrix' rows."""
+
+    def pull_picked(self, rows: Picked) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+        """``None`` where there must be one after all."""
 
 
 @runtime_checkable
@@ -74,14 +83,10 @@ class Lines:
     lower_intercept: Tensor | None = None
     upper_intercept: Tensor | None = None
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """CROWN, Zhang et al., 2018: a positive coefficient takes the lower line, a negative one the upper line."""
-        below = coefficients.clamp(max=0)
-        pieces = [] if self.upper_intercept is None else [_along(below, self.upper_intercept)]
-        if self.lower_intercept is not None:
-            pieces.append(_along(coefficients - below, self.lower_intercept))
-        through = torch.addcmul(coefficients * self.lower_slope, below, self.upper_slope - self.lower_slope)
-        return (through,), sum(pieces[1:], start=pieces[0]) if pieces else None
+    def pull(self, coefficients: Tensor | Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        lines = self.lower_slope, self.upper_slope, self.lower_intercept, self.upper_intercept
+        through, bias = fused.pull(coefficients, *lines)
+        return (through,), bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +98,15 @@ class Relaxation:
     lower_intercept: Tensor | None = None
     upper_intercept: Tensor | None = None
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def pull(self, coefficients: Tensor | Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
         slopes = self.lower_slope.unsqueeze(1), self.upper_slope.unsqueeze(1)
         intercepts = (
             None if each is None else each.unsqueeze(1) for each in (self.lower_intercept, self.upper_intercept)
         )
         return Lines(*slopes, *intercepts).pull(coefficients)
+
+    def pull_picked(self, rows: Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        return self.pull(rows)
 
     def pull_windows(self, windows: Windows) -> tuple[Windows, Tensor | None]:
         slopes = windows.of(self.lower_slope), windows.of(self.upper_slope)
@@ -107,17 +115,3 @@ class Relaxation:
         )
         (values,), bias = Lines(*slopes, *intercepts).pull(windows.values)
         return replace(windows, values=values), bias
-
-
-def _along(coefficients: Tensor, intercept: Tensor) -> Tensor:
-    """``(b, rows, *shape)`` and ``(batch, rows or 1, *shape)`` to ``(batch, rows)``."""
-    if intercept.shape[1] == 1:
-        return weighted(coefficients, intercept.squeeze(1))
-    return (coefficients * intercept).flatten(2).sum(dim=2)
-
-
-def weighted(coefficients: Tensor, intercept: Tensor) -> Tensor:
-    """``(b, rows, *shape)`` and ``(batch, *shape)`` to ``(batch, rows)``."""
-    batch = intercept.shape[0]
-    flat = coefficients.flatten(2).expand(batch, -1, -1)
-    return torch.bmm(flat, intercept.reshape(batch, -1, 1)).squeeze(-1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
+from service.bounds.fused import Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.rules.arithmetic import unbroadcast
@@ -52,7 +53,10 @@ class AffineRule(LinearRule):
         if len(node.shape) != 1:
             return None
         layer = self.read(node)
-        return Pulled((units.select(layer.weight),), None if layer.bias is None else units.select(layer.bias))
+        bias = None if layer.bias is None else units.select(layer.bias)
+        if exchange.axis.size > 1 or layer.weight.requires_grad:
+            return Pulled((units.select(layer.weight),), bias)
+        return Pulled((Picked(layer.weight, units.index, units.mirrored),), bias)
 
 
 def constant_only(node: Node, *arguments: str) -> str | None:

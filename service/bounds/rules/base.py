@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
+from service.bounds.fused import Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.relaxation import Family, Relaxation, Relaxed, Single
@@ -70,7 +71,7 @@ class UnitRows:
 
 
 Coefficients = Tensor | UnitRows
-Carried = Coefficients | Windows
+Carried = Coefficients | Windows | Picked
 """What may wait at a node in the middle of a pass."""
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
+from service.bounds.fused import weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Family, weighted
+from service.bounds.relaxation import Family
 from service.bounds.rules.arithmetic import unbroadcast
 from service.bounds.rules.base import RelaxedRule
 

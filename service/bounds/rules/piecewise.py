@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.bounds import fused
 from service.bounds.exchange import Exchange
+from service.bounds.fused import FreeSlopes, Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Family, Lines, Relaxation, Single, weighted
+from service.bounds.relaxation import Family, Lines, Relaxation, Single
 from service.bounds.rules.base import NonlinearRule
 from service.bounds.windows import Windows
 
@@ -52,64 +54,52 @@ class LeakyRelu(NonlinearRule):
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         """Any lower slope between those of the pieces is sound (α-CROWN, Xu et al., 2021)."""
-        relaxation, open_ = self.relax(node, bounds[0]), self.improvable(node, bounds[0]).flatten(1)
-        index, slope = open_.any(dim=0).nonzero().squeeze(1), self.negative_slope(node)
-        if slope == 1 or not len(index):
+        relaxation, open_ = self.relax(node, bounds[0]), self.improvable(node, bounds[0])
+        slope = self.negative_slope(node)
+        if slope == 1 or not bool(open_.any()):
             return Single(relaxation)
         assert relaxation.upper_intercept is not None
-        fixed, chord = relaxation.lower_slope.flatten(1), relaxation.upper_slope.flatten(1)
-        intercept = relaxation.upper_intercept.flatten(1)
-        open_, closed, chord, intercept = (each.index_select(1, index) for each in (open_, fixed, chord, intercept))
-        start = (((closed - slope) / (1 - slope)).clamp(0, 1),)
-        return _Bent(slope, index, fixed, open_, closed, chord, intercept, start, relaxation, bounds[0])
+        lines = relaxation.lower_slope, relaxation.upper_slope, relaxation.upper_intercept
+        free = FreeSlopes.at(open_, slope, *lines)
+        start = (_places(relaxation.lower_slope.flatten(1).gather(1, free.index), slope),)
+        return _Bent(free, start, relaxation, open_)
 
 
 @dataclass(frozen=True, eq=False)
 class _Bent:
-    """Two pieces that meet at 0, with a free lower slope at the entries ``index`` that are open in any instance.
+    """Two pieces that meet at 0, with a free lower slope where an instance is open: ``start`` is ``(batch, places)``.
 
-    ``fixed`` ``(batch, n)`` are the slopes elsewhere; ``open_``, ``closed`` (the slope where an instance is not open),
-    ``chord`` and ``intercept`` are ``(batch, len(index))``.
+    ``whole`` are the lines that CROWN takes, ``open_`` is ``(batch, *shape)``.
     """
 
-    slope: float
-    index: Tensor
-    fixed: Tensor
-    open_: Tensor
-    closed: Tensor
-    chord: Tensor
-    intercept: Tensor
+    free: FreeSlopes
     start: tuple[Tensor, ...]
     whole: Relaxation
-    bounds: Interval
+    open_: Tensor
 
     def shown(self, windows: Windows) -> Family:
         """Of every place in the windows: with so few entries there is nothing to pick."""
         assert self.whole.upper_intercept is not None
-        open_ = (self.bounds.lower < 0) & (self.bounds.upper > 0)
-        images = (open_.to(self.fixed.dtype), self.whole.lower_slope, self.whole.upper_slope)
+        images = (self.open_.to(self.whole.lower_slope.dtype), self.whole.lower_slope, self.whole.upper_slope)
         open_in, closed, chord = (windows.of(each) for each in images)
-        start = (((closed - self.slope) / (1 - self.slope)).clamp(0, 1),)
-        return _BentShown(self.slope, open_in > 0, closed, chord, windows.of(self.whole.upper_intercept), start)
+        start, slope = (_places(closed, self.free.flattest),), self.free.flattest
+        return _BentShown(slope, open_in > 0, closed, chord, windows.of(self.whole.upper_intercept), start)
 
     def member(self, parameters: tuple[Tensor, ...]) -> _BentMember:
-        free = parameters[0] * (1 - self.slope) + self.slope if self.slope else parameters[0]
-        return _BentMember(self, torch.where(self.open_.unsqueeze(1), free, self.closed.unsqueeze(1)))
+        return _BentMember(self.free, parameters[0])
 
 
 @dataclass(frozen=True, eq=False)
 class _BentMember:
-    family: _Bent
-    lower_slope: Tensor
+    free: FreeSlopes
+    parameters: Tensor
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        family, flat = self.family, coefficients.flatten(2)
-        picked = flat.index_select(2, family.index)
-        below = picked.clamp(max=0)
-        bent = torch.addcmul((picked - below) * self.lower_slope, below, family.chord.unsqueeze(1))
-        through = (flat * family.fixed.unsqueeze(1)).index_copy(2, family.index, bent)
-        shape = (*through.shape[:2], *coefficients.shape[2:])
-        return (through.reshape(shape),), weighted(below, family.intercept)
+    def pull(self, coefficients: Tensor | Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        through, bias = fused.pull_free(coefficients, self.free, self.parameters)
+        return (through,), bias
+
+    def pull_picked(self, rows: Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        return self.pull(rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +169,11 @@ class Floor(NonlinearRule):
             lower_intercept=torch.where(flat, low, -torch.ones_like(low)),
             upper_intercept=torch.where(flat, high, torch.zeros_like(high)),
         )
+
+
+def _places(slopes: Tensor, flattest: float) -> Tensor:
+    """Parameters of slopes from ``flattest`` to 1."""
+    return ((slopes - flattest) / (1 - flattest)).clamp(0, 1)
 
 
 def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:

@@ -1,0 +1,11 @@
+"""Steps of a pass that are one kernel each on a CUDA device.
+
+Every function here has the same meaning on any device: where its kernel cannot be built, torch's operators do the
+same in several steps. Results differ by rounding only.
+"""
+
+from service.bounds.fused.adam import Adam
+from service.bounds.fused.boxes import least
+from service.bounds.fused.lines import FreeSlopes, Picked, pull, pull_free, weighted
+
+__all__ = ["Adam", "FreeSlopes", "Picked", "least", "pull", "pull_free", "weighted"]

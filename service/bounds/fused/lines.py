@@ -1,0 +1,243 @@
+"""Coefficients of a pass through lines that bound an operator: one kernel forward, one for all gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.bounds.fused.building import block, flat, kernels_for, strides
+
+Optional = Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Picked:
+    """Rows of a constant ``matrix`` ``(m, n)``: those that ``index`` ``(batch or 1, rows)`` names.
+
+    With ``mirrored`` their negatives follow. They are read where they stand.
+    """
+
+    matrix: Tensor
+    index: Tensor
+    mirrored: bool
+
+    @property
+    def count(self) -> int:
+        return self.index.shape[1] * (2 if self.mirrored else 1)
+
+    def dense(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """``(batch or 1, count, *shape)`` for ``n`` entries; ``like`` is what other rows would be made like."""
+        rows = self.matrix[self.index]
+        rows = torch.cat([rows, -rows], dim=1) if self.mirrored else rows
+        return rows.reshape(*rows.shape[:2], *shape)
+
+
+@dataclass(frozen=True, eq=False)
+class FreeSlopes:
+    """Lines whose lower slope is free at some entries: of ``(batch, n)`` tensors with one number for each entry.
+
+    ``shape`` is theirs before they were flattened. Rows have parameters ``(batch, rows, places)`` between 0
+    and 1, which stand for slopes between ``flattest`` and 1. ``index`` ``(batch, places)`` are their entries, all
+    different; ``codes`` ``(batch, n)`` of type int32 is an open entry's place, −2 − place of one that is not open
+    although it has a place, else −1.
+    """
+
+    shape: tuple[int, ...]
+    flattest: float
+    index: Tensor
+    codes: Tensor
+    lower: Tensor
+    upper: Tensor
+    above: Tensor
+
+    @staticmethod
+    def at(open_: Tensor, flattest: float, lower: Tensor, upper: Tensor, above: Tensor) -> FreeSlopes:
+        """Free where ``open_`` ``(batch, *shape)``; each instance has as many places as the one with the most needs."""
+        shape, open_ = tuple(open_.shape[1:]), open_.flatten(1)
+        places = int(open_.sum(dim=1).amax())
+        index = open_.byte().argsort(dim=1, descending=True, stable=True)[:, :places]
+        place = torch.arange(places, device=index.device, dtype=torch.int32).expand_as(index)
+        coded = torch.where(open_.gather(1, index), place, -2 - place)
+        codes = torch.full_like(open_, -1, dtype=torch.int32).scatter(1, index, coded)
+        return FreeSlopes(
+            shape, flattest, index, codes, *(each.flatten(1).contiguous() for each in (lower, upper, above))
+        )
+
+    def slopes(self, parameters: Tensor) -> Tensor:
+        """``(batch, rows, places)``: where a place is not open, the fixed one."""
+        free = parameters * (1 - self.flattest) + self.flattest if self.flattest else parameters
+        open_ = self.codes.gather(1, self.index) >= 0
+        return torch.where(open_.unsqueeze(1), free, self.lower.gather(1, self.index).unsqueeze(1))
+
+
+def pull(
+    coefficients: Tensor | Picked, lower: Tensor, upper: Tensor, below: Optional, above: Optional
+) -> tuple[Tensor, Optional]:
+    """A positive coefficient takes the lower line, a negative one the upper line (CROWN, Zhang et al., 2018).
+
+    All are ``(batch or 1, rows or 1, *shape)``; the bias is ``(batch, rows)``, absent where there are no intercepts.
+    """
+    shape, lines = lower.shape[2:], (lower, upper, below, above)
+    start, index, size = _begun(coefficients)
+    given = [each for each in lines if each is not None]
+    batch, rows = max(size[0], *map(len, given)), max(size[1], *(each.shape[1] for each in given))
+    kernels = kernels_for(start, *lines)
+    whole = (batch, rows, *shape)
+    repeated = any(each.requires_grad and each.shape != whole for each in (start, *given))
+    if kernels is None or repeated or start.shape[2:] != (shape if index is None else (shape.numel(),)):
+        return pulled_in_steps(_dense(coefficients, shape, lower), lower, upper, below, above)
+    flattened = (each if each is None else flat(each.expand(*each.shape[:2], *shape)) for each in lines)
+    setting = _Setting(kernels, batch, rows)
+    through, bias = _Lines.apply(flat(start), index, None, *flattened, setting)  # type: ignore[no-untyped-call]
+    return through.reshape(whole), bias
+
+
+def pulled_in_steps(
+    coefficients: Tensor, lower: Tensor, upper: Tensor, below: Optional, above: Optional
+) -> tuple[Tensor, Optional]:
+    """The same by torch's operators."""
+    negative = coefficients.clamp(max=0)
+    pieces = [] if above is None else [_along(negative, above)]
+    if below is not None:
+        pieces.append(_along(coefficients - negative, below))
+    through = torch.addcmul(coefficients * lower, negative, upper - lower)
+    return through, sum(pieces[1:], start=pieces[0]) if pieces else None
+
+
+def pull_free(coefficients: Tensor | Picked, free: FreeSlopes, parameters: Tensor) -> tuple[Tensor, Tensor]:
+    """``(batch or 1, rows, *shape)`` or rows of a matrix, through the lines that ``parameters`` choose."""
+    start, index, size = _begun(coefficients)
+    kernels = kernels_for(start, free.lower, parameters)
+    whole = (len(free.lower), size[1])
+    repeated = parameters.shape[:2] != whole or (start.requires_grad and start.shape[:2] != whole)
+    exact = start.dtype == torch.float32 or free.flattest in {0.0, -1.0}
+    if kernels is None or repeated or not exact:
+        return freely_in_steps(_dense(coefficients, free.shape, parameters), free, parameters)
+    setting = _Setting(kernels, *whole, free)
+    lines = (free.lower.unsqueeze(1), free.upper.unsqueeze(1), None, free.above.unsqueeze(1))
+    through, bias = _Lines.apply(flat(start), index, parameters.contiguous(), *lines, setting)  # type: ignore[no-untyped-call]
+    return through.reshape(*whole, *free.shape), bias
+
+
+def _begun(coefficients: Tensor | Picked) -> tuple[Tensor, Optional, tuple[int, int]]:
+    """What a kernel reads, the index of the rows in it, if any, and how many instances and rows there are."""
+    if isinstance(coefficients, Tensor):
+        return coefficients, None, (coefficients.shape[0], coefficients.shape[1])
+    index = coefficients.index.contiguous()
+    return coefficients.matrix.contiguous().unsqueeze(0), index, (len(index), coefficients.count)
+
+
+def _dense(coefficients: Tensor | Picked, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return coefficients if isinstance(coefficients, Tensor) else coefficients.dense(shape, like)
+
+
+def freely_in_steps(coefficients: Tensor, free: FreeSlopes, parameters: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by torch's operators."""
+    entries = coefficients.flatten(2)
+    batch, rows = len(free.lower), entries.shape[1]
+    if batch == 1:
+        index = free.index[0]
+        picked = entries.index_select(2, index)
+    else:
+        places = free.index.unsqueeze(1).expand(-1, rows, -1)
+        entries = entries.expand(batch, -1, -1)
+        picked = entries.gather(2, places)
+    negative = picked.clamp(max=0)
+    upper, above = (each.gather(1, free.index) for each in (free.upper, free.above))
+    bent = torch.addcmul((picked - negative) * free.slopes(parameters), negative, upper.unsqueeze(1))
+    fixed = entries * free.lower.unsqueeze(1)
+    through = fixed.index_copy(2, index, bent) if batch == 1 else fixed.scatter(2, places, bent)
+    return through.reshape(*through.shape[:2], *coefficients.shape[2:]), weighted(negative, above)
+
+
+@dataclass(frozen=True, eq=False)
+class _Setting:
+    kernels: ModuleType
+    batch: int
+    rows: int
+    free: FreeSlopes | None = None
+
+
+class _Lines(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917 - what autograd passes has no names
+        ctx: Any,
+        a: Tensor,
+        index: Optional,
+        parameters: Optional,
+        lower: Tensor,
+        upper: Tensor,
+        below: Optional,
+        above: Optional,
+        setting: _Setting,
+    ) -> tuple[Tensor, Optional]:
+        ctx.setting = setting
+        given = (a, index, parameters, lower, upper, below, above)
+        ctx.save_for_backward(*given)
+        batch, rows, n = setting.batch, setting.rows, a.shape[2]
+        out = a.new_empty(batch, rows, n)
+        bias = None if below is None and above is None else a.new_zeros(batch, rows)
+        pointers, numbers, flags = _arguments(given, setting)
+        if out.numel():
+            setting.kernels.forward_lines[(batch * rows,)](*pointers, out, bias, *numbers, **flags, **block(n))
+        return out, bias
+
+    @staticmethod
+    def backward(ctx: Any, onto: Tensor, onto_bias: Optional) -> tuple[Optional, ...]:
+        setting, saved = ctx.setting, ctx.saved_tensors
+        pointers, numbers, flags = _arguments(saved, setting)
+        wanted = dict(zip(NAMES, ctx.needs_input_grad, strict=False))
+        onto = onto.contiguous()
+        found = {
+            name: torch.empty_like(onto) if wanted[name] else None for name in ("a", "lower", "upper", "below", "above")
+        }
+        parameters = saved[2]
+        found["parameters"] = None if parameters is None else torch.empty_like(parameters)
+        given = None if onto_bias is None else onto_bias.contiguous()
+        gradients = [found[name] for name in ("a", "lower", "upper", "below", "above", "parameters")]
+        onto_each = {
+            f"TO_{name.upper()}": found[name] is not None for name in ("a", "lower", "upper", "below", "above")
+        }
+        if onto.numel():
+            setting.kernels.backward_lines[(setting.batch * setting.rows,)](
+                *pointers, onto, given, *gradients, *numbers, **flags, **onto_each, **block(onto.shape[2])
+            )
+        return (*(found.get(name) for name in NAMES), None)
+
+
+NAMES = ("a", "index", "parameters", "lower", "upper", "below", "above")
+
+
+def _arguments(saved: tuple[Optional, ...], setting: _Setting) -> tuple[list[Any], list[Any], dict[str, bool]]:
+    """What both kernels take: tensors, numbers and strides, flags."""
+    a, index, parameters, lower, upper, below, above = saved
+    assert a is not None
+    free = setting.free
+    codes = None if free is None else free.codes
+    pairs = 0 if index is None else index.shape[1]
+    frees = 0 if parameters is None else parameters.shape[2]
+    flattest = 0.0 if free is None else free.flattest
+    index_batch = index.stride(0) if index is not None and len(index) > 1 else 0
+    numbers = [a.shape[2], setting.rows, pairs, frees, flattest, *strides(a), index_batch]
+    for each in (lower, upper, below, above):
+        numbers += (0, 0) if each is None else strides(each)
+    flags = {"INDEXED": index is not None, "FREE": free is not None, "BELOW": below is not None}
+    return [a, index, lower, upper, below, above, parameters, codes], numbers, {**flags, "ABOVE": above is not None}
+
+
+def _along(coefficients: Tensor, intercept: Tensor) -> Tensor:
+    """``(b, rows, *shape)`` and ``(batch, rows or 1, *shape)`` to ``(batch, rows)``."""
+    if intercept.shape[1] == 1:
+        return weighted(coefficients, intercept.squeeze(1))
+    return (coefficients * intercept).flatten(2).sum(dim=2)
+
+
+def weighted(coefficients: Tensor, intercept: Tensor) -> Tensor:
+    """``(b, rows, *shape)`` and ``(batch, *shape)`` to ``(batch, rows)``."""
+    batch = intercept.shape[0]
+    whole = coefficients.flatten(2).expand(batch, -1, -1)
+    return torch.bmm(whole, intercept.reshape(batch, -1, 1)).squeeze(-1)
