@@ -43,20 +43,20 @@ def mlp(mesh: Mesh, device: torch.device, small: bool) -> Made:
 
 def transformer(mesh: Mesh, device: torch.device, small: bool) -> Made:
     """One block, on the embedded tokens of a short sequence."""
-    tokens, dim, heads = (4, 32, 4) if small else (16, 512, 16)
+    tokens, dim, heads = (4, 32, 4) if small else (8, 2048, 16)
     config = TransformerConfig(
         vocab_size=64, dim=dim, layers=1, heads=heads, kv_heads=heads, ffn_dim=4 * dim, max_sequence=tokens
     )
     module = build(config, mesh, device=device)
     assert isinstance(module, Transformer)
-    return AfterEmbedding(module), (tokens, dim), 1e-4
+    return AfterEmbedding(module, tokens), (tokens, dim), 1e-4
 
 
 CASES: Mapping[str, Callable[[Mesh, torch.device, bool], Made]] = {"mlp": mlp, "transformer": transformer}
 
 
-def measure(name: str, mesh: Mesh, device: torch.device, small: bool, repeats: int) -> None:
-    module, shape, eps = CASES[name](mesh, device, small)
+def measure(name: str, mesh: Mesh, device: torch.device, given: argparse.Namespace) -> None:
+    module, shape, eps = CASES[name](mesh, device, given.small)
     module.eval().requires_grad_(False)
     network = prepare(module, shape, mesh.tp)
     generator = torch.Generator().manual_seed(5)
@@ -64,11 +64,11 @@ def measure(name: str, mesh: Mesh, device: torch.device, small: bool, repeats: i
     box = Interval(centre - eps, centre + eps)
     identity = torch.eye(network.graph.output.size, device=device)
     rows = torch.cat([identity, -identity])[None]
-    seconds = []
-    for repeat in range(repeats + 1):
+    seconds, effort = [], Effort(elements=given.elements)
+    for repeat in range(given.repeats + 1):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        found, spent = _timed(lambda: METHODS["crown"](network, box, Effort()).lower_bounds(rows), device)
+        found, spent = _timed(lambda: METHODS["crown"](network, box, effort).lower_bounds(rows), device)
         seconds += [spent] if repeat else []
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
     weights = sum(each.numel() * each.element_size() for each in map(local, module.parameters()))
@@ -98,6 +98,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--elements", type=int, default=2**26, help="of one coefficient tensor, over all ranks")
     given = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     device = distributed.start(given.device)
@@ -107,7 +108,7 @@ def main() -> None:
         print("| network | tp | mean width | seconds | peak MiB of rank 0 | weights MiB |")
         print("|---" * 6 + "|", flush=True)
     for name in given.cases:
-        measure(name, mesh, device, given.small, given.repeats)
+        measure(name, mesh, device, given)
     distributed.stop()
 
 

@@ -19,6 +19,7 @@ from service.bounds.interval import Interval
 from service.bounds.network import Climbing, Network
 from service.bounds.relaxation import Picking, Relaxed, Windowed
 from service.bounds.rules import RULES
+from service.bounds.rules.affine import AffineRule
 from service.bounds.rules.base import Carried, Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
 from service.bounds.rules.collectives import Begin, End
 from service.bounds.rules.shape import SameOrder
@@ -28,10 +29,14 @@ from service.bounds.windows import Windows, image_of
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """Coefficients that wait at a node. ``own``: the rows are this rank's alone, and so are their values so far."""
+    """Coefficients that wait at a node. ``own``: the rows are this rank's alone, and so are their values so far.
+
+    ``fresh``: nothing else holds the tensor, so that more may be added to it in place.
+    """
 
     coefficients: Carried
     own: bool
+    fresh: bool = False
 
 
 @dataclass(eq=False)
@@ -103,11 +108,29 @@ class Pass:
 
     def _step(self, biases: _Biases, pending: dict[str, Pending], node: Node, waiting: Pending) -> None:
         """Through one node; what was only on the way is dropped before the next."""
+        rule = RULES[node.operator]
+        onto = self._growing(pending.get(node.inputs[0]), waiting)
+        if onto is not None and isinstance(rule, AffineRule) and isinstance(waiting.coefficients, Tensor):
+            bias = rule.pull_onto(node, waiting.coefficients, onto)
+            if bias is not None:
+                self._account(biases, node, waiting.own, bias)
+            return
         pulled, rows_own, still_own = self._pull(node, waiting)
         if pulled.bias is not None:
             self._account(biases, node, rows_own, pulled.bias)
+        fresh = isinstance(rule, AffineRule)
         for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
-            pending[name] = self._joined(name, pending.get(name), Pending(coefficients, still_own))
+            pending[name] = self._joined(name, pending.get(name), Pending(coefficients, still_own, fresh))
+
+    @staticmethod
+    def _growing(earlier: Pending | None, waiting: Pending) -> Tensor | None:
+        """The coefficients before a node where those from it may be added to them in place."""
+        if earlier is None or not earlier.fresh or earlier.own != waiting.own or torch.is_grad_enabled():
+            return None
+        into, given = earlier.coefficients, waiting.coefficients
+        if not isinstance(into, Tensor) or not isinstance(given, Tensor) or into.shape[:2] != given.shape[:2]:
+            return None
+        return into if into.is_contiguous() else None
 
     def _end(self, biases: _Biases, node: Node, waiting: Pending) -> None:
         coefficients, own = self._settled(node, waiting)
@@ -197,12 +220,12 @@ class Pass:
         node = self.network.nodes[name]
         if self._divides(name):
             (first, _), (second, _) = (self._settled(node, each) for each in (earlier, new))
-            return Pending(first + second, own=True)
+            return Pending(first + second, own=True, fresh=True)
         own = earlier.own and new.own
         if (both := self._joined_windows(node, earlier, new)) is not None:
             return Pending(both, own)
         terms = [self._in_rows(node, pending, own) for pending in (earlier, new)]
-        return Pending(terms[0] + terms[1], own)
+        return Pending(terms[0] + terms[1], own, fresh=True)
 
     def _joined_windows(self, node: Node, *terms: Pending) -> Windows | None:
         like = self.intervals[self.network.graph.input.name].lower

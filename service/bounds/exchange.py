@@ -6,7 +6,7 @@ bound that is optimised over slopes needs to stay a bound.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +48,13 @@ class Exchange:
 
     def join(self, shard: Tensor, dim: int) -> Tensor:
         """Like :meth:`gather`, for work that differs by rank (gradient: own slice of the sum)."""
-        return gather_with_reduce_from_group(shard.contiguous(), dim, self.axis.group, self.axis.size)
+        group, size = self.axis.group, self.axis.size
+        return _by_rows(lambda part: gather_with_reduce_from_group(part.contiguous(), dim, group, size), shard, dim)
 
     def own_sum(self, partial: Tensor, dim: int) -> Tensor:
         """This rank's slice along ``dim`` of the sum over the ranks (gradient: gathered)."""
-        return reduce_scatter_to_group(partial, dim, self.axis.group, self.axis.size)
+        group, size = self.axis.group, self.axis.size
+        return _by_rows(lambda part: reduce_scatter_to_group(part, dim, group, size), partial, dim)
 
     def own_range(self, length: int) -> slice:
         """This rank's share of ``length`` gathered entries."""
@@ -83,6 +85,23 @@ class Exchange:
         marks = torch.stack([_mark(tensor) for tensor in tensors])
         everyone = self.gather(marks.unsqueeze(0), 0)
         return [bool(equal) for equal in (everyone == everyone[0]).flatten(2).all(dim=2).all(dim=0)]
+
+
+LARGE, PARTS = 2**20, 4
+"""Entries from which on a value's rows move in so many parts."""
+
+
+def _by_rows(move: Callable[[Tensor], Tensor], rows: Tensor, dim: int) -> Tensor:
+    """Rows ``(batch, rows, …)`` whose dimension ``dim`` moves; in parts where what moves is copied, and is large."""
+    if dim < 2 or rows.numel() < LARGE or torch.is_grad_enabled():
+        return move(rows)
+    parts = rows.split(-(-rows.shape[1] // PARTS), dim=1)
+    first = move(parts[0])
+    whole, done = first.new_empty(first.shape[0], rows.shape[1], *first.shape[2:]), 0
+    for index, part in enumerate(parts):
+        whole.narrow(1, done, part.shape[1]).copy_(move(part) if index else first)
+        done += part.shape[1]
+    return whole
 
 
 class _Agree(torch.autograd.Function):

@@ -43,11 +43,17 @@ class AffineRule(LinearRule):
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         layer = self.read(node)
-        bias = None
-        if layer.bias is not None:
-            batch, rows = coefficients.shape[:2]
-            bias = (coefficients @ layer.bias).reshape(batch, rows, -1).sum(dim=2)
-        return Pulled((unbroadcast(coefficients @ layer.weight, node.input_shapes[0]),), bias)
+        through = unbroadcast(coefficients @ layer.weight, node.input_shapes[0])
+        return Pulled((through,), _constant(layer, coefficients))
+
+    def pull_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:
+        """:meth:`pull` of coefficients that are added to ``total``, contiguous, in place; returns the bias."""
+        layer = self.read(node)
+        if layer.weight.ndim == 2:
+            total.view(-1, layer.weight.shape[1]).addmm_(coefficients.reshape(-1, layer.weight.shape[0]), layer.weight)
+        else:
+            total.add_(unbroadcast(coefficients @ layer.weight, node.input_shapes[0]))
+        return _constant(layer, coefficients)
 
     def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
         if len(node.shape) != 1:
@@ -57,6 +63,12 @@ class AffineRule(LinearRule):
         if exchange.axis.size > 1 or layer.weight.requires_grad:
             return Pulled((units.select(layer.weight),), bias)
         return Pulled((Picked(layer.weight, units.index, units.mirrored),), bias)
+
+
+def _constant(layer: Affine, coefficients: Tensor) -> Tensor | None:
+    if layer.bias is None:
+        return None
+    return (coefficients @ layer.bias).reshape(*coefficients.shape[:2], -1).sum(dim=2)
 
 
 def constant_only(node: Node, *arguments: str) -> str | None:
