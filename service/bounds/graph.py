@@ -7,10 +7,11 @@ first, so that instances never mix; what does not depend on it is a constant.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 INPUT = "input"
@@ -103,10 +104,27 @@ class Graph:
     def by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}
 
+    def to(self, device: torch.device) -> Graph:
+        """With the constants there."""
+        return Graph(
+            tuple(
+                replace(node, arguments={name: _moved(value, device) for name, value in node.arguments.items()})
+                for node in self.nodes
+            )
+        )
+
     def until(self, name: str) -> tuple[Node, ...]:
         """The nodes up to and including ``name``."""
         names = [node.name for node in self.nodes]
         return self.nodes[: names.index(name) + 1]
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_moved(item, device) for item in value)
+    if isinstance(value, Repeated):
+        return Repeated(value.value.to(device))
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def refs(value: Any) -> tuple[Ref, ...]:

@@ -13,26 +13,27 @@ class AfterEmbedding(nn.Module):
     """``(batch, sequence, dim)`` embedded tokens → ``(batch, vocabulary)`` logits of the token after the last.
 
     Both are replicated over ``tp``. Instances may also come flattened. The stream between layers is divided by tokens
-    where their number divides by tp.
+    where their number ``sequence`` divides by tp. Of a pipeline stage, its part of that: all but the first take the
+    stream, and all but the last give it.
     """
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, sequence: int) -> None:
         super().__init__()
-        if model.norm is None or model.head is None:
-            raise ValueError("a pipeline stage has not all layers from the embedding to the logits")
+        self.is_first = model.embedding is not None
         self.blocks, self.norm, self.head = model.blocks, model.norm, model.head
-        self.dim, self.vocabulary = model.config.dim, model.config.vocab_size
-        self.axis, self.sharded, self.replicated = model.output_axis, model.sharded, model.replicated
+        self.sequence, self.dim, self.vocabulary = sequence, model.config.dim, model.config.vocab_size
+        self.axis = model.output_axis
+        divides = self.axis.size > 1 and sequence % self.axis.size == 0
+        self.stream = model.sharded if divides else model.replicated
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() == 2:
-            x = torch.unflatten(x, 1, (-1, self.dim))
-        divides = self.axis.size > 1 and x.shape[1] % self.axis.size == 0
-        stream = self.sharded if divides else self.replicated
-        x = stream.divide(x)
+        if self.is_first:
+            x = self.stream.divide(torch.unflatten(x, 1, (self.sequence, self.dim)) if x.dim() == 2 else x)
         for block in self.blocks.values():
-            x = block(x, stream)
-        logits = self.head(stream.enter(self.norm(x, stream)))[:, -1]
+            x = block(x, self.stream)
+        if self.norm is None or self.head is None:
+            return x
+        logits = self.head(self.stream.enter(self.norm(x, self.stream)))[:, -1]
         return gather_from_group(logits, -1, self.axis.group, self.axis.size)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,32 +12,32 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.capture import capture
+from service.bounds.evaluated import Evaluated
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS, Effort, Method
 from service.bounds.network import Network, from_graph, prepare
 from service.bounds.optimise import Ascent
-from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown
+from service.bounds.rigorous import RIGOROUS
 from service.bounds.shard import shard
-from service.bounds.stages import InStages, Line, Staged, prepare_stages
+from service.bounds.stages import InStages, Line, Staged, divide_into_stages, prepare_stages
 from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import FromOnnx, RobustnessProperty, VerifySpec, VnnlibProperty
 from service.models import build, load_into
-from service.models.embedded import AfterEmbedding
+from service.models.embedded import AfterEmbedding, embedded
 from service.models.reference import resolve
 from service.models.transformer import Transformer
 from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh
 from service.parallel.tensor import local_copy
 from service.verification.properties import Property, read
+from service.verification.properties.robustness import RobustSamples
 from service.verification.properties.tokens import robust_tokens
 from service.verification.search.crew import SOLO, Crew
 from service.verification.tally import Layer, layers_of
 
 if TYPE_CHECKING:
     from service.bounds.onnx.reading import Runtime
-
-RIGOROUS: Mapping[str, Method] = {"crown": rigorous_crown, "alpha-crown": rigorous_alpha_crown}
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +76,16 @@ class Task:
     @property
     def method_name(self) -> str:
         """As rows and the result say it."""
-        fixed = " (fixed intermediate bounds)" if self.spec.intermediate == "fixed" else ""
-        return self.spec.method + fixed + (" (rigorous)" if self.spec.rigorous else "")
+        return self.spec.method + self._fixed + (" (rigorous)" if self.spec.rigorous else "")
 
     @property
     def inside(self) -> str:
         """Name of the method that bounds: of a search, its domains and the batches before it."""
-        return "crown" if self.spec.method == "beta-crown" else self.method_name
+        return "crown" if self.spec.method == "beta-crown" else self.spec.method + self._fixed
+
+    @property
+    def _fixed(self) -> str:
+        return " (fixed intermediate bounds)" if self.spec.intermediate == "fixed" else ""
 
     @property
     def like(self) -> Tensor:
@@ -92,7 +95,7 @@ class Task:
     @property
     def method(self) -> Method:
         """It bounds the whole model: all stages call it."""
-        method = RIGOROUS[self.spec.method] if self.spec.rigorous else METHODS[self.inside]
+        method: Method = RIGOROUS[self.inside] if self.spec.rigorous else METHODS[self.inside]
         return method if self.staged is None else self.staged.method(method)
 
     def anywhere(self, flag: bool) -> bool:
@@ -130,27 +133,39 @@ def make(spec: VerifySpec, context: RunContext, device: torch.device) -> Task:
     if weights is not None:
         load_into(module, weights)
     module.eval().requires_grad_(False)
-    if not isinstance(reads, Features):
-        return _of_tokens(spec, module, context, mesh, device)
-    asked = read(spec.property, reads.features, reads.classes, context.data)
-    if mesh.pp.size > 1:
-        staged = prepare_stages(module, (reads.features,), mesh.tp, line := Line(mesh, device))
+    line = Line(mesh, device) if mesh.pp.size > 1 else None
+    asked: Property
+    if isinstance(reads, Features):
+        asked, shape = read(spec.property, reads.features, reads.classes, context.data), (reads.features,)
+    else:
+        asked, module = _of_tokens(spec, module, context, line)
+        shape = (asked.samples.inputs.shape[1],)
+    if line is not None:
+        staged = prepare_stages(module, shape, mesh.tp, line)
         layers = _layers_of_stages(staged, mesh.tp.size)
         return Task(spec, mesh, device, InStages(module, line), staged.network, asked, layers, staged=staged)
-    network = prepare(_bounded(spec, module), (reads.features,), mesh.tp)
+    network = prepare(_bounded(spec, module), shape, mesh.tp)
     return Task(spec, mesh, device, module, network, asked, layers_of(network, mesh.tp.size))
 
 
-def _of_tokens(spec: VerifySpec, module: nn.Module, context: RunContext, mesh: Mesh, device: torch.device) -> Task:
-    if not isinstance(module, Transformer) or not isinstance(spec.property, RobustnessProperty) or mesh.pp.size > 1:
+def _of_tokens(
+    spec: VerifySpec, module: nn.Module, context: RunContext, line: Line | None
+) -> tuple[RobustSamples, nn.Module]:
+    """The property of embedded tokens, and what follows the embedding, which only the first stage has."""
+    if not isinstance(module, Transformer) or not isinstance(spec.property, RobustnessProperty):
         raise UnsupportedModelError(
             "a model of tokens takes ids, and its first operator, aten.embedding, has no rule: there is no box of "
-            "inputs to certify; expected a model that reads features, or a transformer in one stage and robustness"
+            "inputs to certify; expected a model that reads features, or a transformer and robustness"
         )
-    asked = robust_tokens(spec.property, module, context.data)
-    rest = AfterEmbedding(module)
-    network = prepare(_bounded(spec, rest), asked.samples.inputs.shape[1:], mesh.tp)
-    return Task(spec, mesh, device, rest, network, asked, layers_of(network, mesh.tp.size))
+    model, device = module, next(module.parameters()).device
+
+    def embed(ids: Tensor) -> Tensor:
+        if line is None:
+            return embedded(model, ids.to(device))
+        return line.of_first(embedded(model, ids.to(device)) if line.is_first else None)
+
+    asked = robust_tokens(spec.property, model.config, embed, context.data)
+    return asked, AfterEmbedding(model, asked.samples.inputs.shape[1] // model.config.dim)
 
 
 def _layers_of_stages(staged: Staged, tp: int) -> list[Layer]:
@@ -170,8 +185,15 @@ def _of_onnx(spec: VerifySpec, model: FromOnnx, context: RunContext, mesh: Mesh,
     from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
 
     content = context.data.file(model.onnx).read_bytes()
-    module = load(content).to(device)
+    module = load(content)
     asked = read(spec.property, module.features, module.outputs, context.data)
+    if mesh.pp.size > 1:
+        graph = shard(capture(module, (module.features,)), mesh.tp)
+        staged = divide_into_stages(graph, mesh.tp, line := Line(mesh, device))
+        stage = InStages(Evaluated(staged.network.graph), line)
+        layers = _layers_of_stages(staged, mesh.tp.size)
+        return Task(spec, mesh, device, stage, staged.network, asked, layers, Runtime.of(parse(content)), staged)
+    module = module.to(device)
     # The graph is divided, not the module: witnesses are judged on the whole of it, on every rank.
     network = from_graph(shard(capture(_bounded(spec, module), (module.features,)), mesh.tp), mesh.tp)
     layers = layers_of(network, mesh.tp.size)

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from nets import mlp, prepared
-from pydantic import ValidationError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -18,7 +17,7 @@ from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.jobs.layout import DataLayout
-from service.jobs.spec.verify import BoxProperty, RobustnessProperty, VerifySpec
+from service.jobs.spec.verify import BoxProperty, RobustnessProperty
 from service.verification.certify import Verdict, certify
 from service.verification.properties import PropertyError, Question, read
 from service.verification.properties.robustness import margin_rows
@@ -84,21 +83,6 @@ def test_a_property_that_does_not_fit_is_refused(spec: Any, features: int, class
     with pytest.raises(PropertyError) as refused:
         read(spec, features, classes)
     assert message in str(refused.value)
-
-
-def test_optimised_bounds_are_refused_over_pipeline_stages() -> None:
-    with pytest.raises(ValidationError) as refused:
-        VerifySpec.model_validate(
-            {
-                "kind": "verify",
-                "model": {"family": "mlp", "in_features": 64, "out_features": 10},
-                "property": robustness().model_dump(),
-                "parallel": {"pp": 2},
-                "method": "alpha-crown",
-            }
-        )
-    (error,) = refused.value.errors()
-    assert "optimised bounds do not cross them; got pp=2" in error["msg"]
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e3))

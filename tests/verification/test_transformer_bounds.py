@@ -45,7 +45,7 @@ def test_it_is_the_rest_of_the_model_also_after_tracing() -> None:
     config = TransformerConfig(vocab_size=16, dim=8, layers=2, ffn_dim=12, max_sequence=8)
     model = build(config, dtype=torch.float64, seed=4).requires_grad_(False)
     assert isinstance(model, Transformer)
-    rest, ids = AfterEmbedding(model), tokens(7)
+    rest, ids = AfterEmbedding(model, 7), tokens(7)
     prepare(rest, (7, 8))
     x = embedded(model, ids)
     assert torch.equal(rest(x), model(ids)[:, -1])
@@ -54,7 +54,7 @@ def test_it_is_the_rest_of_the_model_also_after_tracing() -> None:
 
 def test_samples_lie_within_the_bounds() -> None:
     model = transformer(heads=4, kv_heads=2)
-    module, x = AfterEmbedding(model), embedded(model, tokens(4))
+    module, x = AfterEmbedding(model, 4), embedded(model, tokens(4))
     network = prepare(module, (4, 8))
     for eps, method in product((0.0, 1e-3, 2e-2), ("ibp", "crown")):
         box = box_around(x, eps)
@@ -101,7 +101,7 @@ def compare() -> dict[str, dict[str, float]]:
     found = {}
     for name, (sequence, fields) in CASES.items():
         models = transformer(**fields), transformer(mesh, **fields)
-        whole, divided = (AfterEmbedding(model) for model in models)
+        whole, divided = (AfterEmbedding(model, sequence) for model in models)
         x = embedded(models[0], tokens(sequence))
         networks = prepare(divided, (sequence, 8), mesh.tp), prepare(whole, (sequence, 8))
         found[name] = _compared(networks, x, 1e-3)

@@ -17,8 +17,9 @@ from service.bounds.methods import Analysis, Effort, Method
 from service.bounds.methods.alpha import OptimisedAnalysis
 from service.bounds.methods.base import LinearAnalysis, elements_of_a_row
 from service.bounds.network import Network
-from service.bounds.placement import Placement, check_constants, place_part
+from service.bounds.placement import Placement, check_constants, place, place_part
 from service.bounds.rules import check
+from service.bounds.stages.cuts import cut_graph
 from service.bounds.stages.line import Line
 from service.bounds.stages.passes import Asked, Service, StagesBefore, tell
 from service.parallel.mesh import Axis
@@ -104,6 +105,19 @@ def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, li
     elif leaving:
         raise UnsupportedModelError("the model's output is divided over the tensor-parallel ranks")
     return stage_of(graph, placements, axis, line)
+
+
+def divide_into_stages(graph: Graph, axis: Axis, line: Line) -> Staged:
+    """The same for a whole graph, of which this rank keeps its stage, on its device. Every rank calls it.
+
+    Of ranks that share a model over ``axis`` each has its own part of the graph.
+    """
+    check(graph)
+    placements = place(graph)
+    own = cut_graph(graph, placements, line.size)[line.rank].to(line.device)
+    # All values that cross a cut together have the placement of the first of them.
+    entering = next(placements[node.name] for node in own.nodes if node.name in placements)
+    return stage_of(own, place_part(own, entering), axis, line)
 
 
 def stage_of(graph: Graph, placements: Mapping[str, Placement], axis: Axis, line: Line) -> Staged:

@@ -40,7 +40,7 @@ def _asks_for_tokens(spec: VerifySpec, config: ModelConfig) -> bool:
     """Whether it is about embedded tokens, the one box there is for a model that reads ids."""
     asked = spec.property
     about_tokens = isinstance(asked, RobustnessProperty) and isinstance(asked.robustness.data.gives, Tokens)
-    return about_tokens and isinstance(config, TransformerConfig) and spec.parallel.pp == 1
+    return about_tokens and isinstance(config, TransformerConfig)
 
 
 def _form(model: ModelRef | FromOnnx) -> str:

@@ -133,7 +133,9 @@ class VerifySpec(CommonSpec):
         "optimised", description="of alpha-crown: whether the bounds of hidden layers are optimised too"
     )
     rigorous: bool = Field(
-        False, description="bounds that hold in real arithmetic: every rounding of their computation is accounted for"
+        False,
+        description="bounds that hold in real arithmetic: every rounding of their computation is accounted for, and a "
+        "search goes by nothing else",
     )
     budget: VerifyBudget = VerifyBudget()
 
@@ -148,15 +150,6 @@ class VerifySpec(CommonSpec):
         return self
 
     @model_validator(mode="after")
-    def _one_stage(self) -> VerifySpec:
-        if self.parallel.pp > 1 and (self.method == "alpha-crown" or isinstance(self.model, FromOnnx)):
-            raise ValueError(
-                f"parallel: ONNX models have no stages, and optimised bounds do not cross them; got pp="
-                f"{self.parallel.pp}, expected pp=1, or ibp, crown-ibp or crown of another model; tp and dp are free"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _optimises(self) -> VerifySpec:
         if self.intermediate == "fixed" and self.method != "alpha-crown":
             raise ValueError(
@@ -167,21 +160,9 @@ class VerifySpec(CommonSpec):
 
     @model_validator(mode="after")
     def _accounts_for_rounding(self) -> VerifySpec:
-        asked = self.property
-        fixed = self.method == "alpha-crown" and self.intermediate == "fixed"
-        reasons = [
-            (
-                self.method not in ("crown", "alpha-crown"),
-                f"method={self.method}; expected method=crown or alpha-crown",
-            ),
-            (fixed, "intermediate=fixed; expected intermediate=optimised"),
-            (isinstance(asked, VnnlibProperty), "a VNN-LIB query, which is searched; expected robustness or a box"),
-            (
-                self.parallel.tp * self.parallel.pp > 1,
-                f"{self.parallel.arithmetic}; expected tp=1 and pp=1, dp is free",
-            ),
-        ]
-        wrong = [reason for applies, reason in reasons if applies]
-        if self.rigorous and wrong:
-            raise ValueError(f"rigorous: roundings are not accounted for with {wrong[0]}")
+        if self.rigorous and self.parallel.tp * self.parallel.pp > 1:
+            raise ValueError(
+                f"rigorous: roundings are not accounted for with {self.parallel.arithmetic}; expected tp=1 and pp=1, "
+                "dp is free"
+            )
         return self

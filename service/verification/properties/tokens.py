@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Tokens
+from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.verify import RobustnessProperty
 from service.models.data import Split, load
-from service.models.embedded import embedded
-from service.models.transformer import Transformer
 from service.verification.properties.base import PropertyError
 from service.verification.properties.robustness import RobustSamples
 
 
-def robust_tokens(spec: RobustnessProperty, model: Transformer, layout: DataLayout | None = None) -> RobustSamples:
+def robust_tokens(
+    spec: RobustnessProperty,
+    config: TransformerConfig,
+    embed: Callable[[Tensor], Tensor],
+    layout: DataLayout | None = None,
+) -> RobustSamples:
     """The first ``count`` sequences of the test split, embedded and flattened; the class is the token that follows.
 
-    Raises :class:`PropertyError` where the data does not fit. All ranks of the tensor-parallel group call it.
+    ``embed`` maps ids ``(batch, sequence)`` to ``(batch, sequence, dim)``; all ranks that share it call this.
+    Raises :class:`PropertyError` where the data does not fit.
     """
-    asked, config = spec.robustness, model.config
+    asked = spec.robustness
     gives = asked.data.gives
     if not isinstance(gives, Tokens):
         raise PropertyError(
@@ -34,8 +42,7 @@ def robust_tokens(spec: RobustnessProperty, model: Transformer, layout: DataLayo
     if asked.count > len(test):
         raise PropertyError(f"property.robustness.count={asked.count}, but the test split has {len(test)} samples")
     samples = test.take(torch.arange(asked.count))
-    device = next(model.parameters()).device
-    inputs = [embedded(model, ids.to(device)).flatten(1).cpu() for ids in torch.split(samples.inputs, AT_ONCE)]
+    inputs = [embed(ids).flatten(1).cpu() for ids in torch.split(samples.inputs, AT_ONCE)]
     return RobustSamples(Split(torch.cat(inputs), samples.targets[:, -1]), config.vocab_size, asked.eps, asked.norm)
 
 

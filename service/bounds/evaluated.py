@@ -1,0 +1,98 @@
+"""A graph as a module: the function itself, where the module that was traced is not at hand or not in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from service.bounds.graph import MATRIX_FROM_LEFT, MATRIX_OF_TWO, PRODUCT, BatchSize, Graph, Node, Ref, Repeated
+
+_OWN: Mapping[str, Callable[..., Tensor]] = {
+    PRODUCT: torch.ops.aten.mul.Tensor,
+    MATRIX_OF_TWO: torch.ops.aten.matmul.default,
+    MATRIX_FROM_LEFT: torch.ops.aten.matmul.default,
+}
+
+
+class Evaluated(nn.Module):
+    """``(batch, *shape of the input)`` to ``(batch, *shape of the output)``, differentiable, in the type of its
+    constants, which are buffers.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self._count = 0
+        self._nodes = [
+            replace(node, arguments={name: self._held(value) for name, value in node.arguments.items()})
+            for node in graph.nodes
+        ]
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = {self._nodes[0].name: x}
+        left = self._uses()
+        for node in self._nodes[1:]:
+            arguments = {name: self._put_in(value, values, x) for name, value in node.arguments.items()}
+            values[node.name] = operator_of(node)(**arguments)
+            for name in left[node.name]:
+                del values[name]
+        return values[self._nodes[-1].name]
+
+    def _uses(self) -> dict[str, list[str]]:
+        """By node, the values that nothing uses after it."""
+        last = {name: node.name for node in self._nodes for name in node.inputs}
+        done: dict[str, list[str]] = {node.name: [] for node in self._nodes}
+        for name, node in last.items():
+            done[node].append(name)
+        return done
+
+    def _held(self, value: Any) -> Any:
+        """Constants as buffers, under names that stand for them."""
+        if isinstance(value, Repeated):
+            return Repeated(self._held(value.value))
+        if isinstance(value, tuple):
+            return tuple(self._held(each) for each in value)
+        if not isinstance(value, Tensor):
+            return value
+        name, self._count = f"constant_{self._count}", self._count + 1
+        self.register_buffer(name, value)
+        return _Held(name)
+
+    def _put_in(self, value: Any, values: Mapping[str, Tensor], x: Tensor) -> Any:
+        match value:
+            case Ref():
+                found: Any = values[value.name]
+            case BatchSize():
+                found = len(x)
+            case _Held():
+                found = self.get_buffer(value.name)
+            case Repeated():
+                once = self._put_in(value.value, values, x)
+                found = once.expand(len(x), *once.shape[1:])
+            case tuple():
+                found = [self._put_in(each, values, x) for each in value]
+            # What the trace was in is what the constants are in now: another type, another device.
+            case torch.dtype():
+                found = x.dtype if value.is_floating_point else value
+            case torch.device():
+                found = x.device
+            case _:
+                found = value
+        return found
+
+
+class _Held:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def operator_of(node: Node) -> Callable[..., Any]:
+    """The function of its arguments, by name."""
+    if node.operator in _OWN:
+        return _OWN[node.operator]
+    namespace, name, overload = node.operator.split(".")
+    operator: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return operator

@@ -1,0 +1,141 @@
+"""Where a graph is cut into pipeline stages, and the graph of one of them.
+
+A cut lies between two nodes in execution order. The values that nodes behind it read of nodes before it cross it,
+several of them as one row of numbers. Stages are to have equally much to hold, and little is to cross.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import inf, prod
+from typing import Any
+
+from torch import Tensor
+
+from service.bounds.graph import INPUT, BatchSize, Graph, Node, Ref, Repeated, UnsupportedModelError
+from service.bounds.placement import Placement
+
+SLACK = 1.1
+"""A stage may hold this much more than the best cuts' largest one, if less crosses then."""
+VIEW, CONCATENATE, SLICE = "aten.view.default", "aten.cat.default", "aten.slice.Tensor"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Before the node number ``at``; ``crossing`` are names of values, in execution order."""
+
+    at: int
+    crossing: tuple[str, ...]
+    size: int
+
+
+def cut_graph(graph: Graph, placements: Mapping[str, Placement], stages: int) -> list[Graph]:
+    """The stages' graphs: what one gives is what the next one takes. Each starts with its own node of :data:`INPUT`.
+
+    Raises :class:`UnsupportedModelError` where there are not as many places for a cut.
+    """
+    cuts = _chosen(graph, _possible(graph, placements), stages)
+    ends = [Cut(1, (graph.input.name,), 0), *cuts, Cut(len(graph.nodes), (graph.output.name,), 0)]
+    return [_part(graph, first, last) for first, last in pairwise(ends)]
+
+
+def held(node: Node) -> int:
+    """Numbers that a stage has to keep for a node: constants, and a value with its bounds."""
+    return node.size + sum(_numbers(value) for value in node.arguments.values())
+
+
+def _numbers(value: Any) -> int:
+    if isinstance(value, tuple):
+        return sum(map(_numbers, value))
+    if isinstance(value, Repeated):
+        return value.value.numel()
+    return value.numel() if isinstance(value, Tensor) else 0
+
+
+def _possible(graph: Graph, placements: Mapping[str, Placement]) -> list[Cut]:
+    """A value that is divided over tensor-parallel ranks and one that is not do not cross together."""
+    position = {node.name: index for index, node in enumerate(graph.nodes)}
+    last = {name: position[node.name] for node in graph.nodes for name in node.inputs}
+    found = []
+    for at in range(2, len(graph.nodes)):
+        crossing = tuple(node.name for node in graph.nodes[:at] if last.get(node.name, -1) >= at)
+        if len({placements[name] for name in crossing}) == 1:
+            size = sum(graph.nodes[position[name]].size for name in crossing)
+            found.append(Cut(at, crossing, size))
+    return found
+
+
+def _chosen(graph: Graph, possible: Sequence[Cut], stages: int) -> list[Cut]:
+    """The least sum of what crosses, where no stage holds much more than it must."""
+    if len(possible) < stages - 1:
+        raise UnsupportedModelError(
+            f"the model has {len(possible)} places for a cut, too few for {stages} stages; expected parallel.pp of at "
+            f"most {len(possible) + 1}"
+        )
+    totals = [0, *accumulate(held(node) for node in graph.nodes)]
+    most, _ = _best(possible, totals, stages, lambda so_far, share, cut: max(so_far, share))
+    _, cuts = _best(
+        possible, totals, stages, lambda so_far, share, cut: so_far + cut.size if share <= SLACK * most else inf
+    )
+    return cuts
+
+
+Cost = Callable[[float, float, Cut], float]
+"""Of the stages up to a cut: of those before the last one, what that one holds, and the cut."""
+
+
+def _best(possible: Sequence[Cut], totals: Sequence[int], stages: int, cost: Cost) -> tuple[float, list[Cut]]:
+    """The least cost and its cuts: for every end the best of one stage, then of two, and so on."""
+    ends = [*possible, Cut(len(totals) - 1, (), 0)]
+    best = [cost(0.0, totals[end.at], end) for end in ends]
+    before: list[list[int]] = []
+    for _ in range(stages - 1):
+        onward, chosen = [inf], [0]
+        for index, end in enumerate(ends[1:], start=1):
+            costs = [cost(best[each], totals[end.at] - totals[ends[each].at], end) for each in range(index)]
+            onward.append(min(costs))
+            chosen.append(costs.index(onward[-1]))
+        best = onward
+        before.append(chosen)
+    found, index = [], len(ends) - 1
+    for chosen in reversed(before):
+        index = chosen[index]
+        found.append(ends[index])
+    return best[-1], found[::-1]
+
+
+def _part(graph: Graph, first: Cut, last: Cut) -> Graph:
+    nodes = graph.by_name
+    entering = [nodes[name] for name in first.crossing]
+    begin = _separated(entering) if len(entering) > 1 else [_input(entering[0].name, entering[0].shape)]
+    end = _joined([nodes[name] for name in last.crossing]) if len(last.crossing) > 1 else []
+    return Graph((*begin, *graph.nodes[first.at : last.at], *end))
+
+
+def _input(name: str, shape: tuple[int, ...]) -> Node:
+    return Node(name, INPUT, {}, shape)
+
+
+def _separated(entering: Sequence[Node]) -> list[Node]:
+    """One row of numbers, and each value's share of it in the value's own shape and under its name."""
+    total = sum(node.size for node in entering)
+    found, start = [_input("entering", (total,))], 0
+    for node in entering:
+        own = {"self": Ref("entering"), "dim": 1, "start": start, "end": start + node.size, "step": 1}
+        piece = Node(f"{node.name}_entering", SLICE, own, (node.size,), ((total,),), node.where)
+        found += [piece, _viewed(node.name, piece, node.shape)]
+        start += node.size
+    return found
+
+
+def _joined(leaving: Sequence[Node]) -> list[Node]:
+    flat = [_viewed(f"{node.name}_leaving", node, (node.size,)) for node in leaving]
+    arguments = {"tensors": tuple(Ref(node.name) for node in flat), "dim": 1}
+    shapes = tuple(node.shape for node in flat)
+    return [*flat, Node("leaving", CONCATENATE, arguments, (sum(map(prod, shapes)),), shapes)]
+
+
+def _viewed(name: str, of: Node, shape: tuple[int, ...]) -> Node:
+    return Node(name, VIEW, {"self": Ref(of.name), "size": (BatchSize(), *shape)}, shape, (of.shape,), of.where)

@@ -1,0 +1,265 @@
+"""Transformers, images, residual graphs and deep networks over pipeline stages: bounds are those of one process."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from nets import Residual
+from test_shard import Gated
+from torch import Tensor, nn
+
+from service.bounds.capture import capture
+from service.bounds.evaluated import Evaluated
+from service.bounds.graph import INPUT, Graph, Node, Ref, UnsupportedModelError
+from service.bounds.placement import place
+from service.bounds.stages.cuts import SLACK, cut_graph, held
+
+CLOSE = {"float32": 2e-5, "float64": 1e-10}
+
+
+class Tangled(nn.Module):
+    """Values that several later layers read, so that a cut has to let several of them through."""
+
+    def __init__(self, width: int = 6, layers: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        older, old = x, torch.tanh(self.layers[0](x))
+        for layer in list(self.layers)[1:]:
+            older, old = old, torch.relu(layer(old)) + older * 0.5
+        return old * older
+
+
+def graphs() -> dict[str, tuple[nn.Module, int]]:
+    torch.manual_seed(3)
+    made: dict[str, tuple[nn.Module, int]] = {
+        "tangled": (Tangled(), 6),
+        "residual": (nn.Sequential(*(Residual(5, nn.ReLU()) for _ in range(4)), nn.Linear(5, 3)), 5),
+        "gated": (Gated(), 6),
+        "images": (
+            nn.Sequential(
+                nn.Unflatten(1, (2, 6, 6)), nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1), nn.ReLU(),
+                nn.AvgPool2d(2), nn.Flatten(), nn.Linear(12, 7), nn.Sigmoid(), nn.Linear(7, 3),
+            ),
+            72,
+        ),
+    }  # fmt: skip
+    return {name: (module.double().eval(), features) for name, (module, features) in made.items()}
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("name", ["tangled", "residual", "gated", "images"])
+def test_stages_one_after_the_other_are_the_model(name: str, stages: int) -> None:
+    module, features = graphs()[name]
+    graph = capture(module, (features,))
+    x = torch.randn(4, features, dtype=torch.float64)
+    between = there = x.clone().requires_grad_()
+    for part in cut_graph(graph, place(graph), stages):
+        between = Evaluated(part)(between)
+    own = x.clone().requires_grad_()
+    expected = module(own)
+    torch.testing.assert_close(between, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y, x in ((between, there), (expected, own))))
+
+
+def test_a_graph_evaluates_in_the_type_of_its_constants() -> None:
+    module, features = graphs()["images"]
+    evaluated = Evaluated(capture(module, (features,))).float()
+    assert evaluated(torch.zeros(2, features)).dtype == torch.float32
+
+
+def chain(widths: list[int]) -> Graph:
+    """Linear layers one after the other."""
+    nodes = [Node("x", INPUT, {}, (widths[0],))]
+    for index, (before, after) in enumerate(pairwise(widths)):
+        layer = {"input": Ref(nodes[-1].name), "weight": torch.zeros(after, before), "bias": torch.zeros(after)}
+        nodes.append(Node(f"layer_{index}", "aten.linear.default", layer, (after,), ((before,),)))
+    return Graph(tuple(nodes))
+
+
+@given(st.lists(st.integers(1, 60), min_size=5, max_size=9), st.integers(2, 4))
+def test_no_stage_holds_much_more_than_it_must(widths: list[int], stages: int) -> None:
+    graph = chain(widths)
+    largest = max(sum(held(node) for node in part.nodes[1:]) for part in cut_graph(graph, place(graph), stages))
+    sizes = [held(node) for node in graph.nodes[1:]]
+    # Of any chain: filled one after the other up to the mean, no stage has more than that and one layer.
+    assert largest <= SLACK * (sum(sizes) / stages + max(sizes)) + held(graph.nodes[0])
+    assert largest >= max(sizes)
+
+
+def test_too_many_stages_are_refused() -> None:
+    graph = chain([3, 4, 5, 2])
+    with pytest.raises(UnsupportedModelError, match="has 2 places for a cut, too few for 4 stages; expected parallel"):
+        cut_graph(graph, place(graph), 4)
+
+
+def compare() -> dict[str, dict[str, float]]:
+    """Differences to one process, relative to the largest bound, by model, mesh and method."""
+    from service.bounds.stages import Line
+    from service.jobs.spec.base import ParallelSpec
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+
+    device = distributed.start("cpu")
+    found: dict[str, dict[str, float]] = {}
+    for degrees in ({"pp": 4}, {"pp": 2, "tp": 2}):
+        mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
+        line = Line(mesh, device)
+        found |= {f"{name} on {degrees}": case for name, case in _of_graphs(mesh, line).items()}
+        for sequence in (4, 3):
+            found[f"transformer of {sequence} on {degrees}"] = _of_transformer(mesh, line, sequence)
+        if "tp" not in degrees:
+            found["convnet"] = _of_convnet(mesh, line)
+            for dtype in (torch.float32, torch.float64):
+                found[f"deep {str(dtype).removeprefix('torch.')}"] = _of_deep(mesh, line, dtype)
+    distributed.stop()
+    return found
+
+
+def _of_graphs(mesh: Any, line: Any) -> dict[str, dict[str, float]]:
+    from service.bounds.network import prepare
+    from service.bounds.shard import shard
+    from service.bounds.stages import divide_into_stages
+
+    found = {}
+    for name, (module, features) in graphs().items():
+        staged = divide_into_stages(shard(capture(module, (features,)), mesh.tp), mesh.tp, line)
+        x = torch.randn(2, features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        found[name] = _differences(staged, lambda m=module, f=features: prepare(m, (f,)), x, 0.1)
+    return found
+
+
+def _of_transformer(mesh: Any, line: Any, sequence: int) -> dict[str, float]:
+    from test_transformer_bounds import tokens, transformer
+
+    from service.bounds.network import prepare
+    from service.bounds.stages import InStages, prepare_stages
+    from service.models.embedded import AfterEmbedding, embedded
+
+    whole = transformer(heads=2, layers=4)
+    rest = AfterEmbedding(transformer(mesh, heads=2, layers=4), sequence)
+    x = embedded(whole, tokens(sequence))
+    staged = prepare_stages(rest, (sequence, 8), mesh.tp, line)
+    model = InStages(rest, line)(x)
+    found = _differences(
+        staged, lambda: prepare(AfterEmbedding(whole, sequence), (sequence, 8)), x, 1e-4, ("ibp", "crown")
+    )
+    return {**found, "model": float((model - whole(tokens(sequence))[:, -1]).abs().max())}
+
+
+def _of_convnet(mesh: Any, line: Any) -> dict[str, float]:
+    from service.bounds.network import prepare
+    from service.bounds.stages import prepare_stages
+    from service.jobs.spec.families import ConvnetConfig
+    from service.models import build
+
+    config = ConvnetConfig(in_shape=(2, 6, 6), channels=(4, 3), hidden=(9, 7), out_features=3)
+    staged = prepare_stages(build(config, mesh, dtype=torch.float64, seed=3), (72,), mesh.tp, line)
+    x = torch.randn(2, 72, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return _differences(staged, lambda: prepare(build(config, dtype=torch.float64, seed=3), (72,)), x, 0.1)
+
+
+def _of_deep(mesh: Any, line: Any, dtype: torch.dtype) -> dict[str, float]:
+    """As deep and wide as the networks of mnist_fc."""
+    from service.bounds.network import prepare
+    from service.bounds.stages import prepare_stages
+    from service.jobs.spec.model import MlpConfig
+    from service.models import build
+
+    config = MlpConfig(in_features=784, hidden=(256,) * 4, out_features=10)
+
+    def scaled(mesh: Any) -> nn.Module:
+        module = build(config, mesh, dtype=dtype, seed=3)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(2.2)
+        return module
+
+    staged = prepare_stages(scaled(mesh), (784,), mesh.tp, line)
+    x = torch.rand(1, 784, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return _differences(staged, lambda: prepare(scaled(None), (784,)), x, 0.02, ("crown-ibp", "crown", "alpha-crown"))
+
+
+FIXED = "alpha-crown (fixed intermediate bounds)"
+
+
+def _differences(
+    staged: Any, whole: Callable[[], Any], x: Tensor, eps: float, methods: tuple[str, ...] = ("crown", FIXED)
+) -> dict[str, float]:
+    """On the last stage, which alone makes the network whole; elsewhere 0."""
+    from nets import box_around, output_bounds
+
+    from service.bounds.methods import METHODS, Effort
+    from service.bounds.optimise import Ascent
+
+    effort, box, found = Effort(ascent=Ascent(iterations=4)), box_around(x, eps), {}
+    identity = torch.eye(staged.outputs, dtype=x.dtype)
+    network = whole() if staged.line.is_last else None
+    for method in methods:
+        with torch.no_grad():
+            analysis = staged.method(METHODS[method])(staged.network, box, effort)
+            bounds = analysis.lower_bounds(torch.cat([identity, -identity]).unsqueeze(0))
+        if network is not None:
+            right = output_bounds(network, box, method, effort)
+            expected = torch.cat([right.lower, -right.upper], dim=1)
+            found[method] = float((bounds - expected).abs().max() / expected.abs().max())
+            found[f"width of {method}"] = float(right.width.mean())
+    return found
+
+
+@pytest.mark.distributed
+def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
+    results = torchrun(compare, 4)
+    for name in results[3]:
+        for result in results:
+            differences = {case: value for case, value in result[name].items() if "width" not in case}
+            close = CLOSE["float32"] if "float32" in name else CLOSE["float64"]
+            assert all(value <= close for value in differences.values()), (name, differences)
+    deep = results[3]["deep float64"]
+    assert deep["width of crown-ibp"] > 20 * deep["width of crown"] > 20.2 * deep["width of alpha-crown"]
+
+
+def real(folder: str) -> dict[str, dict[str, float]]:
+    from service.bounds.network import prepare
+    from service.bounds.onnx import load
+    from service.bounds.stages import Line, divide_into_stages
+    from service.jobs.spec.base import ParallelSpec
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+
+    device = distributed.start("cpu")
+    mesh = build_mesh(ParallelSpec(pp=2), "cpu")
+    line, found = Line(mesh, device), {}
+    for depth in (4, 6):
+        (file,) = Path(folder).rglob(f"*256x{depth}.onnx*")
+        module = load(gzip.decompress(file.read_bytes()))
+        for dtype in (torch.float32, torch.float64):
+            own = module.to(dtype)
+            x = torch.rand(1, 784, generator=torch.Generator().manual_seed(0), dtype=dtype)
+            staged = divide_into_stages(capture(own, (784,)), mesh.tp, line)
+            name = f"{depth} {str(dtype).removeprefix('torch.')}"
+            found[name] = _differences(staged, lambda m=own: prepare(m, (784,)), x, 0.02, ("crown", FIXED))
+    distributed.stop()
+    return found
+
+
+@pytest.mark.distributed
+def test_a_real_deep_network_has_the_bounds_of_one_process(torchrun: Any, parity: Path) -> None:
+    """mnist_fc 256x4 and 256x6, where interval bounds in place of intermediate ones would be off by hundreds."""
+    folder = parity.parent / "vnncomp" / "mnist_fc"
+    if not folder.is_dir():
+        pytest.skip("the networks of mnist_fc are not on this machine; they are not part of the repository")
+    found = torchrun(real, 2, folder=str(folder))[1]
+    assert len(found) == 4
+    for name, case in found.items():
+        for method in ("crown", FIXED):
+            assert case[method] <= CLOSE[name.split()[1]], (name, method)
