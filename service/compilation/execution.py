@@ -16,17 +16,14 @@ from torch.optim import Optimizer
 from service.compilation.internals.backward import watched_backwards
 from service.compilation.program import Parts, Phase, Program, Step
 from service.compilation.rungs import Rung
+from service.compilation.sampling import Key, kept, local_part
 from service.models.compiled import compile_in_place, compile_unit
 from service.parallel.boundary import StepBoundary
-
-Key = tuple[str, str]
-KEPT = 2**18
-"""Elements of a tensor that are compared: all gradients of all iterations of all runs are kept at once."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one iteration gave, as CPU copies of local tensors.
+    """What one iteration gave, as CPU copies of local tensors or parts of them (``sampling.kept``).
 
     ``tensors`` maps ``(kind, name)``, kinds ``loss, output, input, gradient``, to values; ``missing`` names the
     trainable parameters without a gradient; ``overwritten`` the inputs that were updated in place;
@@ -75,7 +72,7 @@ class Subject:
     @property
     def unsharded(self) -> frozenset[str]:
         """Trainable parameters that FSDP has not put back among the ranks."""
-        now = _named(self.parts.modules, lambda module: module.named_parameters())
+        now = named_in(self.parts.modules, lambda module: module.named_parameters())
         sharded = {name for name, value in self.trainable.items() if isinstance(value, DTensor)}
         return frozenset(name for name, value in now.items() if name in sharded and not isinstance(value, DTensor))
 
@@ -119,10 +116,12 @@ def record(subject: Subject) -> Record:
             hook = optimizer.register_step_pre_hook(partial(_collect, subject.trainable, gradients))
             stack.callback(hook.remove)
         step = subject.step()
-    tensors = {("loss", name): keep(value) for name, value in step.losses.items()}
-    tensors |= {("output", name): keep(value) for name, value in step.outputs.items()}
-    tensors |= {("input", name): keep(left) for name, (_, left) in step.inputs.items()}
-    overwritten = {name for name, (given, left) in step.inputs.items() if not torch.equal(keep(given), keep(left))}
+    left = {name: after for name, (_, after) in step.inputs.items()}
+    by_kind = {"loss": step.losses, "output": step.outputs, "input": left}
+    tensors = dict(
+        each for kind, of in by_kind.items() for name, value in of.items() for each in kept(kind, name, value)
+    )
+    overwritten = {name for name, pair in step.inputs.items() if not torch.equal(*map(local_part, pair))}
     missing = {name for name in subject.trainable if ("gradient", name) not in gradients}
     return Record(
         tensors | gradients,
@@ -132,24 +131,6 @@ def record(subject: Subject) -> Record:
     )
 
 
-def state_of(subject: Subject) -> dict[Key, Tensor]:
-    """Copies of the trainable parameters and of the buffers."""
-    parameters = {("parameter", name): keep(value) for name, value in subject.trainable.items()}
-    buffers = _named(subject.parts.modules, lambda module: module.named_buffers())
-    return parameters | {("buffer", name): keep(value) for name, value in buffers.items()}
-
-
-def keep(value: Tensor) -> Tensor:
-    """A CPU copy of this rank's part of ``value``; of a large one ``KEPT`` elements at most, evenly spread."""
-    to_local = getattr(value, "to_local", None)
-    local: Tensor = to_local() if to_local else value
-    local = local.detach()
-    if local.numel() > KEPT:
-        # An odd stride does not stay in one column of a matrix whose rows have an even length, as most have.
-        local = local.flatten()[:: (local.numel() // KEPT + 1) | 1]
-    return local.to("cpu", copy=True)
-
-
 def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
     return program.train(parts, boundary) if phase == "train" else program.inference(parts, boundary)
 
@@ -157,7 +138,7 @@ def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary)
 def _trainable(parts: Parts) -> dict[str, Tensor]:
     """By name what the optimizers hold, as they hold it; FSDP may replace what the modules hold meanwhile."""
     held = frozenset[int]().union(*(_held(optimizer) for optimizer in parts.optimizers))
-    parameters = _named(parts.modules, lambda module: module.named_parameters())
+    parameters = named_in(parts.modules, lambda module: module.named_parameters())
     return {name: value for name, value in parameters.items() if id(value) in held}
 
 
@@ -165,7 +146,7 @@ def _held(optimizer: Optimizer) -> frozenset[int]:
     return frozenset(id(value) for group in optimizer.param_groups for value in group["params"])
 
 
-def _named(modules: Mapping[str, nn.Module], members: Any) -> dict[str, Tensor]:
+def named_in(modules: Mapping[str, nn.Module], members: Any) -> dict[str, Tensor]:
     """Members of all modules; their names begin with the module's where there are several."""
     prefix = "{0}.{1}" if len(modules) > 1 else "{1}"
     return {prefix.format(part, name): value for part, module in modules.items() for name, value in members(module)}
@@ -178,4 +159,4 @@ def _collect(
     own = _held(optimizer)
     for name, value in trainable.items():
         if id(value) in own and value.grad is not None:
-            gradients["gradient", name] = keep(value.grad)
+            gradients.update(kept("gradient", name, value.grad))

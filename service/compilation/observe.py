@@ -12,7 +12,7 @@ from typing import Any
 from service.compilation.comparing import compare_runs, kinds_of, worth_keeping
 from service.compilation.cost import cold_seconds, pace, warm_seconds
 from service.compilation.evidence import Evidence
-from service.compilation.execution import Record, Subject, build, record, state_of
+from service.compilation.execution import Record, Subject, build, record
 from service.compilation.internals.caches import empty_caches, portable_cache
 from service.compilation.internals.memory import peak, reset_peak
 from service.compilation.internals.replays import Replays
@@ -21,7 +21,7 @@ from service.compilation.internals.text import first_line
 from service.compilation.observation import Case, Cost, Observation, Training
 from service.compilation.program import Program
 from service.compilation.recorder import Recorder, recorder
-from service.compilation.reference import Reference, Run, seed
+from service.compilation.reference import Reference, Run, follow, seed
 from service.compilation.rungs import Rung
 from service.compilation.usage import Usage
 from service.compilation.watch import Watch, watching
@@ -149,20 +149,23 @@ class _Look:
 
         Peak memory counts from the end of warm-up, without what the compiler itself needs.
         """
-        before = state_of(subject)
-        records, seconds, compiled = [], [], []
+        seconds: list[float] = []
+        compiled: list[bool] = []
         with watching(subject.units, subject.trainable, subject.copied) as self.watch:
-            self.on_watch(self.watch)
-            for iteration in range(self.plan.iterations):
+            watch = self.watch
+            self.on_watch(watch)
+
+            def step(iteration: int) -> Record:
                 if iteration == self.plan.warm_up:
                     reset_peak(self.program.device)
-                self.watch.iteration = iteration
+                watch.iteration = iteration
                 seen, duration = _timed(subject, iteration)
-                records.append(seen)
                 seconds.append(duration)
                 compiled.append(self.records.end_iteration())
-        after = state_of(subject)
-        return Run(tuple(records), before, after, False, subject.unsharded), cold_seconds(seconds, compiled)
+                return seen
+
+            run = follow(subject, self.plan.iterations, step)
+        return run, cold_seconds(seconds, compiled)
 
 
 def describe(error: Exception) -> str:
@@ -206,8 +209,9 @@ def _notes(reference: Reference, rung: Rung, usage: Usage) -> Iterator[str]:
         yield "ran with fallback_random: a job's own draws will differ from eager's"
     if reference.overwritten:
         yield f"updates in place what it is given: {', '.join(reference.overwritten)}"
-    if not reference.repeatable:
-        yield "two eager runs differ; their distance was added to the tolerance"
+    if reference.noise:
+        apart = f"{reference.noise:.2%} of a tensor's size"
+        yield f"two eager runs differ, by up to {apart}; the tolerance is wider by that"
     if len(usage.threads) > 1:
         yield f"compiled modules are called from several threads: {', '.join(usage.threads)}"
     if usage.outside:

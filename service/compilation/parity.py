@@ -4,6 +4,8 @@ The rule is that of PyTorch's own benchmark suite (``torch._dynamo.utils.same``)
 eager's, **or** if its root-mean-square distance from the float64 result is at most ``ratio`` times eager's own
 distance plus a tenth of the tolerance. Few elements make a noisy distance, so small tensors get a larger ratio.
 The tolerance is taken relative to the scale of what is compared, so that wrong but tiny gradients do not hide in it.
+Where two eager runs differ, their distance is added to it; but where they differ by a fair part of that scale,
+agreement would prove nothing, and the comparison says so instead of passing.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ SMALL_TENSORS = ((10, 5.0), (500, 4.0), (1000, 1.5))
 
 NOTHING_FINITE = "no finite number to compare"
 
+NOISE_LIMIT = 0.05
+"""Of a tensor's scale: with eager runs this far apart, errors of that size could not be seen."""
+
 SCALE_FLOOR = 0.01
 """Tensors this much smaller than their siblings are judged at this part of the siblings' scale."""
 
@@ -30,7 +35,8 @@ class Comparison:
     """One tensor of one iteration, compared.
 
     ``excess`` is the distance over what is permitted: at most 1 passes. ``ratio`` is the distance from float64
-    over eager's (``None`` without a float64 reference).
+    over eager's (``None`` without a float64 reference). ``noise``: how far two eager runs are apart, as a part of the
+    tensor's scale; ``is_noisy``: too far to tell.
     """
 
     kind: str
@@ -40,20 +46,40 @@ class Comparison:
     max_abs: float
     ratio: float | None = None
     note: str = ""
+    noise: float = 0.0
+    is_noisy: bool = False
 
     @property
     def passed(self) -> bool:
-        return self.excess <= 1
+        return self.excess <= 1 and not self.is_noisy
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far two eager runs are apart: the largest distance of two elements, and the root mean square of all."""
+
+    peak: float = 0.0
+    rms: float = 0.0
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """What one compiled tensor is judged by; ``noise`` is how far two eager runs are apart."""
+    """What one compiled tensor is judged by; ``scale`` is its size, as :func:`judged_scale` has it."""
 
     eager: Tensor
     truth: Tensor | None
     scale: float
-    noise: float = 0.0
+    noise: Noise = Noise()
+
+    @property
+    def unit(self) -> float:
+        """What multiplies the tolerance: the scale, at most 1, since a part of each element is permitted besides."""
+        return min(1.0, self.scale)
+
+    @property
+    def bearable(self) -> float:
+        """The most of the noise that is added to the tolerance."""
+        return NOISE_LIMIT * self.scale
 
 
 def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance) -> Comparison:
@@ -65,24 +91,51 @@ def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle
     if problem:
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)
     finite = torch.isfinite(oracle.eager)
-    got, eager = result[finite].double(), oracle.eager[finite].double()
+    got, eager = _chosen(result, finite), _chosen(oracle.eager, finite)
     if not got.numel():
         return Comparison(*key, iteration, 0.0, 0.0, note=NOTHING_FINITE)
-    distance = (got - eager).abs()
-    close = _beyond_close(distance, eager, oracle, tolerance)
+    distance, noise = (got - eager).abs(), oracle.noise
     ratio, beyond = _beyond_truth(got, eager, finite, oracle, tolerance)
-    return Comparison(*key, iteration, min(close, beyond), float(distance.max()), ratio)
+    excess = min(_beyond_close(distance, eager, oracle, min(noise.peak, oracle.bearable), tolerance), beyond)
+    # Beyond what is bearable, and yet no further off than eager is from itself: nobody can tell.
+    lost = excess > 1 and _beyond_close(distance, eager, oracle, noise.peak, tolerance) <= 1
+    return Comparison(
+        *key,
+        iteration,
+        excess,
+        float(distance.max()),
+        ratio,
+        noise=_ratio(noise.rms, oracle.scale) if noise.rms else 0.0,
+        is_noisy=noise.rms > oracle.bearable or lost,
+    )
 
 
 def scale_of(tensor: Tensor) -> float:
     """Root mean square of the finite elements; 0 for an empty tensor."""
-    values = tensor[torch.isfinite(tensor)].double()
-    return float(values.square().mean().sqrt()) if values.numel() else 0.0
+    values = _chosen(tensor, torch.isfinite(tensor))
+    return _rms(values) if values.numel() else 0.0
+
+
+def _chosen(tensor: Tensor, which: Tensor) -> Tensor:
+    """Those elements as float64, in one dimension."""
+    return (tensor.flatten() if bool(which.all()) else tensor[which]).double()
 
 
 def judged_scale(own: float, largest: float) -> float:
-    """The scale that multiplies the tolerance: the tensor's own, at least a part of its siblings', at most 1."""
-    return min(1.0, max(own, SCALE_FLOOR * largest))
+    """The scale that a tensor is judged at: its own, at least a part of its siblings'."""
+    return max(own, SCALE_FLOOR * largest)
+
+
+def noise_of(eager: Tensor, again: Tensor) -> Noise:
+    """The distance of two eager runs; what is not finite in one of them is infinitely far unless it is in both."""
+    if eager.shape != again.shape:
+        return Noise(math.inf, math.inf)
+    if torch.equal(eager, again) or not eager.numel():
+        return Noise()
+    distance = (eager.double() - again.double()).abs()
+    distance[torch.isfinite(eager) != torch.isfinite(again)] = math.inf
+    distance = distance.nan_to_num(nan=0.0, posinf=math.inf)
+    return Noise(float(distance.max()), _rms(distance))
 
 
 def comparable(eager: Tensor, truth: Tensor) -> bool:
@@ -98,16 +151,17 @@ def _mismatch(result: Tensor, eager: Tensor) -> str:
         return f"shape {tuple(result.shape)} instead of {tuple(eager.shape)}"
     if result.dtype != eager.dtype:
         return f"dtype {result.dtype} instead of {eager.dtype}"
-    odd = ~torch.isfinite(eager)
-    if not torch.equal(torch.isfinite(result), ~odd):
+    finite = torch.isfinite(eager)
+    if not torch.equal(torch.isfinite(result), finite):
         return "NaN or infinity where eager has none, or the other way round"
-    if not torch.equal(result[odd].nan_to_num(), eager[odd].nan_to_num()):
+    odd = ~finite
+    if bool(odd.any()) and not torch.equal(result[odd].nan_to_num(), eager[odd].nan_to_num()):
         return "another infinity, or NaN instead of one"
     return ""
 
 
-def _beyond_close(distance: Tensor, eager: Tensor, oracle: Oracle, tolerance: Tolerance) -> float:
-    permitted = tolerance.absolute * oracle.scale + oracle.noise + tolerance.absolute * eager.abs()
+def _beyond_close(distance: Tensor, eager: Tensor, oracle: Oracle, noise: float, tolerance: Tolerance) -> float:
+    permitted = tolerance.absolute * oracle.unit + noise + tolerance.absolute * eager.abs()
     return float((distance / permitted.clamp_min(torch.finfo(torch.float64).tiny)).max())
 
 
@@ -117,11 +171,11 @@ def _beyond_truth(
     """The ratio of distances from float64, and its excess; infinite excess without a usable reference."""
     if oracle.truth is None or oracle.truth.shape != finite.shape:
         return None, math.inf
-    truth = oracle.truth[finite].double()
+    truth = _chosen(oracle.truth, finite)
     if not bool(torch.isfinite(truth).all()):
         return None, math.inf
     ours, eagers = _rms(got - truth), _rms(eager - truth)
-    permitted = multiplier(got.numel(), tolerance.ratio) * eagers + tolerance.absolute * oracle.scale / 10
+    permitted = multiplier(got.numel(), tolerance.ratio) * eagers + tolerance.absolute * oracle.unit / 10
     return _ratio(ours, eagers), _ratio(ours, permitted)
 
 

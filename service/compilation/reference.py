@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from service.compilation.execution import Key, Record, Subject, build, record, state_of
+from service.compilation.execution import Record, Subject, build, record
 from service.compilation.internals.memory import Peak, peak, reset_peak
 from service.compilation.internals.text import first_line
-from service.compilation.parity import Oracle, comparable, judged_scale, scale_of
+from service.compilation.parity import Oracle, comparable, judged_scale, noise_of, scale_of
 from service.compilation.program import Phase, Program
+from service.compilation.sampling import Key
+from service.compilation.state import Snapshot, state_of
+
+NOTHING = torch.empty(0)
+TRAJECTORY = "trajectory"
+"""The kind of what is made of losses of iterations that go on from each other."""
 
 
 @dataclass(frozen=True)
 class Run:
     """Iterations of one subject, with its trainable parameters and buffers before and after them.
 
+    ``end``: where they were left by the free iterations that followed, whose losses are in ``trajectory``.
     ``random``: random numbers were drawn. ``unsharded``: parameters that FSDP did not put back among the ranks.
     """
 
     records: tuple[Record, ...]
     before: dict[Key, Tensor]
     after: dict[Key, Tensor]
-    random: bool
+    end: dict[Key, Tensor]
+    trajectory: dict[Key, Tensor]
+    random: bool = False
     unsharded: frozenset[str] = frozenset()
 
     def tensors(self, iteration: int) -> dict[Key, Tensor]:
-        """What the iteration gave; the updated parameters and buffers come as one more iteration at the end."""
-        return self.records[iteration].tensors if iteration < len(self.records) else self.after
+        """What the iteration gave; as one more, at the end, come parameters and buffers, and the trajectory."""
+        return self.records[iteration].tensors if iteration < len(self.records) else self.after | self.trajectory
 
     @property
     def missing(self) -> frozenset[str]:
@@ -45,17 +55,16 @@ class Run:
     @property
     def moved(self) -> frozenset[str]:
         """Trainable parameters that the updates changed."""
-        keys = [("parameter", name) for name in self.parameters]
-        return frozenset(
-            name for kind, name in keys if not torch.equal(self.before[kind, name], self.after[kind, name])
-        )
+        own = frozenset(self.parameters)
+        changed = (key for key, value in self.before.items() if not torch.equal(value, self.end[key]))
+        return frozenset(name for kind, name in changed if name in own and kind.startswith("parameter"))
 
 
 @dataclass(frozen=True)
 class Reference:
     """``truth`` is ``None`` where float64 does not compute the same thing (``truth_note`` says why).
 
-    ``overwritten``: inputs that the program updates in place. ``repeatable``: two eager runs agree bit by bit.
+    ``overwritten``: inputs that the program updates in place.
     """
 
     eager: Run
@@ -64,23 +73,32 @@ class Reference:
     truth_note: str
     overwritten: tuple[str, ...]
     peak: Peak | None
+    _oracles: dict[int, dict[Key, Oracle]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
-    def repeatable(self) -> bool:
-        return all(
-            torch.equal(value, self.again.tensors(index)[key])
-            for index in range(len(self.eager.records) + 1)
-            for key, value in self.eager.tensors(index).items()
-        )
+    def noise(self) -> float:
+        """How far two eager runs are apart at most, as a part of a tensor's size."""
+        every = (each for index in range(len(self.eager.records) + 1) for each in self.oracles(index).values())
+        return max((each.noise.rms / each.scale for each in every if each.noise.rms), default=0.0)
 
     def oracles(self, iteration: int) -> dict[Key, Oracle]:
-        """How to judge each tensor of an iteration."""
+        """How to judge each tensor of an iteration; every rung is judged by the same."""
+        if iteration not in self._oracles:
+            self._oracles[iteration] = self._judging(iteration)
+        return self._oracles[iteration]
+
+    def _judging(self, iteration: int) -> dict[Key, Oracle]:
         eager, again = self.eager.tensors(iteration), self.again.tensors(iteration)
         truth = self.truth.tensors(iteration) if self.truth else {}
         scales = {key: scale_of(value) for key, value in eager.items()}
         largest = {kind: max(scale for (k, _), scale in scales.items() if k == kind) for kind, _ in scales}
         return {
-            key: Oracle(value, truth.get(key), judged_scale(scales[key], largest[key[0]]), _noise(value, again[key]))
+            key: Oracle(
+                value,
+                truth.get(key),
+                judged_scale(scales[key], largest[key[0]]),
+                noise_of(value, again.get(key, NOTHING)),
+            )
             for key, value in eager.items()
         }
 
@@ -97,14 +115,48 @@ def refer(program: Program, phase: Phase, iterations: int) -> Reference:
 
 def run(subject: Subject, iterations: int) -> Run:
     """Run and record ``iterations``, each with a seed of its own."""
-    before = state_of(subject)
-    records, draws = [], []
-    for iteration in range(iterations):
+    draws: list[bool] = []
+
+    def step(iteration: int) -> Record:
         seed(iteration)
         fresh = _generator(subject.program.device)
-        records.append(record(subject))
+        seen = record(subject)
         draws.append(not torch.equal(fresh, _generator(subject.program.device)))
-    return Run(tuple(records), before, state_of(subject), any(draws))
+        return seen
+
+    return replace(follow(subject, iterations, step), random=any(draws))
+
+
+def follow(subject: Subject, iterations: int, step: Callable[[int], Record]) -> Run:
+    """Let ``step`` run and record each iteration, by its number.
+
+    In training every one of ``iterations`` begins with the state of the first, so that no difference is magnified by
+    what comes after it: there all tensors are compared. As many more then go on from each other, as a job's do; their
+    losses show where it leads. Inference changes no state, and runs once.
+    """
+    before = state_of(subject)
+    if subject.phase == "inference":
+        records = [step(iteration) for iteration in range(iterations)]
+        after = state_of(subject)
+        return Run(tuple(records), before, after, after, {}, unsharded=subject.unsharded)
+    beginning = Snapshot.of(subject)
+    records = []
+    for iteration in range(iterations):
+        beginning.restore()
+        records.append(step(iteration))
+    after = state_of(subject)
+    beginning.restore()
+    free = [step(iteration).tensors for iteration in range(iterations, 2 * iterations)]
+    return Run(tuple(records), before, after, state_of(subject), _trajectory(free), unsharded=subject.unsharded)
+
+
+def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
+    """Each loss over time, as one tensor: single numbers may come close to the truth, or not, by chance."""
+    names = dict.fromkeys(name for tensors in free for kind, name in tensors if kind == "loss")
+    series = {
+        name: [tensors["loss", name].flatten() for tensors in free if ("loss", name) in tensors] for name in names
+    }
+    return {(TRAJECTORY, name): torch.cat(values) for name, values in series.items()}
 
 
 def seed(iteration: int) -> None:
@@ -128,11 +180,6 @@ def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple
 
 def _overwritten(eager: Run) -> tuple[str, ...]:
     return tuple(sorted(frozenset[str]().union(*(each.overwritten for each in eager.records))))
-
-
-def _noise(value: Tensor, again: Tensor) -> float:
-    """Largest distance of two eager runs."""
-    return float((value.double() - again.double()).nan_to_num().abs().max()) if value.numel() else 0.0
 
 
 def _generator(device: torch.device) -> Tensor:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.compilation.parity import Comparison, Oracle, comparable, compare, judged_scale, multiplier, scale_of
+from service.compilation.parity import (
+    Comparison,
+    Noise,
+    Oracle,
+    comparable,
+    compare,
+    judged_scale,
+    multiplier,
+    noise_of,
+    scale_of,
+)
+from service.compilation.sampling import KEPT, WHOLE, kept, signed_sums
 from service.jobs.spec.compile import Tolerance
 
 TOLERANCE = Tolerance()
 LARGE = 2000
 
 
-def verdict(result: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor | None, **oracle: float) -> Comparison:
+def verdict(result: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor | None, **oracle: Any) -> Comparison:
     scale = oracle.pop("scale", judged_scale(scale_of(eager), scale_of(eager)))
     return compare(("gradient", "w"), 0, result, Oracle(eager, truth, scale, **oracle), TOLERANCE)
 
@@ -76,7 +88,65 @@ def test_a_tensor_of_pure_rounding_noise_is_judged_at_its_siblings_scale() -> No
 def test_noise_of_eager_itself_is_tolerated() -> None:
     eager, _ = sample(1)
     assert not verdict(eager + 0.01, eager, None).passed
-    assert verdict(eager + 0.01, eager, None, noise=0.02).passed
+    assert verdict(eager + 0.01, eager, None, noise=Noise(0.02, 0.01)).passed
+
+
+@given(seed=st.integers(0, 10_000), exponent=st.integers(-6, 3), part=st.floats(0.001, 1.0))
+def test_noise_of_a_fair_part_of_the_scale_proves_nothing(seed: int, exponent: int, part: float) -> None:
+    eager, truth = sample(seed, scale=10.0**exponent)
+    generator = torch.Generator().manual_seed(seed + 1)
+    again = eager + torch.randn(LARGE, generator=generator) * part * 10.0**exponent
+    noise = noise_of(eager, again)
+    found = verdict(eager.clone(), eager, truth, noise=noise)
+    assert found.noise == pytest.approx(part, rel=0.1)
+    assert found.excess <= 1
+    assert found.is_noisy == (noise.rms > 0.05 * scale_of(eager))
+    assert found.passed != found.is_noisy
+
+
+@given(seed=st.integers(0, 10_000), error=st.floats(0.06, 10))
+def test_noise_of_a_few_elements_does_not_hide_errors_of_all(seed: int, error: float) -> None:
+    eager, truth = sample(seed)
+    again = eager.clone()
+    again[3] += 1  # of 2000 elements: 2 % of the scale over all, and the whole of it here
+    noise = noise_of(eager, again)
+    assert verdict(eager.clone(), eager, truth, noise=noise).passed
+    found = verdict(eager * (1 + error), eager, truth, noise=noise)
+    assert not found.passed
+    assert found.excess > 1
+    assert found.is_noisy == bool(found.max_abs <= noise.peak)
+
+
+def test_eager_runs_that_cannot_be_compared_are_infinitely_far_apart() -> None:
+    one = torch.tensor([1.0, math.nan, math.inf])
+    assert noise_of(one, one) == Noise()
+    assert noise_of(one, torch.tensor([1.0, math.nan, 2.0])).peak == math.inf
+    assert noise_of(one, one[:2]).rms == math.inf
+    assert verdict(one, one, None, noise=noise_of(one, one[:2])).is_noisy
+
+
+@given(seed=st.integers(0, 1000), size=st.sampled_from([KEPT + 1, 2 * KEPT + 12345]), error=st.floats(1e-2, 1))
+def test_what_a_sample_of_a_large_tensor_misses_its_sums_show(seed: int, size: int, error: float) -> None:
+    eager, truth = sample(seed, size)
+    wrong = eager.clone()
+    wrong[1:size:2] *= 1 + error
+    wrong[:: (size // KEPT + 1) | 1] = eager[:: (size // KEPT + 1) | 1]  # right where the sample looks
+    looked_at = [dict(kept("gradient", "w", each)) for each in (wrong, eager, truth)]
+    assert [kind for kind, _ in looked_at[0]] == ["gradient", "gradient (whole)"]
+    sampled, whole = ([each["gradient" + kind, "w"] for each in looked_at] for kind in ("", WHOLE))
+    assert verdict(*sampled).passed
+    assert not verdict(*whole).passed
+    assert verdict(whole[1], whole[1], whole[2]).passed
+
+
+@given(seed=st.integers(0, 1000), noise=st.floats(1e-6, 1e-1))
+def test_signed_sums_keep_size_and_distances(seed: int, noise: float) -> None:
+    one, _ = sample(seed, KEPT + 999)
+    other = one + torch.randn(len(one), generator=torch.Generator().manual_seed(seed)) * noise
+    assert scale_of(signed_sums(one)) == pytest.approx(scale_of(one), rel=0.1)
+    assert scale_of(signed_sums(one) - signed_sums(other)) == pytest.approx(scale_of(one - other), rel=0.1)
+    turned = one.flip(0)  # of the same norm
+    assert not verdict(signed_sums(turned), signed_sums(one), None).passed
 
 
 @pytest.mark.parametrize(

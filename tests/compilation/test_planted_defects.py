@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 import torch._dynamo
 from conftest import Climb
 from programs import breaks, clean, empty, frozen, peculiar, restless
+from torch._dynamo.backends.common import aot_autograd
 
+from service.compilation.execution import build
 from service.compilation.ladder import Result
-from service.compilation.model_program import Batch
+from service.compilation.model_program import LEARNING_RATE, Batch
 from service.compilation.observation import Observation
+from service.compilation.reference import run
 from service.compilation.rungs import LADDER, RUNGS, Backend, Rung
 from service.compilation.selftest import backends
 
@@ -99,6 +104,54 @@ def test_wrong_outputs_fail_parity_in_inference(ascend: Climb) -> None:
     (result,) = ascend(clean.PERCEPTRON, rungs=[planted(backends.wrong_outputs)], phases=("inference",))
     assert result.verdict == "fail_parity"
     assert "output output, iteration 0: off by" in messages(result)
+
+
+def test_gradients_are_compared_where_no_earlier_difference_is_magnified(ascend: Climb) -> None:
+    """A compiler that rounds once more: after eleven free steps parameters are a thousand times further off."""
+    rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altered(_one_rounding)))
+    program = peculiar.CHAOS
+    (result,) = ascend(program, rungs=[rung], steps=11)
+    assert result.verdict == "pass", result.findings
+    worst = {each.kind: each for each in seen(result).comparisons}
+    assert worst["gradient"].max_abs * LEARNING_RATE < 1e-6
+    assert worst["parameter"].max_abs < 1e-6
+    assert worst["trajectory"].iteration == 11
+    free = run(build(program, "train"), 11).end["parameter", "w"]
+    compiled = run(build(program, "train", rung), 11).end["parameter", "w"]
+    assert (free - compiled).abs().max() > 1e-4
+    torch._dynamo.reset()
+
+
+def test_code_that_never_sees_an_update_leaves_the_trajectory(ascend: Climb) -> None:
+    """From one state every iteration is right, and so are its gradients."""
+    (result,) = ascend(clean.PERCEPTRON, rungs=[Rung("planted", _keeps_parameters, compiles_backward=False)])
+    assert result.verdict == "fail_parity"
+    (finding,) = result.findings
+    assert finding.message.startswith("trajectory loss, iteration 4: off by")
+
+
+def _keeps_parameters(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+    """As code would into which they were built as constants."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def as_at_first(index: int, value: Any) -> Any:
+        if not isinstance(value, torch.nn.Parameter):
+            return value
+        return value + (kept.setdefault(index, value.detach().clone()) - value).detach()
+
+    return lambda *values: graph(*(as_at_first(index, value) for index, value in enumerate(values)))
+
+
+def _one_rounding(value: Any) -> Any:
+    return value * (1 + 2**-23) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def test_eager_runs_that_never_agree_prove_nothing(ascend: Climb) -> None:
+    (result,) = ascend(peculiar.never_alike(), rungs=LADDER[:1])
+    assert result.verdict == "vacuous"
+    assert "errors of that size could not be seen" in messages(result)
+    assert "loss loss, iteration 0: two eager runs differ by 16.0%" in messages(result)
+    assert any("two eager runs differ, by up to" in note for note in seen(result).notes)
 
 
 def test_agreement_on_nothing_is_vacuous(ascend: Climb) -> None:

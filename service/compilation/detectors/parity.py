@@ -1,22 +1,36 @@
-"""Results are further from the truth than eager's."""
+"""Results are further from the truth than eager's, or eager's own differ too much to tell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from service.compilation.observation import Observation
 from service.compilation.parity import Comparison
+from service.compilation.sampling import WHOLE
 from service.compilation.verdicts import Finding
 
 
 def detect(observation: Observation) -> Iterator[Finding]:
-    """One finding per kind of tensor, for the first iteration in which it went wrong."""
+    """One finding per kind of tensor, for the first iteration in which it went wrong. Noise is one only without any."""
+    failed = [each for each in observation.comparisons if each.excess > 1 and not each.is_noisy]
+    for comparison in _first(failed):
+        yield Finding("fail_parity", f"{_place(comparison)}: {_how(comparison)}")
+    if not failed:
+        noisy = [each for each in observation.comparisons if each.is_noisy]
+        yield from (Finding("vacuous", f"{_place(comparison)}: {_doubt(comparison)}") for comparison in _first(noisy))
+
+
+def _first(comparisons: Iterable[Comparison]) -> Iterable[Comparison]:
     first: dict[str, Comparison] = {}
-    for comparison in observation.comparisons:
-        if not comparison.passed and _earlier(comparison, first.get(comparison.kind)):
-            first[comparison.kind] = comparison
-    for kind, comparison in first.items():
-        yield Finding("fail_parity", f"{kind} {comparison.name}, iteration {comparison.iteration}: {_how(comparison)}")
+    for comparison in comparisons:
+        kind = comparison.kind.removesuffix(WHOLE)
+        if _earlier(comparison, first.get(kind)):
+            first[kind] = comparison
+    return first.values()
+
+
+def _place(comparison: Comparison) -> str:
+    return f"{comparison.kind} {comparison.name}, iteration {comparison.iteration}"
 
 
 def _earlier(comparison: Comparison, other: Comparison | None) -> bool:
@@ -28,3 +42,7 @@ def _how(comparison: Comparison) -> str:
         return comparison.note
     times = "" if comparison.ratio is None else f", {comparison.ratio:.3g} times as far from float64 as eager"
     return f"off by {comparison.max_abs:.3g}{times}"
+
+
+def _doubt(comparison: Comparison) -> str:
+    return f"two eager runs differ by {comparison.noise:.1%} of its size: errors of that size could not be seen"

@@ -1,0 +1,58 @@
+"""What is compared of a tensor: all of a small one; of a large one a sample, and signed sums over the whole of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Key = tuple[str, str]
+KEPT = 2**16
+"""Elements of a tensor that are compared one by one: all gradients of all iterations of all runs are kept at once."""
+SUMS, ROWS = 2**12, 2**10
+WHOLE = " (whole)"
+"""Behind the kind of a tensor: its signed sums."""
+
+
+def kept(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
+    """What is compared of ``value``, under its kind and name."""
+    local = local_part(value)
+    yield (kind, name), sample(local)
+    if local.numel() > KEPT and local.is_floating_point():
+        yield (kind + WHOLE, name), signed_sums(local)
+
+
+def local_part(value: Tensor) -> Tensor:
+    """What this rank has of ``value``."""
+    to_local = getattr(value, "to_local", None)
+    local: Tensor = to_local() if to_local else value
+    return local.detach()
+
+
+def sample(local: Tensor) -> Tensor:
+    """A CPU copy; of a large tensor ``KEPT`` elements at most, evenly spread."""
+    if local.numel() > KEPT:
+        # An odd stride does not stay in one column of a matrix whose rows have an even length, as most have.
+        local = local.flatten()[:: (local.numel() // KEPT + 1) | 1]
+    return local.to("cpu", copy=True)
+
+
+def signed_sums(local: Tensor) -> Tensor:
+    """``SUMS`` sums of all elements, each under a random sign, as large as the elements are; float64, on the CPU.
+
+    Sums of a difference are the difference of the sums, and their mean square is the difference's on average ("tug of
+    war", Alon, Matias and Szegedy, 1996): two tensors with the same sums are the same, and not only of one norm.
+    """
+    flat = local.flatten()
+    rows = -(-flat.numel() // SUMS)
+    drawn = torch.randint(0, 2, (rows,), generator=torch.Generator().manual_seed(rows))
+    signs = (2 * drawn - 1).to(flat.device, torch.float64)
+    total = torch.zeros(SUMS, dtype=torch.float64, device=flat.device)
+    for start in range(0, rows, ROWS):
+        part = flat[start * SUMS : (start + ROWS) * SUMS].double()
+        block = functional.pad(part, (0, -part.numel() % SUMS)).view(-1, SUMS)
+        total += signs[start : start + ROWS] @ block
+    return (total / math.sqrt(rows)).cpu()

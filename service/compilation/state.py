@@ -1,0 +1,50 @@
+"""The state of a program's modules and optimizers: what becomes of it, and how it comes back to where it began."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from service.compilation.execution import Subject, named_in
+from service.compilation.sampling import Key, kept, local_part
+
+
+def state_of(subject: Subject) -> dict[Key, Tensor]:
+    """What is compared of the trainable parameters and of the buffers."""
+    buffers = named_in(subject.parts.modules, lambda module: module.named_buffers())
+    return {
+        key: value
+        for kind, members in (("parameter", subject.trainable), ("buffer", buffers))
+        for name, member in members.items()
+        for key, value in kept(kind, name, member)
+    }
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Parameters, buffers and optimizers as they were; values on the CPU, where they add nothing to peak memory."""
+
+    values: tuple[tuple[Tensor, Tensor], ...]
+    optimizers: tuple[tuple[Optimizer, dict[str, Any]], ...]
+
+    @staticmethod
+    def of(subject: Subject) -> Snapshot:
+        modules = subject.parts.modules.values()
+        members = {id(each): each for module in modules for each in (*module.parameters(), *module.buffers())}
+        return Snapshot(
+            tuple((each, local_part(each).to("cpu", copy=True)) for each in members.values()),
+            tuple((each, deepcopy(each.state_dict())) for each in subject.parts.optimizers),
+        )
+
+    def restore(self) -> None:
+        """In place: compiled code knows tensors by where they are."""
+        with torch.no_grad():
+            for value, before in self.values:
+                local_part(value).copy_(before)
+        for optimizer, held in self.optimizers:
+            optimizer.load_state_dict(deepcopy(held))
