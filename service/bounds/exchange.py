@@ -95,7 +95,7 @@ def _by_rows(move: Callable[[Tensor], Tensor], rows: Tensor, dim: int) -> Tensor
     """Rows ``(batch, rows, …)`` whose dimension ``dim`` moves; in parts where what moves is copied, and is large."""
     if dim < 2 or rows.numel() < LARGE or torch.is_grad_enabled():
         return move(rows)
-    parts = rows.split(-(-rows.shape[1] // PARTS), dim=1)
+    parts = torch.split(rows, -(-rows.shape[1] // PARTS), dim=1)
     first = move(parts[0])
     whole, done = first.new_empty(first.shape[0], rows.shape[1], *first.shape[2:]), 0
     for index, part in enumerate(parts):
