@@ -83,8 +83,9 @@ class Searches:
     @cached_property
     def _subject(self) -> Subject:
         task = self.task
-        judge = local_copy(task.module).double()
-        return Subject(task.module, task.network, judge, task.runtime, torch.float32, task.crew)
+        judge, rigorous = local_copy(task.module).double(), task.spec.rigorous
+        module, dtype = (judge, torch.float64) if rigorous else (task.module, torch.float32)
+        return Subject(module, task.network, judge, task.runtime, dtype, task.crew, rigorous)
 
     def _reporting(self, instance: int) -> Callable[[Progress], None]:
         last = time.monotonic()

@@ -52,14 +52,14 @@ class RigorousAnalysis:
 
 def rigorous_ibp(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
     """Interval bounds; the last linear layers are merged with the rows asked for. See :func:`rigorous_crown`."""
-    analysis = _analysed(network, box, effort, RigorousPass.lower_bounds, _first(network, box))
+    analysis = _analysed(network, box, effort, RigorousPass.lower_bounds, frozenset())
     frontier = frozenset(node.name for node in network.nonlinear)
     return replace(analysis, walk=replace(analysis.walk, frontier=frontier))
 
 
 def rigorous_crown_ibp(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
     """Intermediate bounds by intervals, the output by one backward pass. See :func:`rigorous_crown`."""
-    return _analysed(network, box, effort, RigorousPass.lower_bounds, _first(network, box))
+    return _analysed(network, box, effort, RigorousPass.lower_bounds, frozenset())
 
 
 def rigorous_crown(
@@ -126,8 +126,8 @@ def _relaxed(network: Network) -> frozenset[str]:
     return frozenset(name for node in network.nonlinear for name in node.inputs)
 
 
-def _first(network: Network, box: Interval) -> frozenset[str]:
-    """Of them, those of which a box around the input would lose what intervals alone know."""
+def _of_a_ball(network: Network, box: Interval) -> frozenset[str]:
+    """Of them, those that only linear operators lead to, where the box around the input would lose something."""
     return frozenset(network.nonlinear[0].inputs) if network.nonlinear and not box.exact_layers else frozenset()
 
 
@@ -141,12 +141,12 @@ def _analysed(
     *,
     within: Mapping[str, tuple[Interval, ...]] | None = None,
 ) -> RigorousAnalysis:
-    """``linear`` are the values that get linear bounds, by ``bounding``, beside their intervals."""
+    """``linear`` are the values that get linear bounds where these matter, by ``bounding``, beside their intervals."""
     _check(network, box)
     intervals = {network.graph.input.name: box}
     steps: dict[str, Step] = {}
     walk = RigorousPass(network, intervals, steps)
-    left = set(linear) - {network.graph.input.name}
+    left, of_a_ball = set(linear) - {network.graph.input.name}, _of_a_ball(network, box) - linear
     for node in network.graph.nodes[1:]:
         rule = RULES[node.operator]
         if isinstance(rule, RelaxedRule):
@@ -164,6 +164,9 @@ def _analysed(
             steps[node.name] = linear_step(node, [intervals[name] for name in node.inputs])
         with plain_convolutions():
             intervals[node.name] = interval(node, [intervals[name] for name in node.inputs])
+            if node.name in of_a_ball:
+                everything = torch.arange(node.size, device=box.lower.device)
+                intervals[node.name] = _bounded(walk, bounding, node.name, everything, effort)
     return RigorousAnalysis(walk, effort, bounding)
 
 
@@ -185,12 +188,16 @@ def _refined(
 ) -> Interval:
     """Rigorous linear bounds of an input of ``node`` where they matter in the branch, met with its interval."""
     name = node.inputs[index]
-    before = walk.intervals[name]
     known = [walk.intervals[each] for each in node.inputs]
     if branch is not None:
         known = [_confined(each, own) for each, own in zip(known, branch, strict=True)]
     wanted = walk.network.rule_of(node).improvable_on(node, known)[index].flatten(1).any(dim=0)
-    chosen = wanted.nonzero().squeeze(1)
+    return _bounded(walk, bounding, name, wanted.nonzero().squeeze(1), effort)
+
+
+def _bounded(walk: RigorousPass, bounding: Bounding, name: str, chosen: Tensor, effort: Effort) -> Interval:
+    """The interval of a value, met with linear bounds of the entries ``chosen``."""
+    before = walk.intervals[name]
     lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
     pairs = max(1, _rows_at_once(walk.network, len(lower), effort) // 2)
     for part in torch.split(chosen, pairs) if len(chosen) else ():

@@ -1,0 +1,260 @@
+"""Searches whose verdicts hold in real arithmetic, against rational numbers."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import mlp
+from test_onnx_job import BOX, DECLARED, reach
+from test_onnx_job import specification as of_onnx
+from test_rigorous import both_sides, cancelling, exactly
+from test_verify_job import context, trained
+from test_verify_job import specification as of_digits
+from torch import nn
+
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
+from service.bounds.network import prepare
+from service.bounds.optimise import Ascent
+from service.bounds.rigorous import RIGOROUS, RigorousAnalysis, rigorous_crown
+from service.bounds.split import Sites
+from service.jobs.layout import DataLayout
+from service.jobs.vnnlib import Case, Halfspace, Query
+from service.verification import job
+from service.verification.certify import Verdict
+from service.verification.search import Decision, Means, Subject, decide
+from service.verification.search.bounding import Bounding, Climb, Question
+from service.verification.search.certificates import Certificates
+from service.verification.search.domains import Domains
+
+__all__ = ["trained"]
+
+DOUBLE = torch.float64
+DECIDING = importlib.import_module("service.verification.search.decide")
+
+
+def linear(weight: list[list[float]]) -> nn.Linear:
+    layer = nn.Linear(len(weight[0]), len(weight), dtype=DOUBLE)
+    layer.weight.data, layer.bias.data = torch.tensor(weight, dtype=DOUBLE), torch.zeros(len(weight), dtype=DOUBLE)
+    return layer
+
+
+def vanishing(bits: int) -> nn.Sequential:
+    """``y = x`` for x ≥ 0: x times the difference of two products that come out the same when they are rounded.
+
+    ``(2^b + 1)² − 2^b (2^b + 2) = 1``, and the first product needs ``2 b + 1`` bits.
+    """
+    large = 2.0**bits
+    weights = [[[1.0], [1.0]], [[large + 1, 0.0], [0.0, large]], [[large + 1, 0.0], [0.0, large + 2]], [[1.0, -1.0]]]
+    layers = [layer for weight in weights for layer in (linear(weight), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def subject(module: nn.Module, features: int, dtype: torch.dtype, *, rigorous: bool) -> Subject:
+    judge = copy.deepcopy(module).double().eval().requires_grad_(False)
+    own = copy.deepcopy(judge).to(dtype)
+    return Subject(own, prepare(own, (features,)), judge, None, dtype, rigorous=rigorous)
+
+
+def above(features: int, radius: float, *thresholds: float) -> Query:
+    """Is there an input of the box with an output above its threshold?"""
+    cases = (
+        Case((-radius,) * features, (radius,) * features, (Halfspace(((index, -1.0),), -threshold),))
+        for index, threshold in enumerate(thresholds)
+    )
+    return Query(features, len(thresholds), tuple(cases))
+
+
+@pytest.fixture(params=[Means.INPUTS, Means.ACTIVATIONS])
+def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Means:
+    if request.param is Means.ACTIVATIONS:
+        monkeypatch.setattr(DECIDING, "means_for", lambda goal: Means.ACTIVATIONS)
+    found: Means = request.param
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 12), (DOUBLE, 27)])
+def test_a_plain_search_verifies_what_a_point_violates_and_a_rigorous_one_does_not(
+    means: Means, dtype: torch.dtype, bits: int
+) -> None:
+    """``y ≥ 1/2`` at x = 1 over the rational numbers, but rounded bounds are those of ``y = 0``."""
+    net = vanishing(bits)
+    assert exactly(net, [1.0]) == [Fraction(1)]
+    query = Query(1, 1, (Case((0.0,), (1.0,), (Halfspace(((0, -1.0),), -0.5),)),))
+
+    def decided(dtype: torch.dtype, *, rigorous: bool) -> Decision:
+        return decide(subject(net, 1, dtype, rigorous=rigorous), query, "crown", 2.0, restarts=0)
+
+    plain = decided(dtype, rigorous=False)
+    assert (plain.verdict, plain.means) == (Verdict.VERIFIED, means)
+    assert decided(DOUBLE, rigorous=True).verdict is not Verdict.VERIFIED
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 2**31), share=st.floats(-0.05, 0.15))
+@pytest.mark.parametrize("splits", [Means.INPUTS, Means.ACTIVATIONS])
+def test_what_is_verified_holds_over_the_rational_numbers(splits: Means, seed: int, share: float) -> None:
+    """And is decided where a plain search decides it: thresholds near the greatest value that was found."""
+    net, _, network = cancelling(seed % 4)
+    x = 2 * torch.rand(4000, 4, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE) - 1
+    values = net(x)
+    least, most = values.amin(dim=0), values.amax(dim=0)
+    query = above(4, 1.0, *(most + share * (most - least)).tolist())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(DECIDING, "means_for", lambda goal: splits)
+        plain, rigorous = (
+            decide(subject(net, 4, DOUBLE, rigorous=each), query, "crown", 20.0) for each in (False, True)
+        )
+    assert rigorous.verdict == plain.verdict != Verdict.UNKNOWN
+    if rigorous.verdict is Verdict.VERIFIED:
+        for point in x[values.argmax(dim=0)].tolist():
+            for value, case in zip(exactly(net, point), query.cases, strict=True):
+                assert value < -Fraction(case.halfspaces[0].threshold)
+    assert network.graph.output.size == 2
+
+
+def split_up(generator: torch.Generator, count: int, depth: int, bounding: Bounding) -> Domains:
+    """Domains with random splits, slopes, multipliers and weights: any are sound."""
+    roots = bounding.roots(torch.full_like(bounding.question.offsets, -torch.inf)).repeated(count)
+    shape = len(roots), depth
+    index = torch.randint(bounding.sites.entries, shape, generator=generator)
+    return roots.with_(
+        index=index,
+        sign=torch.randint(-1, 2, shape, generator=generator).double(),
+        at=torch.randn(shape, generator=generator, dtype=DOUBLE) * (torch.rand(shape, generator=generator) < 0.5),
+        beta=torch.randn(shape, generator=generator, dtype=DOUBLE) * 3,
+        weights=torch.rand(roots.weights.shape, generator=generator, dtype=DOUBLE),
+        slopes=torch.rand(roots.slopes.shape, generator=generator, dtype=DOUBLE),
+    )
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh(), nn.LeakyReLU(0.2)])
+def test_a_certificate_is_what_the_parameters_prove(activation: nn.Module) -> None:
+    """But for rounding, of random domains, and never more than the values of those inputs that satisfy the splits."""
+    generator = torch.Generator().manual_seed(3)
+    net = mlp([3, 8, 8, 2], activation, 1).double().requires_grad_(False)
+    network = prepare(net, (3,))
+    box = Interval(-torch.ones(1, 3, dtype=DOUBLE), torch.ones(1, 3, dtype=DOUBLE))
+    root = rigorous_crown(network, box, Effort())
+    rows = torch.tensor([[[1.0, -1.0], [0.3, 0.1]]], dtype=DOUBLE)
+    offsets = torch.tensor([[0.1, -0.2]], dtype=DOUBLE)
+    question = Question(network.graph.output.name, rows, offsets, torch.ones(1, 2, dtype=torch.bool))
+    bounding = Bounding(network, box, Sites.of(network).bounds(root.inputs), question)
+    domains = split_up(generator, 40, 3, bounding)
+    certified = Certificates(bounding, root).certified(domains).margin
+    plain = bounding.margins(domains)
+    finite = plain.isfinite()
+    assert finite.sum() > 20
+    # Never less: lines are moved no farther out than they have to, and splits of one entry count together.
+    assert (certified >= plain - 1e-7)[finite].all()
+    x = 2 * torch.rand(20000, 3, generator=generator, dtype=DOUBLE) - 1
+    hidden = torch.cat([net[:1](x), net[:3](x)], dim=1)
+    weights = domains.weights / domains.weights.sum(dim=1, keepdim=True)
+    values = torch.einsum("nr,ri,xi->nx", weights, rows[0], net(x)) - (weights * offsets).sum(dim=1, keepdim=True)
+    inside = (domains.sign[:, None] * (hidden[:, domains.index].transpose(0, 1) - domains.at[:, None]) >= 0).all(dim=2)
+    lowest = torch.where(inside, values, torch.inf).amin(dim=1)
+    assert (certified <= lowest).all()
+    assert inside.any(dim=1).sum() > 20
+
+
+def test_an_optimised_domain_is_certified_to_rounding_and_an_empty_one_is_done() -> None:
+    net, _, network = cancelling(1)
+    box = Interval(-torch.ones(1, 4, dtype=DOUBLE), torch.ones(1, 4, dtype=DOUBLE))
+    root = rigorous_crown(network, box, Effort())
+    rows = torch.tensor([[[1.0, 0.0]]], dtype=DOUBLE)
+    nothing = torch.zeros(1, 1, dtype=DOUBLE)
+    question = Question(network.graph.output.name, rows, nothing, nothing == 0)
+    bounding = Bounding(network, box, Sites.of(network).bounds(root.inputs), question)
+    certificates = Certificates(bounding, root)
+    halves = split_up(torch.Generator().manual_seed(0), 6, 2, bounding)
+    found = bounding.optimised(halves, Climb(10, 0.1))
+    certified = certificates.certified(found).margin
+    torch.testing.assert_close(certified, bounding.margins(found), rtol=1e-9, atol=1e-9)
+    far = halves.with_(sign=torch.ones_like(halves.sign), at=torch.full_like(halves.at, 1e9))
+    assert (certificates.certified(far).margin == torch.inf).all()
+    assert net is not network
+
+
+@pytest.mark.parametrize("method", RIGOROUS)
+def test_every_method_has_a_rigorous_form(method: str) -> None:
+    """No rational value leaves its bounds, and they are the plain ones but for rounding."""
+    net, _, network = cancelling(2)
+    x = torch.randn(1, 4, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
+    box, effort = Interval(x - 2, x + 2), Effort(ascent=Ascent(iterations=5))
+    analysis = RIGOROUS[method](network, box, effort)
+    assert isinstance(analysis, RigorousAnalysis)
+    found = analysis.lower_bounds(both_sides(2))
+    plain = METHODS[method](network, box, effort).lower_bounds(both_sides(2)).detach()
+    torch.testing.assert_close(
+        found, plain, rtol=0, atol=(0.05 if "alpha" in method else 1e-9) * float(plain.abs().max())
+    )
+    for corner in (torch.rand(20, 4, generator=torch.Generator().manual_seed(6)) < 0.5).tolist():
+        ends = zip(corner, box.lower[0].tolist(), box.upper[0].tolist(), strict=True)
+        for index, entry in enumerate(exactly(net, [high if up else low for up, low, high in ends])):
+            assert Fraction(found[0, index].item()) <= entry <= -Fraction(found[0, index + 2].item())
+
+
+@given(middle=st.floats(-1e3, 1e3), distance=st.floats(0, 10))
+def test_an_interval_about_a_point_holds_its_real_ends(middle: float, distance: float) -> None:
+    found = Interval.about(torch.tensor([[middle]], dtype=DOUBLE), distance, DOUBLE)
+    low, high = (Fraction(end.item()) for end in (found.lower, found.upper))
+    assert low <= Fraction(middle) - Fraction(distance)
+    assert high >= Fraction(middle) + Fraction(distance)
+    inner = Interval(*(torch.nextafter(end, torch.tensor(middle, dtype=DOUBLE)) for end in (found.lower, found.upper)))
+    if distance > 1e-9:
+        assert Fraction(inner.lower.item()) > Fraction(middle) - Fraction(distance)
+        assert Fraction(inner.upper.item()) < Fraction(middle) + Fraction(distance)
+
+
+def test_a_rigorous_job_searches_queries_and_samples(trained: DataLayout) -> None:
+    least, most = reach()
+    query = f"{DECLARED}{BOX}(assert (>= Y_0 {most + 0.1 * (most - least)}))"
+    ranked, report = context(trained)
+    result = job.run(of_onnx(trained, query, rigorous=True), ranked)
+    assert result is not None
+    assert result["method"] == "crown (rigorous)"
+    assert [(row["verdict"], row["decided_by"]) for row in report.bounds] == [("verified", "input splitting")]
+    digits = {"data": {"source": "digits"}, "count": 4, "eps": 0.05}
+    fields = {"property": {"robustness": digits}, "method": "beta-crown", "budget": {"seconds": 20}}
+    plain, rigorous = context(trained), context(trained)
+    job.run(of_digits(**fields), plain[0])
+    job.run(of_digits(**fields, rigorous=True), rigorous[0])
+    assert [row["verdict"] for row in rigorous[1].bounds] == [row["verdict"] for row in plain[1].bounds]
+
+
+def rigorous_job(folder: str, query: str) -> dict[str, Any]:
+    from service.parallel import distributed
+
+    data = DataLayout(Path(folder))
+    ranked, report = context(data, int(os.environ["RANK"]), 2)
+    if ranked.rank == 0:
+        of_onnx(data, query)  # uploads the files
+    distributed.start("cpu")
+    torch.distributed.barrier()
+    fields = {"rigorous": True, "parallel": {"dp_shard": 2}}
+    result = job.run(of_onnx(data, query, **fields), ranked)
+    box = {"lower": [-1.0] * 3, "upper": [1.0] * 3, "output": [{"coefficients": [1, 0], "threshold": -1e6}]}
+    boxes, found = context(data, ranked.rank, 2, job_id="job_" + "b" * 20)
+    job.run(of_onnx(data, query, property={"box": box}, **fields), boxes)
+    distributed.stop()
+    return {"rows": report.bounds + found.bounds, "verdicts": None if result is None else result["verdicts"]}
+
+
+@pytest.mark.distributed
+def test_rigorous_domains_and_instances_go_over_ranks(tmp_path: Path, torchrun: Any) -> None:
+    least, most = reach()
+    query = f"{DECLARED}{BOX}(assert (>= Y_0 {most + 0.1 * (most - least)}))"
+    first, second = torchrun(rigorous_job, 2, folder=str(tmp_path), query=query)
+    assert first["verdicts"]["verified"] == 1
+    rows = [row for each in (first, second) for row in each["rows"]]
+    assert [row["verdict"] for row in rows] == ["verified", "verified"]
+    assert {row["method"] for row in rows} == {"crown (rigorous)"}
