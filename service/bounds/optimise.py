@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.backward import Pass
-from service.bounds.fused import Picked
+from service.bounds.fused import Adam, Picked
 from service.bounds.network import Climbing, Network
 from service.bounds.relaxation import Family, Picking, Single, Windowed, WindowedFamily
 from service.bounds.replay import Plain, Recorded
@@ -121,7 +121,7 @@ class Ascending:
         if network.before is not None and self.anchor is not None:
             self.before = network.before.climbing(self.anchor)
         self.walk = replace(families.backward, relaxations=self.chosen, before=self.before)
-        self.optimizer: torch.optim.Adam | None = None
+        self.optimizer: Adam | None = None
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -134,7 +134,7 @@ class Ascending:
             each.grad = None
         torch.autograd.backward(bounds, gradient, inputs=sought)
         if moving:
-            self.optimizer = self.optimizer or self._optimizer(bounds.device)
+            self.optimizer = self.optimizer or Adam(moving, self.ascent.rate, self.ascent.decay)
             self._move(self.optimizer)
 
     @torch.no_grad()
@@ -145,37 +145,21 @@ class Ascending:
         for chosen in self.chosen.values():
             if chosen.parameters is not None:
                 chosen.reset()
-        if self.optimizer is None:
-            return
-        for state in self.optimizer.state.values():
-            for value in state.values():
-                value.zero_()
-        for group in self.optimizer.param_groups:
-            group["lr"].fill_(self.ascent.rate)
+        if self.optimizer is not None:
+            self.optimizer.restart()
 
     @torch.no_grad()
-    def _move(self, optimizer: torch.optim.Adam) -> None:
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.grad.nan_to_num_(0, 0, 0)
+    def _move(self, optimizer: Adam) -> None:
         optimizer.step()
         for name, chosen in self.chosen.items():
             for parameter in chosen.parameters or ():
-                parameter.clamp_(0, 1)
                 self._keep_equal(name, parameter)
-        for group in optimizer.param_groups:
-            group["lr"].mul_(self.ascent.decay)
 
     def _keep_equal(self, name: str, parameter: Tensor) -> None:
         """Replicas that drift apart would bound a sum of which every rank has another summand: no bound at all."""
         replicated = not (self.walk.divided or self.network.is_own(name))
         if self.network.exchange.axis.size > 1 and replicated:
             parameter.copy_(self.network.exchange.agree(parameter))
-
-    def _optimizer(self, device: torch.device) -> torch.optim.Adam:
-        # The rate lives on the device, so that a recorded iteration finds the present one.
-        rate = torch.tensor(self.ascent.rate, device=device)
-        return torch.optim.Adam(self.parameters, lr=rate, fused=True, capturable=device.type == "cuda")
 
 
 class Climber(Ascending):

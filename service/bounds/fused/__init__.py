@@ -7,5 +7,20 @@ same in several steps. Results differ by rounding only.
 from service.bounds.fused.adam import Adam
 from service.bounds.fused.boxes import least
 from service.bounds.fused.lines import FreeSlopes, Picked, pull, pull_free, weighted
+from service.bounds.fused.matrices import product
+from service.bounds.fused.products import pull_matrices, pull_products
+from service.bounds.fused.tables import pull_table
 
-__all__ = ["Adam", "FreeSlopes", "Picked", "least", "pull", "pull_free", "weighted"]
+__all__ = [
+    "Adam",
+    "FreeSlopes",
+    "Picked",
+    "least",
+    "product",
+    "pull",
+    "pull_free",
+    "pull_matrices",
+    "pull_products",
+    "pull_table",
+    "weighted",
+]

@@ -180,7 +180,7 @@ class _Lines(torch.autograd.Function):
         ctx.save_for_backward(*given)
         batch, rows, n = setting.batch, setting.rows, a.shape[2]
         out = a.new_empty(batch, rows, n)
-        bias = None if below is None and above is None else a.new_zeros(batch, rows)
+        bias = None if below is None and above is None else a.new_empty(batch, rows)
         pointers, numbers, flags = _arguments(given, setting)
         if out.numel():
             setting.kernels.forward_lines[(batch * rows,)](*pointers, out, bias, *numbers, **flags, **block(n))

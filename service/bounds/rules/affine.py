@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.fused import Picked
+from service.bounds.fused import Picked, product
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.rules.arithmetic import unbroadcast
@@ -43,7 +43,7 @@ class AffineRule(LinearRule):
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         layer = self.read(node)
-        through = unbroadcast(coefficients @ layer.weight, node.input_shapes[0])
+        through = unbroadcast(product(coefficients, layer.weight), node.input_shapes[0])
         return Pulled((through,), _constant(layer, coefficients))
 
     def pull_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:
@@ -65,10 +65,15 @@ class AffineRule(LinearRule):
         return Pulled((Picked(layer.weight, units.index, units.mirrored),), bias)
 
 
+BY_ROW = 2
+"""Dimensions of one number for each row of each instance."""
+
+
 def _constant(layer: Affine, coefficients: Tensor) -> Tensor | None:
     if layer.bias is None:
         return None
-    return (coefficients @ layer.bias).reshape(*coefficients.shape[:2], -1).sum(dim=2)
+    constant = coefficients @ layer.bias
+    return constant if constant.ndim == BY_ROW else constant.flatten(2).sum(dim=2)
 
 
 def constant_only(node: Node, *arguments: str) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.fused import weighted
+from service.bounds.fused import pull_matrices, pull_products, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.relaxation import Family
@@ -63,12 +63,15 @@ class Product(_Bilinear):
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         left, right = (each.map(lambda end: _stretched(end, node.shape)) for each in bounds)
         start = torch.zeros_like(left.lower)
-        return _BlendedProduct(left, right, node.input_shapes, (start, start))
+        return _BlendedProduct(left, right, node.input_shapes, (start,))
 
 
 @dataclass(frozen=True, eq=False)
 class _BlendedProduct:
-    """Each side has two planes, and all between them are sound: 0 is the plane of :class:`_ProductPlanes`."""
+    """Each side has two planes, and all between them are sound: 0 is the plane of :class:`_ProductPlanes`.
+
+    One parameter does for an entry of a row, since a row's coefficient has one sign.
+    """
 
     left: Interval
     right: Interval
@@ -76,33 +79,18 @@ class _BlendedProduct:
     start: tuple[Tensor, ...]
 
     def member(self, parameters: tuple[Tensor, ...]) -> _BlendedPlanes:
-        (lx, ux), (ly, uy) = ((each.lower.unsqueeze(1), each.upper.unsqueeze(1)) for each in (self.left, self.right))
-        below, above = parameters
-        wide, high = ux - lx, uy - ly
-        onto_left = ly + below * high, uy - above * high
-        onto_right = lx + below * wide, lx + above * wide
-        return _BlendedPlanes(
-            onto_left,
-            onto_right,
-            (torch.lerp(-lx * ly, -ux * uy, below), torch.lerp(-lx * uy, -ux * ly, above)),
-            self.shapes,
-        )
+        return _BlendedPlanes(self, parameters[0])
 
 
 @dataclass(frozen=True, eq=False)
 class _BlendedPlanes:
-    """Lower and upper planes for each row: coefficients on both operands, and constants, ``(batch, rows, *shape)``."""
-
-    onto_left: tuple[Tensor, Tensor]
-    onto_right: tuple[Tensor, Tensor]
-    constant: tuple[Tensor, Tensor]
-    shapes: tuple[tuple[int, ...], ...]
+    family: _BlendedProduct
+    places: Tensor
 
     def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
-        onto = [torch.addcmul(above * plane[0], below, plane[1]) for plane in (self.onto_left, self.onto_right)]
-        bias = torch.addcmul(above * self.constant[0], below, self.constant[1]).flatten(2).sum(dim=2)
-        return tuple(unbroadcast(each, shape) for each, shape in zip(onto, self.shapes, strict=True)), bias
+        ends = [(each.lower, each.upper) for each in (self.family.left, self.family.right)]
+        *onto, bias = pull_products(coefficients, self.places, *ends)
+        return tuple(unbroadcast(each, shape) for each, shape in zip(onto, self.family.shapes, strict=True)), bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,38 +158,30 @@ MOST_PRODUCTS = 2**13
 
 @dataclass(frozen=True, eq=False)
 class _BlendedTerms:
-    """``X·Y`` as a sum of products ``(…, i, k, j)``."""
+    """``X·Y`` as a sum of products ``(…, i, k, j)``, each with a blend of its own."""
 
-    products: _BlendedProduct
-    shapes: tuple[tuple[int, ...], ...]
+    left: Interval
+    right: Interval
     start: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, node: Node, x: Interval, y: Interval) -> _BlendedTerms:
-        first, second = node.input_shapes
-        shape = (*node.shape[:-1], first[-1], node.shape[-1])
-        shapes = (*first, 1), (*second[:-2], 1, *second[-2:])
-        left = x.map(lambda end: end.reshape(-1, *shapes[0]).expand(-1, *shape))
-        right = y.map(lambda end: end.reshape(-1, *shapes[1]).expand(-1, *shape))
-        start = torch.zeros_like(left.lower)
-        products = _BlendedProduct(left, right, shapes, (start, start))
-        return cls(products, node.input_shapes, products.start)
+        inner = node.input_shapes[0][-1]
+        return cls(x, y, (x.lower.new_zeros(len(x.lower), *node.shape[:-1], inner, node.shape[-1]),))
 
     def member(self, parameters: tuple[Tensor, ...]) -> _SummedTerms:
-        return _SummedTerms(self.products.member(parameters), self.shapes)
+        return _SummedTerms(self, parameters[0])
 
 
 @dataclass(frozen=True, eq=False)
 class _SummedTerms:
-    planes: _BlendedPlanes
-    shapes: tuple[tuple[int, ...], ...]
+    family: _BlendedTerms
+    places: Tensor
 
     def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        terms = coefficients.unsqueeze(-2).expand(*coefficients.shape[:-1], self.shapes[0][-1], coefficients.shape[-1])
-        pulled, bias = self.planes.pull(terms)
-        return tuple(
-            each.reshape(*each.shape[:2], *shape) for each, shape in zip(pulled, self.shapes, strict=True)
-        ), bias
+        ends = [(each.lower, each.upper) for each in (self.family.left, self.family.right)]
+        *onto, bias = pull_matrices(coefficients, self.places, *ends)
+        return tuple(onto), bias
 
 
 @dataclass(frozen=True, eq=False)

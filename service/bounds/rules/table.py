@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.bounds.fused import pull_table
 from service.bounds.relaxation import Relaxation
 
 
@@ -16,13 +17,11 @@ class LineTable:
 
     What lies between two sound lines is sound. One parameter does for an entry of a row, since a row's coefficient
     has one sign, and takes a lower line or an upper one. ``slopes`` and ``intercepts`` are ``(batch, 2·lines, n)``
-    with the lower lines first, ``rises`` their differences to the next line.
+    with the lower lines first.
     """
 
     slopes: Tensor
     intercepts: Tensor
-    slope_rises: Tensor
-    intercept_rises: Tensor
     start: tuple[Tensor, ...]
 
     @classmethod
@@ -32,7 +31,7 @@ class LineTable:
         assert lines.upper_intercept is not None
         slopes = torch.cat([lines.lower_slope, lines.upper_slope], dim=1).flatten(2)
         intercepts = torch.cat([lines.lower_intercept, lines.upper_intercept], dim=1).flatten(2)
-        return cls(slopes, intercepts, _rises(slopes), _rises(intercepts), (start,))
+        return cls(slopes, intercepts, (start,))
 
     def member(self, parameters: tuple[Tensor, ...]) -> _Chosen:
         return _Chosen(self, parameters[0].flatten(2))
@@ -44,18 +43,6 @@ class _Chosen:
     place: Tensor
 
     def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        table, flat = self.table, coefficients.flatten(2)
-        lines = table.slopes.shape[1] // 2
-        flat, place = torch.broadcast_tensors(flat, self.place * (lines - 1))  # type: ignore[no-untyped-call]
-        line = place.detach().floor().clamp(0, lines - 2)
-        beyond = place - line
-        index = line.long() + lines * (flat.detach() < 0)
-        slope = torch.addcmul(table.slopes.gather(1, index), beyond, table.slope_rises.gather(1, index))
-        intercept = torch.addcmul(table.intercepts.gather(1, index), beyond, table.intercept_rises.gather(1, index))
-        through = (flat * slope).reshape(*flat.shape[:2], *coefficients.shape[2:])
-        return (through,), (flat * intercept).sum(dim=2)
-
-
-def _rises(table: Tensor) -> Tensor:
-    """From each line to the next; none where there is no finite line."""
-    return torch.cat([table.diff(dim=1), torch.zeros_like(table[:, :1])], dim=1).nan_to_num(0, 0, 0)
+        flat = coefficients.flatten(2)
+        through, bias = pull_table(flat, self.place, self.table.slopes, self.table.intercepts)
+        return (through.reshape(*through.shape[:2], *coefficients.shape[2:]),), bias

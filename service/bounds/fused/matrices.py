@@ -1,0 +1,45 @@
+"""Products with a constant matrix."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.bounds.fused.building import kernels_for
+
+
+def product(coefficients: Tensor, weight: Tensor) -> Tensor:
+    """``coefficients @ weight``. Its gradient, which decides on no bound but only where to look, is made of TF32."""
+    kernels = kernels_for(coefficients, weight) if coefficients.requires_grad else None
+    plain = weight.ndim != 2 or weight.requires_grad or coefficients.dtype != torch.float32
+    if kernels is None or plain:
+        return coefficients @ weight
+    found: Tensor = _Product.apply(coefficients, weight, kernels)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, coefficients: Tensor, weight: Tensor, kernels: ModuleType) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.kernels = kernels
+        return coefficients @ weight
+
+    @staticmethod
+    def backward(ctx: Any, onto: Tensor) -> tuple[Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        onto, weight = onto.contiguous(), weight.contiguous()
+        n, k = weight.shape
+        m = onto.numel() // k
+        out = onto.new_empty(*onto.shape[:-1], n)
+        if out.numel():
+            size = TILE["BLOCK_M"], TILE["BLOCK_N"]
+            tiles = -(-m // size[0]) * -(-n // size[1])
+            ctx.kernels.rough_product[(tiles,)](onto, weight, out, m, n, k, **TILE)
+        return out, None, None
+
+
+TILE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "GROUP": 8, "num_warps": 8, "num_stages": 3}

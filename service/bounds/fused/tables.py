@@ -1,0 +1,71 @@
+"""Coefficients through lines of a table."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.bounds.fused.building import block, flat, kernels_for, strides
+
+
+def pull_table(coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the line at each entry's place: 0 is the first of a table, 1 the last; between two, what lies between.
+
+    ``coefficients`` and ``places`` are ``(batch or 1, rows, n)``, ``(batch, rows or 1, n)``; tables are ``(batch,
+    2·lines, n)`` with the lower lines, for positive coefficients, first. Gives coefficients and a bias.
+    """
+    kernels = kernels_for(coefficients, places, slopes, intercepts)
+    whole = (len(slopes), coefficients.shape[1], coefficients.shape[2])
+    repeated = places.shape != whole or (coefficients.requires_grad and coefficients.shape != whole)
+    if kernels is None or repeated or slopes.requires_grad or intercepts.requires_grad:
+        return tabled_in_steps(coefficients, places, slopes, intercepts)
+    given = (flat(coefficients), places.contiguous(), slopes.contiguous(), intercepts.contiguous())
+    found: tuple[Tensor, Tensor] = _Table.apply(*given, kernels)  # type: ignore[no-untyped-call]
+    return found
+
+
+def tabled_in_steps(coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by torch's operators."""
+    lines = slopes.shape[1] // 2
+    a, place = torch.broadcast_tensors(coefficients, places * (lines - 1))  # type: ignore[no-untyped-call]
+    line = place.detach().floor().clamp(0, lines - 2)
+    beyond = place - line
+    index = line.long() + lines * (a.detach() < 0)
+
+    def at(table: Tensor) -> Tensor:
+        before = table.gather(1, index)
+        # No rise between lines of which one is not finite.
+        return torch.addcmul(before, beyond, (table.gather(1, index + 1) - before).nan_to_num(0, 0, 0))
+
+    return a * at(slopes), (a * at(intercepts)).sum(dim=2)
+
+
+class _Table(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0917 - what autograd passes has no names
+        ctx: Any, a: Tensor, places: Tensor, slopes: Tensor, intercepts: Tensor, kernels: ModuleType
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(a, places, slopes, intercepts)
+        ctx.kernels = kernels
+        batch, rows, n = places.shape
+        out, bias = torch.empty_like(places), a.new_empty(batch, rows)
+        if out.numel():
+            kernels.forward_table[(batch * rows,)](
+                a, places, slopes, intercepts, out, bias, n, rows, slopes.shape[1] // 2, *strides(a), **block(n)
+            )
+        return out, bias
+
+    @staticmethod
+    def backward(ctx: Any, onto: Tensor, onto_bias: Tensor) -> tuple[Tensor | None, ...]:
+        a, places, slopes, _ = saved = ctx.saved_tensors
+        batch, rows, n = places.shape
+        to_a = torch.empty_like(places) if ctx.needs_input_grad[0] else None
+        to_places = torch.empty_like(places)
+        if onto.numel():
+            gradients = onto.contiguous(), onto_bias.contiguous(), to_a, to_places
+            numbers = n, rows, slopes.shape[1] // 2, *strides(a)
+            ctx.kernels.backward_table[(batch * rows,)](*saved, *gradients, *numbers, TO_A=to_a is not None, **block(n))
+        return to_a, to_places, None, None, None
