@@ -39,13 +39,15 @@ class Reason:
 @dataclass(frozen=True)
 class CudaGraphs:
     """What became of CUDA graphs. ``captures`` were recorded; ``skips`` were not, and why; ``rerecords`` were recorded
-    again although no new shape asked for it; ``late``: iterations after warm-up that still recorded one.
+    again although no new shape asked for it; ``late``: iterations after warm-up that still recorded one; ``recorded``:
+    how many each iteration did.
     """
 
     captures: int = 0
     skips: tuple[Reason, ...] = ()
     rerecords: tuple[Reason, ...] = ()
     late: tuple[int, ...] = ()
+    recorded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Evidence:
     compiled; ``late``: iterations after warm-up that still compiled something; ``limit_hits``: functions that
     exceeded the recompile limit and run uncompiled since; ``failures``: compile failures that raised nothing;
     ``switches``: settings that let code run uncompiled in silence; ``hooks``: functions of FSDP2 that were traced into
-    a graph; ``autograd_captures``: backwards that compiled autograd took over; ``cuda_graphs``: ``None`` where the
-    rung does not ask for them.
+    a graph, and how often; ``autograd_captures``: backwards that compiled autograd took over; ``cuda_graphs``:
+    ``None`` where the rung does not ask for them.
     """
 
     graphs: int = 0
@@ -69,7 +71,7 @@ class Evidence:
     limit_hits: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
-    hooks: tuple[str, ...] = ()
+    hooks: tuple[Reason, ...] = ()
     autograd_captures: int = 0
     cuda_graphs: CudaGraphs | None = None
 

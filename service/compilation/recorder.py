@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
-from service.compilation.evidence import Evidence
+from service.compilation.evidence import Evidence, Reason
 from service.compilation.internals.capture import Recording, clear_records
 from service.compilation.internals.cudagraphs import Captures, watched_captures
 from service.compilation.internals.hooks import traced_hooks
@@ -34,7 +35,9 @@ class Recorder:
         """From iteration ``warm_up`` on nothing should be compiled, from ``settled`` on no CUDA graph recorded."""
         graphs = self.captures.evidence(self.device, settled) if self.rung.cuda_graphs else None
         seen = self.recording.evidence(warm_up, switches)
-        return replace(seen, hooks=tuple(dict.fromkeys(self.hooks)), cuda_graphs=graphs)
+        return replace(
+            seen, hooks=tuple(Reason(name, count) for name, count in Counter(self.hooks).items()), cuda_graphs=graphs
+        )
 
 
 @contextmanager

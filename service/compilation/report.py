@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from service.compilation.evidence import CudaGraphs
 from service.compilation.internals.profile import Profile
 from service.compilation.ladder import Result
 from service.compilation.observation import Cost, Observation
 from service.compilation.parity import Comparison
 from service.compilation.usage import Usage
 from service.compilation.usage_rows import usage_rows
+from service.parallel.boundary import Shapes
 
 
 def rung_row(result: Result) -> dict[str, Any]:
@@ -62,7 +64,8 @@ def _measured(seen: Observation) -> dict[str, Any]:
         "limit_hits": list(evidence.limit_hits),
         "parameters": _training(seen),
         "notes": list(seen.notes),
-        "hooks_traced": len(evidence.hooks),
+        "hooks_traced": sum(each.count for each in evidence.hooks),
+        "hooks": [asdict(each) for each in evidence.hooks],
         "autograd_captures": evidence.autograd_captures,
         "cudagraph": _cudagraph(seen),
         **usage_rows(seen.usage),
@@ -77,7 +80,7 @@ def _rehearsal(seen: Observation | None) -> dict[str, Any] | None:
 
 def _unmeasured() -> dict[str, Any]:
     fields = ("parity", "graphs", "backward_graphs", "operations", "fullgraph", "graph_breaks", "recompiles")
-    more = ("limit_hits", "parameters", "notes", "hooks_traced", "autograd_captures", "cudagraph")
+    more = ("limit_hits", "parameters", "notes", "hooks_traced", "hooks", "autograd_captures", "cudagraph")
     return dict.fromkeys((*fields, *more, *usage_rows(Usage()))) | _cost(None)
 
 
@@ -137,9 +140,28 @@ def _cudagraph(seen: Observation) -> dict[str, Any] | None:
         "launches_per_step": profile.graph_launches if profile else None,
         "skips": [asdict(each) for each in graphs.skips],
         "rerecords": [asdict(each) for each in graphs.rerecords],
+        "by_shape": _by_shape(graphs, seen.usage),
         "late": list(graphs.late),
         "errors": [seen.error] if "overwritten" in seen.error else [],
     }
+
+
+def _by_shape(graphs: CudaGraphs, usage: Usage) -> list[dict[str, Any]]:
+    """How many were recorded in iterations in which modules were called with these shapes."""
+    found: dict[str, int] = {}
+    for iteration, count in enumerate(graphs.recorded):
+        called = [
+            f"{module} {each}" for module, shapes in usage.shapes.items() for each in _shapes_at(shapes, iteration)
+        ]
+        if count:
+            name = ", ".join(called) or "after the judged iterations"
+            found[name] = found.get(name, 0) + count
+    return [{"shapes": name, "captures": count} for name, count in found.items()]
+
+
+def _shapes_at(shapes: Sequence[frozenset[Shapes]], iteration: int) -> list[str]:
+    called = sorted(shapes[iteration]) if iteration < len(shapes) else []
+    return [" ".join(str(list(shape)) for shape in each) for each in called]
 
 
 def _comparison(comparison: Comparison) -> dict[str, Any]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
+from typing import NamedTuple
+
 import pytest
 import torch
 from conftest import Climb
@@ -11,12 +16,16 @@ from torch._inductor import cudagraph_utils
 
 from service.compilation.detectors import judge
 from service.compilation.evidence import CudaGraphs, Evidence, Reason
+from service.compilation.internals import cudagraphs
 from service.compilation.internals.cudagraphs import watched_captures
-from service.compilation.internals.hooks import traced_hooks
 from service.compilation.internals.profile import Profile, profiled
+from service.compilation.ladder import Result
 from service.compilation.observation import Case, Cost, Observation, Timed
+from service.compilation.recorder import recorder
+from service.compilation.report import rung_row
 from service.compilation.rungs import LADDER, RUNGS
 from service.compilation.timing import Race
+from service.compilation.usage import Usage
 
 CPU = torch.device("cpu")
 CASE = Case(RUNGS["reduce-overhead"], "inference")
@@ -80,16 +89,52 @@ def test_recordings_and_skips_are_heard_by_iteration() -> None:
     assert captures.evidence(CPU, settled=2).late == ()
 
 
+def test_recordings_are_told_by_shape_and_errors_of_overwritten_results_by_themselves() -> None:
+    small, large = frozenset({((2, 6),)}), frozenset({((4, 6),)})
+    usage = Usage(iterations=4, shapes={"scorer": (small, large, small, large)})
+    graphs = CudaGraphs(captures=5, recorded=(0, 1, 1, 2, 1), rerecords=(Reason("function 1: an input moved", 2),))
+    error = "RuntimeError: accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run"
+    row = rung_row(Result(CASE, "fail_error", (), replace(seen(graphs), usage=usage, error=error)))["cudagraph"]
+    assert row["by_shape"] == [
+        {"shapes": "scorer [4, 6]", "captures": 3},
+        {"shapes": "scorer [2, 6]", "captures": 1},
+        {"shapes": "after the judged iterations", "captures": 1},
+    ]
+    assert row["rerecords"] == [{"reason": "function 1: an input moved", "count": 2}]
+    assert row["errors"] == [error]
+    assert rung_row(Result(CASE, "fail_error", (), replace(seen(graphs), error="another")))["cudagraph"]["errors"] == []
+
+
+class Function(NamedTuple):
+    id: int
+
+
+def test_what_the_trees_recorded_again_is_counted_by_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = Function(7)
+    manager = SimpleNamespace(graph_counter=count(4), num_rerecord={None: {function: 2}, 3: {function: 1}})
+    monkeypatch.setattr(cudagraphs, "_manager", lambda device: manager)
+    with watched_captures() as captures:
+        found = captures.evidence(CPU, settled=1)
+    assert found.captures == 4  # that were numbered, although no callback told of them
+    (again,) = found.rerecords
+    assert (again.count, again.reason.partition(":")[0]) == (3, "function 7")
+
+
 def test_functions_of_fsdp_in_a_graph_are_named() -> None:
     from torch.distributed.fsdp._fully_shard import _fsdp_common
 
     def step(x: torch.Tensor) -> torch.Tensor:
         return x * _fsdp_common._get_dim0_padded_size(torch.Size([3]), 2)[0]
 
-    with traced_hooks() as hooks:
+    with recorder(RUNGS["eager"], CPU) as records:
         torch.compile(step, backend="eager")(torch.ones(2))
-    assert len(hooks) == 1
-    assert "_get_dim0_padded_size" in hooks[0]
+        torch.compile(lambda x: step(x) + step(x), backend="eager")(torch.ones(2))
+    (hook,) = records.evidence(1, 1).hooks
+    assert "_get_dim0_padded_size" in hook.reason
+    assert hook.count == 3
+    row = rung_row(Result(CASE, "pass", (), Observation(CASE, records.evidence(1, 1))))
+    assert row["hooks_traced"] == 3
+    assert row["hooks"] == [{"reason": hook.reason, "count": 3}]
     torch.compiler.reset()
 
 

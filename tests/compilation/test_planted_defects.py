@@ -208,6 +208,42 @@ def test_gradients_that_only_the_compiler_loses_freeze_the_rung(ascend: Climb) -
     assert "no gradient where eager has one: first.bias, first.weight, head.bias, head.weight" in messages(result)
 
 
+def test_gradients_that_the_compiler_makes_zero_move_nothing(ascend: Climb) -> None:
+    rung = planted(aot_autograd(fw_compiler=backends._as_is, bw_compiler=backends._altered(_zero)))
+    (result,) = ascend(clean.PERCEPTRON, rungs=[rung])
+    assert result.verdict == "frozen"
+    assert "updates do not move what they move in eager: first.bias, first.weight, head.bias, " in messages(result)
+    training = seen(result).training
+    assert training is not None
+    assert not training.moved
+    assert not training.unreached
+
+
+def _zero(value: Any) -> Any:
+    return value * 0 if isinstance(value, torch.Tensor) else value
+
+
+def test_updates_that_move_nothing_in_eager_either_are_frozen(ascend: Climb) -> None:
+    flat = replace(clean.PERCEPTRON, loss=lambda outputs, targets: outputs.sum() * 0)
+    (result,) = ascend(flat, rungs=LADDER[:1])
+    assert result.verdict == "frozen"
+    assert messages(result) == "no parameter was moved by any update, in eager neither"
+
+
+def test_a_step_that_is_hardly_compiled_is_vacuous(ascend: Climb) -> None:
+    """The model is, but what takes the time is not."""
+    (result,) = ascend(replace(clean.PERCEPTRON, loss=_heavy), rungs=LADDER[:1])
+    assert result.verdict == "vacuous"
+    assert "of a step's computing is done in compiled code" in messages(result)
+
+
+def _heavy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    work = torch.ones(300, 300, dtype=outputs.dtype)
+    for _ in range(60):
+        work = work @ work / 300
+    return torch.nn.functional.cross_entropy(outputs, targets) * work.mean()
+
+
 def test_parameters_behind_a_detach_are_frozen_in_eager_too(ascend: Climb) -> None:
     (result,) = ascend(frozen.CUT_OFF, rungs=LADDER[:1])
     assert result.verdict == "frozen"

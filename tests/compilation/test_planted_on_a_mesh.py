@@ -12,7 +12,9 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 
 
 def climb_all() -> Any:
-    """For each program the verdicts and findings of its rungs, and of the rehearsal."""
+    """For each program the verdicts and findings of its rungs, and of the rehearsal; backwards that compiled autograd
+    captured, and functions of FSDP2 that were traced.
+    """
     import sys
     from pathlib import Path
 
@@ -24,6 +26,7 @@ def climb_all() -> Any:
     from service.compilation.ladder import climb
     from service.compilation.observe import plan_for
     from service.compilation.ranks import slowest
+    from service.compilation.report import rung_row
     from service.compilation.rungs import RUNGS
     from service.jobs.spec.compile import Tolerance
     from service.parallel import distributed
@@ -41,6 +44,8 @@ def climb_all() -> Any:
         plan = plan_for(program, 4, Tolerance(), slowest)
         results = list(climb(program, rungs, ["train"], plan))
         found[name] = [[each.verdict, [finding.message for finding in each.findings]] for each in results]
+        row = rung_row(results[0])
+        found[f"{name}: autograd and hooks"] = [row["autograd_captures"], row["hooks_traced"]]
     distributed.stop()
     return found
 
@@ -55,6 +60,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_blocks_pass_and_raise_no_alarm(found: Any) -> None:
     assert [verdict for verdict, _ in found["blocks"]] == ["pass", "not_applicable"]
     assert len(found["blocks"][1][1]) == 1, found["blocks"]
+    assert found["blocks: autograd and hooks"] == [0, 0]
 
 
 def test_a_container_that_compiles_nothing_is_vacuous(found: Any) -> None:
@@ -67,6 +73,7 @@ def test_compiled_autograd_that_trains_nothing_is_frozen(found: Any) -> None:
     verdict, messages = found["compiled autograd"][0]
     # The oldest torch that is supported refuses instead, with an error.
     assert verdict in {"frozen", "fail_error"}, messages
+    assert found["compiled autograd: autograd and hooks"][0] > 0
     if verdict == "frozen":
         assert any("no gradient where eager has one" in each or "do not move" in each for each in messages), messages
         assert any("left whole by FSDP" in each for each in messages), messages

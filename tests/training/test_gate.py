@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec import CompileSpec
 from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, ModelConfig, TransformerConfig
-from service.jobs.spec.train import CompileChoice, TrainSpec
+from service.jobs.spec.train import CompileChoice, PipelineSpec, TrainSpec
 from service.models.fingerprint import difference, fingerprint
 from service.training.gate import GateError, allowed_modes, lowest, portable_caches
 from service.training.setup import own_fingerprint
@@ -46,6 +51,22 @@ def test_only_what_is_asked_for_is_opened(
 ) -> None:
     publish(data, {"gate": PASSED})
     assert allowed_modes(CompileChoice(train=train, inference=inference, gate=GATE), [OWN], data) == expected
+
+
+@pytest.mark.parametrize("phase", ["train", "inference"])
+@given(st.data())
+def test_every_field_of_the_configuration_is_refused_by_its_name(phase: str, draw: st.DataObject) -> None:
+    parallel = ParallelSpec(pp=2, dp_shard=2)
+    own = fingerprint(MLP, parallel, CPU, PrecisionSpec(param="bf16"), "full", pipeline=PipelineSpec())
+    prefixes = {name.split(".")[0] for name in own}
+    assert prefixes >= {"model", "parallel", "precision", "sharding", "pipeline", "activation_checkpoint", "torch"}
+    assert prefixes >= {"device", "architecture"}
+    field = draw.draw(st.sampled_from(sorted(own)))
+    with tempfile.TemporaryDirectory() as folder:
+        data = DataLayout(Path(folder))
+        publish(data, {"gate": {**PASSED, "fingerprint": {**own, field: "another"}}})
+        with pytest.raises(GateError, match=f"another configuration: {re.escape(field)} is .* here and 'another' in"):
+            allowed_modes(CompileChoice.model_validate({phase: True, "gate": GATE}), [own], data)
 
 
 def test_another_configuration_is_refused_by_field(data: DataLayout) -> None:

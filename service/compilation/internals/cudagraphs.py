@@ -49,7 +49,8 @@ class Captures:
         if unsaid > 0:
             skips.append(Reason("a skip that Inductor counted without a reason", unsaid))
         late = tuple(index for index, count in enumerate(self.recorded) if index >= settled and count)
-        return CudaGraphs(max(sum(self.recorded), _made(device)), tuple(skips), tuple(_again(device)), late)
+        made = max(sum(self.recorded), _made(device))
+        return CudaGraphs(made, tuple(skips), tuple(_again(device)), late, tuple(self.recorded))
 
 
 @contextmanager
