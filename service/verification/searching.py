@@ -85,14 +85,14 @@ class Searches:
         task = self.task
         judge, rigorous = local_copy(task.module).double(), task.spec.rigorous
         module, dtype = (judge, torch.float64) if rigorous else (task.module, torch.float32)
-        return Subject(module, task.network, judge, task.runtime, dtype, task.crew, rigorous)
+        return Subject(module, task.network, judge, task.runtime, dtype, task.crew, rigorous, task.staged)
 
     def _reporting(self, instance: int) -> Callable[[Progress], None]:
         last = time.monotonic()
 
         def report(progress: Progress) -> None:
             nonlocal last
-            if self.task.crew.anywhere(self.context.should_stop(), self.task.device):
+            if self.task.anywhere(self.context.should_stop()):
                 raise StoppedError
             if time.monotonic() - last >= EVERY_S:
                 last = time.monotonic()

@@ -115,7 +115,8 @@ def compare() -> dict[str, dict[str, float]]:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
         line = Line(mesh, device)
         found |= {f"{name} on {degrees}": case for name, case in _of_graphs(mesh, line).items()}
-        for sequence in (4, 3):
+        # Of three tokens each of two tensor-parallel ranks has all, of four it has two.
+        for sequence in (4, 3) if "tp" in degrees else (4,):
             found[f"transformer of {sequence} on {degrees}"] = _of_transformer(mesh, line, sequence)
         if "tp" not in degrees:
             found["convnet"] = _of_convnet(mesh, line)
@@ -150,9 +151,7 @@ def _of_transformer(mesh: Any, line: Any, sequence: int) -> dict[str, float]:
     x = embedded(whole, tokens(sequence))
     staged = prepare_stages(rest, (sequence, 8), mesh.tp, line)
     model = InStages(rest, line)(x)
-    found = _differences(
-        staged, lambda: prepare(AfterEmbedding(whole, sequence), (sequence, 8)), x, 1e-4, ("ibp", "crown")
-    )
+    found = _differences(staged, lambda: prepare(AfterEmbedding(whole, sequence), (sequence, 8)), x, 1e-4)
     return {**found, "model": float((model - whole(tokens(sequence))[:, -1]).abs().max())}
 
 
@@ -162,7 +161,7 @@ def _of_convnet(mesh: Any, line: Any) -> dict[str, float]:
     from service.jobs.spec.families import ConvnetConfig
     from service.models import build
 
-    config = ConvnetConfig(in_shape=(2, 6, 6), channels=(4, 3), hidden=(9, 7), out_features=3)
+    config = ConvnetConfig(in_channels=2, height=6, width=6, channels=(4, 3), hidden=(9, 7), out_features=3)
     staged = prepare_stages(build(config, mesh, dtype=torch.float64, seed=3), (72,), mesh.tp, line)
     x = torch.randn(2, 72, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return _differences(staged, lambda: prepare(build(config, dtype=torch.float64, seed=3), (72,)), x, 0.1)
@@ -225,7 +224,8 @@ def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
             close = CLOSE["float32"] if "float32" in name else CLOSE["float64"]
             assert all(value <= close for value in differences.values()), (name, differences)
     deep = results[3]["deep float64"]
-    assert deep["width of crown-ibp"] > 20 * deep["width of crown"] > 20.2 * deep["width of alpha-crown"]
+    assert deep["width of crown-ibp"] > 10 * deep["width of crown"] > 10.1 * deep["width of alpha-crown"]
+    assert len(results[3]) == 14
 
 
 def real(folder: str) -> dict[str, dict[str, float]]:

@@ -34,22 +34,25 @@ class Boundary(Interval):
 
 @dataclass(frozen=True, eq=False)
 class Staged:
-    """This rank's stage of a network. ``outputs`` counts those of the whole."""
+    """This rank's stage of a network. ``outputs`` counts those of the whole, ``entries`` those of all its values, and
+    ``widest`` those of the largest, which are the same numbers on all stages.
+    """
 
     line: Line
     network: Network
     outputs: int
+    entries: int
+    widest: int
 
     def method(self, method: Method) -> Method:
         """``method`` for the whole network, called by all stages; the analysis answers for the last one's output.
 
-        The box is the first stage's.
+        The box is the first stage's. Boxes and rows may also come flattened.
         """
 
         def bounded(network: Network, box: Interval, effort: Effort) -> Analysis:
             line = self.line
-            own_box = box if line.is_first else Boundary(*line.from_previous().unbind())
-            analysis = method(self.network, own_box, effort)
+            analysis = method(self.network, self._entering(box), effort)
             assert isinstance(analysis, LinearAnalysis | OptimisedAnalysis), f"{method} does not cross stages"
             if not line.is_last:
                 ends = analysis.backward.intervals[self.network.graph.output.name]
@@ -58,6 +61,11 @@ class Staged:
             return _StagedAnalysis(self, analysis)
 
         return bounded
+
+    def _entering(self, box: Interval) -> Interval:
+        if not self.line.is_first:
+            return Boundary(*self.line.from_previous().unbind())
+        return box.arranged(lambda end: end.reshape(len(end), *self.network.graph.input.shape))
 
     def _answer(self, analysis: LinearAnalysis | OptimisedAnalysis, find: Callable[[], Tensor]) -> Tensor:
         """What the last stage finds, on every stage; the others serve it and each other meanwhile."""
@@ -84,7 +92,8 @@ class _StagedAnalysis:
         return self.analysis.inputs
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
-        return self.staged._answer(self.analysis, lambda: self.analysis.lower_bounds(rows))
+        shape = (*rows.shape[:2], *self.staged.network.graph.output.shape)
+        return self.staged._answer(self.analysis, lambda: self.analysis.lower_bounds(rows.reshape(shape)))
 
 
 def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, line: Line) -> Staged:
@@ -129,4 +138,7 @@ def stage_of(graph: Graph, placements: Mapping[str, Placement], axis: Axis, line
     network = Network(graph, placements, exchange, graph.by_name, before)
     if not line.is_last:
         line.to_next(torch.tensor([elements_of_a_row(network, graph.output.name, 1)]))
-    return Staged(line, network, int(line.of_last(torch.tensor([graph.output.size]))))
+    sizes = [node.size * network.shares(node.name) for node in graph.nodes]
+    each = line.joined(torch.tensor([[sum(sizes), max(sizes)]]))
+    outputs = int(line.of_last(torch.tensor([graph.output.size])))
+    return Staged(line, network, outputs, int(each[:, 0].sum()), int(each[:, 1].max()))

@@ -142,10 +142,10 @@ class VerifySpec(CommonSpec):
     @model_validator(mode="after")
     def _whole_model(self) -> VerifySpec:
         searches = isinstance(self.property, VnnlibProperty) or self.method == "beta-crown"
-        if searches and self.parallel.tp * self.parallel.pp > 1:
+        if searches and self.parallel.tp > 1:
             raise ValueError(
-                f"parallel: a search for a verdict needs the whole model on a rank, got "
-                f"{self.parallel.arithmetic}; expected tp=1 and pp=1, dp is free"
+                f"parallel: a search for a verdict needs whole layers on a rank, got {self.parallel.arithmetic}; "
+                "expected tp=1, pp and dp are free"
             )
         return self
 

@@ -31,8 +31,7 @@ def attack(
     subject: Subject, goal: Goal, deadline: float = inf, seed: int = 0, restarts: int = RESTARTS
 ) -> Counterexample | None:
     """A counterexample in the goal's box that convinced, or none until ``deadline`` (``time.monotonic``)."""
-    cost = sum(node.size for node in subject.network.graph.nodes)
-    samples = max(restarts, min(SAMPLES, EFFORT // cost))
+    samples = max(restarts, min(SAMPLES, EFFORT // subject.entries))
     return _Attack(subject, goal, deadline, seed, max(restarts, 2 * goal.disjuncts)).everywhere(samples)
 
 
@@ -86,7 +85,7 @@ class _Attack:
 
     @torch.no_grad()
     def _excess(self, x: Tensor) -> Tensor:
-        return self.goal.excess(self.subject.module(x)).nan_to_num(nan=torch.inf)
+        return self.goal.excess(self.subject.outputs(x)).nan_to_num(nan=torch.inf)
 
     def _convinced(self, x: Tensor, values: Tensor) -> Counterexample | None:
         if not bool((values <= 0).any()):
@@ -105,7 +104,7 @@ class _Attack:
         for _ in range(DIVERSIFYING):
             with torch.enable_grad():
                 x = x.detach().requires_grad_()
-                (gradient,) = torch.autograd.grad((towards * self.subject.module(x)).sum(), x)
+                (gradient,) = torch.autograd.grad((towards * self.subject.outputs(x)).sum(), x)
             x = inside(x.detach() + 0.25 * gradient.sign() * self.box.width, self.box)
         return x
 
@@ -140,7 +139,7 @@ def attack_boxes(subject: Subject, goal: Goal, box: Interval, shares: Tensor) ->
     ``shares`` ``(points, features)`` are places in a box, from 0 to 1.
     """
     points = (box.lower + shares[:, None] * box.width).flatten(0, 1)
-    excess = goal.excess(subject.module(points)).nan_to_num(nan=torch.inf)
+    excess = goal.excess(subject.outputs(points)).nan_to_num(nan=torch.inf)
     best = torch.tensor(worst_first(goal.per_disjunct(excess).amin(dim=1), TRIED), device=points.device)
     home = box.map(lambda end: end[best % len(end)])
     return descend(subject, goal, home, inside(points[best], home))
@@ -168,7 +167,7 @@ def descent(
     """
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        excess = goal.excess(subject.module(x))
+        excess = goal.excess(subject.outputs(x))
         each = goal.per_disjunct(excess)
         nearest = each.argmin(dim=1) if aim is None else aim
         values = each.gather(1, nearest[:, None]).squeeze(1)

@@ -14,11 +14,13 @@ from service.verification.search.attack import RESTARTS, attack
 from service.verification.search.decision import Decision, Finding, Means, Moment, Search
 from service.verification.search.goal import Goal, goals
 from service.verification.search.inputs import FEW_INPUTS, split_inputs
+from service.verification.search.stages import bound_whole
 from service.verification.search.subject import Subject
 
 ATTACKING = 0.2
 """Share of the time in which the attack must be over; on small networks it takes much less."""
 SEARCHES: dict[Means, Search] = {Means.INPUTS: split_inputs, Means.ACTIVATIONS: split_activations}
+IN_STAGES: dict[Means, Search] = {Means.INPUTS: split_inputs, Means.ACTIVATIONS: bound_whole}
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ class _Run:
         return time.monotonic() - self.started
 
     def search(self, goal: Goal, means: Means) -> Finding:
-        finding = SEARCHES[means](self.subject, goal, self.method, self.started + self.limit, self._heard)
+        searches = SEARCHES if self.subject.staged is None else IN_STAGES
+        finding = searches[means](self.subject, goal, self.method, self.started + self.limit, self._heard)
         self.domains += finding.domains
         self.bound = min(self.bound, finding.bound)
         return finding

@@ -16,12 +16,13 @@ from service.bounds.interval import Interval
 from service.bounds.planes import Planes
 from service.verification.certify import Verdict
 from service.verification.search.attack import attack_boxes, attack_nearby
-from service.verification.search.bounder import Bounder, bounder, rigorous_bounder
+from service.verification.search.bounder import WEAK, Bounder, bounder, rigorous_bounder
 from service.verification.search.boxes import Boxes, Handed, Pool
 from service.verification.search.clipping import Cut, clipped
 from service.verification.search.crew import Meeting, Standing
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.goal import Goal
+from service.verification.search.stages import ByStages
 from service.verification.search.subject import Subject
 
 FEW_INPUTS = 64
@@ -42,11 +43,17 @@ SAMPLES_PER_DOMAIN, MOST_SAMPLES = 32, 2**18
 
 def split_inputs(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
     """A :class:`~service.verification.search.decision.Search`."""
-    chosen = rigorous_bounder if subject.rigorous else bounder
-    by = chosen(subject.network, method, goal.box(subject.dtype))
+    by = _bounder(subject, goal, method)
     kind = subject.device.type
     batch = max(1, min(LARGEST_BATCH.get(kind, 4096), ENTRIES.get(kind, 2**23) // by.entries))
     return _Search(subject, goal, by, batch, deadline, watcher).run()
+
+
+def _bounder(subject: Subject, goal: Goal, method: str) -> Bounder:
+    if subject.staged is not None:
+        return ByStages(subject.staged, method if method in WEAK else "crown")
+    chosen = rigorous_bounder if subject.rigorous else bounder
+    return chosen(subject.network, method, goal.box(subject.dtype))
 
 
 @dataclass(eq=False)

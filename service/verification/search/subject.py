@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.network import Network, prepare
+from service.bounds.stages import Staged
 from service.verification.search.crew import SOLO, Crew
 from service.verification.search.goal import Goal
 
@@ -26,7 +27,8 @@ CPU = torch.device("cpu")
 class Subject:
     """``module`` and ``network`` are in ``dtype``; ``judge`` is the module in float64, ``runtime`` onnxruntime,
     for a model that came from ONNX. The ranks of ``crew`` decide together. Where it is ``rigorous`` only bounds that
-    hold in real arithmetic close a domain; ``network`` is then in float64.
+    hold in real arithmetic close a domain; ``network`` is then in float64. Of a model in stages ``network`` is this
+    rank's, and all stages decide alike.
     """
 
     module: nn.Module
@@ -36,6 +38,7 @@ class Subject:
     dtype: torch.dtype
     crew: Crew = SOLO
     rigorous: bool = False
+    staged: Staged | None = None
 
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> Subject:
@@ -49,13 +52,28 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
+        if self.staged is not None:
+            return self.staged.line.device
         held = (*self.judge.parameters(), *self.judge.buffers())
         return held[0].device if held else torch.device("cpu")
 
     def late(self, deadline: float) -> bool:
         """Whether ``deadline`` (``time.monotonic``) has passed for any of the ranks; all must ask together."""
-        over = int(time.monotonic() > deadline)
-        return bool(self.network.exchange.largest(over, self.device))
+        over = self.network.exchange.largest(int(time.monotonic() > deadline), self.device)
+        return bool(over if self.staged is None else self.staged.line.joined(torch.tensor([over])).any())
+
+    @property
+    def entries(self) -> int:
+        """Of all of the model's values; the same on all ranks of a model in stages."""
+        own = sum(node.size for node in self.network.graph.nodes)
+        return own if self.staged is None else self.staged.entries
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Of inputs ``(n, features)``, differentiable; on tensor-parallel ranks equal to the last bit, as decisions
+        from them have to be.
+        """
+        exchange = self.network.exchange
+        return exchange.agree(self.module(exchange.agree(x)))
 
     @torch.no_grad()
     def convinced(self, goal: Goal, candidates: Tensor) -> tuple[float, ...] | None:
@@ -63,16 +81,17 @@ class Subject:
 
         Each is moved into the exact box or ball first.
         """
-        exact = goal.nearest(candidates.double())
-        suspects = goal.per_disjunct(goal.excess(self.judge(exact))).amin(dim=1) <= 0
+        exchange = self.network.exchange
+        exact = exchange.agree(goal.nearest(candidates.double()))
+        suspects = goal.per_disjunct(goal.excess(exchange.agree(self.judge(exact)))).amin(dim=1) <= 0
         for instance in exact[suspects][:8]:
             if self.runtime is None or self._violated_there(goal, self.runtime, instance):
                 return tuple(float(entry) for entry in instance)
         return None
 
-    @staticmethod
-    def _violated_there(goal: Goal, runtime: Runtime, instance: Tensor) -> bool:
+    def _violated_there(self, goal: Goal, runtime: Runtime, instance: Tensor) -> bool:
         outputs = torch.from_numpy(runtime.flat(np.asarray(instance.cpu()))).to(instance.device)
+        outputs = self.network.exchange.agree(outputs)
         return bool((goal.per_disjunct(goal.excess(outputs[None])) <= 0).any())
 
 

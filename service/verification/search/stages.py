@@ -1,0 +1,91 @@
+"""Searches through a model in pipeline stages: every stage has the same domains, and they bound them together.
+
+What is decided is decided from numbers that the stages have from one of them. Boxes of inputs are split as everywhere
+else; of a box with many inputs, where a search would split activations, only the whole is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
+from service.bounds.planes import Known, Planes, minimum
+from service.bounds.stages import Staged
+from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
+from service.verification.search.decision import Finding, Moment, Watcher
+from service.verification.search.goal import Goal
+from service.verification.search.subject import Subject
+
+COPIES = 64
+"""Of the widest value, that a box takes in a stage."""
+TIGHTER = {"crown": "alpha-crown"}
+
+
+@dataclass(frozen=True, eq=False)
+class ByStages:
+    """A :class:`~service.verification.search.bounder.Bounder` that all stages call."""
+
+    staged: Staged
+    method: str
+
+    @property
+    def entries(self) -> int:
+        return self.staged.widest * COPIES
+
+    @torch.no_grad()
+    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
+        line, nothing = self.staged.line, box.lower.new_zeros(1, 1, box.lower.shape[1])
+        watched = _Watched(box.lower, box.upper, [])
+        analysis = self.staged.method(METHODS[self.method])(self.staged.network, watched, Effort())
+        watched.arrived.clear()
+        least = analysis.lower_bounds(rows.unsqueeze(0))
+        flat = [each.flatten(2).expand(len(least), -1, -1) for each in watched.arrived]
+        # Tensor-parallel ranks have a share of the rows each: their planes have no slopes.
+        whole = bool(flat) and self.staged.network.exchange.axis.size == 1
+        coefficients = line.of_first(torch.cat(flat, dim=1) if whole else nothing.expand(*least.shape, -1))
+        return Planes(coefficients, least - minimum(box, coefficients, torch.zeros_like(least)), {}, nothing)
+
+
+@dataclass(frozen=True, eq=False)
+class _Watched(Interval):
+    """Keeps the coefficients ``(batch or 1, rows, *shape)`` that it was asked about."""
+
+    arrived: list[Tensor]
+
+    def arranged(self, function: Callable[[Tensor], Tensor]) -> _Watched:
+        return _Watched(function(self.lower), function(self.upper), self.arrived)
+
+    def least(self, coefficients: Tensor) -> Tensor:
+        self.arrived.append(coefficients)
+        return super().least(coefficients)
+
+
+@torch.no_grad()
+def bound_whole(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
+    """A :class:`~service.verification.search.decision.Search` of one domain for each disjunct: the whole box."""
+    assert subject.staged is not None
+    staged, box, bound = subject.staged, goal.box(subject.dtype), -inf
+    rows = goal.rows.to(subject.dtype)
+    for name in (method, TIGHTER.get(method)):
+        if name is None or bound > 0 or subject.late(deadline):
+            continue
+        analysis = staged.method(METHODS[name])(staged.network, box, Effort())
+        bound = max(bound, _least_margin(goal, analysis.lower_bounds(torch.cat([rows, -rows]).unsqueeze(0))[0]))
+    watcher(Moment(goal.disjuncts, 0 if bound > 0 else goal.disjuncts, bound))
+    return Finding(Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, goal.disjuncts, bound)
+
+
+def _least_margin(goal: Goal, both: Tensor) -> float:
+    """Over the disjuncts, of the best of their rows; ``both`` bounds the rows and their negations from below."""
+    least, most = both.chunk(2)
+    most, thresholds = -most, goal.thresholds.to(both.dtype)
+    reach = torch.maximum(least.abs(), most.abs()).nan_to_num(posinf=0.0) + thresholds.abs()
+    offsets = thresholds + ABSOLUTE_MARGIN[both.dtype] + RELATIVE_MARGIN[both.dtype] * reach
+    margins = (least - offsets).nan_to_num(nan=-torch.inf)
+    return float(goal.per_disjunct(margins.unsqueeze(0)).min())
