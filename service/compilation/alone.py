@@ -13,6 +13,7 @@ from service.compilation.internals.text import first_line
 from service.compilation.observation import Case
 from service.compilation.program import Parts, Phase, Program
 from service.compilation.ranks import gather
+from service.compilation.together import attempt
 from service.parallel.boundary import StepBoundary
 
 
@@ -31,9 +32,8 @@ def trial(program: Program, case: Case) -> str:
     """
     if not isinstance(program, Separable):
         return ""
-    problems = [
-        f"rank {rank}: {problem}" for rank, problem in enumerate(gather(_problem(program, program, case))) if problem
-    ]
+    own = attempt(lambda: _problem(program, program, case), str)
+    problems = [f"rank {rank}: {problem}" for rank, problem in enumerate(gather(own)) if problem]
     return "; ".join(problems)
 
 

@@ -12,11 +12,12 @@ from service.compilation.ladder import Result, climb, warm_toolchain
 from service.compilation.observe import Plan, plan_for
 from service.compilation.program import Program
 from service.compilation.publishing import announce, assemble, keep_caches, write
-from service.compilation.ranks import gather, slowest
+from service.compilation.ranks import are_together, gather, slowest
 from service.compilation.report import metrics
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import self_test
 from service.compilation.subject import target_of
+from service.compilation.together import GroupLostError
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.parallel import distributed
@@ -39,7 +40,8 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
         write(context, assemble(spec, target, results, toolchain_s))
     generates = all(gather(toolchain_s is not None))
-    diagnoses = list(_diagnose(context, target.program, _to_explain(results, generates), plan))
+    to_explain = _to_explain(results, generates) if are_together(context.world_size) else []
+    diagnoses = list(_diagnose(context, target.program, to_explain, plan))
     if context.rank:
         return None
     proofs = () if context.should_stop() else self_test()
@@ -85,7 +87,11 @@ def _diagnose(context: RunContext, program: Program, failed: list[Result], plan:
         if any(gather(context.should_stop())):
             continue
         started = time.time()
-        found = diagnose(program, result, plan, context.paths.artifacts)
+        try:
+            found = diagnose(program, result, plan, context.paths.artifacts)
+        except GroupLostError as error:
+            context.report.log(f"the diagnosis of {result.case.phase}/{result.case.rung.name} ended early: {error}")
+            return
         if found is not None:
             if context.rank == 0:
                 context.report.span(f"{found.phase}/{found.rung}/diagnosis", started, time.time(), found.row())

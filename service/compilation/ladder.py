@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from service.compilation.alone import trial
 from service.compilation.detectors import judge
@@ -15,6 +16,7 @@ from service.compilation.program import Phase, Program
 from service.compilation.ranks import gather
 from service.compilation.reference import Reference, refer
 from service.compilation.rungs import REHEARSAL, Rung
+from service.compilation.together import GroupLostError, attempt
 from service.compilation.verdicts import Finding, Verdict, worst
 
 log = logging.getLogger(__name__)
@@ -47,29 +49,36 @@ def climb(
 
     ``should_stop`` is asked between rungs, for all ranks alike; what is left is then ``not_reached``.
     """
+    lost = ""
     for phase in phases:
-        yield from _climb_phase(program, [Case(rung, phase) for rung in rungs], plan, should_stop)
+        lost = yield from _climb_phase(program, [Case(rung, phase) for rung in rungs], plan, should_stop, lost)
 
 
 def _climb_phase(
-    program: Program, cases: Sequence[Case], plan: Plan, should_stop: Callable[[], bool]
-) -> Iterator[Result]:
+    program: Program, cases: Sequence[Case], plan: Plan, should_stop: Callable[[], bool], lost: str
+) -> Generator[Result, None, str]:
+    """``lost``: why there are no other ranks any more, empty while they are there. Returned as it then is."""
     look: Callable[[Case], Observation] | None = None
-    blocked = ""
+    blocked = lost
     for case in cases:
         if not blocked and any(gather(should_stop())):
             blocked = "the job was asked to stop"
         if blocked:
             yield Result(case, "not_reached", (Finding("not_reached", blocked),))
             continue
-        look = look or _observer(program, case.phase, plan)
-        if case.rung.cuda_graphs and program.device.type != "cuda":
-            yield _not_applicable(case, look, program)
-            continue
-        result = _judged(look(case))
+        try:
+            look = look or _observer(program, case.phase, plan)
+            if case.rung.cuda_graphs and program.device.type != "cuda":
+                yield _not_applicable(case, look, program)
+                continue
+            result = _judged(look(case))
+        except GroupLostError as error:
+            lost = f"the ranks lost each other at {case.rung.name} of {case.phase}"
+            result = Result(case, "fail_error", error.findings)
         if result.verdict != "pass":
-            blocked = f"{case.rung.name} did not pass ({result.verdict})"
+            blocked = lost or f"{case.rung.name} did not pass ({result.verdict})"
         yield result
+    return lost
 
 
 def _not_applicable(case: Case, look: Callable[[Case], Observation], program: Program) -> Result:
@@ -86,7 +95,7 @@ def _observer(program: Program, phase: Phase, plan: Plan) -> Callable[[Case], Ob
 
     If the reference failed on any rank, none may enter the collectives of a run.
     """
-    reference, problem = _reference(program, phase, plan)
+    reference, problem = attempt(lambda: _reference(program, phase, plan), itemgetter(1))
     problem = next((each for each in gather(problem) if each), "")
     if reference is None or problem:
         return lambda case: Observation(case, error=problem)
@@ -95,9 +104,15 @@ def _observer(program: Program, phase: Phase, plan: Plan) -> Callable[[Case], Ob
 
 def _looked_at(program: Program, case: Case, reference: Reference, plan: Plan) -> Observation:
     if case.rung.rehearses:
-        return rehearse(program, case, reference, plan)
+        return attempt(lambda: rehearse(program, case, reference, plan), _error)
     problem = trial(program, case)
-    return Observation(case, error=problem) if problem else observe(program, case, reference, plan)
+    if problem:
+        return Observation(case, error=problem)
+    return attempt(lambda: observe(program, case, reference, plan), _error)
+
+
+def _error(seen: Observation) -> str:
+    return seen.error
 
 
 def _reference(program: Program, phase: Phase, plan: Plan) -> tuple[Reference | None, str]:

@@ -82,3 +82,18 @@ def stop() -> None:
     """Leave the group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def can_abort() -> bool:
+    """Whether :func:`abandon` ends what this process waits for; gloo ends it when the other side's process does."""
+    return dist.is_initialized() and "nccl" in str(dist.get_backend())
+
+
+def abandon() -> None:
+    """Leave the group although collectives of it may never end; afterwards there is none."""
+    if not dist.is_initialized():
+        return
+    if can_abort():
+        dist.distributed_c10d._abort_process_group()  # experimental, and for NCCL alone, on torch 2.11 to 2.13
+    else:
+        dist.destroy_process_group()

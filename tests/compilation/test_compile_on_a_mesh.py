@@ -91,6 +91,7 @@ def verdict_of_one_failing_rank() -> Any:
     class Linear(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            torch.manual_seed(0)
             self.linear = nn.Linear(4, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:

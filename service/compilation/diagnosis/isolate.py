@@ -18,6 +18,7 @@ from service.compilation.observe import Plan, describe
 from service.compilation.program import Program
 from service.compilation.ranks import gather
 from service.compilation.reference import Reference, run
+from service.compilation.together import attempt
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
@@ -53,7 +54,8 @@ class Search:
         if any(gather(time.monotonic() > self.deadline)):
             return False
         self.trials += 1
-        fault = next((each for each in gather(self._fault(unit)) if each), "")
+        own = attempt(lambda: self._fault(unit), str)
+        fault = next((each for each in gather(own) if each), "")
         if fault:
             self.faults[unit] = fault
         return bool(fault)

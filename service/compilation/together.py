@@ -1,0 +1,140 @@
+"""What may fail on some ranks while the others wait for them in a collective: tried together, and left together.
+
+A compiler that raises on one rank leaves the others in a collective that it never joins. What became of each rank is
+therefore told past the group, through its store; a rank that failed waits a while for the others, and where they do not
+come it leaves the group: over gloo that frees the others, over NCCL they are freed by aborting it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Event, Thread
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import torch.distributed as dist
+
+from service.compilation.internals.text import first_line
+from service.compilation.ranks import gather
+from service.compilation.verdicts import Finding
+from service.parallel import distributed
+
+Result = TypeVar("Result")
+GRACE_S = 20.0
+"""How long a rank that failed waits for the others; they may still be compiling what comes before they miss it."""
+PATIENCE_S = 480.0
+"""How long a rank that is done waits for the others; less than collectives do, whose end would be the job's."""
+POLL_S = 0.2
+WELL, FAILED, STUCK = "well", "failed", "stuck"
+DECISION, STAYED, LEFT = "decision", "stayed", "left"
+
+
+class GroupLostError(Exception):
+    """The group was left: some ranks failed, or did not come, while others waited. ``problems`` has what, by rank."""
+
+    def __init__(self, problems: dict[int, str]) -> None:
+        super().__init__("; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items()))
+        self.problems = problems
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(Finding("fail_error", f"rank {rank}: {problem}") for rank, problem in self.problems.items())
+
+
+def attempt(run: Callable[[], Result], problem: Callable[[Result], str]) -> Result:
+    """Let every rank ``run`` what may hold collectives, and may go wrong on one rank: its own result, which tells the
+    ``problem``, empty where there was none.
+
+    All ranks have ended it, well or not, when this returns. Where they cannot, the group is left, and
+    :class:`GroupLostError` says whose fault it was: from then on each rank is alone.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return run()
+    meeting = _Meeting.of_all()
+    with _freed(meeting):
+        result = run()
+    try:
+        meeting.tell(problem(result))
+        missed = meeting.missed()
+    except RuntimeError as error:
+        missed = {meeting.rank: f"the other ranks are gone ({first_line(str(error))})"}
+    if missed:
+        distributed.abandon()
+        raise GroupLostError(missed)
+    return result
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """One attempt, in the group's store: what each rank told, and what was decided."""
+
+    store: Any
+    rank: int
+    world: int
+
+    @staticmethod
+    def of_all() -> _Meeting:
+        name = gather(uuid4().hex)[0]
+        whole = dist.distributed_c10d._get_default_store()  # no public name on torch 2.11 to 2.13
+        store = dist.distributed_c10d.PrefixStore(f"attempt/{name}", whole)
+        return _Meeting(store, dist.get_rank(), dist.get_world_size())
+
+    def tell(self, problem: str) -> None:
+        """How this rank ended: ``STUCK`` where others had failed before it did."""
+        late = any(state == FAILED for state, _ in self.told().values())
+        state = WELL if not problem else STUCK if late or self.is_left() else FAILED
+        self.store.set(str(self.rank), f"{state} {problem}")
+
+    def told(self) -> dict[int, tuple[str, str]]:
+        """State and problem of each rank that has told."""
+        present = [rank for rank in range(self.world) if self.store.check([str(rank)])]
+        parts = {rank: self.store.get(str(rank)).decode().partition(" ") for rank in present}
+        return {rank: (state, problem) for rank, (state, _, problem) in parts.items()}
+
+    def missed(self) -> dict[int, str]:
+        """Empty once all have told; what went wrong, by rank, where they do not come, and the group is left."""
+        began = time.monotonic()
+        while len(told := self.told()) < self.world and not self.is_left():
+            limit = GRACE_S if any(state != WELL for state, _ in told.values()) else PATIENCE_S
+            if time.monotonic() - began > limit:
+                break
+            time.sleep(POLL_S)
+        if self._decide(STAYED if len(told) == self.world else LEFT) == STAYED:
+            return {}
+        blamed = {rank: problem for rank, (state, problem) in told.items() if state == FAILED}
+        absent = [rank for rank in range(self.world) if rank not in told]
+        return blamed or dict.fromkeys(absent or [self.rank], f"did not end within {PATIENCE_S:.0f} s of the others")
+
+    def is_left(self) -> bool:
+        return bool(self.store.check([DECISION])) and self.store.get(DECISION).decode() == LEFT
+
+    def _decide(self, wish: str) -> str:
+        """What the first rank wished that came to decide: all stay, or all leave."""
+        decided: str = self.store.compare_set(DECISION, "", wish).decode()
+        return decided
+
+
+@contextmanager
+def _freed(meeting: _Meeting) -> Iterator[None]:
+    """While this runs, abort what this rank waits for over NCCL as soon as another has left."""
+    if not distributed.can_abort():
+        yield
+        return
+    over = Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            if meeting.is_left():
+                distributed.abandon()
+                return
+
+    watcher = Thread(target=watch, name="group watcher", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()

@@ -1,0 +1,107 @@
+"""A compiler that fails on one rank: the others, which wait for it in a collective, are freed, and its name is told."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Two ranks trace at once: on a busy machine of few cores that takes its time.
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
+JOB = "job_" + "0" * 20
+
+
+def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str) -> Any:
+    """A job whose second rung has a compiler that crashes on rank ``bad``; what it returned, and after how long."""
+    import torch.distributed as dist
+
+    from service.compilation import job, rungs, timing, together
+    from service.compilation.selftest import backends
+    from service.jobs.layout import DataLayout
+    from service.jobs.runtime import NullReporter, RunContext
+    from service.jobs.spec import CompileSpec
+    from service.parallel import distributed
+
+    timing.RACE_S = timing.BLOCK_S = 1e-3
+    together.GRACE_S = 3.0
+    job.self_test = tuple  # type: ignore[assignment]  # has tests of its own, and takes its time
+    distributed.start("cpu")
+    rank = dist.get_rank()
+    if rank == bad:
+        broken = {"aot_eager": rungs.Rung("aot_eager", backends.crashes)}
+        ladder = tuple(broken.get(rung.name, rung) for rung in rungs.LADDER)
+        rungs.climb_to.__defaults__ = (ladder,)
+    spec = CompileSpec.model_validate(
+        {
+            "model": {"family": "mlp", "in_features": 8, "hidden": [8, 8], "out_features": 4},
+            "parallel": parallel,
+            "modes": ["eager", "aot_eager", "aot_eager_decomp_partition"],
+            "shapes": [4],
+            "steps": 3,
+        }
+    )
+    context = RunContext(JOB, 1, rank, rank, 2, "cpu", DataLayout(Path(folder)), NullReporter(), bool)
+    began = time.monotonic()
+    result = job.run(spec, context)
+    distributed.stop()
+    return result, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("parallel", "bad"), [({"dp_shard": 2}, 1), ({"tp": 2}, 0)], ids=["rank 1 under FSDP2", "rank 0 of tp"]
+)
+def test_the_rank_is_named_and_nobody_is_left_waiting(
+    torchrun: Callable[..., list[Any]], tmp_path: Path, parallel: dict[str, int], bad: int
+) -> None:
+    (result, seconds), (other, _) = torchrun(
+        check_with_one_bad_compiler, 2, timeout_s=200, parallel=parallel, bad=bad, folder=str(tmp_path)
+    )
+    assert other is None
+    assert result["verdicts"] == {"pass": 1, "fail_error": 1, "not_reached": 4}
+    report = json.loads((tmp_path / "jobs" / JOB / "artifacts" / "report.json").read_text())
+    (finding,) = report["rungs"][1]["findings"]
+    assert finding["verdict"] == "fail_error"
+    assert finding["message"].startswith(f"rank {bad}: BackendCompilerFailed")
+    assert "planted" in finding["message"]
+    for row in report["rungs"][2:]:
+        assert row["findings"][0]["message"] == "the ranks lost each other at aot_eager of train"
+    assert report["diagnoses"] == []
+    assert seconds < 120
+
+
+def meet_late(waits: float) -> Any:
+    """Rank 1 comes too late, or fails where nobody misses it: what each rank makes of it."""
+    import time as clock
+
+    import torch.distributed as dist
+
+    from service.compilation import together
+    from service.compilation.ranks import gather
+    from service.parallel import distributed
+
+    distributed.start("cpu")
+    rank = dist.get_rank()
+    seen = together.attempt(lambda: "planted" if rank else "", str)
+    both = gather(seen)
+    together.PATIENCE_S = waits
+    try:
+        together.attempt(lambda: clock.sleep(3 * waits) if rank else None, lambda _: "")
+        lost = ""
+    except together.GroupLostError as error:
+        lost = str(error)
+    alone = not dist.is_initialized()
+    distributed.stop()
+    return both, lost, alone
+
+
+def test_a_rank_that_never_ends_is_left_behind_and_one_that_nobody_misses_is_not(
+    torchrun: Callable[..., list[Any]],
+) -> None:
+    first, second = torchrun(meet_late, 2, timeout_s=100, waits=1.0)
+    assert first[0] == second[0] == ["", "planted"]
+    assert first[1:] == ["rank 1: did not end within 1 s of the others", True]
+    assert second[2]
