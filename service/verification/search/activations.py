@@ -52,17 +52,8 @@ Counterexample = tuple[float, ...]
 
 
 def split_activations(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
-    """A :class:`~service.verification.search.decision.Search`.
-
-    Ranks of a tensor-parallel group only bound the root together: a half of one rank's neuron would be joined with
-    a half of another's, and other combinations never be looked at.
-    """
-    root = _root(subject, goal, method, deadline)
-    if subject.network.exchange.axis.size > 1:
-        bound = float(root.margins.amax(dim=1).min())
-        watcher(Moment(len(root.margins), int((root.margins.amax(dim=1) <= 0).sum()), bound))
-        return Finding(Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, len(root.margins), bound)
-    return _Search(subject, goal, deadline, watcher, root).run()
+    """A :class:`~service.verification.search.decision.Search`."""
+    return _Search(subject, goal, deadline, watcher, _root(subject, goal, method, deadline)).run()
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +76,11 @@ def _root(subject: Subject, goal: Goal, method: str, deadline: float) -> _Root:
     first, methods = CHEAPER.get(method, method), RIGOROUS if subject.rigorous else METHODS
     analysis: Analysis = methods[first](network, box, Effort())
     question, margins = _asked(network, goal, analysis, subject.dtype)
-    margins = network.exchange.agree(margins)
     late = subject.late(deadline - COST * (time.monotonic() - started))
     enough = late or bool((margins.amax(dim=1) > 0).all())
     if first != method and not subject.crew.anywhere(enough, subject.device):
         analysis = methods[method](network, box, Effort())
         question, margins = _asked(network, goal, analysis, subject.dtype)
-        margins = network.exchange.agree(margins)
     # Domains that are handed over have parameters for the entries that are open here, on all ranks the same.
     crew = Exchange(subject.crew.axis)
     bounds = Sites.of(network).bounds(analysis.inputs)
@@ -102,7 +91,7 @@ def _asked(network: Network, goal: Goal, analysis: Analysis, dtype: torch.dtype)
     """Rows by disjunct, and what the root's bounds prove of each."""
     rows, thresholds = goal.rows.to(dtype), goal.thresholds.to(dtype)
     both = torch.cat([rows, -rows]).reshape(-1, *network.graph.output.shape)
-    below = analysis.lower_bounds(both[None])[0]
+    below = network.exchange.agree(analysis.lower_bounds(both[None])[0])
     least, most = below[: len(rows)], -below[len(rows) :]
     reach = torch.maximum(least.abs(), most.abs()).nan_to_num(posinf=0.0) + thresholds.abs()
     offsets = thresholds + ABSOLUTE_MARGIN[dtype] + RELATIVE_MARGIN[dtype] * reach
@@ -159,19 +148,18 @@ class _Search:
                 decided = not everyone.open and not everyone.stuck
                 return Finding(Verdict.VERIFIED if decided else Verdict.UNKNOWN, None, everyone.domains, self.bound)
             crew.hand_over(meeting, stock, device)
-            if everyone.tired and self.certificates is None:
+            if everyone.tired and self.certificates is None and self.bounding.numbering.is_whole:
                 self._refine_in_time()
             found = self._round() if len(self.pool) else None
 
     def _standing(self, width: int) -> Standing:
-        now = time.monotonic()
         return Standing(
             len(self.pool),
             self.domains,
             min(self.pool.bound, self.stuck, self.proved),
             stuck=self.stuck < inf,
-            late=now >= self.deadline,
-            tired=now > self.patience,
+            late=self.subject.late(self.deadline),
+            tired=time.monotonic() > self.patience,
             width=width,
         )
 
@@ -179,7 +167,7 @@ class _Search:
         started = time.monotonic()
         left = max(self.deadline - started, 0)
         count = min(LARGEST_BATCH, self.bounding.capacity // 2, int(left / self.pace) if self.pace else 1)
-        parents = self.pool.take(max(1, count)).to(self.subject.device)
+        parents = self.pool.take(self.bounding.numbering.least(max(1, count))).to(self.subject.device)
         closer = self.bounding.closer(parents)
         found = self._tried(closer.minimiser)
         if found is not None:
@@ -233,7 +221,7 @@ class _Search:
             domain = domains.rows(slice(index, index + 1))
             margin = float(domain.margin)
             if self.programs.applies:
-                if time.monotonic() > self.deadline:
+                if self.subject.late(self.deadline):
                     self.pool.put(domains.rows(slice(index, None)))
                     return None
                 solved = self.programs.solved(domain, self.bounding.bounds)
@@ -251,7 +239,7 @@ class _Search:
     def _tried(self, x: Tensor) -> Counterexample | None:
         """The points where bounds are attained, and where the gradient leads from those of the least margins."""
         x = x.flatten(1)
-        values = self.goal.per_disjunct(self.goal.excess(self.subject.module(x))).amin(dim=1)
+        values = self.goal.per_disjunct(self.goal.excess(self.subject.outputs(x))).amin(dim=1)
         box = self.bounding.box.arranged(lambda end: end.flatten(1))
         return descend(self.subject, self.goal, box, x[worst_first(values, TRIED)])
 

@@ -84,17 +84,16 @@ class ByPass:
         shaped = box.map(lambda end: end.reshape(-1, *graph.input.shape))
         backward = self.make(self.network, shaped, Effort())
         rows, nothing = rows.reshape(1, -1, *graph.output.shape), box.lower.new_zeros(1, 1, box.lower.shape[1])
-        if self.network.exchange.axis.size > 1:
-            least = backward.lower_bounds(graph.output.name, rows)
-            return Planes(least.new_zeros(*least.shape, box.lower.shape[1]), least, {}, nothing)
         # The least value over a box is linear in the box's centre: its slope is the plane's.
         with torch.enable_grad():
             ends = shaped.map(lambda end: end.detach().requires_grad_())
             intervals = {**backward.intervals, graph.input.name: ends}
-            least = replace(backward, intervals=intervals).lower_bounds(graph.output.name, rows)
+            # All rows on every tensor-parallel rank: then no gradient has to go to another.
+            least = replace(backward, intervals=intervals, divided=False).lower_bounds(graph.output.name, rows)
             slopes = [_slope(each, ends) for each in least.unbind(dim=1)]
-        coefficients = torch.stack(slopes, dim=1).flatten(2)
-        least = least.detach()
+        exchange = self.network.exchange
+        coefficients = exchange.agree(torch.stack(slopes, dim=1).flatten(2))
+        least = exchange.agree(least.detach())
         return Planes(coefficients, least - minimum(box, coefficients, torch.zeros_like(least)), {}, nothing)
 
 

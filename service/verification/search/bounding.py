@@ -22,6 +22,7 @@ from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.split import Bent, Multipliers, Recorded, Sites, Splits, constrained
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 from service.verification.search.domains import Domains
+from service.verification.search.numbering import Numbering, Placed
 
 FLOATS_PER_VALUE = 40
 """What a pass with gradients keeps for each value of each domain, roughly."""
@@ -81,6 +82,7 @@ class _Fixed:
     """What does not change while a batch of domains is optimised."""
 
     domains: Domains
+    splits: Placed
     empty: Tensor
     held: Interval
     bounds: Mapping[str, Interval]
@@ -107,7 +109,8 @@ class Bounding:
         self.network, self.box, self.question = network, box, question
         self.sites = Sites.of(network)
         self.bounds = bounds
-        self.scale = torch.ones_like(bounds.lower[0])
+        self.numbering = Numbering.of(network, self.sites, bounds.lower.device)
+        self.scale = self.numbering.everywhere(torch.ones_like(bounds.lower[0]))
         before = {node.name for node in network.graph.until(question.start)}
         self.relaxed = tuple(node for node in network.nonlinear if node.name in before)
         root = self.shaped(bounds)
@@ -118,12 +121,17 @@ class Bounding:
         """Take other bounds at the root, within those before: domains keep their meaning and their margins."""
         self.bounds = bounds
         self._slopes = {name: family.start for name, family in self._families(self.shaped(bounds)).items()}
+        common = [not self.network.is_own(name) for name, starts in self._slopes.items() for _ in starts]
+        sizes = [start.numel() for starts in self._slopes.values() for start in starts]
+        flags = torch.tensor(common, dtype=torch.bool).repeat_interleave(torch.tensor(sizes, dtype=torch.int64))
+        self._common = flags.to(bounds.lower.device)
 
     @property
     def capacity(self) -> int:
         """How many domains may be optimised together."""
         floats = FLOATS_PER_VALUE * sum(node.size for node in self.network.graph.nodes)
-        return max(2, _free_bytes(self.box.lower.device) // 2 // (floats * self.box.lower.element_size()))
+        count = max(2, _free_bytes(self.box.lower.device) // 2 // (floats * self.box.lower.element_size()))
+        return self.numbering.least(count)
 
     def roots(self, margins: Tensor) -> Domains:
         """One domain for each disjunct, without splits, of which ``margins`` ``(disjuncts, rows)`` are proved."""
@@ -196,7 +204,7 @@ class Bounding:
         slope = box.arrived[-1].detach().squeeze(1)
         corner = torch.where(slope > 0, box.lower, torch.where(slope < 0, box.upper, box.centre))
         coefficients = {name: each.detach() for name, each in arrived.items()}
-        minimiser = fixed.box.nearest(corner)
+        minimiser = self.network.exchange.agree(fixed.box.nearest(corner))
         reached = torch.zeros_like(probe) if reached is None else reached
         return Closer(margin.detach(), coefficients, relaxed, fixed.bounds, minimiser, reached)
 
@@ -209,7 +217,8 @@ class Bounding:
                 sizes[node.inputs[0]] += closer.coefficients[node.name].abs().mean(dim=(0, 1))
         for value, size in sizes.items():
             sizes[value] = size + 0.1 * size.mean()
-        self.scale = self.sites.flattened({value: size[None] for value, size in sizes.items()})[0]
+        own = self.sites.flattened({value: size[None] for value, size in sizes.items()})[0]
+        self.scale = self.numbering.everywhere(own)
 
     def _margin(self, fixed: _Fixed, slopes: Tensor, beta: Tensor, weights: Tensor) -> Tensor:
         relaxed = self._constrained(fixed, self._chosen(fixed.families, slopes), beta)
@@ -222,7 +231,8 @@ class Bounding:
         offset = (weights * self.question.offsets[disjunct]).sum(dim=1)
         start = self.network.nodes[self.question.start]
         backward = Pass(self.network, {self.network.graph.input.name: box}, relaxed)
-        return backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
+        found = backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
+        return self.network.exchange.agree(found)
 
     def _chosen(self, families: Mapping[str, Family], slopes: Tensor) -> dict[str, Relaxed]:
         sizes = [start.numel() for starts in self._slopes.values() for start in starts]
@@ -238,7 +248,7 @@ class Bounding:
     ) -> dict[str, Relaxed]:
         if not beta.shape[1] and probe is None:
             return relaxed
-        multipliers = Multipliers(beta, fixed.domains.index, fixed.held)
+        multipliers = Multipliers(torch.where(fixed.splits.here, beta, 0), fixed.splits.index, fixed.held)
         added, biases = multipliers.coefficients(self.sites.entries), multipliers.biases(self.sites.entries)
         return constrained(self.network, self.sites, relaxed, added if probe is None else added + probe, biases)
 
@@ -249,8 +259,16 @@ class Bounding:
             torch.zeros_like(each) if gradient is None else gradient.nan_to_num(0, 0, 0)
             for each, gradient in zip(inputs, found, strict=True)
         )
-        climbing = Multipliers(inputs[1].detach(), fixed.domains.index, fixed.held).climbing(beta)
-        return [slopes, climbing * (fixed.domains.sign != 0), weights]
+        climbing = Multipliers(inputs[1].detach(), fixed.splits.index, fixed.held).climbing(beta) * fixed.splits.here
+        climbing = self.numbering.total(fixed.domains.index, climbing)
+        return [self._equal_slopes(slopes), climbing, self.network.exchange.agree(weights)]
+
+    def _equal_slopes(self, slopes: Tensor) -> Tensor:
+        """The same on all ranks where the operators are: replicas that drift apart would bound nothing."""
+        if self.numbering.is_whole or not self._common.any():
+            return slopes
+        slopes[:, self._common] = self.network.exchange.agree(slopes[:, self._common])
+        return slopes
 
     def _projected(self, fixed: _Fixed, before: list[Tensor], moving: list[Tensor]) -> list[Tensor]:
         slopes, beta, weights = moving
@@ -263,11 +281,13 @@ class Bounding:
 
     @torch.no_grad()
     def _fixed(self, domains: Domains) -> _Fixed:
-        clipped = Splits(domains.index, domains.sign, domains.at).clipped(self.bounds)
+        splits = self.numbering.placed(domains.index, domains.sign)
+        clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.bounds)
         met = clipped.meet(clipped)
-        bounds, held = self.shaped(met), met.arranged(lambda end: end.gather(1, domains.index))
+        bounds, held = self.shaped(met), met.arranged(lambda end: end.gather(1, splits.index))
         box = self.box.arranged(lambda end: end.expand(len(domains), *end.shape[1:]))
-        return _Fixed(domains, _empty(clipped), held, bounds, self._families(bounds), box)
+        empty = self.numbering.anywhere(_empty(clipped))
+        return _Fixed(domains, splits, empty, held, bounds, self._families(bounds), box)
 
     def shaped(self, bounds: Interval) -> dict[str, Interval]:
         """``(n, entries)`` of all sites as bounds of each value."""

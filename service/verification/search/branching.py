@@ -50,19 +50,20 @@ class Branching:
         """Halves with the margins that a first pass proves, or their parents' where these are better."""
         points = self._points(closer)
         estimates = self._estimates(closer, points)
-        possible = estimates[0] > -torch.inf
+        fields = [points, *self._multipliers(closer), estimates[0]]
+        chosen = [self.bounding.numbering.most(each, CANDIDATES, fields) for each in estimates]
+        scores, index, *found = (torch.cat(each, dim=1) for each in zip(*chosen, strict=True))
+        possible = scores > -torch.inf
         able = possible.any(dim=1)
         whole = domains.rows(~able)
-        domains, points = domains.rows(able), points[able]
+        domains, possible = domains.rows(able), possible[able]
         if not len(domains):
             return Branched(domains, whole)
-        count = min(CANDIDATES, self.sites.entries)
-        index = torch.cat([each[able].topk(count, dim=1).indices for each in estimates], dim=1)
         # Repeating a domain's best candidate is harmless where it has fewer.
-        index = torch.where(possible[able].gather(1, index), index, index[:, :1])
-        starts = [each[able].gather(1, index) for each in self._multipliers(closer)]
-        hoped = HOPE * estimates[0][able].gather(1, index)
-        return Branched(self._best_of(domains, index, points.gather(1, index), starts, hoped), whole)
+        index, at, upper, lower, estimate = (
+            torch.where(possible, each[able], each[able][:, :1]) for each in (index, *found)
+        )
+        return Branched(self._best_of(domains, index, at, [upper, lower], HOPE * estimate), whole)
 
     def _best_of(self, domains: Domains, index: Tensor, at: Tensor, starts: list[Tensor], hoped: Tensor) -> Domains:
         """Try all candidates ``(n, k)`` with multipliers up to ``starts``, of the upper and the lower half.

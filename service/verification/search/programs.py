@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 import torch
@@ -16,13 +17,16 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 from torch import Tensor
 
+from service.bounds.capture import capture
 from service.bounds.interval import Interval
-from service.bounds.network import Network, prepare
+from service.bounds.network import Network, from_graph
 from service.bounds.rules.piecewise import LeakyRelu
+from service.bounds.shard import shard
 from service.bounds.split import Sites
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 from service.verification.search.domains import Domains
 from service.verification.search.goal import Goal
+from service.verification.search.numbering import Numbering
 from service.verification.search.subject import Subject
 
 Array = NDArray[np.float64]
@@ -58,8 +62,11 @@ class Programs:
 
     @cached_property
     def network(self) -> Network:
-        """The same graph in float64."""
-        return prepare(self.subject.judge, self.subject.network.graph.input.shape)
+        """The same graph in float64, divided over the same ranks."""
+        network, axis = self.subject.network, self.subject.network.exchange.axis
+        graph = capture(self.subject.judge, network.graph.input.shape)
+        # What the module itself does not divide its graph was divided for.
+        return from_graph(graph if graph.by_name.keys() == network.nodes.keys() else shard(graph, axis), axis)
 
     @property
     def applies(self) -> bool:
@@ -71,28 +78,28 @@ class Programs:
         rows = self.goal.disjunct == domain.disjunct
         values = self._values(domain, bounds)
         output = values[self.network.graph.output.name] @ self.goal.rows[rows].T - self.goal.thresholds[rows]
-        hidden = torch.cat([values[site.value] for site in Sites.of(self.network).each], dim=1)
         held = domain.sign[0] != 0
-        if self._open(bounds, domain.index[0, held]):
-            return Solved(-float("inf"))
-        sides = -domain.sign[0, held].double() * hidden[:, domain.index[0, held]]
-        objectives, constraints = _affine(output), _affine(sides)
-        result = _program(objectives, constraints)
-        if result.status == 0:
-            weights, multipliers = _duals(result, len(objectives.constant))
-            both = _Affine(
-                np.concatenate([objectives.matrix, constraints.matrix]),
-                np.concatenate([objectives.constant, constraints.constant]),
-            )
-            margin = both.least(np.concatenate([weights, multipliers])) - ABSOLUTE_MARGIN[torch.float64]
-            found = None if margin > 0 else self.subject.convinced(self.goal, self._inputs(result.x[None, :-1]))
-            return Solved(margin, found)
-        empty = _program(constraints, None)
-        if empty.status == 0:
-            weights, _ = _duals(empty, len(constraints.constant))
-            if constraints.least(weights) > 0:
-                return Solved(float("inf"))
-        return Solved(-float("inf"))
+        number, sign = domain.index[:, held], domain.sign[:, held]
+        splits = self._numbering.placed(number, sign)
+        if bool(self._numbering.anywhere(self._open(bounds, splits.index[splits.here]))):
+            return Solved(-inf)
+        hidden = torch.cat([values[site.value] for site in Sites.of(self.network).each], dim=1)
+        sides = -sign.double() * self._numbering.total(number, hidden[:, splits.index[0]])
+        agree = self.network.exchange.agree
+        return self._told(*_solution(_affine(agree(output)), _affine(agree(sides))))
+
+    def _told(self, margin: float, t: Array | None) -> Solved:
+        """What the solver of the first rank says, on all ranks; its point counts if it convinces."""
+        exchange, count = self.network.exchange, len(self._free)
+        said = np.concatenate([[margin, t is not None], np.zeros(count) if t is None else t])
+        margin, is_there, *point = exchange.agree(torch.from_numpy(said).to(self.subject.device)).tolist()
+        if not is_there:
+            return Solved(margin)
+        return Solved(margin, self.subject.convinced(self.goal, self._inputs(np.array([point]))))
+
+    @cached_property
+    def _numbering(self) -> Numbering:
+        return Numbering.of(self.network, Sites.of(self.network), self.subject.device)
 
     @cached_property
     def _free(self) -> Tensor:
@@ -120,22 +127,42 @@ class Programs:
         return {name: each.lower.flatten(1) for name, each in known.items()}
 
     @staticmethod
-    def _open(bounds: Interval, settled: Tensor) -> bool:
-        """Whether an operator still bends: an entry without finite bounds is not split, whatever its sign."""
+    def _open(bounds: Interval, settled: Tensor) -> Tensor:
+        """Whether an operator still bends, ``(1,)``: an entry without finite bounds is not split, whatever its sign."""
         bends = (bounds.lower < 0) & (bounds.upper > 0)
-        return bool(bends[0].index_fill(0, settled, False).any())
+        return bends.index_fill(1, settled, False).any(dim=1)
 
     def _rising(self, domain: Domains, bounds: Interval) -> dict[str, Tensor]:
         """Each operator's slopes ``(1, *shape)`` in a domain."""
         sites = Sites.of(self.network)
-        positive = (bounds.lower >= 0).scatter(1, domain.index[domain.sign > 0][None], True)
-        above = sites.unflattened(positive.scatter(1, domain.index[domain.sign < 0][None], False))
+        splits = self._numbering.placed(domain.index, domain.sign)
+        positive = (bounds.lower >= 0).scatter(1, splits.index[splits.sign > 0][None], True)
+        above = sites.unflattened(positive.scatter(1, splits.index[splits.sign < 0][None], False))
         slopes = {}
         for node in self.network.nonlinear:
             rule = self.network.rule_of(node)
             assert isinstance(rule, LeakyRelu)
             slopes[node.name] = torch.where(above[node.inputs[0]], 1.0, rule.negative_slope(node)).double()
         return slopes
+
+
+def _solution(objectives: _Affine, constraints: _Affine) -> tuple[float, Array | None]:
+    """What is proved, −inf if nothing is; and where that is no proof, the point where the solver sees the least."""
+    result = _program(objectives, constraints)
+    if result.status == 0:
+        weights, multipliers = _duals(result, len(objectives.constant))
+        both = _Affine(
+            np.concatenate([objectives.matrix, constraints.matrix]),
+            np.concatenate([objectives.constant, constraints.constant]),
+        )
+        margin = both.least(np.concatenate([weights, multipliers])) - ABSOLUTE_MARGIN[torch.float64]
+        return margin, None if margin > 0 else result.x[:-1]
+    empty = _program(constraints, None)
+    if empty.status == 0:
+        weights, _ = _duals(empty, len(constraints.constant))
+        if constraints.least(weights) > 0:
+            return inf, None
+    return -inf, None
 
 
 def _affine(values: Tensor) -> _Affine:

@@ -1,0 +1,101 @@
+"""Entries of hidden values that are divided over the ranks of a tensor-parallel group, numbered over all of them.
+
+All ranks search through the same domains, and take every decision from numbers that are equal to the last bit. Of a
+domain's splits a rank has to do with those of its own entries, and of what is replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.network import Network
+from service.bounds.split import Sites
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """Splits as this rank sees them: ``index`` over its own entries, ``sign`` 0 where an entry is another rank's."""
+
+    index: Tensor
+    sign: Tensor
+
+    @property
+    def here(self) -> Tensor:
+        return self.sign != 0
+
+
+@dataclass(frozen=True, eq=False)
+class Numbering:
+    """Entry e of rank r has the number ``r · entries + e``, a replicated one that of the first rank.
+
+    ``replicated`` is bool ``(entries,)``.
+    """
+
+    exchange: Exchange
+    replicated: Tensor
+
+    @classmethod
+    def of(cls, network: Network, sites: Sites, device: torch.device) -> Numbering:
+        flags = [torch.full((site.size,), not network.is_own(site.value), device=device) for site in sites.each]
+        return cls(network.exchange, torch.cat(flags) if flags else torch.zeros(0, dtype=torch.bool, device=device))
+
+    @property
+    def entries(self) -> int:
+        return len(self.replicated)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all entries."""
+        return self.exchange.axis.size == 1
+
+    def placed(self, number: Tensor, sign: Tensor) -> Placed:
+        """Of ``(n, depth)`` splits."""
+        if self.is_whole:
+            return Placed(number, sign)
+        index = number % self.entries
+        here = self.leads(number) | self.replicated[index]
+        return Placed(torch.where(here, index, 0), torch.where(here, sign, 0))
+
+    def leads(self, number: Tensor) -> Tensor:
+        """Which entries this rank speaks for, each exactly one rank."""
+        return number // self.entries == self.exchange.axis.rank
+
+    def total(self, number: Tensor, values: Tensor) -> Tensor:
+        """Values ``(n, depth)`` of which each entry's is known where it is, on all ranks."""
+        return values if self.is_whole else self.exchange.sum(torch.where(self.leads(number), values, 0))
+
+    def everywhere(self, values: Tensor) -> Tensor:
+        """``(entries,)`` of this rank to those of all entries, by number."""
+        return self.exchange.gather(values, 0)
+
+    def anywhere(self, flags: Tensor) -> Tensor:
+        """Flags ``(n,)`` that are set on any rank."""
+        return flags if self.is_whole else self.exchange.sum(flags.to(torch.int32)) > 0
+
+    def least(self, count: int) -> int:
+        """Of all ranks' numbers."""
+        return -self.exchange.largest(-count, self.replicated.device)
+
+    def most(self, scores: Tensor, count: int, fields: Sequence[Tensor]) -> list[Tensor]:
+        """The ``count`` best entries ``(n, count)`` of every domain: their scores, numbers, and ``fields``.
+
+        Scores and fields are ``(n, entries)`` of this rank; a score of −∞ is no candidate.
+        """
+        if not self.is_whole and self.exchange.axis.rank:
+            scores = torch.where(self.replicated, -torch.inf, scores)
+        best = scores.topk(min(count, self.entries), dim=1)
+        found = [each.gather(1, best.indices) for each in fields]
+        if self.is_whole:
+            return [best.values, best.indices, *found]
+        number = best.indices + self.exchange.axis.rank * self.entries
+        # A number of an entry is exact in float64, and so is everything else.
+        offered = torch.stack([each.double() for each in (number, best.values, *found)])
+        everyone = self.exchange.gather(offered, 2)
+        chosen = everyone[1].topk(best.indices.shape[1], dim=1).indices
+        number, *rest = everyone.gather(2, chosen.expand(len(everyone), -1, -1)).unbind()
+        return [rest[0].to(scores.dtype), number.long(), *(each.to(scores.dtype) for each in rest[1:])]
