@@ -30,17 +30,20 @@ from service.verification.search.crew import Standing
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.domains import Domains, Handed, Pool
 from service.verification.search.goal import Goal
+from service.verification.search.intermediate import optimised
 from service.verification.search.programs import Programs
 from service.verification.search.refining import refined
 from service.verification.search.subject import Subject, worst_first
 
-FROM_SCRATCH, ONWARD = Climb(60, slopes=0.1), Climb(20, slopes=0.01)
+FROM_SCRATCH, ONWARD = Climb(60, slopes=0.1), Climb(10, slopes=0.03)
 """Of whole boxes, and of halves, whose parameters begin where those of the whole were best."""
-QUICK_SECONDS, QUICK_SHARE = 3.0, 0.05
+QUICK_SECONDS, QUICK_SHARE = 1.0, 0.05
 """A search that is not over after so long, or so much of its time, tightens what all its domains share, and again
 whenever it has taken twice as long."""
+OPTIMISING_SHARE = 0.6
+"""What the first time may take, of the time that is left: it optimises relaxations and splits nothing."""
 REFINING_SHARE = 1.0
-"""What that may take, of the time that went by."""
+"""What later times may take, of the time that went by."""
 LARGEST_BATCH = 4096
 CHEAPER = {"alpha-crown": "crown"}
 COST = 60
@@ -69,7 +72,7 @@ class _Root:
 
 @torch.no_grad()
 def _root(subject: Subject, goal: Goal, method: str, deadline: float) -> _Root:
-    """CROWN's, and what an optimising method adds where there is reason and time for it."""
+    """CROWN's, and what an optimising method adds where there is reason and time, and no search that does the same."""
     network = subject.network
     box = goal.box(subject.dtype).arranged(lambda end: end.reshape(1, *network.graph.input.shape))
     started = time.monotonic()
@@ -77,7 +80,7 @@ def _root(subject: Subject, goal: Goal, method: str, deadline: float) -> _Root:
     analysis: Analysis = methods[first](network, box, Effort())
     question, margins = _asked(network, goal, analysis, subject.dtype)
     late = subject.late(deadline - COST * (time.monotonic() - started))
-    enough = late or bool((margins.amax(dim=1) > 0).all())
+    enough = late or _optimises_later(subject) or bool((margins.amax(dim=1) > 0).all())
     if first != method and not subject.crew.anywhere(enough, subject.device):
         analysis = methods[method](network, box, Effort())
         question, margins = _asked(network, goal, analysis, subject.dtype)
@@ -85,6 +88,11 @@ def _root(subject: Subject, goal: Goal, method: str, deadline: float) -> _Root:
     crew = Exchange(subject.crew.axis)
     bounds = Sites.of(network).bounds(analysis.inputs)
     return _Root(box, Interval(crew.agree(bounds.lower), crew.agree(bounds.upper)), question, margins, analysis)
+
+
+def _optimises_later(subject: Subject) -> bool:
+    """Within the search's time, and only when splits do not decide soon."""
+    return subject.network.exchange.axis.size == 1 and not subject.rigorous
 
 
 def _asked(network: Network, goal: Goal, analysis: Analysis, dtype: torch.dtype) -> tuple[Question, Tensor]:
@@ -129,6 +137,7 @@ class _Search:
         self.pace = 0.0
         self.started = now = time.monotonic()
         self.patience = now + min(QUICK_SECONDS, QUICK_SHARE * (deadline - now))
+        self.is_optimised = False
 
     @torch.no_grad()
     def run(self) -> Finding:
@@ -185,14 +194,21 @@ class _Search:
     def _refine_in_time(self) -> None:
         now = time.monotonic()
         if len(self.pool):
-            self._refine(now + REFINING_SHARE * min(now - self.started, self.deadline - now))
+            self._tighten(self._better_bounds(now, self.deadline - now))
         now = time.monotonic()
         self.patience = now + (now - self.started)
 
-    def _refine(self, until: float) -> None:
-        """Tighten the bounds that all domains share; where that alone gains more than all splits, begin again."""
+    def _better_bounds(self, now: float, left: float) -> Interval:
+        network, box, bounds = self.bounding.network, self.bounding.box, self.bounding.bounds
+        if not self.is_optimised:
+            self.is_optimised = True
+            return optimised(network, box, bounds, now + OPTIMISING_SHARE * left)
+        return refined(network, box, bounds, now + REFINING_SHARE * min(now - self.started, left))
+
+    def _tighten(self, bounds: Interval) -> None:
+        """Take bounds that all domains share; where that alone gains more than all splits, begin again."""
         bounding = self.bounding
-        bounding.tighten(refined(bounding.network, bounding.box, bounding.bounds, until))
+        bounding.tighten(bounds)
         roots = bounding.roots(torch.full_like(bounding.question.offsets, -torch.inf))
         roots = bounding.optimised(roots.rows(self.pool.disjuncts.to(roots.margin.device)), FROM_SCRATCH)
         self.domains += len(roots)

@@ -19,6 +19,7 @@ from service.bounds.split import Site, Sites
 from service.verification.search.bounding import Bounding, Climb, Question
 from service.verification.search.branching import Branching
 from service.verification.search.domains import Domains
+from service.verification.search.intermediate import wanted
 
 FROM_SCRATCH, ONWARD = Climb(20, slopes=0.2), Climb(10, slopes=0.02)
 FEWEST, MOST = 32, 1024
@@ -50,7 +51,7 @@ def _after_relaxations(network: Network) -> list[Site]:
 
 
 def _of_site(network: Network, box: Interval, bounds: Interval, site: Site, deadline: float) -> Interval:
-    entries = _wanted(network, bounds, site)
+    entries = wanted(network, bounds, site).nonzero().squeeze(1)
     if not len(entries):
         return bounds
     lower, upper = bounds.lower.clone(), bounds.upper.clone()
@@ -66,21 +67,6 @@ def _of_site(network: Network, box: Interval, bounds: Interval, site: Site, dead
         lower[0, place] = torch.maximum(lower[0, place], least[: len(part)])
         upper[0, place] = torch.minimum(upper[0, place], -least[len(part) :])
     return Interval(torch.minimum(lower, upper), torch.maximum(lower, upper))
-
-
-def _wanted(network: Network, bounds: Interval, site: Site) -> Tensor:
-    """Entries of a site whose tighter bounds would tighten a relaxation."""
-    sites = Sites.of(network)
-    lower, upper = sites.unflattened(bounds.lower), sites.unflattened(bounds.upper)
-    wanted = torch.zeros_like(lower[site.value], dtype=torch.bool)
-    for node in network.nonlinear:
-        if site.value in node.inputs:
-            known = [Interval(lower[name], upper[name]) for name in node.inputs]
-            masks = network.rule_of(node).improvable_on(node, known)
-            for name, mask in zip(node.inputs, masks, strict=True):
-                if name == site.value:
-                    wanted |= mask
-    return wanted.flatten().nonzero().squeeze(1)
 
 
 class _Problems:
