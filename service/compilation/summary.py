@@ -31,7 +31,7 @@ def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
     for phase in gate["worth"]:
         of_phase = [result for result in results if result.case.phase == phase]
         verb = "" if gate["closed"] else f" {_permission(gate[phase])}"
-        sentences.append(f"{TITLES[phase]}{verb}: {_climbed(of_phase)}.")
+        sentences.append(f"{TITLES[phase]}{verb}: {_climbed(of_phase, told=gate[phase])}.")
         if gate[phase] and gate[phase] != FOOT:
             sentences.append(_worth(phase, gate["worth"][phase]))
         sentences.extend(_rehearsed(phase, of_phase))
@@ -44,13 +44,13 @@ def _permission(allowed: str | None) -> str:
     return "has nothing to gain from compiling" if allowed == FOOT else f"may be compiled with {allowed}"
 
 
-def _climbed(results: Sequence[Result]) -> str:
-    """How far the climb went, and what stopped it."""
+def _climbed(results: Sequence[Result], told: str | None) -> str:
+    """How far the climb went, unless that was ``told``, and what stopped it."""
     stopped = next((result for result in results if result.verdict not in ("pass", "not_applicable")), None)
     passed = [result.case.rung.name for result in results if result.verdict == "pass"]
     if stopped is not None:
         reason = stopped.findings[0].message if stopped.findings else "no reason was recorded"
-        before = f"{passed[-1]} passed, " if passed else ""
+        before = f"{passed[-1]} passed, " if passed and passed[-1] not in {told, FOOT} else ""
         return f"{before}{stopped.case.rung.name} {WORDS[stopped.verdict]} ({reason})"
     apart = [result.case.rung.name for result in results if result.verdict == "not_applicable"]
     rest = f"; {' and '.join(apart)} not applicable on this device" if apart else ""
@@ -108,7 +108,8 @@ def unproved(proofs: Sequence[Proof]) -> str:
         for proof in proofs
         if not proof.holds
     ]
-    return f"the self-test failed: {'; '.join(failed)}" if failed else ""
+    more = f"; and {len(failed) - 1} more of {len(proofs)} proofs failed" if len(failed) > 1 else ""
+    return f"the self-test failed: {failed[0]}{more}" if failed else ""
 
 
 def _cause(found: Diagnosis) -> str:

@@ -71,8 +71,7 @@ def test_the_summary_says_what_is_allowed_what_stopped_it_and_what_it_is_worth()
     results = [*passed, row(2, "frozen", message="no gradient: w"), row(3, "not_reached")]
     opened = gate(results, ["train"], FINGERPRINT, None)
     assert summary(results, opened) == [
-        "Training may be compiled with aot_eager: aot_eager passed, "
-        "aot_eager_decomp_partition does not train (no gradient: w).",
+        "Training may be compiled with aot_eager: aot_eager_decomp_partition does not train (no gradient: w).",
         "It is not worth it: a compiled step takes 2.00× an eager one.",
     ]
 
@@ -90,7 +89,7 @@ def test_the_summary_of_what_compiles_nothing_says_so() -> None:
         "Training has nothing to gain from compiling: only eager, which compiles nothing, was tried and passed."
     ]
     assert summary(stopped, gate(stopped, ["train"], FINGERPRINT, None)) == [
-        "Training has nothing to gain from compiling: eager passed, aot_eager raises an error (why)."
+        "Training has nothing to gain from compiling: aot_eager raises an error (why)."
     ]
 
 
@@ -120,6 +119,9 @@ def test_detectors_that_are_not_proved_close_the_gate(proofs: tuple[Proof, ...],
     )
     assert summary(results, opened)[0] == first
     assert not why or summary(results, opened)[1:] == ["Training: all 2 rungs passed."]
+    results.append(row(2, "vacuous"))
+    opened = gate(results, ["train"], FINGERPRINT, None, closed="x")
+    assert summary(results, opened)[1] == "Training: aot_eager passed, aot_eager_decomp_partition proves nothing (why)."
 
 
 def test_a_rung_that_was_not_reached_has_the_same_fields_all_unmeasured() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
+from rich.table import Table
 
 from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, print_json_line, table
 from trivet.client import Client
@@ -93,18 +94,26 @@ def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     if "rungs" not in found:
         out.print(yaml.safe_dump(found, sort_keys=False, allow_unicode=True).rstrip(), markup=False)
         return
-    rows = table("phase", "rung", "verdict", "step ms", "eager ms", "graph breaks", "recompiles")
-    for rung in found["rungs"]:
-        counts = (str(len(rung.get(name) or ())) for name in ("graph_breaks", "recompiles"))
-        speeds = (_number(rung.get(name)) for name in ("step_ms", "eager_step_ms"))
-        rows.add_row(rung["phase"], str(rung["rung"]), rung["verdict"], *speeds, *counts)
-    out.print(rows)
-    gate = found.get("gate") or {}
-    for phase in ("train", "inference"):
-        if phase in gate:
-            out.print(f"gate, {phase}: {gate[phase]}", markup=False)
     for sentence in found.get("summary") or ():
         out.print(sentence, markup=False)
+    gate = found.get("gate") or {}
+    allowed = [f"{phase} {gate[phase] or 'nothing'}" for phase in ("train", "inference") if phase in gate]
+    out.print(f"gate: {', '.join(allowed)}\n", markup=False)
+    out.print(_ladder(found["rungs"]))
+
+
+def _ladder(rungs: list[dict[str, Any]]) -> Table:
+    """A row per rung of each phase. What was not measured is empty; what was not found anywhere has no column."""
+    found = [name for name in ("graph_breaks", "recompiles") if any(rung.get(name) for rung in rungs)]
+    rows = table("phase", "rung", "verdict", "step ms", "vs eager", *(name.replace("_", " ") for name in found))
+    for column in rows.columns[:3]:
+        column.no_wrap = True
+    for rung in rungs:
+        counts = (str(len(rung[name])) if rung.get(name) is not None else "" for name in found)
+        pace = "" if rung.get("ratio") is None else f"{rung['ratio']:.2f}×"
+        step = "" if rung.get("step_ms") is None else f"{rung['step_ms']:.3g}"
+        rows.add_row(rung["phase"], str(rung["rung"]), str(rung["verdict"]).replace("_", " "), step, pace, *counts)
+    return rows
 
 
 def artifacts(

@@ -14,15 +14,15 @@ LEAST_SHARE = 0.01
 def detect(observation: Observation) -> Iterator[Finding]:
     if observation.error:
         return
-    evidence = observation.evidence
-    for reason in _reasons(observation):
-        yield Finding("vacuous", reason)
+    evidence = observation.evidence  # causes come before what they lead to
     for switch in evidence.switches:
         yield Finding("vacuous", switch)
     for failure in evidence.failures:
         yield Finding("vacuous", f"a compile failure was swallowed: {failure}")
     for hit in evidence.limit_hits:
         yield Finding("vacuous", f"the recompile limit was hit, later calls run uncompiled: {hit}")
+    for reason in _reasons(observation):
+        yield Finding("vacuous", reason)
 
 
 def _reasons(observation: Observation) -> Iterator[str]:

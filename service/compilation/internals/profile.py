@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
 GRAPH_LAUNCH = "cudaGraphLaunch"
+QUIET = "6"
+"""Above the level at which Kineto tells, on the error stream, that a profile begins and ends."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Profile:
 
 def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profile:
     """Profile ``steps`` calls of ``step``, which has been called before."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)  # read at the first profile of a process
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     if cuda:

@@ -14,7 +14,7 @@ export const COLUMNS = ["Rung", "Phase", "Verdict", "Largest error", "Breaks", "
 export function lines(rung) {
   const detail = h("tr", { class: "detail" }, h("td", { colspan: COLUMNS.length }, ...findings(rung)));
   detail.hidden = true;
-  const open = h("button", { class: "link", type: "button", "aria-expanded": "false" }, String(rung.rung));
+  const open = h("button", { class: "link", type: "button", "aria-expanded": "false" }, ...breakable(String(rung.rung)));
   open.addEventListener("click", () => {
     detail.hidden = !detail.hidden;
     setAttribute(open, "aria-expanded", String(!detail.hidden));
@@ -28,12 +28,16 @@ export function lines(rung) {
   return [row, detail];
 }
 
+/** Long names may go on in a next line, behind an underscore. @param {string} name @returns {Child[]} */
+const breakable = (name) => name.split("_").flatMap((part, index) => (index ? ["_", h("wbr"), part] : [part]));
 /** @param {unknown} value */
 const seconds = (value) => (typeof value === "number" ? `${value.toFixed(value < 100 ? 2 : 0)}\u202fs` : "–");
 /** @param {{cold: number, warm: number} | null | undefined} times */
 const compiling = (times) => (times ? `${seconds(times.cold)} (${seconds(times.warm)})` : "–");
 /** @param {unknown} value */
 const milliseconds = (value) => (typeof value === "number" ? `${number(value, 3)}\u202fms` : "–");
+/** @param {unknown} value */
+const percent = (value) => (typeof value === "number" ? `${number(100 * value, 2)} %` : "–");
 /** @param {unknown} value */
 export const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}×` : "–");
 
@@ -48,6 +52,8 @@ function findings(rung) {
     parity(rung),
     group("Graphs", { forward: rung.graphs, backward: rung.backward_graphs, operations: rung.operations, "whole program": rung.fullgraph }),
     group("Parameters", rung.parameters),
+    list("Hooks of FSDP2 inside of graphs", (rung.hooks ?? []).map((/** @type {any} */ one) => [one.reason, "", one.count])),
+    group("Compiled autograd", rung.autograd_captures > 0 ? { "backwards taken over": rung.autograd_captures } : null),
     ...cudaGraphs(rung.cudagraph),
     list("Step marks", (rung.marks ?? []).map((/** @type {any} */ one) => [one.while_pending ? `while a backward is pending: ${one.pending.join(", ")}` : "between steps", one.site, one.marks])),
     list("Calls during a backward", (rung.reentries ?? []).map((/** @type {any} */ one) => [`${one.module}, iteration ${one.iteration}`, one.site])),
@@ -62,6 +68,7 @@ function cudaGraphs(found) {
   if (!found) return [];
   const reasons = (/** @type {any[]} */ all) => all.map((one) => /** @type {[string, string, number]} */ ([one.reason, "", one.count]));
   return [group("CUDA graphs", { captured: found.captures, "launches per step": found.launches_per_step }),
+    list("Captured for", (found.by_shape ?? []).map((/** @type {any} */ one) => [one.shapes, "", one.captures])),
     list("Not captured", reasons(found.skips ?? [])), list("Captured again", reasons(found.rerecords ?? [])),
     list("Errors", (found.errors ?? []).map((/** @type {unknown} */ one) => [String(one)]))];
 }
@@ -88,9 +95,9 @@ const group = (name, part) => (entries(part).length ? [h("h3", {}, name), pairs(
 function parity(rung) {
   const all = comparisons(rung);
   if (all.length === 0) return [];
-  const head = ["Compared", "Tensor", "Iteration", "Largest error", "× eager's own", "Of what is allowed"];
-  const rows = all.map((one) => h("tr", { "data-failed": !(Number(one.excess) <= 1) }, h("td", {}, one.kind), h("td", { class: "code" }, one.name),
-    ...[number(one.iteration), magnitude(one.max_abs), one.ratio === null ? "–" : number(one.ratio, 3), number(one.excess, 3)].map((value) =>
+  const head = ["Compared", "Tensor", "Iteration", "Largest error", "× eager's own", "Of what is allowed", "Eager's noise"];
+  const rows = all.map((one) => h("tr", { "data-failed": !(Number(one.excess) <= 1) || one.is_noisy === true }, h("td", {}, one.kind), h("td", { class: "code" }, one.name),
+    ...[number(one.iteration), magnitude(one.max_abs), one.ratio === null ? "–" : number(one.ratio, 3), number(one.excess, 3), percent(one.noise)].map((value) =>
       h("td", { class: "right" }, value))));
   return [h("h3", {}, `Parity, judged by ${rung.parity.judged_by}, ${number(rung.parity.compared)} tensors`),
     h("div", { class: "scroll" }, h("table", { class: "table" },
