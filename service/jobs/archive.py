@@ -30,7 +30,11 @@ FREE, RATIO = 2**26, 4
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 
-class ArchiveError(ValueError):
+class UploadError(ValueError):
+    """An uploaded file is not what is expected."""
+
+
+class ArchiveError(UploadError):
     """The file is no archive, or not one of the kind that is expected."""
 
 
@@ -137,16 +141,24 @@ def opened(archive: Path, of: str) -> Iterator[list[Member]]:
     What a broken archive raises, while it is open, is an :class:`ArchiveError`.
     """
     try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as zipped:
-                yield _of_zip(zipped, archive.stat().st_size)
-        else:
-            # Uncompressed only: a compressed one tells sizes at its end, after it has been unpacked.
-            with tarfile.open(archive, "r:", tarinfo=CheckedTarInfo) as tar:
-                yield _of_tar(tar)
+        with damage():
+            if zipfile.is_zipfile(archive):
+                with zipfile.ZipFile(archive) as zipped:
+                    yield _of_zip(zipped, archive.stat().st_size)
+            else:
+                # Uncompressed only: a compressed one tells sizes at its end, after it has been unpacked.
+                with tarfile.open(archive, "r:", tarinfo=CheckedTarInfo) as tar:
+                    yield _of_tar(tar)
     except tarfile.ReadError as error:
         raise ArchiveError(f"expected a zip or an uncompressed tar of {of}: {error}") from error
-    except ArchiveError:
+
+
+@contextmanager
+def damage() -> Iterator[None]:
+    """Raises what the two libraries raise on a broken archive as an :class:`ArchiveError`."""
+    try:
+        yield
+    except (UploadError, tarfile.ReadError):
         raise
     except OSError as error:
         if error.errno is not None:  # the machine's trouble; bzip2 reports damage without a number

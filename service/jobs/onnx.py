@@ -108,10 +108,13 @@ def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:
 
 def sizes(path: Path) -> Sizes | None:
     """What the model of an uploaded file takes and gives; ``None`` if the file is large. Raises :class:`OnnxError`."""
-    if path.stat().st_size > LARGEST_READ:
-        return None
+    return None if path.stat().st_size > LARGEST_READ else sizes_of(path.read_bytes())
+
+
+def sizes_of(data: bytes) -> Sizes | None:
+    """The same of a file's content."""
     try:
-        model = parse(unpacked(path.read_bytes(), LARGEST_READ))
+        model = parse(unpacked(data, LARGEST_READ))
     except _TooLargeError:
         return None
     outputs = [_entries(value) for value in model.graph.output]

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
-from service.parallel.collectives import max_over_group, reduce_from_group
 from service.verification import report, tally
 from service.verification.certify import certify
 from service.verification.clock import PHASES, Clock, peak_memory_gib
 from service.verification.ledger import Entry, Ledger
+from service.verification.making import make
+from service.verification.ranks import Ranks
 from service.verification.searching import Searches, StoppedError
-from service.verification.task import Task, make
+from service.verification.task import Task
 from service.verification.witness import Referee
 
 
@@ -35,63 +37,82 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     device = distributed.start(context.device_type)
     clock = Clock(device)
     with clock.phase("prepare"):
-        task = make(spec, context, device)
-    context.report.log(f"{task.asked.count} instances by {task.method_name} on {spec.parallel.arithmetic} ranks")
-    own = _Own(task, context, clock)
+        tasks = make(spec, context, device)
+    first, ranks = tasks[0], Ranks(tasks[0].mesh, device)
+    context.report.log(f"{first.asked.count} instances by {first.method_name} on {spec.parallel.arithmetic} ranks")
+    own = _Own(tasks, context, clock, ranks)
     own.run()
-    spent = _over_ranks(task, torch.tensor(list(clock.seconds.values()), dtype=torch.float64))
-    memory = _most(task, peak_memory_gib(device))
+    spent = ranks.mean(torch.tensor(list(clock.seconds.values()), dtype=torch.float64))
+    memory = ranks.most(peak_memory_gib(device))
     if context.rank != 0:
         return None
-    entries = sorted(own.ledger.everything().values(), key=lambda entry: entry.instance)
-    rows = [entry.row for entry in entries]
-    context.report.artifact(report.write(rows, context.paths.artifacts), report.MEDIA_TYPE)
     return {
-        **tally.summary(rows, task.asked.has_labels, task.asked.eps),
-        "method": task.method_name,
-        "layers": tally.layer_means(task.layers, entries),
+        **_result(tasks, own.ledger, context),
         "time": dict(zip(PHASES, spent, strict=True)),
         "memory_gib": memory,
         "wall_seconds": time.monotonic() - started,
     }
 
 
+def _result(tasks: Sequence[Task], ledger: Ledger, context: RunContext) -> dict[str, Any]:
+    """What all ranks' rows say, which become an artifact."""
+    entries = sorted(ledger.everything().values(), key=lambda entry: entry.instance)
+    rows = [entry.row for entry in entries]
+    context.report.artifact(report.write(rows, context.paths.artifacts), report.MEDIA_TYPE)
+    layers = (
+        tally.layer_means(task.layers, [each for each in entries if task.is_about(each.instance)]) for task in tasks
+    )
+    return {
+        **tally.summary(rows, tasks[0].asked.has_labels, tasks[0].asked.eps),
+        "method": tasks[0].method_name,
+        "layers": [line for each in layers for line in each],
+    }
+
+
 @dataclass(eq=False)
 class _Own:
-    """The instances of this rank, on the way from open to decided."""
+    """The instances of this rank, on the way from open to decided; a task has those of one model."""
 
-    task: Task
+    tasks: Sequence[Task]
     context: RunContext
     clock: Clock
+    ranks: Ranks
     ledger: Ledger = field(init=False)
     done: int = 0
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.context.paths.checkpoints, self.context.attempt, self.task.mesh.dp.rank)
+        self.ledger = Ledger(self.context.paths.checkpoints, self.context.attempt, self.ranks.mesh.dp.rank)
+
+    @property
+    def _any(self) -> Task:
+        """They agree on everything but the model."""
+        return self.tasks[0]
 
     def run(self) -> None:
         """Until every instance is decided or the attempt is asked to end."""
         decided = self._resumed()
-        referee = Referee(self.task.module, self.task.network.exchange, self.task.runtime)
-        searches = Searches(self.task, self.context, self.clock)
-        for instances in self.task.batches(without=decided):
+        with suppress(StoppedError):
+            for task in self.tasks:
+                self._run(task, decided)
+
+    def _run(self, task: Task, decided: set[int]) -> None:
+        """Raises :class:`StoppedError`."""
+        referee = Referee(task.module, task.network.exchange, task.runtime)
+        searches = Searches(task, self.context, self.clock)
+        for instances in task.batches(without=decided):
             # A group stops as one: its ranks would otherwise wait for each other in a collective.
-            if self.task.anywhere(self.context.should_stop()):
-                return
-            waiting = self._bounded(instances, referee, searches)
-            try:
-                for entry in waiting:
-                    self._decided([Entry(searches.decided(entry.row), entry.layers)])
-            except StoppedError:
-                return
+            if task.anywhere(self.context.should_stop()):
+                raise StoppedError
+            for entry in self._bounded(task, instances, referee, searches):
+                self._decided([Entry(searches.decided(entry.row), entry.layers)])
 
     def _resumed(self) -> set[int]:
         """Instances that all ranks know as decided. Their rows are told again: the last ones may not have arrived."""
         earlier = self.ledger.earlier()
-        known = torch.zeros(self.task.asked.count, dtype=torch.float64)
+        known = torch.zeros(self._any.asked.count, dtype=torch.float64)
         known[list(earlier)] = 1
-        decided = {index for index, share in enumerate(_over_ranks(self.task, known)) if share == 1}
-        own = [earlier[instance] for instance in self.task.own if instance in decided]
+        decided = {index for index, share in enumerate(self.ranks.mean(known)) if share == 1}
+        own = [earlier[instance] for instance in self._any.own if instance in decided]
         for entry in own:
             self._tell(entry)
         self._progress(len(own))
@@ -99,9 +120,9 @@ class _Own:
             self.context.report.log(f"{len(decided)} instances were decided by an earlier attempt")
         return decided
 
-    def _bounded(self, instances: list[int], referee: Referee, searches: Searches) -> list[Entry]:
+    def _bounded(self, task: Task, instances: list[int], referee: Referee, searches: Searches) -> list[Entry]:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
-        task, begun = self.task, time.time()
+        begun = time.time()
         question = task.asked.ask(instances, task.like)
         outcome = certify(task.network, referee, task.method, task.effort, question, clock=self.clock)
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
@@ -113,35 +134,18 @@ class _Own:
         return waiting
 
     def _decided(self, entries: list[Entry]) -> None:
-        if self.task.leads:
+        if self._any.leads:
             self.ledger.add(entries)
             for entry in entries:
                 self._tell(entry)
         self._progress(len(entries))
 
     def _tell(self, entry: Entry) -> None:
-        if self.task.leads:
+        if self._any.leads:
             self.context.report.bound(entry.row)
 
     def _progress(self, more: int) -> None:
         self.done += more
         if more and self.context.rank == 0:
-            total = self.task.asked.count
-            self.context.report.progress(min(self.done * self.task.groups, total), total, "instances")
-
-
-def _over_ranks(task: Task, values: Tensor) -> list[float]:
-    """The mean over all ranks; every rank calls it, and goes on when all have."""
-    mesh, total = task.mesh, values.to(task.device)
-    for axis in (mesh.tp, mesh.dp, mesh.pp):
-        total = reduce_from_group(total, axis.group) / axis.size
-    found: list[float] = total.tolist()
-    return found
-
-
-def _most(task: Task, value: float) -> float:
-    """Of all ranks; every rank calls it."""
-    most = torch.tensor([value], dtype=torch.float64, device=task.device)
-    for axis in (task.mesh.tp, task.mesh.dp, task.mesh.pp):
-        most = max_over_group(most, axis.group)
-    return float(most)
+            total = self._any.asked.count
+            self.context.report.progress(min(self.done * self._any.groups, total), total, "instances")

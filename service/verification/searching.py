@@ -58,7 +58,7 @@ class Searches:
         self.clock.seconds["search"] += decision.seconds - decision.attacking
         if decision.domains:
             self._report(row["instance"], Progress(decision.domains, left, decision.bound, decision.seconds))
-        late = decision.verdict is Verdict.UNKNOWN and decision.seconds >= self.task.spec.budget.seconds
+        late = decision.verdict is Verdict.UNKNOWN and decision.seconds >= self._limit(row["instance"])
         return {**row, **_found(decision, row), "verdict": "timeout" if late else decision.verdict.value}
 
     def _searched(self, instance: int, query: Query) -> tuple[Decision, int]:
@@ -72,10 +72,16 @@ class Searches:
             report(progress)
 
         try:
-            decision = decide(self._subject, query, self.task.inside, budget.seconds, hear, restarts=budget.restarts)
+            limit = self._limit(instance)
+            decision = decide(self._subject, query, self.task.inside, limit, hear, restarts=budget.restarts)
         except _SpentError:
             return Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Means.ACTIVATIONS), last.open
         return decision, last.open if decision.verdict is Verdict.UNKNOWN else 0
+
+    def _limit(self, instance: int) -> float:
+        """Seconds."""
+        own = self.task.asked.seconds(instance)
+        return self.task.spec.budget.seconds if own is None else own
 
     def _query(self, row: Row) -> Query | None:
         return self.task.asked.query(row["instance"])

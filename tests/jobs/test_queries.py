@@ -186,3 +186,41 @@ def test_specs_that_say_what_cannot_be_are_refused(fields: dict[str, Any], words
     with pytest.raises(ValidationError) as refused:
         spec_adapter.validate_python(given)
     assert words in str(refused.value)
+
+
+PAIRS: dict[str, bytes | str] = {
+    "a.onnx": network(),
+    "b.onnx": network(3),
+    "q.vnnlib": query(),
+    "three.vnnlib": query(3),
+}
+
+
+@pytest.mark.parametrize("packed", [zipped, tarred])
+def test_pairs_that_fit_are_accepted(tmp_path: Path, packed: Any) -> None:
+    rows = "a.onnx,q.vnnlib,5\nb.onnx,three.vnnlib\n"
+    assert not problems(tmp_path, {SECOND: packed({**PAIRS, "instances.csv": rows})}, **PAIRED)
+
+
+PAIRED: dict[str, Any] = {"model": None, "property": {"instances": SECOND}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("b.onnx,three.vnnlib\na.onnx,three.vnnlib\n", "line 2, a.onnx three.vnnlib: the query has 3 inputs"),
+        ("a.onnx,q.vnnlib\nc.onnx,q.vnnlib\n", "line 2: the archive has no c.onnx"),
+        ("q.vnnlib,q.vnnlib\n", "line 1, q.vnnlib: the file is not an ONNX model"),
+        ("a.onnx,a.onnx\n", "line 1, a.onnx: "),
+        ("a.onnx,q.vnnlib,-1\n", "line 1: got '-1', expected seconds above 0"),
+    ],
+)
+def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path: Path, rows: str, words: str) -> None:
+    found = problems(tmp_path, {SECOND: zipped({**PAIRS, "instances.csv": rows})}, **PAIRED)
+    assert [(each.path, each.got) for each in found] == [("property.instances", SECOND)]
+    assert words in found[0].message
+
+
+def test_a_bundle_that_is_no_archive_is_refused(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, {SECOND: b"a.onnx,q.vnnlib\n"}, **PAIRED)
+    assert "expected a zip or an uncompressed tar of instances.csv" in found.message

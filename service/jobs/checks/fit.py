@@ -43,7 +43,7 @@ def _asks_for_tokens(spec: VerifySpec, config: ModelConfig) -> bool:
     return about_tokens and isinstance(config, TransformerConfig)
 
 
-def _form(model: ModelRef | FromOnnx) -> str:
+def _form(model: ModelRef | FromOnnx | None) -> str:
     """The field that says which model it is."""
     if isinstance(model, FromJob):
         return "job"

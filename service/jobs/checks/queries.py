@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,8 @@ from service.jobs.checks.subject import AnySpec
 from service.jobs.plugins import Features, ModelConfig
 from service.jobs.records import Problem
 from service.jobs.spec import VerifySpec
-from service.jobs.spec.verify import BoxProperty, FromOnnx, RobustnessProperty, VnnlibProperty
-from service.jobs.vnnlib import Query, VnnlibError, parse, sources
+from service.jobs.spec.verify import BoxProperty, FromOnnx, InstancesProperty, RobustnessProperty, VnnlibProperty
+from service.jobs.vnnlib import Bundle, Query, VnnlibError, bundle, parse, sources
 
 if TYPE_CHECKING:
     from service.jobs.onnx import Sizes
@@ -25,6 +26,9 @@ PathOf = Callable[[str], Path | None]
 def check_queries(spec: AnySpec, config: ModelConfig | None, path_of: PathOf) -> Iterator[Problem]:
     if not isinstance(spec, VerifySpec):
         return
+    if isinstance(spec.property, InstancesProperty):
+        yield from _check_instances(spec.property, path_of)
+        return
     try:
         model = _sizes(spec, config, path_of)
     except ValueError as error:
@@ -37,6 +41,39 @@ def check_queries(spec: AnySpec, config: ModelConfig | None, path_of: PathOf) ->
                 yield from _check_file(path, file, content, model)
     elif isinstance(spec.model, FromOnnx) and model is not None:
         yield from _check_sizes(spec.property, model)
+
+
+def _check_instances(asked: InstancesProperty, path_of: PathOf) -> Iterator[Problem]:
+    if (content := path_of(asked.instances)) is None:
+        return
+    expected = "a zip or an uncompressed tar of instances.csv and the ONNX and VNN-LIB files that it names"
+    try:
+        with bundle(content) as opened:
+            problems = (Problem("property.instances", *each) for each in _misfits_of(opened, asked.instances))
+            yield from islice(problems, MOST_SHOWN)
+    except VnnlibError as error:
+        yield Problem("property.instances", str(error), asked.instances, expected)
+
+
+def _misfits_of(opened: Bundle, file: str) -> Iterator[tuple[str, str, str]]:
+    """Messages, the file, and what is expected; each model and each query is read once."""
+    from service.jobs.onnx import LARGEST_READ, sizes_of  # noqa: PLC0415 - brings onnx, see above
+
+    models: dict[str, Sizes | None] = {}
+    queries: dict[str, Query] = {}
+    for pair in opened.pairs:
+        try:
+            if pair.model not in models:
+                data = opened.model(pair, LARGEST_READ)
+                models[pair.model] = None if data is None else sizes_of(data)
+            if pair.query not in queries:
+                queries[pair.query] = parse(opened.text(pair))
+        except ValueError as error:
+            broken = pair.query if pair.model in models else pair.model
+            yield f"line {pair.line}, {broken}: {error}", file, "one ONNX model with one input, and VNN-LIB 1"
+            continue
+        for message, expected in _misfits(queries[pair.query], models[pair.model]):
+            yield f"line {pair.line}, {pair.name}: {message}", file, expected
 
 
 def _sizes(spec: VerifySpec, config: ModelConfig | None, path_of: PathOf) -> Sizes | None:

@@ -74,6 +74,16 @@ class VnnlibProperty(Strict):
         return tuple((f"property.vnnlib.{index}", file) for index, file in enumerate(self.vnnlib))
 
 
+class InstancesProperty(Strict):
+    """Pairs of models and queries: ``instances.csv``, ONNX and VNN-LIB files in a zip or an uncompressed tar.
+
+    A row is ``MODEL,QUERY`` or ``MODEL,QUERY,SECONDS`` with paths from its folder, at which files may also be
+    compressed by gzip, and seconds of search in place of ``budget.seconds``. Each row is an instance.
+    """
+
+    instances: FileId
+
+
 class RobustnessProperty(Strict):
     robustness: Robustness
 
@@ -84,17 +94,18 @@ class BoxProperty(Strict):
 
 def _property_form(value: Any) -> str | None:
     keys = value if isinstance(value, dict) else getattr(value, "model_fields_set", ())
-    return next((name for name in ("robustness", "box", "vnnlib") if name in keys), None)
+    return next((name for name in ("robustness", "box", "vnnlib", "instances") if name in keys), None)
 
 
 Property = Annotated[
     Annotated[RobustnessProperty, Tag("robustness")]
     | Annotated[BoxProperty, Tag("box")]
-    | Annotated[VnnlibProperty, Tag("vnnlib")],
+    | Annotated[VnnlibProperty, Tag("vnnlib")]
+    | Annotated[InstancesProperty, Tag("instances")],
     Discriminator(
         _property_form,
         custom_error_type="property_form",
-        custom_error_message="a property is {robustness: {…}}, {box: {…}} or {vnnlib: FILE}",
+        custom_error_message="a property is {robustness: {…}}, {box: {…}}, {vnnlib: FILE} or {instances: FILE}",
     ),
 ]
 
@@ -123,7 +134,7 @@ class VerifySpec(CommonSpec):
     """Certify ``property`` of ``model`` with bound propagation."""
 
     kind: Literal["verify"] = "verify"
-    model: VerifiedModel
+    model: VerifiedModel | None = Field(None, description="of every property but instances, which bring their own")
     property: Property
     method: Literal["ibp", "crown-ibp", "crown", "alpha-crown", "beta-crown"] = Field(
         "crown",
@@ -139,13 +150,25 @@ class VerifySpec(CommonSpec):
     )
     budget: VerifyBudget = VerifyBudget()
 
+    def searches(self) -> bool:
+        """Whether what bounds leave open is searched."""
+        return isinstance(self.property, VnnlibProperty | InstancesProperty) or self.method == "beta-crown"
+
     @model_validator(mode="after")
-    def _whole_model(self) -> VerifySpec:
-        searches = isinstance(self.property, VnnlibProperty) or self.method == "beta-crown"
-        if searches and self.parallel.tp > 1:
+    def _has_models(self) -> VerifySpec:
+        brought = isinstance(self.property, InstancesProperty)
+        if brought and self.model is not None:
+            raise ValueError("model: the models of property.instances are in its archive; expected no other one")
+        if not brought and self.model is None:
+            raise ValueError("model: none is given; expected one, or property.instances, which brings models")
+        return self
+
+    @model_validator(mode="after")
+    def _layers_or_stages(self) -> VerifySpec:
+        if self.searches() and self.parallel.tp > 1 and self.parallel.pp > 1:
             raise ValueError(
-                f"parallel: a search for a verdict needs whole layers on a rank, got {self.parallel.arithmetic}; "
-                "expected tp=1, pp and dp are free"
+                f"parallel: a search for a verdict does not divide stages, got {self.parallel.arithmetic}; "
+                "expected tp=1 or pp=1, dp is free"
             )
         return self
 

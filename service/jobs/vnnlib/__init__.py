@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from service.jobs.vnnlib.bundle import Bundle, Pair, bundle
 from service.jobs.vnnlib.parsing import parse
 from service.jobs.vnnlib.query import Case, Halfspace, Query, VnnlibError, Within
 from service.jobs.vnnlib.uploads import Source, sources
 
-__all__ = ["Case", "Halfspace", "Query", "Source", "VnnlibError", "Within", "parse", "sources"]
+__all__ = [
+    "Bundle",
+    "Case",
+    "Halfspace",
+    "Pair",
+    "Query",
+    "Source",
+    "VnnlibError",
+    "Within",
+    "bundle",
+    "parse",
+    "sources",
+]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.jobs.archive import UploadError
 
-class VnnlibError(ValueError):
+
+class VnnlibError(UploadError):
     """The text is not a property of the supported form; the message begins with the line and shows the token."""
 
 

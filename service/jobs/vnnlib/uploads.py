@@ -36,7 +36,7 @@ def sources(path: Path) -> list[Source]:
         except ArchiveError as error:
             raise VnnlibError(str(error)) from error
     with path.open("rb") as content:
-        return [Source("", _text(content, "the file", LARGEST))]
+        return [Source("", read_text(content, "the file", LARGEST))]
 
 
 def _within(members: list[Member]) -> Iterator[Source]:
@@ -46,12 +46,13 @@ def _within(members: list[Member]) -> Iterator[Source]:
     left = LARGEST
     for member in queries:
         with member.open() as content:
-            text = _text(content, str(member.path), left)
+            text = read_text(content, str(member.path), left)
         left -= len(text)
         yield Source(str(member.path), text)
 
 
-def _text(content: IO[bytes], name: str, most: int) -> str:
+def read_text(content: IO[bytes], name: str, most: int = LARGEST) -> str:
+    """Of a file, compressed by gzip or not. Raises :class:`VnnlibError`, also beyond ``most`` bytes."""
     data = content.read(most + 1)
     if data.startswith(_GZIP):
         data = _unpacked(data, name, most)

@@ -49,6 +49,9 @@ class Property(Protocol):
     def name(self, instance: int) -> str | None:
         """What the user calls it, where there is such a name."""
 
+    def seconds(self, instance: int) -> float | None:
+        """Of search, where the property says so itself."""
+
     def query(self, instance: int) -> Query | None:
         """What a counterexample of the instance must satisfy; ``None`` where nothing has to hold."""
 

@@ -28,6 +28,9 @@ class OneBox:
     def name(self, instance: int) -> None:
         return None
 
+    def seconds(self, instance: int) -> None:
+        return None
+
     def query(self, instance: int) -> Query | None:
         """Equality is no violation: the search is for values below the threshold, to the last bit of float64."""
         cases = tuple(

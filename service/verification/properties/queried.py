@@ -11,7 +11,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VnnlibProperty
-from service.jobs.vnnlib import Query, VnnlibError, parse, sources
+from service.jobs.vnnlib import Bundle, Query, VnnlibError, parse, sources
 from service.verification.properties.base import PropertyError, Question
 
 
@@ -19,11 +19,13 @@ from service.verification.properties.base import PropertyError, Question
 class Queried:
     """The bounds asked for are those on the smallest box around all of a query's; the verdict is the search's.
 
-    ``names`` are the queries' paths in their archive, empty for those that were no archive's.
+    ``names`` are the queries' paths in their archive, empty for those that were no archive's; ``limits`` the seconds
+    of search of each, where there are any.
     """
 
     queries: Sequence[Query]
     names: Sequence[str]
+    limits: Sequence[float | None] = ()
     eps: float | None = None
     has_labels: bool = False
 
@@ -34,6 +36,9 @@ class Queried:
     def name(self, instance: int) -> str | None:
         return self.names[instance] or None
 
+    def seconds(self, instance: int) -> float | None:
+        return self.limits[instance] if self.limits else None
+
     def query(self, instance: int) -> Query:
         return self.queries[instance]
 
@@ -43,7 +48,7 @@ class Queried:
             for ends in zip(*(_around(self.queries[instance]) for instance in instances), strict=True)
         )
         box = Interval.enclosing(lower, upper, like.dtype)
-        rows = like.new_zeros(len(instances), 0, self.queries[0].outputs)
+        rows = like.new_zeros(len(instances), 0, self.queries[instances[0]].outputs)
         return Question(instances, box, rows, rows[:, :, 0], box.centre)
 
 
@@ -62,19 +67,44 @@ def queried(spec: VnnlibProperty, features: int, outputs: int, layout: DataLayou
     return Queried([query for _, query in found], [name for name, _ in found])
 
 
+def paired(opened: Bundle) -> Queried:
+    """Of an archive's rows, about models of their own. :class:`PropertyError` where a query cannot be read."""
+    queries: dict[str, Query] = {}
+    for pair in opened.pairs:
+        if pair.query not in queries:
+            queries[pair.query] = _parsed(f"property.instances: {pair.query}", opened.text(pair))
+    pairs = opened.pairs
+    return Queried(
+        [queries[each.query] for each in pairs], [each.name for each in pairs], [each.seconds for each in pairs]
+    )
+
+
 def _read(path: str, layout: DataLayout, file: str, expected: tuple[int, int]) -> Iterator[tuple[str, Query]]:
     where = path
     try:
         for source in sources(layout.file(file)):
             where = f"{path}: {source.name}" if source.name else path
-            query = parse(source.text)
-            if (query.inputs, query.outputs) != expected:
-                raise PropertyError(
-                    f"{where} has {query.inputs} inputs and {query.outputs} outputs, "
-                    f"the model has {expected[0]} and {expected[1]}"
-                )
-            if not query.cases:
-                raise PropertyError(f"{where}: no input satisfies its bounds on inputs, so there is nothing to verify")
+            query = _parsed(where, source.text)
+            check_sizes(where, query, expected)
             yield source.name, query
     except (OSError, VnnlibError) as error:
         raise PropertyError(f"{where}: {error}") from error
+
+
+def _parsed(where: str, text: str) -> Query:
+    try:
+        query = parse(text)
+    except VnnlibError as error:
+        raise PropertyError(f"{where}: {error}") from error
+    if not query.cases:
+        raise PropertyError(f"{where}: no input satisfies its bounds on inputs, so there is nothing to verify")
+    return query
+
+
+def check_sizes(where: str, query: Query, expected: tuple[int, int]) -> None:
+    """:class:`PropertyError` where the query is not about as many inputs and outputs as a model has."""
+    if (query.inputs, query.outputs) != expected:
+        raise PropertyError(
+            f"{where} has {query.inputs} inputs and {query.outputs} outputs, "
+            f"the model has {expected[0]} and {expected[1]}"
+        )

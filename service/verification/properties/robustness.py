@@ -40,6 +40,9 @@ class RobustSamples:
     def name(self, instance: int) -> None:
         return None
 
+    def seconds(self, instance: int) -> None:
+        return None
+
     def query(self, instance: int) -> Query:
         """One case for each other class that comes above the label. A tie changes no class."""
         sample = self.samples.take(torch.tensor([instance]))

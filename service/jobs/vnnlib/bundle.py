@@ -1,0 +1,108 @@
+"""Archives of networks, queries and an ``instances.csv`` that pairs them, as VNN-COMP publishes its benchmarks."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path, PurePosixPath
+
+from service.jobs.archive import ArchiveError, Member, damage, opened
+from service.jobs.vnnlib.query import VnnlibError
+from service.jobs.vnnlib.uploads import LARGEST, read_text
+
+INSTANCES = "instances.csv"
+MOST_PAIRS, LARGEST_MODEL = 10_000, 2**31
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A row: a model and a query by the names that the row gives them, and seconds of search if it tells."""
+
+    line: int
+    model: str
+    query: str
+    seconds: float | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.query}"
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """An open archive. Names are relative to the folder of ``instances.csv``; a file may have ``.gz`` at its end."""
+
+    pairs: tuple[Pair, ...]
+    members: Mapping[PurePosixPath, Member]
+
+    def text(self, pair: Pair) -> str:
+        """Of the query. Raises :class:`VnnlibError`."""
+        return read_text(io.BytesIO(self._read(pair, pair.query, LARGEST)), pair.query)
+
+    def model(self, pair: Pair, most: int = LARGEST_MODEL) -> bytes | None:
+        """The model's file, ``None`` where it has more bytes than that. Raises :class:`VnnlibError`."""
+        data = self._read(pair, pair.model, most)
+        return None if len(data) > most else data
+
+    def _read(self, pair: Pair, name: str, most: int) -> bytes:
+        for path in (PurePosixPath(name), PurePosixPath(f"{name}.gz")):
+            if path in self.members:
+                return _content(self.members[path], most)
+        raise VnnlibError(f"{INSTANCES} line {pair.line}: the archive has no {name}, and no {name}.gz, beside it")
+
+
+@contextmanager
+def bundle(path: Path) -> Iterator[Bundle]:
+    """The rows and files of an uploaded zip or uncompressed tar. Raises :class:`VnnlibError`."""
+    stack = ExitStack()
+    try:
+        members = stack.enter_context(opened(path, f"{INSTANCES} and the files that it names"))
+        lists = [member for member in members if member.name == INSTANCES]
+        if not lists:
+            raise VnnlibError(f"the archive of {len(members)} files has no {INSTANCES}")
+        home = min(lists, key=lambda member: len(member.path.parts))
+        pairs = tuple(_pairs(read_text(io.BytesIO(_content(home, LARGEST)), INSTANCES)))
+        folder = home.path.parent
+        beside = [each for each in members if each.path.is_relative_to(folder)]
+        yield Bundle(pairs, {each.path.relative_to(folder): each for each in beside})
+    except ArchiveError as error:
+        raise VnnlibError(str(error)) from error
+    finally:
+        # Errors of those who use the bundle are none of the archive's.
+        stack.close()
+
+
+def _content(member: Member, most: int) -> bytes:
+    """No more than one byte beyond ``most``."""
+    with damage(), member.open() as content:
+        return content.read(most + 1)
+
+
+def _pairs(text: str) -> Iterator[Pair]:
+    rows = [
+        (line, row) for line, row in enumerate(csv.reader(text.splitlines()), 1) if any(each.strip() for each in row)
+    ]
+    if not 0 < len(rows) <= MOST_PAIRS:
+        raise VnnlibError(f"{INSTANCES} has {len(rows)} rows; expected 1 to {MOST_PAIRS}")
+    for line, row in rows:
+        cells = [each.strip() for each in row]
+        if len(cells) not in (2, 3) or not all(cells):
+            raise VnnlibError(
+                f"{INSTANCES} line {line}: got {','.join(row)!r}, expected MODEL,QUERY or MODEL,QUERY,SECONDS"
+            )
+        model, query = (str(PurePosixPath(each)) for each in cells[:2])
+        yield Pair(line, model, query, _seconds(line, cells[2]) if len(cells) == 3 else None)
+
+
+def _seconds(line: int, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not isfinite(value) or value <= 0:
+        raise VnnlibError(f"{INSTANCES} line {line}: got {text!r}, expected seconds above 0")
+    return value

@@ -1,0 +1,161 @@
+"""The tasks of a specification: models read, checked and prepared for bounding."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from service.bounds.capture import capture
+from service.bounds.evaluated import Evaluated
+from service.bounds.graph import UnsupportedModelError
+from service.bounds.network import from_graph, prepare
+from service.bounds.shard import shard
+from service.bounds.stages import InStages, Line, Staged, divide_into_stages, prepare_stages
+from service.jobs.plugins import Features
+from service.jobs.runtime import RunContext
+from service.jobs.spec.verify import FromOnnx, InstancesProperty, RobustnessProperty, VerifySpec
+from service.jobs.vnnlib import Bundle, Pair, VnnlibError, bundle
+from service.models import build, load_into
+from service.models.embedded import AfterEmbedding, embedded
+from service.models.reference import resolve
+from service.models.transformer import Transformer
+from service.parallel.mesh import Mesh
+from service.parallel.mesh import build as build_mesh
+from service.parallel.tensor import local_copy
+from service.verification.properties import Property, PropertyError, read
+from service.verification.properties.queried import Queried, check_sizes, paired
+from service.verification.properties.robustness import RobustSamples
+from service.verification.properties.tokens import robust_tokens
+from service.verification.tally import Layer, layers_of
+from service.verification.task import Task
+
+
+def make(spec: VerifySpec, context: RunContext, device: torch.device) -> tuple[Task, ...]:
+    """One for each model.
+
+    Raises :class:`UnsupportedModelError` or ``PropertyError`` when a model or the property cannot be done.
+    """
+    mesh = build_mesh(spec.parallel, context.device_type)
+    if isinstance(spec.property, InstancesProperty):
+        return tuple(_of_pairs(spec, context.data.file(spec.property.instances), mesh, device))
+    if isinstance(spec.model, FromOnnx):
+        content, asked = context.data.file(spec.model.onnx).read_bytes(), spec.property
+        return (_of_onnx(spec, content, mesh, device, lambda sizes: read(asked, *sizes, context.data)),)
+    return (_of_reference(spec, context, mesh, device),)
+
+
+def _of_reference(spec: VerifySpec, context: RunContext, mesh: Mesh, device: torch.device) -> Task:
+    assert spec.model is not None
+    assert not isinstance(spec.model, FromOnnx)
+    assert not isinstance(spec.property, InstancesProperty)
+    config, weights = resolve(spec.model, context.data)
+    reads = config.reads
+    module = build(config, mesh, dtype=torch.float32, device=device, seed=spec.seed)
+    if weights is not None:
+        load_into(module, weights)
+    module.eval().requires_grad_(False)
+    line = Line(mesh, device) if mesh.pp.size > 1 else None
+    asked: Property
+    if isinstance(reads, Features):
+        asked, shape = read(spec.property, reads.features, reads.classes, context.data), (reads.features,)
+    else:
+        asked, module = _of_tokens(spec, module, context, line)
+        shape = (asked.samples.inputs.shape[1],)
+    if line is not None:
+        staged = prepare_stages(module, shape, mesh.tp, line)
+        layers = _layers_of_stages(staged, mesh.tp.size)
+        return Task(spec, mesh, device, InStages(module, line), staged.network, asked, layers, staged=staged)
+    network = prepare(_bounded(spec, module), shape, mesh.tp)
+    return Task(spec, mesh, device, module, network, asked, layers_of(network, mesh.tp.size))
+
+
+def _of_tokens(
+    spec: VerifySpec, module: nn.Module, context: RunContext, line: Line | None
+) -> tuple[RobustSamples, nn.Module]:
+    """The property of embedded tokens, and what follows the embedding, which only the first stage has."""
+    if not isinstance(module, Transformer) or not isinstance(spec.property, RobustnessProperty):
+        raise UnsupportedModelError(
+            "a model of tokens takes ids, and its first operator, aten.embedding, has no rule: there is no box of "
+            "inputs to certify; expected a model that reads features, or a transformer and robustness"
+        )
+    model, device = module, next(module.parameters()).device
+
+    def embed(ids: Tensor) -> Tensor:
+        if line is None:
+            return embedded(model, ids.to(device))
+        return line.of_first(embedded(model, ids.to(device)) if line.is_first else None)
+
+    asked = robust_tokens(spec.property, model.config, embed, context.data)
+    return asked, AfterEmbedding(model, asked.samples.inputs.shape[1] // model.config.dim)
+
+
+def _layers_of_stages(staged: Staged, tp: int) -> list[Layer]:
+    own = [replace(layer, name=f"stage {staged.line.rank}: {layer.name}") for layer in layers_of(staged.network, tp)]
+    text = "".join(json.dumps(asdict(layer)) + "\n" for layer in own)
+    everyone = bytes(staged.line.joined(torch.tensor(list(text.encode()), dtype=torch.uint8)).tolist()).decode()
+    return [Layer(**json.loads(line)) for line in everyone.splitlines()]
+
+
+def _bounded(spec: VerifySpec, module: nn.Module) -> nn.Module:
+    """Rigorous bounds are of the float64 function that has the module's weights."""
+    return local_copy(module).double() if spec.rigorous else module
+
+
+def _of_pairs(spec: VerifySpec, archive: Path, mesh: Mesh, device: torch.device) -> Iterator[Task]:
+    name = ""
+    try:
+        with bundle(archive) as opened:
+            asked, parts = paired(opened), defaultdict[str, list[int]](list)
+            for instance, pair in enumerate(opened.pairs):
+                parts[pair.model].append(instance)
+            for name, part in parts.items():
+                fitting = partial(_fitting, opened, asked, part)
+                task = _of_onnx(spec, _model(opened, opened.pairs[part[0]]), mesh, device, fitting)
+                layers = [replace(layer, name=f"{name}: {layer.name}") for layer in task.layers]
+                yield replace(task, layers=layers, part=frozenset(part))
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{name}: {error}") from error
+    except (OSError, VnnlibError) as error:
+        raise PropertyError(f"property.instances: {error}") from error
+
+
+def _model(opened: Bundle, pair: Pair) -> bytes:
+    content = opened.model(pair)
+    if content is None:
+        raise PropertyError(f"property.instances: {pair.model} is larger than an ONNX file can be")
+    return content
+
+
+def _fitting(opened: Bundle, asked: Queried, part: Sequence[int], sizes: tuple[int, int]) -> Queried:
+    """The queries, once those of a model are known to fit it."""
+    for instance in part:
+        check_sizes(opened.pairs[instance].name, asked.queries[instance], sizes)
+    return asked
+
+
+def _of_onnx(
+    spec: VerifySpec, content: bytes, mesh: Mesh, device: torch.device, ask: Callable[[tuple[int, int]], Property]
+) -> Task:
+    from service.bounds.onnx import load  # noqa: PLC0415 - brings onnxruntime, which only these models need
+    from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
+
+    module = load(content)
+    asked = ask((module.features, module.outputs))
+    if mesh.pp.size > 1:
+        graph = shard(capture(module, (module.features,)), mesh.tp)
+        staged = divide_into_stages(graph, mesh.tp, line := Line(mesh, device))
+        stage = InStages(Evaluated(staged.network.graph), line)
+        layers = _layers_of_stages(staged, mesh.tp.size)
+        return Task(spec, mesh, device, stage, staged.network, asked, layers, Runtime.of(parse(content)), staged)
+    module = module.to(device)
+    # The graph is divided, not the module: witnesses are judged on the whole of it, on every rank.
+    network = from_graph(shard(capture(_bounded(spec, module), (module.features,)), mesh.tp), mesh.tp)
+    layers = layers_of(network, mesh.tp.size)
+    return Task(spec, mesh, device, module, network, asked, layers, Runtime.of(parse(content)))
