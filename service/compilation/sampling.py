@@ -12,7 +12,9 @@ from torch.nn import functional
 Key = tuple[str, str]
 KEPT = 2**16
 """Elements of a tensor that are compared one by one: all gradients of all iterations of all runs are kept at once."""
-SUMS, ROWS = 2**12, 2**10
+SUMS = 2**12
+ROWS = 2**8
+"""Elements for each sum that are taken at once: they are copied in float64, which must not show in peak memory."""
 WHOLE = " (whole)"
 """Behind the kind of a tensor: its signed sums."""
 

@@ -18,6 +18,7 @@ from service.compilation.verdicts import Verdict
 from service.parallel.boundary import StepBoundary
 
 FEATURES, ROWS, LATE = 4, 5, 3
+TIMES = count()
 
 
 class Scorer(nn.Module):
@@ -117,6 +118,12 @@ def changes_late(loop: Loop) -> Step:
     return sound(loop)
 
 
+def never_alike(loop: Loop) -> Step:
+    """2 % more than the time before, whoever runs it."""
+    loop.boundary.step_boundary()
+    return loop.update(lambda: loop.score(loop.batch()).square().mean() * (1 + 0.02 * next(TIMES)))
+
+
 @dataclass(frozen=True)
 class FaultyProgram:
     step: Callable[[Loop], Step] = sound
@@ -177,6 +184,14 @@ FAULTS: tuple[Fault, ...] = (
         "gradient",
         FaultyProgram(),
         Rung("x", backends.wrong_gradients),
+    ),
+    Fault(
+        "eager runs that never agree",
+        "parity",
+        "vacuous",
+        "two eager runs differ",
+        FaultyProgram(never_alike),
+        RUNGS["eager"],
     ),
     Fault(
         "a module that changes after warm-up",
