@@ -48,22 +48,31 @@ def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profi
         queued = time.perf_counter() - start
         if cuda:
             torch.cuda.synchronize(device)
-    events = profiler.events() or []
+    events = _events(profiler)
     share = _compiled_share(events)
     if not cuda:
         return Profile(share, queued / steps)
-    busy = _covered(event for event in events if event.device_type == DeviceType.CUDA) / 1e6 / steps
+    busy = _covered(event for event in events if event.device_type() == DeviceType.CUDA) / 1e9 / steps
     if not busy:  # the device told nothing: CUPTI is missing, or belongs to another profiler
         return Profile(share, queued / steps)
-    names = [str(event.name) for event in events]
+    names = [event.name() for event in events]
     launches = sum(name in LAUNCHES for name in names) / steps
     return Profile(share, queued / steps, launches, names.count(GRAPH_LAUNCH) / steps, busy)
 
 
+def _events(profiler: profile) -> list[Any]:
+    """As the profiler has recorded them: what it makes of them for people takes many seconds for a large model.
+
+    ``profiler.profiler.kineto_results`` has no public name on torch 2.11 to 2.13.
+    """
+    results = None if profiler.profiler is None else profiler.profiler.kineto_results
+    return [] if results is None else list(results.events())
+
+
 def _compiled_share(events: Iterable[Any]) -> float:
-    on_host = [event for event in events if event.device_type == DeviceType.CPU]
-    compiled = [event for event in on_host if _is_compiled(str(event.name))]
-    operators = [event for event in on_host if str(event.name).startswith("aten::")]
+    on_host = [(event, event.name()) for event in events if event.device_type() == DeviceType.CPU]
+    compiled = [event for event, name in on_host if _is_compiled(name)]
+    operators = [event for event, name in on_host if name.startswith("aten::")]
     total = _covered([*compiled, *operators])
     return _covered(compiled) / total if total else 0.0
 
@@ -73,8 +82,8 @@ def _is_compiled(name: str) -> bool:
 
 
 def _covered(events: Iterable[Any]) -> float:
-    """Microseconds in which at least one of ``events`` was under way."""
-    spans = sorted((event.time_range.start, event.time_range.end) for event in events)
+    """Nanoseconds in which at least one of ``events`` was under way."""
+    spans = sorted((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events)
     total, reached = 0.0, float("-inf")
     for start, end in spans:
         total += max(end - max(start, reached), 0.0)
