@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from service.bounds.stages.line import Line
 from service.bounds.stages.model import InStages
-from service.bounds.stages.staged import Staged, divide_into_stages, prepare_stages
+from service.bounds.stages.staged import Staged, StagedAnalysis, divide_into_stages, prepare_stages
 
-__all__ = ["InStages", "Line", "Staged", "divide_into_stages", "prepare_stages"]
+__all__ = ["InStages", "Line", "Staged", "StagedAnalysis", "divide_into_stages", "prepare_stages"]

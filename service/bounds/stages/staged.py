@@ -58,7 +58,7 @@ class Staged:
                 ends = analysis.backward.intervals[self.network.graph.output.name]
                 line.to_next(torch.stack([ends.lower, ends.upper]))
             self._answer(analysis, lambda: box.lower.new_zeros(1))
-            return _StagedAnalysis(self, analysis)
+            return StagedAnalysis(self, analysis)
 
         return bounded
 
@@ -82,9 +82,16 @@ class Staged:
 
 
 @dataclass(frozen=True, eq=False)
-class _StagedAnalysis:
+class StagedAnalysis:
+    """An :class:`~service.bounds.methods.Analysis` of the whole network, of which this rank has its stage's part."""
+
     staged: Staged
     analysis: LinearAnalysis | OptimisedAnalysis
+
+    @property
+    def entering(self) -> Interval:
+        """Bounds of what enters this rank's stage."""
+        return self.analysis.backward.intervals[self.staged.network.graph.input.name]
 
     @property
     def inputs(self) -> Mapping[str, tuple[Interval, ...]]:

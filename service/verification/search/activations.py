@@ -17,10 +17,10 @@ from torch import Tensor
 
 from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Analysis, Effort
-from service.bounds.network import Network
+from service.bounds.methods import METHODS, Analysis, Effort, Method
 from service.bounds.rigorous import RIGOROUS, RigorousAnalysis
 from service.bounds.split import Sites
+from service.bounds.stages import StagedAnalysis
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
 from service.verification.search.attack import descend
 from service.verification.search.bounding import Bounding, Climb, Question
@@ -33,6 +33,7 @@ from service.verification.search.goal import Goal
 from service.verification.search.intermediate import optimised
 from service.verification.search.programs import Programs
 from service.verification.search.refining import refined
+from service.verification.search.stage_bounding import StageBounding
 from service.verification.search.subject import Subject, worst_first
 
 FROM_SCRATCH, ONWARD = Climb(60, slopes=0.1), Climb(10, slopes=0.03)
@@ -73,20 +74,22 @@ class _Root:
 @torch.no_grad()
 def _root(subject: Subject, goal: Goal, method: str, deadline: float) -> _Root:
     """CROWN's, and what an optimising method adds where there is reason and time, and no search that does the same."""
-    network = subject.network
-    box = goal.box(subject.dtype).arranged(lambda end: end.reshape(1, *network.graph.input.shape))
+    network, box = subject.network, goal.box(subject.dtype)
+    if subject.staged is None:
+        box = box.arranged(lambda end: end.reshape(1, *network.graph.input.shape))
     started = time.monotonic()
-    first, methods = CHEAPER.get(method, method), RIGOROUS if subject.rigorous else METHODS
-    analysis: Analysis = methods[first](network, box, Effort())
-    question, margins = _asked(network, goal, analysis, subject.dtype)
+    first = CHEAPER.get(method, method)
+    analysis = _by(subject, first)(network, box, Effort())
+    question, margins = _asked(subject, goal, analysis)
     late = subject.late(deadline - COST * (time.monotonic() - started))
     enough = late or _optimises_later(subject) or bool((margins.amax(dim=1) > 0).all())
     if first != method and not subject.crew.anywhere(enough, subject.device):
-        analysis = methods[method](network, box, Effort())
-        question, margins = _asked(network, goal, analysis, subject.dtype)
+        analysis = _by(subject, method)(network, box, Effort())
+        question, margins = _asked(subject, goal, analysis)
     # Domains that are handed over have parameters for the entries that are open here, on all ranks the same.
     crew = Exchange(subject.crew.axis)
     bounds = Sites.of(network).bounds(analysis.inputs)
+    box = analysis.entering if isinstance(analysis, StagedAnalysis) else box
     return _Root(box, Interval(crew.agree(bounds.lower), crew.agree(bounds.upper)), question, margins, analysis)
 
 
@@ -95,10 +98,18 @@ def _optimises_later(subject: Subject) -> bool:
     return subject.network.exchange.axis.size == 1 and not subject.rigorous
 
 
-def _asked(network: Network, goal: Goal, analysis: Analysis, dtype: torch.dtype) -> tuple[Question, Tensor]:
+def _by(subject: Subject, method: str) -> Method:
+    found = (RIGOROUS if subject.rigorous else METHODS)[method]
+    return found if subject.staged is None else subject.staged.method(found)
+
+
+def _asked(subject: Subject, goal: Goal, analysis: Analysis) -> tuple[Question, Tensor]:
     """Rows by disjunct, and what the root's bounds prove of each."""
+    network, dtype = subject.network, subject.dtype
     rows, thresholds = goal.rows.to(dtype), goal.thresholds.to(dtype)
-    both = torch.cat([rows, -rows]).reshape(-1, *network.graph.output.shape)
+    both = torch.cat([rows, -rows])
+    if subject.staged is None:
+        both = both.reshape(-1, *network.graph.output.shape)
     below = network.exchange.agree(analysis.lower_bounds(both[None])[0])
     least, most = below[: len(rows)], -below[len(rows) :]
     reach = torch.maximum(least.abs(), most.abs()).nan_to_num(posinf=0.0) + thresholds.abs()
@@ -114,6 +125,12 @@ def _asked(network: Network, goal: Goal, analysis: Analysis, dtype: torch.dtype)
     return question, margins.nan_to_num(nan=-torch.inf)
 
 
+def _bounding(subject: Subject, root: _Root) -> Bounding:
+    if subject.staged is not None:
+        return StageBounding(subject.staged, root.box, root.bounds, root.question)
+    return Bounding(subject.network, root.box, root.bounds, root.question)
+
+
 def _certificates(subject: Subject, bounding: Bounding, root: _Root) -> Certificates | None:
     if not subject.rigorous:
         return None
@@ -126,7 +143,7 @@ class _Search:
 
     def __init__(self, subject: Subject, goal: Goal, deadline: float, watcher: Watcher, root: _Root) -> None:
         self.subject, self.goal, self.deadline, self.watcher = subject, goal, deadline, watcher
-        self.bounding = Bounding(subject.network, root.box, root.bounds, root.question)
+        self.bounding = _bounding(subject, root)
         self.branching = Branching(self.bounding)
         self.certificates = _certificates(subject, self.bounding, root)
         self.programs = Programs(subject, goal)
@@ -256,7 +273,7 @@ class _Search:
         """The points where bounds are attained, and where the gradient leads from those of the least margins."""
         x = x.flatten(1)
         values = self.goal.per_disjunct(self.goal.excess(self.subject.outputs(x))).amin(dim=1)
-        box = self.bounding.box.arranged(lambda end: end.flatten(1))
+        box = self.goal.box(self.subject.dtype)
         return descend(self.subject, self.goal, box, x[worst_first(values, TRIED)])
 
     def _report(self, everyone: Standing) -> None:

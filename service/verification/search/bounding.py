@@ -22,7 +22,7 @@ from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.split import Bent, Multipliers, Recorded, Sites, Splits, constrained
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 from service.verification.search.domains import Domains
-from service.verification.search.numbering import Numbering, Placed
+from service.verification.search.numbering import Numbering, Numbers, Placed
 
 FLOATS_PER_VALUE = 40
 """What a pass with gradients keeps for each value of each domain, roughly."""
@@ -78,7 +78,7 @@ class Closer:
 
 
 @dataclass(frozen=True, eq=False)
-class _Fixed:
+class Fixed:
     """What does not change while a batch of domains is optimised."""
 
     domains: Domains
@@ -109,13 +109,16 @@ class Bounding:
         self.network, self.box, self.question = network, box, question
         self.sites = Sites.of(network)
         self.bounds = bounds
-        self.numbering = Numbering.of(network, self.sites, bounds.lower.device)
+        self.numbering = self._numbered(bounds.lower.device)
         self.scale = self.numbering.everywhere(torch.ones_like(bounds.lower[0]))
         before = {node.name for node in network.graph.until(question.start)}
         self.relaxed = tuple(node for node in network.nonlinear if node.name in before)
         root = self.shaped(bounds)
         self._open = {node.name: _entries(self._improvable(node, root)) for node in self.relaxed}
         self.tighten(bounds)
+
+    def _numbered(self, device: torch.device) -> Numbers:
+        return Numbering.of(self.network, self.sites, device)
 
     def tighten(self, bounds: Interval) -> None:
         """Take other bounds at the root, within those before: domains keep their meaning and their margins."""
@@ -199,14 +202,20 @@ class Bounding:
             probe = domains.slopes.new_zeros(len(domains), self.sites.entries, requires_grad=True)
             probed = self._constrained(fixed, relaxed, domains.beta, probe)
             recorded = {name: Recorded(each, name, arrived) for name, each in probed.items()}
-            margin = self._walked(fixed, recorded, box, domains.weights)
-            (reached,) = torch.autograd.grad(margin.sum(), probe, allow_unused=True)
-        slope = box.arrived[-1].detach().squeeze(1)
-        corner = torch.where(slope > 0, box.lower, torch.where(slope < 0, box.upper, box.centre))
+            weights = domains.weights.detach().requires_grad_()
+            margin = self._walked(fixed, recorded, box, weights)
+            # Weights only so that rows have a gradient, for which other ranks may wait.
+            reached, _ = torch.autograd.grad(margin.sum(), [probe, weights], allow_unused=True)
         coefficients = {name: each.detach() for name, each in arrived.items()}
-        minimiser = self.network.exchange.agree(fixed.box.nearest(corner))
+        minimiser = self._minimiser(fixed, box.arrived)
         reached = torch.zeros_like(probe) if reached is None else reached
         return Closer(margin.detach(), coefficients, relaxed, fixed.bounds, minimiser, reached)
+
+    def _minimiser(self, fixed: Fixed, arrived: Sequence[Tensor]) -> Tensor:
+        """Of the coefficients that arrived at the input."""
+        box, slope = fixed.box, arrived[-1].detach().squeeze(1)
+        corner = torch.where(slope > 0, box.lower, torch.where(slope < 0, box.upper, box.centre))
+        return self.network.exchange.agree(box.nearest(corner))
 
     def calibrate(self, domains: Domains) -> None:
         """Take the size of the multipliers' steps from the coefficients that arrive in some domains."""
@@ -220,19 +229,23 @@ class Bounding:
         own = self.sites.flattened({value: size[None] for value, size in sizes.items()})[0]
         self.scale = self.numbering.everywhere(own)
 
-    def _margin(self, fixed: _Fixed, slopes: Tensor, beta: Tensor, weights: Tensor) -> Tensor:
+    def _margin(self, fixed: Fixed, slopes: Tensor, beta: Tensor, weights: Tensor) -> Tensor:
         relaxed = self._constrained(fixed, self._chosen(fixed.families, slopes), beta)
         return self._walked(fixed, relaxed, fixed.box, weights)
 
-    def _walked(self, fixed: _Fixed, relaxed: Mapping[str, Relaxed], box: Interval, weights: Tensor) -> Tensor:
-        weights = weights / weights.sum(dim=1, keepdim=True)
-        disjunct = fixed.domains.disjunct
-        rows = torch.bmm(weights[:, None], self.question.rows[disjunct])
-        offset = (weights * self.question.offsets[disjunct]).sum(dim=1)
+    def _walked(self, fixed: Fixed, relaxed: Mapping[str, Relaxed], box: Interval, weights: Tensor) -> Tensor:
+        rows, offset = self._rows(fixed, weights)
         start = self.network.nodes[self.question.start]
         backward = Pass(self.network, {self.network.graph.input.name: box}, relaxed)
         found = backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
         return self.network.exchange.agree(found)
+
+    def _rows(self, fixed: Fixed, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The combined row ``(n, 1, entries)`` of each domain, and its offset ``(n,)``."""
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        disjunct = fixed.domains.disjunct
+        rows = torch.bmm(weights[:, None], self.question.rows[disjunct])
+        return rows, (weights * self.question.offsets[disjunct]).sum(dim=1)
 
     def _chosen(self, families: Mapping[str, Family], slopes: Tensor) -> dict[str, Relaxed]:
         sizes = [start.numel() for starts in self._slopes.values() for start in starts]
@@ -244,7 +257,7 @@ class Bounding:
         return relaxed
 
     def _constrained(
-        self, fixed: _Fixed, relaxed: dict[str, Relaxed], beta: Tensor, probe: Tensor | None = None
+        self, fixed: Fixed, relaxed: dict[str, Relaxed], beta: Tensor, probe: Tensor | None = None
     ) -> dict[str, Relaxed]:
         if not beta.shape[1] and probe is None:
             return relaxed
@@ -252,7 +265,7 @@ class Bounding:
         added, biases = multipliers.coefficients(self.sites.entries), multipliers.biases(self.sites.entries)
         return constrained(self.network, self.sites, relaxed, added if probe is None else added + probe, biases)
 
-    def _gradients(self, fixed: _Fixed, margin: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    def _gradients(self, fixed: Fixed, margin: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         """Zero where nothing depends on an input, or where a bound is not finite."""
         found = torch.autograd.grad(margin.sum(), inputs, allow_unused=True)
         slopes, beta, weights = (
@@ -270,7 +283,7 @@ class Bounding:
         slopes[:, self._common] = self.network.exchange.agree(slopes[:, self._common])
         return slopes
 
-    def _projected(self, fixed: _Fixed, before: list[Tensor], moving: list[Tensor]) -> list[Tensor]:
+    def _projected(self, fixed: Fixed, before: list[Tensor], moving: list[Tensor]) -> list[Tensor]:
         slopes, beta, weights = moving
         # A multiplier that would change its sign stops at the kink.
         beta = torch.where(before[1] * beta < 0, torch.zeros_like(beta), beta)
@@ -280,14 +293,14 @@ class Bounding:
         return [slopes.clamp(0, 1), beta, torch.where(total > 0, weights / total, used)]
 
     @torch.no_grad()
-    def _fixed(self, domains: Domains) -> _Fixed:
+    def _fixed(self, domains: Domains) -> Fixed:
         splits = self.numbering.placed(domains.index, domains.sign)
         clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.bounds)
         met = clipped.meet(clipped)
         bounds, held = self.shaped(met), met.arranged(lambda end: end.gather(1, splits.index))
         box = self.box.arranged(lambda end: end.expand(len(domains), *end.shape[1:]))
         empty = self.numbering.anywhere(_empty(clipped))
-        return _Fixed(domains, splits, empty, held, bounds, self._families(bounds), box)
+        return Fixed(domains, splits, empty, held, bounds, self._families(bounds), box)
 
     def shaped(self, bounds: Interval) -> dict[str, Interval]:
         """``(n, entries)`` of all sites as bounds of each value."""

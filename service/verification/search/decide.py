@@ -14,13 +14,13 @@ from service.verification.search.attack import RESTARTS, attack
 from service.verification.search.decision import Decision, Finding, Means, Moment, Search
 from service.verification.search.goal import Goal, goals
 from service.verification.search.inputs import FEW_INPUTS, split_inputs
-from service.verification.search.stages import bound_whole
+from service.verification.search.stages import split_in_stages
 from service.verification.search.subject import Subject
 
 ATTACKING = 0.2
 """Share of the time in which the attack must be over; on small networks it takes much less."""
 SEARCHES: dict[Means, Search] = {Means.INPUTS: split_inputs, Means.ACTIVATIONS: split_activations}
-IN_STAGES: dict[Means, Search] = {Means.INPUTS: split_inputs, Means.ACTIVATIONS: bound_whole}
+IN_STAGES: dict[Means, Search] = {Means.INPUTS: split_inputs, Means.ACTIVATIONS: split_in_stages}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,9 +30,40 @@ class Placed:
         return self.sign != 0
 
 
+class Numbers(Protocol):
+    """A numbering of all entries, of which this rank has some; all ranks call the same methods."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all entries."""
+
+    def placed(self, number: Tensor, sign: Tensor) -> Placed:
+        """Of ``(n, depth)`` splits."""
+
+    def total(self, number: Tensor, values: Tensor) -> Tensor:
+        """Values ``(n, depth)`` of which each entry's is known where it is, on all ranks."""
+
+    def everywhere(self, values: Tensor) -> Tensor:
+        """``(entries,)`` of this rank to those of all entries, by number."""
+
+    def anywhere(self, flags: Tensor) -> Tensor:
+        """Flags ``(n,)`` that are set on any rank."""
+
+    def least(self, count: int) -> int:
+        """Of all ranks' numbers."""
+
+    def most(self, scores: Tensor, count: int, fields: Sequence[Tensor]) -> list[Tensor]:
+        """The ``count`` best entries ``(n, count)`` of every domain: their scores, numbers, and ``fields``.
+
+        Scores and fields are ``(n, entries)`` of this rank; a score of −∞ is no candidate.
+        """
+
+
 @dataclass(frozen=True, eq=False)
 class Numbering:
-    """Entry e of rank r has the number ``r · entries + e``, a replicated one that of the first rank.
+    """:class:`Numbers` over a tensor-parallel group.
+
+    Entry e of rank r has the number ``r · entries + e``, a replicated one that of the first rank.
 
     ``replicated`` is bool ``(entries,)``.
     """
@@ -50,11 +82,9 @@ class Numbering:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this rank has all entries."""
         return self.exchange.axis.size == 1
 
     def placed(self, number: Tensor, sign: Tensor) -> Placed:
-        """Of ``(n, depth)`` splits."""
         if self.is_whole:
             return Placed(number, sign)
         index = number % self.entries
@@ -66,26 +96,18 @@ class Numbering:
         return number // self.entries == self.exchange.axis.rank
 
     def total(self, number: Tensor, values: Tensor) -> Tensor:
-        """Values ``(n, depth)`` of which each entry's is known where it is, on all ranks."""
         return values if self.is_whole else self.exchange.sum(torch.where(self.leads(number), values, 0))
 
     def everywhere(self, values: Tensor) -> Tensor:
-        """``(entries,)`` of this rank to those of all entries, by number."""
         return self.exchange.gather(values, 0)
 
     def anywhere(self, flags: Tensor) -> Tensor:
-        """Flags ``(n,)`` that are set on any rank."""
         return flags if self.is_whole else self.exchange.sum(flags.to(torch.int32)) > 0
 
     def least(self, count: int) -> int:
-        """Of all ranks' numbers."""
         return -self.exchange.largest(-count, self.replicated.device)
 
     def most(self, scores: Tensor, count: int, fields: Sequence[Tensor]) -> list[Tensor]:
-        """The ``count`` best entries ``(n, count)`` of every domain: their scores, numbers, and ``fields``.
-
-        Scores and fields are ``(n, entries)`` of this rank; a score of −∞ is no candidate.
-        """
         if not self.is_whole and self.exchange.axis.rank:
             scores = torch.where(self.replicated, -torch.inf, scores)
         best = scores.topk(min(count, self.entries), dim=1)

@@ -70,8 +70,10 @@ class Programs:
 
     @property
     def applies(self) -> bool:
+        """Not to a model in stages, whose matrix no rank has."""
         network = self.subject.network
-        return all(isinstance(network.rule_of(node), LeakyRelu) for node in network.nonlinear)
+        bent = all(isinstance(network.rule_of(node), LeakyRelu) for node in network.nonlinear)
+        return bent and self.subject.staged is None
 
     def solved(self, domain: Domains, bounds: Interval) -> Solved:
         """One domain, whose splits leave no operator that is not affine, given the root's bounds of all sites."""

@@ -1,7 +1,7 @@
 """Searches through a model in pipeline stages: every stage has the same domains, and they bound them together.
 
-What is decided is decided from numbers that the stages have from one of them. Boxes of inputs are split as everywhere
-else; of a box with many inputs, where a search would split activations, only the whole is bounded.
+What is decided is decided from numbers that the stages have from one of them. Inputs and activations are split as
+everywhere else.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.planes import Known, Planes, minimum
+from service.bounds.split import Sites
 from service.bounds.stages import Staged
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
+from service.verification.search.activations import split_activations
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.goal import Goal
 from service.verification.search.subject import Subject
@@ -66,9 +68,17 @@ class _Watched(Interval):
         return super().least(coefficients)
 
 
+def split_in_stages(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
+    """:func:`split_activations`; the whole box is all that is bounded where a stage has no activations."""
+    assert subject.staged is not None
+    found = subject.staged.line.joined(torch.tensor([Sites.of(subject.network).entries]))
+    search = split_activations if bool(found.all()) else _bound_whole
+    return search(subject, goal, method, deadline, watcher)
+
+
 @torch.no_grad()
-def bound_whole(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
-    """A :class:`~service.verification.search.decision.Search` of one domain for each disjunct: the whole box."""
+def _bound_whole(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
+    """One domain for each disjunct: the whole box."""
     assert subject.staged is not None
     staged, box, bound = subject.staged, goal.box(subject.dtype), -inf
     rows = goal.rows.to(subject.dtype)

@@ -1,0 +1,127 @@
+"""Searches through pipeline stages decide what one process does, by splits of values of any stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+SHARES = {"proved": 1.1, "proved by splits": 0.3, "refuted": -0.05}
+"""Where between the largest output that is reached and CROWN's bound a counterexample would have to be."""
+MESHES = [{"pp": 4}, {"pp": 2, "dp_shard": 2}]
+EPS = 0.1
+
+
+def decisions() -> dict[str, dict[str, Any]]:
+    """Of the stages, and on the last one also of one process."""
+    import torch
+    from nets import box_around, output_bounds
+
+    from service.bounds.network import prepare
+    from service.bounds.stages import InStages, Line, prepare_stages
+    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.model import MlpConfig
+    from service.models import build
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+    from service.parallel.tensor import local_copy
+    from service.verification.search import Subject, decide
+    from service.verification.search.crew import Crew
+
+    device, double = distributed.start("cpu"), torch.float64
+    config = MlpConfig(in_features=70, hidden=(9, 8, 9, 8), out_features=2)
+
+    def built(mesh: Any) -> torch.nn.Module:
+        module = build(config, mesh, dtype=double, seed=3)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(2.5)
+        return module.eval().requires_grad_(False)
+
+    whole = built(None)
+    centre = torch.randn(70, generator=torch.Generator().manual_seed(1), dtype=double)
+    x = centre + EPS * (2 * torch.rand(64, 70, generator=torch.Generator().manual_seed(2), dtype=double) - 1)
+    for step in range(60):
+        (gradient,) = torch.autograd.grad(whole(x.requires_grad_())[:, 0].sum(), x)
+        x = (x.detach() + EPS * 0.2 * (1 - step / 60) * gradient.sign()).clamp(centre - EPS, centre + EPS)
+    least = float(whole(x)[:, 0].max())
+    network = prepare(whole, (70,))
+    most = float(output_bounds(network, box_around(centre[None], EPS), "crown").upper[0, 0])
+    lower, upper = tuple((centre - EPS).tolist()), tuple((centre + EPS).tolist())
+    found: dict[str, dict[str, Any]] = {}
+    for degrees in MESHES:
+        mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
+        line, own = Line(mesh, device), built(mesh)
+        staged, model = prepare_stages(own, (70,), mesh.tp, line), InStages(own, line)
+        crew = Crew(mesh.dp)
+        subjects = {"stages": Subject(model, staged.network, local_copy(model), None, double, crew, staged=staged)}
+        if line.is_last and "dp_shard" not in degrees:
+            subjects["one process"] = Subject(whole, network, whole, None, double)
+        for place, subject in subjects.items():
+            found.setdefault(f"domains on {degrees}", {})[place] = domain_margins(
+                subject, query_above(lower, upper, most)
+            )
+        for share, (place, subject) in ((share, each) for share in SHARES for each in subjects.items()):
+            limit = least + SHARES[share] * (most - least)
+            decision = decide(subject, query_above(lower, upper, limit), "alpha-crown", 60.0, restarts=0)
+            case = found.setdefault(f"{share} on {degrees}", {})
+            case[place] = [decision.verdict.value, decision.means.value, decision.domains]
+            if decision.counterexample is not None:
+                x = torch.tensor(decision.counterexample, dtype=double)
+                case[f"excess of {place}"] = float(whole(x[None])[0, 0]) - limit
+    distributed.stop()
+    return found
+
+
+def query_above(lower: tuple[float, ...], upper: tuple[float, ...], limit: float) -> Any:
+    """Whether the first output reaches a limit."""
+    from service.jobs.vnnlib import Case, Halfspace, Query
+
+    return Query(len(lower), 2, (Case(lower, upper, (Halfspace(((0, -1.0),), -limit),)),))
+
+
+def domain_margins(subject: Any, query: Any) -> list[float]:
+    """Of domains that are split at two values each, anywhere, optimised for some steps."""
+    import torch
+
+    from service.verification.search import activations
+    from service.verification.search.bounding import Climb
+    from service.verification.search.goal import goals
+
+    (goal,) = goals(query, subject.device)
+    root = activations._root(subject, goal, "crown", float("inf"))
+    bounding = activations._bounding(subject, root)
+    roots = bounding.roots(root.margins)
+    bounding.calibrate(roots)
+    generator, count = torch.Generator().manual_seed(5), 12
+    domains = roots.repeated(count)
+    for _ in range(2):
+        number = torch.randint(0, 34, (count,), generator=generator)
+        sign = torch.randint(0, 2, (count,), generator=generator).double() * 2 - 1
+        domains = domains.split_further(number, sign, torch.zeros_like(sign), torch.zeros_like(sign))
+    domains = domains.with_(margin=torch.full_like(domains.margin, -torch.inf))
+    found: list[float] = bounding.optimised(domains, Climb(10, slopes=0.1)).margin.tolist()
+    return found
+
+
+def test_stages_decide_what_one_process_decides(torchrun: Any) -> None:
+    results = torchrun(decisions, 4, timeout_s=300)
+    last = results[3]
+    assert len(last) == (len(SHARES) + 1) * len(MESHES)
+    bounded = [last.pop(f"domains on {degrees}") for degrees in MESHES]
+    expected = bounded[0]["one process"]
+    assert len(set(expected)) > 6, "splits make a difference"
+    for margins in bounded:
+        assert margins["stages"] == pytest.approx(expected, rel=1e-8)
+    for name, case in last.items():
+        verdict, means, domains = case["stages"]
+        assert all(result[name]["stages"] == case["stages"] for result in results), name
+        assert verdict == ("falsified" if "refuted" in name else "verified"), (name, case)
+        assert means == "activation splitting"
+        assert case.get("excess of stages", 0) >= 0
+        if "splits" in name:
+            assert domains > 5, "nothing was split"
+        if "one process" in case:
+            assert case["one process"] == [verdict, means, pytest.approx(domains, rel=0.5)]
