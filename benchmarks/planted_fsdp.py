@@ -9,6 +9,7 @@ phase: whether what was found is what was planted, and the verdicts of its rungs
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from service.compilation.rungs import LADDER, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.compile import Tolerance
 from service.parallel import distributed
+from service.parallel.distributed import read_launch
 
 STEPS = 8
 
@@ -42,23 +44,23 @@ def main() -> int:
         # torch 2.11 raises where later versions train nothing.
         ("compiled autograd", Sharded(blocks, device, compiles_autograd=True), "train", {"frozen", "fail_error"}),
     ]
-    rank = torch.distributed.get_rank()
-    right = [report(*case, LADDER, rank) for case in cases]
+    rank = read_launch(os.environ).rank
+    right = [report(*case, LADDER) for case in cases]
     # The last, as the ranks then part.
     ladder = [LADDER[0], Rung("aot_eager", backends.crashes) if rank else LADDER[1]]
-    right.append(report("crash on rank 1", Sharded(blocks, device), "train", {"fail_error"}, ladder, rank))
+    right.append(report("crash on rank 1", Sharded(blocks, device), "train", {"fail_error"}, ladder))
     if rank == 0:
         print(f"torch {torch.__version__}, {device}: {sum(right)} of {len(right)} as expected", flush=True)
     distributed.stop()
     return 0 if all(right) else 1
 
 
-def report(name: str, program: Sharded, phase: Phase, expected: set[str], rungs: Sequence[Rung], rank: int) -> bool:
+def report(name: str, program: Sharded, phase: Phase, expected: set[str], rungs: Sequence[Rung]) -> bool:
     began = time.perf_counter()
     results = list(climb(program, rungs, [phase], plan_for(program, STEPS, Tolerance(), slowest)))
     verdicts = [(each.case.rung.name, each.verdict) for each in results]
     right = as_expected(results, expected)
-    if rank == 0:
+    if read_launch(os.environ).rank == 0:
         told = ", ".join(f"{rung} {verdict}" for rung, verdict in verdicts)
         print(f"{'ok   ' if right else 'WRONG'} {name:18} {phase:10} {time.perf_counter() - began:5.1f} s  {told}")
         for result in results:
