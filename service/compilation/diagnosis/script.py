@@ -6,7 +6,6 @@ import inspect
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from service.compilation.diagnosis import check
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, source
+from service.compilation.internals.caches import owned_folder
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Tolerance
 
@@ -117,11 +117,11 @@ def bisect(script: Path, timeout_s: float) -> str:
 def _process(command: list[str], timeout_s: float) -> Outcome:
     if timeout_s <= 0:
         return Outcome(False, "there was no time left to run it")
-    with tempfile.TemporaryDirectory(prefix="trivet-compile-", ignore_cleanup_errors=True) as folder:
+    with owned_folder() as folder:
         lone = {name: value for name, value in os.environ.items() if name not in GROUP}
-        environment = lone | {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
+        environment = lone | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         try:
-            status, printed, told = _ended(command, environment, Path(folder), timeout_s)
+            status, printed, told = _ended(command, environment, folder, timeout_s)
         except subprocess.TimeoutExpired:
             return Outcome(False, f"it was still running after {timeout_s:.0f} s")
     lines = [line for line in printed.splitlines() if line.strip()]

@@ -19,7 +19,7 @@ FOLDERS = "trivet-compile-"
 @contextmanager
 def empty_caches() -> Iterator[Path]:
     """Compile into an empty cache folder, which is removed at the end."""
-    with _owned_folder() as folder:
+    with owned_folder() as folder:
         variables = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
@@ -33,7 +33,7 @@ def empty_caches() -> Iterator[Path]:
 
 
 @contextmanager
-def _owned_folder() -> Iterator[Path]:
+def owned_folder() -> Iterator[Path]:
     """A folder that this process holds a lock on; it gets its name when it has it."""
     made = Path(tempfile.mkdtemp(prefix="trivet-new-"))
     folder = made.with_name(made.name.replace("trivet-new-", FOLDERS, 1))
