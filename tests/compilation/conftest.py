@@ -1,22 +1,15 @@
-"""Climbing as in a job, without the service."""
+"""One thread for each test; climbing as a fixture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
+import climbing
 import pytest
 import torch
 from launching import torchrun
 
-from service.compilation.ladder import Result, climb
-from service.compilation.observe import plan_for
-from service.compilation.program import Phase, Program
-from service.compilation.rungs import LADDER, Rung
-from service.jobs.spec.compile import Tolerance
-
-__all__ = ["Climb", "ascend", "torchrun"]
-
-Climb = Callable[..., list[Result]]
+__all__ = ["ascend", "torchrun"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +21,6 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def ascend() -> Climb:
-    """``ascend(program, rungs, phases)``: the results; the rungs below code generation when none are given."""
-
-    def run(
-        program: Program, rungs: Sequence[Rung] = LADDER[:2], phases: Sequence[Phase] = ("train",), steps: int = 4
-    ) -> list[Result]:
-        return list(climb(program, rungs, phases, plan_for(program, steps, Tolerance(), lambda seconds: seconds)))
-
-    return run
+def ascend() -> climbing.Climb:
+    """``ascend(program, rungs, phases)`` climbs."""
+    return climbing.ascend

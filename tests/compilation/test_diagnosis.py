@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from conftest import Climb
+from climbing import Climb
 from programs.parts import CLASSES, FEATURES, program
 from torch import Tensor, fx, nn
 

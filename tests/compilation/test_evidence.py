@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from conftest import Climb
+from climbing import Climb
 from programs import clean
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 from torch._inductor import cudagraph_utils

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-from conftest import Climb
+from climbing import Climb
 from programs import breaks, clean, empty, frozen, peculiar, restless
 from torch._dynamo.backends.common import aot_autograd
 

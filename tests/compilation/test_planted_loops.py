@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import Climb
+from climbing import Climb
 from programs import loops
 from programs.registry import CLEAN, DEFECTS, Planted
 
