@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 import redis as redis_py
+from hypothesis import settings
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
+
+# How long an example takes says nothing where other processes have the cores.
+settings.register_profile("trivet", deadline=None)
+settings.load_profile("trivet")
 
 
 @pytest.fixture(scope="session")
