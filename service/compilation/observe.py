@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from service.compilation.comparing import compare_runs, kinds_of, worth_keeping
@@ -26,6 +27,8 @@ from service.compilation.rungs import Rung
 from service.compilation.usage import Usage
 from service.compilation.watch import Watch, watching
 from service.jobs.spec.compile import Tolerance
+
+INTERNALS = str(Path(__file__).parent / "internals")
 
 
 @dataclass(frozen=True)
@@ -169,8 +172,12 @@ class _Look:
 
 
 def describe(error: Exception) -> str:
-    """Class, first line of the message, and the last place outside of installed packages."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    """Class, first line of the message, and the last place outside of installed packages, and of what watches them."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and INTERNALS not in frame.filename
+    ]
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {first_line(str(error))}{place}"
 
