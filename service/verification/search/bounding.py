@@ -192,6 +192,17 @@ class Bounding:
         return torch.cat(found)
 
     @torch.no_grad()
+    def best_of(self, domains: Domains, betas: Sequence[Tensor]) -> Domains:
+        """The domains with the best of some multipliers, or with their own margins where these are better."""
+        fixed = self._fixed(domains)
+        best, kept = torch.where(fixed.empty, torch.inf, domains.margin), domains.beta
+        for beta in betas:
+            margin = self._margin(fixed, domains.slopes, beta, domains.weights)
+            better = margin > best
+            best, kept = torch.where(better, margin, best), torch.where(better[:, None], beta, kept)
+        return domains.with_(margin=best, beta=kept)
+
+    @torch.no_grad()
     def closer(self, domains: Domains) -> Closer:
         fixed = self._fixed(domains)
         arrived: dict[str, Tensor] = {}

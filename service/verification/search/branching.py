@@ -39,6 +39,24 @@ class Branched:
     whole: Domains
 
 
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """Entries ``index`` that may be split ``at`` a value, ``(n, k)``, and where multipliers of both halves begin.
+
+    ``hope`` decides where one pass shows no gain.
+    """
+
+    index: Tensor
+    at: Tensor
+    upper: Tensor
+    lower: Tensor
+    hope: Tensor
+
+    def rows(self, which: slice) -> _Candidates:
+        columns = (self.index, self.at, self.upper, self.lower, self.hope)
+        return _Candidates(*(each[which] for each in columns))
+
+
 class Branching:
     def __init__(self, bounding: Bounding) -> None:
         self.bounding, self.network = bounding, bounding.network
@@ -63,35 +81,33 @@ class Branching:
         index, at, upper, lower, estimate = (
             torch.where(possible, each[able], each[able][:, :1]) for each in (index, *found)
         )
-        return Branched(self._best_of(domains, index, at, [upper, lower], HOPE * estimate), whole)
+        return Branched(self._in_parts(domains, _Candidates(index, at, upper, lower, HOPE * estimate)), whole)
 
-    def _best_of(self, domains: Domains, index: Tensor, at: Tensor, starts: list[Tensor], hoped: Tensor) -> Domains:
-        """Try all candidates ``(n, k)`` with multipliers up to ``starts``, of the upper and the lower half.
+    def _in_parts(self, domains: Domains, tried: _Candidates) -> Domains:
+        """First all of one side and then all of the other, tried part by part as memory allows."""
+        size = max(1, self.bounding.capacity // (2 * tried.index.shape[1]))
+        parts = [slice(start, start + size) for start in range(0, len(domains), size)]
+        halves = [self._best_of(domains.rows(part), tried.rows(part)) for part in parts]
+        return Domains.joined([upper for upper, _ in halves] + [lower for _, lower in halves])
 
-        ``hoped`` decides where one pass shows no gain.
-        """
-        count, tried = index.shape
-        repeated = domains.repeated(tried)
-        flat = at.reshape(-1)
-        sides, gains = [], []
-        for sign, start in zip((1.0, -1.0), starts, strict=True):
-            # With all of the start the half has the bound of its whole; with less, perhaps a better one.
-            best = repeated.split_further(index.reshape(-1), torch.full_like(flat, sign), flat, start.reshape(-1))
-            for share in TRIED_SHARES:
-                half = best.with_(beta=torch.cat([repeated.beta, share * start.reshape(-1, 1)], dim=1))
-                margin = self.bounding.margins(half)
-                better = margin > best.margin
-                best = best.with_(
-                    margin=torch.where(better, margin, best.margin),
-                    beta=torch.where(better[:, None], half.beta, best.beta),
-                )
-            # What is proved needs no more.
-            gain = torch.minimum(best.margin - repeated.margin, -repeated.margin).nan_to_num(nan=0.0)
-            sides.append(best)
-            gains.append(gain.view(count, tried))
-        score = torch.minimum(*gains) + 0.1 * torch.maximum(*gains) + hoped
-        chosen = score.argmax(dim=1) + torch.arange(count, device=index.device) * tried
-        return Domains.joined([side.rows(chosen) for side in sides])
+    def _best_of(self, domains: Domains, tried: _Candidates) -> tuple[Domains, Domains]:
+        """Both halves, by the candidate whose halves gain most."""
+        count, each = tried.index.shape
+        repeated = domains.repeated(2 * each)
+        index, at = (torch.cat([places, places], dim=1).reshape(-1) for places in (tried.index, tried.at))
+        sign = torch.cat([torch.ones_like(tried.at), -torch.ones_like(tried.at)], dim=1).reshape(-1)
+        # With all of the start the half has the bound of its whole; with less, perhaps a better one.
+        starts = torch.cat([tried.upper, tried.lower], dim=1).reshape(-1)
+        halves = repeated.split_further(index, sign, at, starts)
+        best = self.bounding.best_of(
+            halves, [torch.cat([repeated.beta, share * starts[:, None]], dim=1) for share in TRIED_SHARES]
+        )
+        # What is proved needs no more.
+        gains = torch.minimum(best.margin - repeated.margin, -repeated.margin).nan_to_num(nan=0.0)
+        above, below = gains.view(count, 2, each).unbind(dim=1)
+        score = torch.minimum(above, below) + 0.1 * torch.maximum(above, below) + tried.hope
+        chosen = score.argmax(dim=1) + torch.arange(count, device=index.device) * 2 * each
+        return best.rows(chosen), best.rows(chosen + each)
 
     def _points(self, closer: Closer) -> Tensor:
         """Where each entry would be split, ``(n, entries)``."""

@@ -38,6 +38,10 @@ class Domains:
     def depth(self) -> int:
         return self.index.shape[1]
 
+    @property
+    def bytes(self) -> int:
+        return sum(column.nbytes for column in self.columns.values())
+
     def with_(self, **columns: Tensor) -> Domains:
         return Domains(**{**self.columns, **columns})
 
@@ -82,11 +86,15 @@ def _widened(column: Tensor, name: str, depth: int) -> Tensor:
     return torch.nn.functional.pad(column, (0, depth - column.shape[1]))
 
 
+ON_DEVICE = 2**32
+"""Bytes of a pool beyond which it waits in host memory."""
+
+
 class Pool:
-    """Open domains in host memory, slot by slot: what is taken out leaves room for what comes in."""
+    """Open domains, slot by slot: what is taken out leaves room for what comes in."""
 
     def __init__(self, like: Domains) -> None:
-        self._store = like.to(torch.device("cpu")).rows(torch.zeros(0, dtype=torch.int64))
+        self._store = like.rows(slice(0, 0))
         self._free: list[int] = []
         self._open = 0
 
@@ -109,18 +117,25 @@ class Pool:
         """At least the splits of every open domain."""
         return self._store.depth
 
+    @property
+    def device(self) -> torch.device:
+        return self._store.margin.device
+
     def put(self, domains: Domains) -> None:
         """Domains of any device."""
-        domains = domains.to(torch.device("cpu"))
+        if not len(domains):
+            return
         self._reserve(len(domains), domains.depth)
-        slots = torch.tensor([self._free.pop() for _ in range(len(domains))], dtype=torch.int64)
+        domains = domains.to(self.device)
+        slots = torch.tensor([self._free.pop() for _ in range(len(domains))], dtype=torch.int64).to(self.device)
         for name, column in self._store.columns.items():
             column[slots] = _widened(domains.columns[name], name, self._store.depth).to(column.dtype)
         self._open += len(domains)
 
     def take(self, count: int) -> Domains:
-        """The ``count`` domains with the least margins, on the host."""
-        slots = self._store.margin.topk(min(count, self._open), largest=False).indices
+        """The ``count`` domains with the least margins, where the pool is."""
+        # Stable, so that ranks that search together take the same ones wherever their pools are.
+        slots = self._store.margin.argsort(stable=True)[: min(count, self._open)]
         taken = self._store.rows(slots)
         self._store.margin[slots] = torch.inf
         self._free += slots.tolist()
@@ -131,6 +146,8 @@ class Pool:
         missing = count - len(self._free)
         if missing <= 0 and depth <= self._store.depth:
             return
+        if self._store.bytes > ON_DEVICE:
+            self._store = self._store.to(torch.device("cpu"))
         size, wide = len(self._store), self._store.depth
         if depth > wide:
             wide = max(depth, wide + wide // 2)
