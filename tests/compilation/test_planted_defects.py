@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch._dynamo
 from climbing import Climb
-from programs import breaks, clean, empty, frozen, peculiar, restless
+from programs import breaks, clean, empty, frozen, peculiar, restless, unequal
 from torch._dynamo.backends.common import aot_autograd
 
 from service.compilation.execution import build
@@ -98,6 +98,14 @@ def test_wrong_gradients_fail_parity_where_the_loss_is_right_at_first(ascend: Cl
     assert "gradient first.weight, iteration 0" in messages(result)
     assert "from float64 as eager" in messages(result)
     assert "loss loss, iteration 0" not in messages(result)
+
+
+def test_a_module_whose_compiled_gradient_differs_fails_the_first_rung_that_compiles_it(ascend: Climb) -> None:
+    first, second = ascend(unequal.WRONG_GRADIENT)
+    assert verdicts([first, second]) == ["fail_parity", "not_reached"]
+    assert "gradient first." in messages(first)
+    assert "iteration 0" in messages(first)
+    assert "loss loss, iteration 0" not in messages(first)
 
 
 def test_wrong_outputs_fail_parity_in_inference(ascend: Climb) -> None:
@@ -279,3 +287,9 @@ def test_a_program_that_does_not_run_uncompiled_fails_before_anything_is_compile
     results = ascend(broken)
     assert verdicts(results) == ["fail_error", "not_reached"]
     assert "the uncompiled model does not run" in messages(results[0])
+
+
+def test_the_table_of_programs_names_those_that_there_are() -> None:
+    named = re.findall(r"``(\w+)\.(\w+)``", str(programs.__doc__))
+    assert len(named) > 15
+    assert all(hasattr(import_module(f"programs.{module}"), name) for module, name in named)

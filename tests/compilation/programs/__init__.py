@@ -1,1 +1,30 @@
-"""Small programs with one planted defect or peculiarity each; ``clean`` has none."""
+"""Small programs for the compile harness, each with one known defect, or with none.
+
+==================================================  ==========================================  ======================
+defect                                              program                                     found as
+==================================================  ==========================================  ======================
+an output held over a replay                        ``loops.holding``, ``loops.comparing``      ``fail_lifetime``
+re-entrant calls in one backward                    ``loops.calling_in_backward``               ``fail_lifetime``
+a mark before every forward of an accumulation      ``loops.marking_each_forward``              ``fail_lifetime``
+a mark by telemetry while a backward is pending     ``loops.marking_telemetry``                 ``fail_lifetime``
+a mark before each micro-batch                      ``loops.marking_each_micro_batch``          ``fail_lifetime``
+accumulation with ``set_to_none`` and no mark       ``loops.accumulating_unmarked``             ``fail_lifetime``
+compiled autograd under FSDP2 that trains nothing   ``sharded.blocks``, its autograd compiled   ``frozen`` (torch 2.11
+                                                                                                raises: ``fail_error``)
+a ``Sequential`` under FSDP2 that compiles nothing  ``sharded.sequential``                      ``vacuous``
+a forward, or a container, that is not compiled     ``empty.DISABLED``, ``empty.SEQUENTIAL``    ``vacuous``
+a shape that changes in every step                  ``loops.growing``                           ``unstable``
+one that no graph covers                            ``restless.SHAPE_STORM``                    ``vacuous``
+a change after warm-up                              ``restless.LATE_CHANGE``                    ``unstable``
+a graph break on a Python side effect               ``breaks.SIDE_EFFECT``                      ``pass``, with the line
+a data-dependent branch                             ``breaks.BRANCH``                           ``pass``, with the line
+a hook that breaks the graph                        ``breaks.HOOK``                             ``pass``, with the line
+random draws of dropout                             ``peculiar.DROPOUT``                        ``pass``, with a note
+an input updated in place                           ``peculiar.IN_PLACE``                       ``pass``, with a note
+a module whose compiled gradient differs            ``unequal.WRONG_GRADIENT``                  ``fail_parity``
+parameters that training does not reach             ``frozen.CUT_OFF``                          ``frozen``
+none                                                ``clean``, ``registry.CLEAN``               ``pass``
+==================================================  ==========================================  ======================
+
+Those of ``loops`` need CUDA graphs; without a CUDA device they are found when the harness rehearses them.
+"""

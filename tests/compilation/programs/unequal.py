@@ -1,0 +1,21 @@
+"""A module that is another one when it is compiled: the loss is right, its gradient is not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from programs.parts import Perceptron, program
+
+
+class Steeper(Perceptron):
+    """As a custom operator's backward may do, the compiled one takes a wrong slope."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        if torch.compiler.is_compiling():
+            hidden = hidden + 0.05 * (hidden - hidden.detach())
+        return self.head(hidden)
+
+
+WRONG_GRADIENT = program(Steeper)
