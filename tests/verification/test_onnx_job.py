@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from onnx_models import dense
-from pydantic import ValidationError
 from test_verify_job import context
 
 from service.bounds.onnx import load
@@ -104,11 +104,6 @@ def test_a_query_that_does_not_fit_is_refused(data: DataLayout, query: str, mess
     assert message in str(refused.value)
 
 
-def test_a_search_through_divided_stages_is_refused(data: DataLayout) -> None:
-    with pytest.raises(ValidationError, match=r"does not divide stages.*expected tp=1 or pp=1"):
-        specification(data, BOX, parallel={"tp": 2, "pp": 2})
-
-
 def on_a_mesh(folder: str, cases: list[dict[str, Any]], parallel: dict[str, int]) -> list[dict[str, Any]]:
     """Each specification as a job of its own."""
     import os
@@ -117,7 +112,8 @@ def on_a_mesh(folder: str, cases: list[dict[str, Any]], parallel: dict[str, int]
 
     found = []
     for index, fields in enumerate(cases):
-        ranked, report = context(DataLayout(Path(folder)), int(os.environ["RANK"]), 2, job_id=f"job_{index:a>20}")
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        ranked, report = context(DataLayout(Path(folder)), rank, world, job_id=f"job_{index:a>20}")
         result = job.run(VerifySpec.model_validate({"device": "cpu", "parallel": parallel, **fields}), ranked)
         found.append({"rows": report.bounds, "layers": None if result is None else result["layers"]})
     distributed.stop()
@@ -125,7 +121,7 @@ def on_a_mesh(folder: str, cases: list[dict[str, Any]], parallel: dict[str, int]
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("parallel", [{"pp": 2}, {"tp": 2}])
+@pytest.mark.parametrize("parallel", [{"pp": 2, "tp": 2}, {"tp": 2}])
 def test_an_onnx_model_on_a_mesh_is_verified_and_searched(
     data: DataLayout, torchrun: Any, parallel: dict[str, int]
 ) -> None:
@@ -136,7 +132,8 @@ def test_an_onnx_model_on_a_mesh_is_verified_and_searched(
     network = upload(data, NETWORK)
     fields = [{"model": {"onnx": network}, "property": {"vnnlib": upload(data, query.encode())}} for query in queries]
     fields += [{"model": {"onnx": network}, "property": {"box": box}, "method": "alpha-crown"}]
-    proved, refuted, bounded = torchrun(on_a_mesh, 2, folder=str(data.root), cases=fields, parallel=parallel)[0]
+    ranks = prod(parallel.values())
+    proved, refuted, bounded = torchrun(on_a_mesh, ranks, folder=str(data.root), cases=fields, parallel=parallel)[0]
     assert proved["rows"][0]["verdict"] == "verified"
     assert proved["rows"][0]["decided_by"] == "input splitting"
     assert refuted["rows"][0]["verdict"] == "falsified"

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.distributed
 
 SHARES = {"proved": 1.1, "proved by splits": 0.3, "refuted": -0.05}
 """Where between the largest output that is reached and CROWN's bound a counterexample would have to be."""
-MESHES = [{"pp": 4}, {"pp": 2, "dp_shard": 2}]
+MESHES = [{"pp": 4}, {"pp": 2, "dp_shard": 2}, {"pp": 2, "tp": 2}]
 EPS = 0.1
 
 
@@ -31,7 +31,7 @@ def decisions() -> dict[str, dict[str, Any]]:
     from service.verification.search.crew import Crew
 
     device, double = distributed.start("cpu"), torch.float64
-    config = MlpConfig(in_features=70, hidden=(9, 8, 9, 8), out_features=2)
+    config = MlpConfig(in_features=70, hidden=(8, 8, 8, 8), out_features=2)
 
     def built(mesh: Any) -> torch.nn.Module:
         module = build(config, mesh, dtype=double, seed=3)
@@ -57,15 +57,14 @@ def decisions() -> dict[str, dict[str, Any]]:
         staged, model = prepare_stages(own, (70,), mesh.tp, line), InStages(own, line)
         crew = Crew(mesh.dp)
         subjects = {"stages": Subject(model, staged.network, local_copy(model), None, double, crew, staged=staged)}
-        if line.is_last and "dp_shard" not in degrees:
+        if line.is_last and degrees == MESHES[0]:
             subjects["one process"] = Subject(whole, network, whole, None, double)
         for place, subject in subjects.items():
-            found.setdefault(f"domains on {degrees}", {})[place] = domain_margins(
-                subject, query_above(lower, upper, most)
-            )
+            margins = domain_margins(subject, query_above(lower, upper, most))
+            found.setdefault(f"domains on {degrees}", {})[place] = margins
         for share, (place, subject) in ((share, each) for share in SHARES for each in subjects.items()):
             limit = least + SHARES[share] * (most - least)
-            decision = decide(subject, query_above(lower, upper, limit), "alpha-crown", 60.0, restarts=0)
+            decision = decide(subject, query_above(lower, upper, limit), "crown", 60.0, restarts=0)
             case = found.setdefault(f"{share} on {degrees}", {})
             case[place] = [decision.verdict.value, decision.means.value, decision.domains]
             if decision.counterexample is not None:
@@ -98,7 +97,7 @@ def domain_margins(subject: Any, query: Any) -> list[float]:
     generator, count = torch.Generator().manual_seed(5), 12
     domains = roots.repeated(count)
     for _ in range(2):
-        number = torch.randint(0, 34, (count,), generator=generator)
+        number = torch.randint(0, 32, (count,), generator=generator)
         sign = torch.randint(0, 2, (count,), generator=generator).double() * 2 - 1
         domains = domains.split_further(number, sign, torch.zeros_like(sign), torch.zeros_like(sign))
     domains = domains.with_(margin=torch.full_like(domains.margin, -torch.inf))
@@ -113,7 +112,7 @@ def test_stages_decide_what_one_process_decides(torchrun: Any) -> None:
     bounded = [last.pop(f"domains on {degrees}") for degrees in MESHES]
     expected = bounded[0]["one process"]
     assert len(set(expected)) > 6, "splits make a difference"
-    for margins in bounded:
+    for margins in bounded[:2]:  # tensor-parallel ranks have other numbers for the same entries
         assert margins["stages"] == pytest.approx(expected, rel=1e-8)
     for name, case in last.items():
         verdict, means, domains = case["stages"]

@@ -164,15 +164,6 @@ class VerifySpec(CommonSpec):
         return self
 
     @model_validator(mode="after")
-    def _layers_or_stages(self) -> VerifySpec:
-        if self.searches() and self.parallel.tp > 1 and self.parallel.pp > 1:
-            raise ValueError(
-                f"parallel: a search for a verdict does not divide stages, got {self.parallel.arithmetic}; "
-                "expected tp=1 or pp=1, dp is free"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _optimises(self) -> VerifySpec:
         if self.intermediate == "fixed" and self.method != "alpha-crown":
             raise ValueError(

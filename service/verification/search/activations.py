@@ -95,7 +95,7 @@ def _root(subject: Subject, goal: Goal, method: str, deadline: float) -> _Root:
 
 def _optimises_later(subject: Subject) -> bool:
     """Within the search's time, and only when splits do not decide soon."""
-    return subject.network.exchange.axis.size == 1 and not subject.rigorous
+    return subject.network.exchange.axis.size == 1 and subject.staged is None and not subject.rigorous
 
 
 def _by(subject: Subject, method: str) -> Method:

@@ -46,12 +46,18 @@ class ByStages:
         watched = _Watched(box.lower, box.upper, [])
         analysis = self.staged.method(METHODS[self.method])(self.staged.network, watched, Effort())
         watched.arrived.clear()
-        least = analysis.lower_bounds(rows.unsqueeze(0))
-        flat = [each.flatten(2).expand(len(least), -1, -1) for each in watched.arrived]
-        # Tensor-parallel ranks have a share of the rows each: their planes have no slopes.
-        whole = bool(flat) and self.staged.network.exchange.axis.size == 1
-        coefficients = line.of_first(torch.cat(flat, dim=1) if whole else nothing.expand(*least.shape, -1))
+        least = self.staged.network.exchange.agree(analysis.lower_bounds(rows.unsqueeze(0)))
+        coefficients = line.of_first(self._slopes(watched.arrived, least, nothing) if line.is_first else None)
         return Planes(coefficients, least - minimum(box, coefficients, torch.zeros_like(least)), {}, nothing)
+
+    def _slopes(self, arrived: list[Tensor], least: Tensor, nothing: Tensor) -> Tensor:
+        """Coefficients ``(batch, rows, features)`` of all rows at the input; zeros where their order is not known."""
+        exchange, (batch, rows) = self.staged.network.exchange, least.shape
+        flat = [exchange.gather(each.flatten(2).expand(batch, -1, -1), 1) for each in arrived]
+        # Tensor-parallel ranks have shares of rows that are filled up to as many on each, part by part.
+        if len(flat) == 1 or (flat and exchange.axis.size == 1):
+            return exchange.agree(torch.cat(flat, dim=1)[:, :rows])
+        return nothing.expand(batch, rows, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +92,8 @@ def _bound_whole(subject: Subject, goal: Goal, method: str, deadline: float, wat
         if name is None or bound > 0 or subject.late(deadline):
             continue
         analysis = staged.method(METHODS[name])(staged.network, box, Effort())
-        bound = max(bound, _least_margin(goal, analysis.lower_bounds(torch.cat([rows, -rows]).unsqueeze(0))[0]))
+        below = staged.network.exchange.agree(analysis.lower_bounds(torch.cat([rows, -rows]).unsqueeze(0)))
+        bound = max(bound, _least_margin(goal, below[0]))
     watcher(Moment(goal.disjuncts, 0 if bound > 0 else goal.disjuncts, bound))
     return Finding(Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, goal.disjuncts, bound)
 
