@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
+import programs
 import pytest
 import torch
 import torch._dynamo
