@@ -27,6 +27,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import prepare
 from service.bounds.onnx import load
+from service.bounds.workspace import keep_workspaces_small
 
 PEER_METHODS = {"ibp": "IBP", "crown-ibp": "CROWN-IBP", "crown": "CROWN", "alpha-crown": "CROWN-Optimized"}
 Bound = Callable[[], tuple[Tensor, Tensor]]
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="0: one cold run")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    keep_workspaces_small()
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     print("| | network | batch | method | mean width | mean lower | seconds | peak MB |")

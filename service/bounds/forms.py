@@ -17,7 +17,7 @@ from torch import Tensor
 from service.bounds.backward import Pass
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Effort, rows_at_once
+from service.bounds.methods.base import Effort, passing_at_once
 from service.bounds.network import Network
 from service.bounds.relaxation import Relaxation, Relaxed
 from service.bounds.rules import RULES
@@ -126,7 +126,7 @@ def _settled(backward: Pass, node: Node, effort: Effort) -> Interval:
     if not len(index) or len(index) > MOST_ROWS:
         return before
     lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
-    pairs = max(1, rows_at_once(network, name, len(wanted), effort) // 2)
+    pairs = max(1, passing_at_once(backward, name, 2 * len(index), effort) // 2)
     for part in torch.split(index, pairs):
         low, high = backward.lower_bounds(name, UnitRows(part[None])).chunk(2, dim=1)
         found = Interval(low, -high).meet(Interval(lower[:, part], upper[:, part]))

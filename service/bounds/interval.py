@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -62,7 +63,14 @@ class Interval:
 
     def least(self, coefficients: Tensor) -> Tensor:
         """The least value of ``coefficients · v`` over the set, ``(batch, rows)``; see :func:`minimum_over`."""
-        return fused.least(coefficients.flatten(2), self.centre.flatten(1), self.radius.flatten(1))
+        if self.lower.requires_grad or self.upper.requires_grad:
+            return fused.least(coefficients.flatten(2), self.centre.flatten(1), self.radius.flatten(1))
+        return fused.least(coefficients.flatten(2), *self._middle)
+
+    @cached_property
+    def _middle(self) -> tuple[Tensor, Tensor]:
+        """Centre and radius, flattened: every pass asks for them."""
+        return self.centre.flatten(1), self.radius.flatten(1)
 
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:

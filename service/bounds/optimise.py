@@ -89,7 +89,7 @@ class _Chosen:
         elif self.starts_anew:
             self._set(shown.start)
         (values,), bias = shown.member(self.parameters).pull(windows.values)
-        return replace(windows, values=values), bias
+        return replace(windows, values=values, inside=True), bias
 
     def reset(self) -> None:
         """To the start; of windows when they come by next, since other rows show other places."""

@@ -109,9 +109,13 @@ class Relaxation:
         return self.pull(rows)
 
     def pull_windows(self, windows: Windows) -> tuple[Windows, Tensor | None]:
+        lines = self.lower_slope, self.upper_slope, self.lower_intercept, self.upper_intercept
+        found = fused.pull_in_windows(windows.values, windows.place, windows.moves, lines)
+        if found is not None:
+            return replace(windows, values=found[0], inside=True), found[1]
         slopes = windows.of(self.lower_slope), windows.of(self.upper_slope)
         intercepts = (
             None if each is None else windows.of(each) for each in (self.lower_intercept, self.upper_intercept)
         )
         (values,), bias = Lines(*slopes, *intercepts).pull(windows.values)
-        return replace(windows, values=values), bias
+        return replace(windows, values=values, inside=True), bias

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from service.bounds import fused
+
 Pair = tuple[int, int]
 WORTHWHILE = 0.7
 """A window above this share of the image is no gain."""
@@ -32,7 +34,8 @@ class Windows:
     """``values`` ``(b, rows, channels, height, width)`` of windows whose upper left corners are at
     ``place · stride + offset``, partly outside of the image maybe.
 
-    ``place`` ``(batch or 1, rows, 2)`` are places in the image of size ``grid`` at which the rows started.
+    ``place`` ``(batch or 1, rows, 2)`` are places in the image of size ``grid`` at which the rows started. Where they
+    are ``inside``, their values outside of the image are 0.
     """
 
     values: Tensor
@@ -40,6 +43,7 @@ class Windows:
     grid: Pair
     stride: Pair = (1, 1)
     offset: Pair = (0, 0)
+    inside: bool = False
 
     @staticmethod
     def at(index: Tensor, channels: Tensor, grid: Pair) -> Windows:
@@ -51,6 +55,11 @@ class Windows:
     def size(self) -> Pair:
         return (self.values.shape[3], self.values.shape[4])
 
+    @property
+    def moves(self) -> tuple[Pair, Pair]:
+        """What places are multiplied by and moved by."""
+        return self.stride, self.offset
+
     def is_smaller(self, shape: tuple[int, ...]) -> bool:
         """Than an image ``(…, channels, height, width)``, by enough."""
         return self.size[0] * self.size[1] < WORTHWHILE * shape[-2] * shape[-1]
@@ -59,7 +68,8 @@ class Windows:
         """The windows that a convolution computed these ones from."""
         offset = tuple(step * own - pad for step, own, pad in zip(stride, self.offset, padding, strict=True))
         strides = tuple(step * own for step, own in zip(stride, self.stride, strict=True))
-        return replace(self, values=values, stride=(strides[0], strides[1]), offset=(offset[0], offset[1]))
+        moved = (strides[0], strides[1]), (offset[0], offset[1])
+        return replace(self, values=values, stride=moved[0], offset=moved[1], inside=False)
 
     def margins(self, shape: tuple[int, ...]) -> tuple[Pair, Pair]:
         """By how much windows may stand out before and behind, vertically and horizontally."""
@@ -89,10 +99,10 @@ class Windows:
 
     def clipped(self, shape: tuple[int, ...]) -> Windows:
         """Zero where a window stands out of its image."""
-        if not any(map(any, self.margins(shape))):
+        if self.inside or not any(map(any, self.margins(shape))):
             return self
         ones = self.values.new_ones(len(self.place), 1, *shape[-2:])
-        return replace(self, values=self.values * self.of(ones))
+        return replace(self, values=self.values * self.of(ones), inside=True)
 
     def dense(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """The rows over the whole image, ``(b, rows, *shape)``."""
@@ -118,7 +128,7 @@ class Windows:
             for own, size, theirs, their_size in zip(self.offset, self.size, other.offset, other.size, strict=True)
         )
         values = self._within(first, (last[0], last[1])) + other._within(first, (last[0], last[1]))
-        return replace(self, values=values, offset=first)
+        return replace(self, values=values, offset=first, inside=self.inside and other.inside)
 
     def _within(self, first: Pair, last: Pair) -> Tensor:
         (top, left), (height, width) = (self.offset[0] - first[0], self.offset[1] - first[1]), self.size
@@ -127,5 +137,8 @@ class Windows:
 
     def least(self, lower: Tensor, upper: Tensor) -> Tensor:
         """The least value ``(batch, rows)`` over a box of images."""
+        found = fused.least_in_windows(self.values, self.place, self.moves, lower, upper)
+        if found is not None:
+            return found
         centre, radius = self.of(lower / 2 + upper / 2), self.of(upper / 2 - lower / 2)
         return (self.values * centre - self.values.abs() * radius).flatten(2).sum(dim=2)

@@ -18,8 +18,19 @@ def least(coefficients: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
     repeated = coefficients.requires_grad and len(coefficients) != len(centre)
     if kernels is None or gradients or repeated:
         return in_steps(coefficients, centre, radius)
-    found: Tensor = _Least.apply(coefficients, centre, radius, kernels)  # type: ignore[no-untyped-call]
+    given = flat(coefficients), centre.contiguous(), radius.contiguous(), kernels
+    if not (torch.is_grad_enabled() and coefficients.requires_grad):
+        return _forward(*given)
+    found: Tensor = _Least.apply(*given)  # type: ignore[no-untyped-call]
     return found
+
+
+def _forward(a: Tensor, centre: Tensor, radius: Tensor, kernels: ModuleType) -> Tensor:
+    batch, rows, n = len(centre), a.shape[1], a.shape[2]
+    out = a.new_empty(batch, rows)
+    if out.numel():
+        kernels.forward_least[(out.numel(),)](a, centre, radius, out, n, rows, *strides(a), **block(n))
+    return out
 
 
 def in_steps(coefficients: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
@@ -30,15 +41,10 @@ def in_steps(coefficients: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
 
 class _Least(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, coefficients: Tensor, centre: Tensor, radius: Tensor, kernels: ModuleType) -> Tensor:
-        a, centre, radius = flat(coefficients), centre.contiguous(), radius.contiguous()
+    def forward(ctx: Any, a: Tensor, centre: Tensor, radius: Tensor, kernels: ModuleType) -> Tensor:
         ctx.save_for_backward(a, centre, radius)
         ctx.kernels = kernels
-        batch, rows, n = len(centre), a.shape[1], a.shape[2]
-        out = a.new_empty(batch, rows)
-        if out.numel():
-            kernels.forward_least[(out.numel(),)](a, centre, radius, out, n, rows, *strides(a), **block(n))
-        return out
+        return _forward(a, centre, radius, kernels)
 
     @staticmethod
     def backward(ctx: Any, onto: Tensor) -> tuple[Tensor, None, None, None]:

@@ -446,3 +446,119 @@ def backward_matrices(
         along_x, along_y, constant = _planes(positive, place, lx, ux, ly, uy)
         onto = tl.sum(gx * along_x + gy * along_y + gradient * constant, 1)
         tl.store(to_a + program * height * width + entries, onto, c_here)
+
+
+@triton.jit
+def _shown(e, here, instance, down, across, channels, tall, broad, height, width):
+    """Where entries ``e`` of a window ``(channels, height, width)`` are in its image, and which are."""
+    channel, rest = e // (height * width), e % (height * width)
+    y, x = down + rest // width, across + rest % width
+    inside = here & (y >= 0) & (y < tall) & (x >= 0) & (x < broad)
+    return ((instance * channels + channel) * tall + y) * broad + x, inside
+
+
+@triton.jit
+def lines_in_windows(
+    a, place, lower, upper, below, above, out, bias, rows, channels, tall, broad, height, width,
+    a_batch, a_row, place_batch, stride_down, stride_across, offset_down, offset_across,
+    BELOW: tl.constexpr, ABOVE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """``forward_lines`` of what windows show of lines over images ``(batch, channels, tall, broad)``, 0 outside.
+
+    ``place`` is ``(batch or 1, rows, 2)``, to be multiplied and moved to get a window's upper left corner.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    instance, row = program // rows, program % rows
+    n = channels * height * width
+    corner = place + instance * place_batch + row * 2
+    down = (tl.load(corner) * stride_down + offset_down).to(tl.int32)
+    across = (tl.load(corner + 1) * stride_across + offset_across).to(tl.int32)
+    total = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
+    for first in range(0, n, BLOCK):
+        e = first + tl.arange(0, BLOCK)
+        here = e < n
+        at, inside = _shown(e, here, instance, down, across, channels, tall, broad, height, width)
+        x = tl.load(a + instance * a_batch + row * a_row + e, here, 0.0)
+        low, high = tl.load(lower + at, inside, 0.0), tl.load(upper + at, inside, 0.0)
+        tl.store(out + program * n + e, x * tl.where(x > 0, low, high), here)
+        if BELOW:
+            total += tl.where(x > 0, x * tl.load(below + at, inside, 0.0), 0.0)
+        if ABOVE:
+            total += tl.where(x > 0, 0.0, x * tl.load(above + at, inside, 0.0))
+    if BELOW or ABOVE:
+        tl.store(bias + program, tl.sum(total, 0))
+
+
+@triton.jit
+def least_in_windows(
+    a, place, lower, upper, out, rows, channels, tall, broad, height, width,
+    a_batch, a_row, place_batch, stride_down, stride_across, offset_down, offset_across, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The least value of each row's window over boxes of images; see ``lines_in_windows``."""
+    program = tl.program_id(0).to(tl.int64)
+    instance, row = program // rows, program % rows
+    n = channels * height * width
+    corner = place + instance * place_batch + row * 2
+    down = (tl.load(corner) * stride_down + offset_down).to(tl.int32)
+    across = (tl.load(corner + 1) * stride_across + offset_across).to(tl.int32)
+    total = tl.zeros([BLOCK], dtype=out.dtype.element_ty)
+    for first in range(0, n, BLOCK):
+        e = first + tl.arange(0, BLOCK)
+        here = e < n
+        at, inside = _shown(e, here, instance, down, across, channels, tall, broad, height, width)
+        x = tl.load(a + instance * a_batch + row * a_row + e, here, 0.0)
+        low, high = tl.load(lower + at, inside, 0.0) / 2, tl.load(upper + at, inside, 0.0) / 2
+        total += x * (low + high) - tl.abs(x) * (high - low)
+    tl.store(out + program, tl.sum(total, 0))
+
+
+@triton.jit
+def adjoint_convolution(
+    a, weight, out, images, outer, height, width, channels, tall, broad,
+    pad_down, pad_across, phases_tall, phases_broad,
+    KERNEL_DOWN: tl.constexpr, KERNEL_ACROSS: tl.constexpr, STRIDE_DOWN: tl.constexpr, STRIDE_ACROSS: tl.constexpr,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, OUTER: tl.constexpr, MODE: tl.constexpr,
+):  # fmt: skip
+    """The adjoint of a convolution with ``weight`` ``(outer, channels, kernel…)``, in full precision.
+
+    From ``a`` ``(images, outer, height, width)`` to ``out`` ``(images, channels, tall, broad)``. A program works on
+    entries whose places are alike modulo the strides, so that the same entries of the kernel meet all of them.
+    """
+    p = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
+    phase_down, phase_across = tl.program_id(1) // STRIDE_ACROSS, tl.program_id(1) % STRIDE_ACROSS
+    c = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    image, rest = p // (phases_tall * phases_broad), (p % (phases_tall * phases_broad)).to(tl.int32)
+    y = rest // phases_broad * STRIDE_DOWN + phase_down
+    x = rest % phases_broad * STRIDE_ACROSS + phase_across
+    here = (image < images) & (y < tall) & (x < broad)
+    first_down, first_across = (phase_down + pad_down) % STRIDE_DOWN, (phase_across + pad_across) % STRIDE_ACROSS
+    k = tl.arange(0, OUTER)
+    total = tl.zeros((CHANNELS, PIXELS), dtype=tl.float32)
+    for down in tl.static_range(0, KERNEL_DOWN, STRIDE_DOWN):
+        for across in tl.static_range(0, KERNEL_ACROSS, STRIDE_ACROSS):
+            ky, kx = first_down + down, first_across + across
+            above, left = (y + pad_down - ky) // STRIDE_DOWN, (x + pad_across - kx) // STRIDE_ACROSS
+            met = here & (y + pad_down >= ky) & (above < height) & (x + pad_across >= kx) & (left < width)
+            met = met & (ky < KERNEL_DOWN) & (kx < KERNEL_ACROSS)
+            source = a + image * outer * height * width + above * width + left
+            entry = weight + (c * KERNEL_DOWN + ky) * KERNEL_ACROSS + kx
+            step = channels * KERNEL_DOWN * KERNEL_ACROSS
+            known = (c < channels) & (ky < KERNEL_DOWN) & (kx < KERNEL_ACROSS)
+            if MODE == 2:
+                for o in range(outer):
+                    given = tl.load(source + o * height * width, met, 0.0)
+                    factor = tl.load(entry + o * step, known, 0.0)
+                    total += factor[:, None] * given[None, :]
+            else:
+                for begin in range(0, outer, OUTER):
+                    o = begin + k
+                    given = tl.load(
+                        source[None, :] + (o * height * width)[:, None], met[None, :] & (o < outer)[:, None], 0.0
+                    )
+                    factor = tl.load(entry[:, None] + (o * step)[None, :], known[:, None] & (o < outer)[None, :], 0.0)
+                    if MODE == 0:
+                        total = tl.dot(factor, given, total, input_precision="ieee")
+                    else:
+                        total = tl.dot(factor, given, total, input_precision="tf32x3")
+    place = out + (image * channels * tall + y) * broad + x
+    tl.store(place[None, :] + (c * tall * broad)[:, None], total, here[None, :] & (c < channels)[:, None])

@@ -12,6 +12,8 @@ from torch import Tensor
 from service.bounds.fused.building import block, flat, kernels_for, strides
 
 Optional = Tensor | None
+Saved = tuple[Optional, ...]
+"""Coefficients, index, parameters; slopes and intercepts, the lower first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +94,7 @@ def pull(
         return pulled_in_steps(_dense(coefficients, shape, lower), lower, upper, below, above)
     flattened = (each if each is None else flat(each.expand(*each.shape[:2], *shape)) for each in lines)
     setting = _Setting(kernels, batch, rows)
-    through, bias = _Lines.apply(flat(start), index, None, *flattened, setting)  # type: ignore[no-untyped-call]
+    through, bias = _through((flat(start), index, None, *flattened), setting)
     return through.reshape(whole), bias
 
 
@@ -119,7 +121,8 @@ def pull_free(coefficients: Tensor | Picked, free: FreeSlopes, parameters: Tenso
         return freely_in_steps(_dense(coefficients, free.shape, parameters), free, parameters)
     setting = _Setting(kernels, *whole, free)
     lines = (free.lower.unsqueeze(1), free.upper.unsqueeze(1), None, free.above.unsqueeze(1))
-    through, bias = _Lines.apply(flat(start), index, parameters.contiguous(), *lines, setting)  # type: ignore[no-untyped-call]
+    through, bias = _through((flat(start), index, parameters.contiguous(), *lines), setting)
+    assert bias is not None
     return through.reshape(*whole, *free.shape), bias
 
 
@@ -162,6 +165,26 @@ class _Setting:
     free: FreeSlopes | None = None
 
 
+def _through(saved: Saved, setting: _Setting) -> tuple[Tensor, Optional]:
+    """With a gradient where one is wanted: autograd's own work takes longer than a small kernel."""
+    if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in saved):
+        found: tuple[Tensor, Optional] = _Lines.apply(*saved, setting)  # type: ignore[no-untyped-call]
+        return found
+    return _forward(saved, setting)
+
+
+def _forward(saved: Saved, setting: _Setting) -> tuple[Tensor, Optional]:
+    a, _, _, _, _, below, above = saved
+    assert a is not None
+    batch, rows, n = setting.batch, setting.rows, a.shape[2]
+    out = a.new_empty(batch, rows, n)
+    bias = None if below is None and above is None else a.new_empty(batch, rows)
+    pointers, numbers, flags = _arguments(saved, setting)
+    if out.numel():
+        setting.kernels.forward_lines[(batch * rows,)](*pointers, out, bias, *numbers, **flags, **block(n))
+    return out, bias
+
+
 class _Lines(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917 - what autograd passes has no names
@@ -178,13 +201,7 @@ class _Lines(torch.autograd.Function):
         ctx.setting = setting
         given = (a, index, parameters, lower, upper, below, above)
         ctx.save_for_backward(*given)
-        batch, rows, n = setting.batch, setting.rows, a.shape[2]
-        out = a.new_empty(batch, rows, n)
-        bias = None if below is None and above is None else a.new_empty(batch, rows)
-        pointers, numbers, flags = _arguments(given, setting)
-        if out.numel():
-            setting.kernels.forward_lines[(batch * rows,)](*pointers, out, bias, *numbers, **flags, **block(n))
-        return out, bias
+        return _forward(given, setting)
 
     @staticmethod
     def backward(ctx: Any, onto: Tensor, onto_bias: Optional) -> tuple[Optional, ...]:
@@ -212,7 +229,7 @@ class _Lines(torch.autograd.Function):
 NAMES = ("a", "index", "parameters", "lower", "upper", "below", "above")
 
 
-def _arguments(saved: tuple[Optional, ...], setting: _Setting) -> tuple[list[Any], list[Any], dict[str, bool]]:
+def _arguments(saved: Saved, setting: _Setting) -> tuple[list[Any], list[Any], dict[str, bool]]:
     """What both kernels take: tensors, numbers and strides, flags."""
     a, index, parameters, lower, upper, below, above = saved
     assert a is not None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.bounds.backward import Pass
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Analysis, Effort, elements_of_a_row, rows_at_once
+from service.bounds.methods.base import Analysis, Effort, affordable, elements_of_a_row, rows_at_once
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
@@ -32,13 +32,14 @@ class OptimisedAnalysis:
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
         start = self.backward.network.graph.output.name
-        at_once = _at_once(self.backward, start, rows.shape[1], self.effort.within(self.backward.device))
+        at_once = _at_once(self.backward, start, rows.shape[1], self.effort)
         parts = iter(equal_parts(rows, at_once))
         return optimised(Families(self.backward), start, parts, self.effort.ascent)[:, : rows.shape[1]]
 
 
 def alpha_crown(network: Network, box: Interval, effort: Effort) -> Analysis:
     """Intermediate bounds optimised too, as the literature's default has it."""
+    effort = affordable(network, box, effort)
     backward = bound_layers(network, box, effort, both_optimised)
     return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), effort)
 
@@ -54,6 +55,7 @@ def both_optimised(backward: Pass, name: str, index: Tensor, effort: Effort) -> 
 
 def alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> Analysis:
     """Intermediate bounds are CROWN's; only the rows asked for are optimised."""
+    effort = affordable(network, box, effort)
     backward = bound_layers(network, box, effort, one_pass)
     return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), effort)
 

@@ -26,7 +26,7 @@ class Effort:
     """
 
     intersect: bool = True
-    elements: int = 2**24
+    elements: int = 2**26
     ascent: Ascent = field(default_factory=Ascent)
 
     def within(self, device: torch.device) -> Effort:
@@ -37,14 +37,20 @@ class Effort:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return replace(self, elements=max(1, min(self.elements, free // BYTES_FOR_AN_ELEMENT)))
 
+    def passing(self, total: int) -> Effort:
+        """For ``total`` elements of coefficients: parts are larger where there is much, since each costs launches."""
+        return replace(self, elements=min(self.elements, max(USUAL, total // 3)))
+
     def optimising(self, total: int) -> Effort:
         """For ``total`` elements of coefficients: a gradient keeps several tensors of each layer.
 
         Small parts stay in the device's cache, but too many of them cost launches.
         """
-        return replace(self, elements=max(1, self.elements // 8, min(self.elements // 2, total // 8)))
+        return replace(self, elements=max(1, self.elements // 32, min(self.elements // 8, total // 8)))
 
 
+USUAL = 2**24
+"""Elements of a part of a pass, unless there would be more than three parts."""
 BYTES_FOR_AN_ELEMENT = 256
 """Of the largest coefficient tensor, in all that a pass through a deep network holds at once, with its gradient."""
 
@@ -74,14 +80,32 @@ class LinearAnalysis:
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
         network = self.backward.network
-        batch = len(self.backward.intervals[network.graph.input.name].lower)
-        parts = torch.split(rows, rows_at_once(network, network.graph.output.name, batch, self.effort), dim=1)
+        at_once = passing_at_once(self.backward, network.graph.output.name, rows.shape[1], self.effort)
+        parts = torch.split(rows, at_once, dim=1)
         return torch.cat([self.backward.lower_bounds(network.graph.output.name, part) for part in parts], dim=1)
 
 
 def rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> int:
     """How many rows of ``start`` may walk together; the same number on every rank of the group."""
     return max(1, effort.elements // elements_of_a_row(network, start, batch))
+
+
+def passing_at_once(backward: Pass, start: str, rows: int, effort: Effort) -> int:
+    """The same for one plain pass over ``rows`` rows."""
+    total = rows * elements_of_a_row(backward.network, start, backward.batch)
+    return rows_at_once(backward.network, start, backward.batch, effort.passing(total))
+
+
+def affordable(network: Network, box: Interval, effort: Effort) -> Effort:
+    """Within the memory of the device, or of the one that has the least: ranks take the same parts.
+
+    Asked once for each analysis: a driver takes its time to answer.
+    """
+    device, exchange = box.lower.device, network.exchange
+    own = effort.within(device)
+    if device.type != "cuda" or exchange.axis.size == 1:
+        return own
+    return replace(own, elements=-exchange.largest(-own.elements, device))
 
 
 def elements_of_a_row(network: Network, start: str, batch: int) -> int:

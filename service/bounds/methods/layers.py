@@ -16,7 +16,7 @@ from torch import Tensor
 from service.bounds.backward import Pass
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Effort, rows_at_once
+from service.bounds.methods.base import Effort, passing_at_once
 from service.bounds.network import Network
 from service.bounds.relaxation import Relaxed
 from service.bounds.rules import RULES
@@ -51,7 +51,7 @@ def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine
 
 def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
     """Both sides of the entries by plain backward passes."""
-    pairs = max(1, rows_at_once(backward.network, name, backward.batch, effort) // 2)
+    pairs = max(1, passing_at_once(backward, name, 2 * index.shape[1], effort) // 2)
     found = [backward.lower_bounds(name, UnitRows(part)) for part in torch.split(index, pairs, dim=1)]
     halves = [each.chunk(2, dim=1) for each in found]
     return Interval(torch.cat([low for low, _ in halves], dim=1), -torch.cat([high for _, high in halves], dim=1))

@@ -118,7 +118,7 @@ def _check(network: Network, box: Interval) -> None:
 
 def _smaller(effort: Effort) -> Effort:
     """Each row has lines of its own, found by bisecting all pieces at once: many tensors for one of coefficients."""
-    return replace(effort, elements=max(1, effort.elements // 32))
+    return replace(effort, elements=max(1, effort.elements // 128))
 
 
 def _relaxed(network: Network) -> frozenset[str]:
@@ -209,7 +209,7 @@ def _bounded(walk: RigorousPass, bounding: Bounding, name: str, chosen: Tensor, 
 
 def _rows_at_once(network: Network, batch: int, effort: Effort) -> int:
     """Rows are whole here: windows would need allowances of their own."""
-    return max(1, effort.elements // (batch * network.widest))
+    return max(1, effort.passing(0).elements // (batch * network.widest))
 
 
 def plain_convolutions() -> AbstractContextManager[None]:

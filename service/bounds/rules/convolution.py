@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from service.bounds import fused
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.rules.affine import constant_only
 from service.bounds.rules.base import LinearRule, Pulled, UnitRows
-from service.bounds.windows import Windows
+from service.bounds.windows import IMAGE, Windows
 
 
 class Convolution(LinearRule):
@@ -88,21 +89,29 @@ def _pairs(node: Node, *names: str) -> list[tuple[int, int]]:
     return [(each[0], each[-1]) for each in given]
 
 
-def _adjoint(flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[object]) -> Tensor:
+def _adjoint(flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[Any]) -> Tensor:
     """Torch's own covers every stride, padding, dilation and group; the input counts by its shape only."""
     like = flat.new_empty(1).expand(len(flat), *shape)
     through: Tensor = torch.ops.aten.convolution_backward(flat, like, weight, None, *geometry, [True, False, False])[0]
     return through
 
 
+def _fused(flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[Any]) -> Tensor | None:
+    stride, padding, dilation, transposed, _, groups = geometry
+    if len(shape) != len(IMAGE) or transposed or groups != 1 or any(each != 1 for each in dilation):
+        return None
+    return fused.adjoint(flat, weight, shape, (stride[0], stride[-1]), (padding[0], padding[-1]))
+
+
 class _Adjoint(torch.autograd.Function):
     """The same for a constant kernel: its gradient is the convolution, where torch's is many times slower."""
 
     @staticmethod
-    def forward(ctx: Any, flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[object]) -> Tensor:
+    def forward(ctx: Any, flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[Any]) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.geometry = geometry
-        return _adjoint(flat, weight, shape, geometry)
+        found = _fused(flat, weight, shape, geometry)
+        return _adjoint(flat, weight, shape, geometry) if found is None else found
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
@@ -110,6 +119,6 @@ class _Adjoint(torch.autograd.Function):
         return torch.ops.aten.convolution(gradient, weight, None, *ctx.geometry), None, None, None
 
 
-def _geometry(node: Node) -> list[object]:
+def _geometry(node: Node) -> list[Any]:
     names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
     return [list(value) if isinstance(value := node.arguments[name], tuple) else value for name in names]

@@ -1,0 +1,93 @@
+"""Rows over images: in windows, and through convolutions. Kernels only; ``None`` where there is none for a case."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from service.bounds.fused.building import block, flat, kernels_for, strides
+
+Pair = tuple[int, int]
+
+
+def pull_in_windows(
+    values: Tensor, place: Tensor, moves: tuple[Pair, Pair], lines: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+) -> tuple[Tensor, Tensor | None] | None:
+    """Values ``(b, rows, channels, height, width)`` of windows through what these show of lines over images.
+
+    ``place`` ``(batch or 1, rows, 2)`` times the first of ``moves`` plus the second is a window's upper left corner.
+    Lines are slopes and intercepts ``(batch, …, channels, tall, broad)``, the lower first. Gives values, which are 0
+    outside of the images, and a bias.
+    """
+    given = [each for each in lines if each is not None]
+    kernels = kernels_for(values, *given)
+    if kernels is None or (torch.is_grad_enabled() and any(each.requires_grad for each in (values, *given))):
+        return None
+    batch, rows, size = len(given[0]), values.shape[1], values.shape[2:]
+    out = values.new_empty(batch, rows, *size)
+    bias = values.new_empty(batch, rows) if len(given) > SLOPES else None
+    images = [None if each is None else each.contiguous() for each in lines]
+    if out.numel():
+        a = flat(values)
+        numbers = rows, *given[0].shape[-3:], *size[1:], *strides(a), *_placed(place, moves)
+        flags = {"BELOW": lines[2] is not None, "ABOVE": lines[3] is not None, **block(size.numel())}
+        kernels.lines_in_windows[(batch * rows,)](a, place.contiguous(), *images, out, bias, *numbers, **flags)
+    return out, bias
+
+
+SLOPES = 2
+
+
+def least_in_windows(
+    values: Tensor, place: Tensor, moves: tuple[Pair, Pair], lower: Tensor, upper: Tensor
+) -> Tensor | None:
+    """The least value ``(batch, rows)`` over boxes of images; see :func:`pull_in_windows`."""
+    kernels = kernels_for(values, lower, upper)
+    if kernels is None or (torch.is_grad_enabled() and any(each.requires_grad for each in (values, lower, upper))):
+        return None
+    batch, rows, size = len(lower), values.shape[1], values.shape[2:]
+    out = values.new_empty(batch, rows)
+    if out.numel():
+        a = flat(values)
+        numbers = rows, *lower.shape[-3:], *size[1:], *strides(a), *_placed(place, moves)
+        ends = lower.contiguous(), upper.contiguous()
+        kernels.least_in_windows[(batch * rows,)](a, place.contiguous(), *ends, out, *numbers, **block(size.numel()))
+    return out
+
+
+def _placed(place: Tensor, moves: tuple[Pair, Pair]) -> tuple[int, ...]:
+    return (place.shape[1] * 2 if len(place) > 1 else 0, *moves[0], *moves[1])
+
+
+def adjoint(values: Tensor, weight: Tensor, shape: tuple[int, ...], stride: Pair, padding: Pair) -> Tensor | None:
+    """``(images, outer, height, width)`` through the adjoint of a convolution of images ``shape``: no dilation, no
+    groups."""
+    kernels = kernels_for(values, weight)
+    choice = CHOICES[min(1, prod(stride) - 1)]
+    if kernels is None or choice is None or values.dtype != torch.float32 or prod(stride) > MOST_PHASES:
+        return None
+    images, outer, height, width = values.shape
+    channels, tall, broad = shape
+    out = values.new_empty(images, *shape)
+    if not out.numel():
+        return out
+    phases = -(-tall // stride[0]), -(-broad // stride[1])
+    tile = {
+        "PIXELS": choice[1],
+        "MODE": choice[0],
+        "num_warps": choice[2],
+        "CHANNELS": min(64, max(16, 1 << (channels - 1).bit_length())),
+        "OUTER": min(32, max(16, 1 << (outer - 1).bit_length())),
+    }
+    grid = (-(-images * prod(phases) // choice[1]), prod(stride), -(-channels // tile["CHANNELS"]))
+    kernel = dict(zip(CONSTANTS, (*weight.shape[2:], *stride), strict=True))
+    numbers = images, outer, height, width, channels, tall, broad, *padding, *phases
+    kernels.adjoint_convolution[grid](values.contiguous(), weight.contiguous(), out, *numbers, **kernel, **tile)
+    return out
+
+
+CHOICES: list[tuple[int, int, int] | None] = [None, None]
+CONSTANTS = ("KERNEL_DOWN", "KERNEL_ACROSS", "STRIDE_DOWN", "STRIDE_ACROSS")
+MOST_PHASES = 16
