@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from service.bounds.capture import capture
 from service.bounds.evaluated import Evaluated
 from service.bounds.graph import UnsupportedModelError
-from service.bounds.network import from_graph, prepare
+from service.bounds.network import Network, from_graph, prepare
 from service.bounds.shard import shard
 from service.bounds.stages import InStages, Line, Staged, divide_into_stages, prepare_stages
 from service.jobs.plugins import Features
@@ -36,6 +37,9 @@ from service.verification.properties.tokens import robust_tokens
 from service.verification.tally import Layer, layers_of
 from service.verification.task import Task
 
+if TYPE_CHECKING:
+    from service.bounds.onnx.reading import Runtime
+
 
 def make(spec: VerifySpec, context: RunContext, device: torch.device) -> tuple[Task, ...]:
     """One for each model.
@@ -43,37 +47,61 @@ def make(spec: VerifySpec, context: RunContext, device: torch.device) -> tuple[T
     Raises :class:`UnsupportedModelError` or ``PropertyError`` when a model or the property cannot be done.
     """
     mesh = build_mesh(spec.parallel, context.device_type)
+    place = _Place(mesh, device, Line(mesh, device) if mesh.pp.size > 1 else None)
     if isinstance(spec.property, InstancesProperty):
-        return tuple(_of_pairs(spec, context.data.file(spec.property.instances), mesh, device))
+        return tuple(_of_pairs(spec, context.data.file(spec.property.instances), place))
     if isinstance(spec.model, FromOnnx):
         content, asked = context.data.file(spec.model.onnx).read_bytes(), spec.property
-        return (_of_onnx(spec, content, mesh, device, lambda sizes: read(asked, *sizes, context.data)),)
-    return (_of_reference(spec, context, mesh, device),)
+        return (_of_onnx(spec, content, place, lambda sizes: read(asked, *sizes, context.data)),)
+    return (_of_reference(spec, context, place),)
 
 
-def _of_reference(spec: VerifySpec, context: RunContext, mesh: Mesh, device: torch.device) -> Task:
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """This rank: its mesh, its device, and the pipeline's line, which all models of the job go by."""
+
+    mesh: Mesh
+    device: torch.device
+    line: Line | None
+
+    def task(
+        self,
+        spec: VerifySpec,
+        module: nn.Module,
+        bounded: Network | Staged,
+        asked: Property,
+        runtime: Runtime | None = None,
+    ) -> Task:
+        """Of a module, or of a stage of one, and what bounds it."""
+        staged = bounded if isinstance(bounded, Staged) else None
+        if isinstance(bounded, Staged):
+            layers, network = _layers_of_stages(bounded, self.mesh.tp.size), bounded.network
+            module = InStages(module, bounded.line)
+        else:
+            layers, network = layers_of(bounded, self.mesh.tp.size), bounded
+        return Task(spec, self.mesh, self.device, module, network, asked, layers, runtime, staged)
+
+
+def _of_reference(spec: VerifySpec, context: RunContext, place: _Place) -> Task:
     assert spec.model is not None
     assert not isinstance(spec.model, FromOnnx)
     assert not isinstance(spec.property, InstancesProperty)
     config, weights = resolve(spec.model, context.data)
     reads = config.reads
-    module = build(config, mesh, dtype=torch.float32, device=device, seed=spec.seed)
+    module = build(config, place.mesh, dtype=torch.float32, device=place.device, seed=spec.seed)
     if weights is not None:
         load_into(module, weights)
     module.eval().requires_grad_(False)
-    line = Line(mesh, device) if mesh.pp.size > 1 else None
     asked: Property
     if isinstance(reads, Features):
         asked, shape = read(spec.property, reads.features, reads.classes, context.data), (reads.features,)
     else:
-        asked, module = _of_tokens(spec, module, context, line)
+        asked, module = _of_tokens(spec, module, context, place.line)
         shape = (asked.samples.inputs.shape[1],)
-    if line is not None:
-        staged = prepare_stages(module, shape, mesh.tp, line)
-        layers = _layers_of_stages(staged, mesh.tp.size)
-        return Task(spec, mesh, device, InStages(module, line), staged.network, asked, layers, staged=staged)
-    network = prepare(_bounded(spec, module), shape, mesh.tp)
-    return Task(spec, mesh, device, module, network, asked, layers_of(network, mesh.tp.size))
+    tp = place.mesh.tp
+    if place.line is not None:
+        return place.task(spec, module, prepare_stages(module, shape, tp, place.line), asked)
+    return place.task(spec, module, prepare(_bounded(spec, module), shape, tp), asked)
 
 
 def _of_tokens(
@@ -108,7 +136,7 @@ def _bounded(spec: VerifySpec, module: nn.Module) -> nn.Module:
     return local_copy(module).double() if spec.rigorous else module
 
 
-def _of_pairs(spec: VerifySpec, archive: Path, mesh: Mesh, device: torch.device) -> Iterator[Task]:
+def _of_pairs(spec: VerifySpec, archive: Path, place: _Place) -> Iterator[Task]:
     name = ""
     try:
         with bundle(archive) as opened:
@@ -117,7 +145,7 @@ def _of_pairs(spec: VerifySpec, archive: Path, mesh: Mesh, device: torch.device)
                 parts[pair.model].append(instance)
             for name, part in parts.items():
                 fitting = partial(_fitting, opened, asked, part)
-                task = _of_onnx(spec, _model(opened, opened.pairs[part[0]]), mesh, device, fitting)
+                task = _of_onnx(spec, _model(opened, opened.pairs[part[0]]), place, fitting)
                 layers = [replace(layer, name=f"{name}: {layer.name}") for layer in task.layers]
                 yield replace(task, layers=layers, part=frozenset(part))
     except UnsupportedModelError as error:
@@ -140,22 +168,18 @@ def _fitting(opened: Bundle, asked: Queried, part: Sequence[int], sizes: tuple[i
     return asked
 
 
-def _of_onnx(
-    spec: VerifySpec, content: bytes, mesh: Mesh, device: torch.device, ask: Callable[[tuple[int, int]], Property]
-) -> Task:
+def _of_onnx(spec: VerifySpec, content: bytes, place: _Place, ask: Callable[[tuple[int, int]], Property]) -> Task:
     from service.bounds.onnx import load  # noqa: PLC0415 - brings onnxruntime, which only these models need
     from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
 
     module = load(content)
     asked = ask((module.features, module.outputs))
-    if mesh.pp.size > 1:
-        graph = shard(capture(module, (module.features,)), mesh.tp)
-        staged = divide_into_stages(graph, mesh.tp, line := Line(mesh, device))
-        stage = InStages(Evaluated(staged.network.graph), line)
-        layers = _layers_of_stages(staged, mesh.tp.size)
-        return Task(spec, mesh, device, stage, staged.network, asked, layers, Runtime.of(parse(content)), staged)
-    module = module.to(device)
+    tp, runtime = place.mesh.tp, Runtime.of(parse(content))
+    if place.line is not None:
+        # Only what is left of the graph goes to the device, and is what witnesses are judged on.
+        staged = divide_into_stages(shard(capture(module, (module.features,)), tp), tp, place.line)
+        return place.task(spec, Evaluated(staged.network.graph), staged, asked, runtime)
+    module = module.to(place.device)
     # The graph is divided, not the module: witnesses are judged on the whole of it, on every rank.
-    network = from_graph(shard(capture(_bounded(spec, module), (module.features,)), mesh.tp), mesh.tp)
-    layers = layers_of(network, mesh.tp.size)
-    return Task(spec, mesh, device, module, network, asked, layers, Runtime.of(parse(content)))
+    network = from_graph(shard(capture(_bounded(spec, module), (module.features,)), tp), tp)
+    return place.task(spec, module, network, asked, runtime)

@@ -152,19 +152,19 @@ def test_a_mesh_finds_the_bounds_of_one_process(torchrun: Any) -> None:
 
 @pytest.mark.distributed
 def test_next_tokens_are_certified_by_a_job(tmp_path: Path, torchrun: Any) -> None:
-    alone = certify_tokens(str(tmp_path), 1)
-    divided, _ = torchrun(certify_tokens, 2, folder=str(tmp_path), tp=2)
-    assert alone["layers"] == divided["layers"] > 0
-    assert len(alone["rows"]) == 3
-    for row, expected in zip(divided["rows"], alone["rows"], strict=True):
-        assert len(row["lower"]) == 256
-        assert all(low < high for low, high in zip(row["lower"], row["upper"], strict=True))
-        assert row["lower"] == pytest.approx(expected["lower"], abs=2e-5 * max(map(abs, expected["lower"])))
-        assert row["verdict"] == expected["verdict"] == "falsified", "an untrained model is wrong about the sample"
-        assert len(row["counterexample"]) == 4 * 8
+    (alone,) = certify_tokens(str(tmp_path), [{}])
+    for divided in torchrun(certify_tokens, 2, folder=str(tmp_path), meshes=[{"tp": 2}, {"pp": 2}])[0]:
+        assert alone["layers"] == divided["layers"] > 0
+        assert len(alone["rows"]) == 3
+        for row, expected in zip(divided["rows"], alone["rows"], strict=True):
+            assert len(row["lower"]) == 256
+            assert all(low < high for low, high in zip(row["lower"], row["upper"], strict=True))
+            assert row["lower"] == pytest.approx(expected["lower"], abs=2e-5 * max(map(abs, expected["lower"])))
+            assert row["verdict"] == expected["verdict"] == "falsified", "an untrained model is wrong about the sample"
+            assert len(row["counterexample"]) == 4 * 8
 
 
-def certify_tokens(folder: str, tp: int) -> dict[str, Any]:
+def certify_tokens(folder: str, meshes: list[dict[str, int]]) -> list[dict[str, Any]]:
     import os
 
     from test_verify_job import context
@@ -174,17 +174,15 @@ def certify_tokens(folder: str, tp: int) -> dict[str, Any]:
     from service.parallel import distributed
     from service.verification import job
 
-    model = {"family": "transformer", "dim": 8, "layers": 1, "heads": 2, "ffn_dim": 8, "max_sequence": 16}
+    model = {"family": "transformer", "dim": 8, "layers": 2, "heads": 2, "ffn_dim": 8, "max_sequence": 16}
     asked = {"data": {"source": "tokens", "sequence": 4}, "count": 3, "eps": 1e-4}
-    fields = {
-        "kind": "verify",
-        "model": model,
-        "property": {"robustness": asked},
-        "parallel": {"tp": tp},
-        "device": "cpu",
-    }
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    ranked, report = context(DataLayout(Path(folder)), rank, world, job_id=f"job_{tp:x>20}")
-    result = job.run(VerifySpec.model_validate(fields), ranked)
+    found = []
+    for degrees in meshes:
+        fields = {"model": model, "property": {"robustness": asked}, "parallel": degrees, "device": "cpu"}
+        name = "".join(degrees)
+        ranked, report = context(DataLayout(Path(folder)), rank, world, job_id=f"job_{name:x>20}")
+        result = job.run(VerifySpec.model_validate(fields), ranked)
+        found.append({"rows": report.bounds, "layers": len(result["layers"]) if result else 0})
     distributed.stop()
-    return {"rows": report.bounds, "layers": len(result["layers"]) if result else 0}
+    return found
