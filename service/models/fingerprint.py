@@ -8,11 +8,10 @@ from collections.abc import Mapping
 
 import torch
 
-from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
+from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec, is_sharded
 from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.train import PipelineSpec, ShardingSpec
-from service.parallel.fsdp import is_sharded
 
 Fingerprint = dict[str, str | int | float]
 ABSENT = "absent"

@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from service.jobs.spec.arithmetic import PrecisionSpec
-from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.train import ShardingSpec
 from service.parallel.mesh import Mesh
 
@@ -30,11 +29,6 @@ class Precision:
         param = DTYPES[spec.param]
         own = param is torch.float32
         return Precision(None if own else param, None if own and spec.reduce == "fp32" else DTYPES[spec.reduce])
-
-
-def is_sharded(parallel: ParallelSpec, precision: PrecisionSpec) -> bool:
-    """Whether FSDP2 manages a model: to share it among ranks, or because it is what casts parameters."""
-    return parallel.dp > 1 or Precision.from_spec(precision) != Precision()
 
 
 def apply_fsdp(

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+from service.jobs.spec.arithmetic import is_sharded
 from service.jobs.spec.train import TrainSpec
 from service.models.compiled import RECIPES, compile_in_place
 from service.models.recompute import apply_activation_checkpoint
-from service.parallel.fsdp import Precision, apply_fsdp, is_sharded
+from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import use_float8
 from service.training.gate import Phase, lowest

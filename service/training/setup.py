@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from service.jobs.runtime import RunContext
+from service.jobs.spec.arithmetic import is_sharded
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import TrainSpec
@@ -21,7 +22,6 @@ from service.models.fingerprint import Fingerprint, fingerprint
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
 from service.parallel.boundary import Held, StepBoundary
-from service.parallel.fsdp import is_sharded
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
 from service.schedules.schedule import Schedule

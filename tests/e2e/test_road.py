@@ -83,7 +83,7 @@ def test_the_compile_check_gives_a_gate_that_training_obeys(service: Service, tr
     assert {rung["rung"] for rung in report["rungs"]} == {"eager", "aot_eager"}
     assert report["gate"]["fingerprint"]
     other_mesh = {**TRAIN, "steps": 2, "compile": {"train": True, "gate": checked["id"]}}
-    refused = service.wait(service.submit(other_mesh)["id"])
-    assert refused["state"] == "failed"
-    assert "another configuration" in refused["error"]["message"]
-    assert "parallel.tp is 2 here and 1 in the report" in refused["error"]["message"]
+    refused = service.http.post("/v1/jobs", json=other_mesh)
+    assert refused.status_code == 422
+    tp = next(each for each in refused.json()["errors"] if each["path"] == "parallel.tp")
+    assert (tp["got"], tp["expected"]) == (2, "1, or another compile.gate")

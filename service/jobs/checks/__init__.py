@@ -13,6 +13,7 @@ from service.jobs.checks.dependencies import Dependency, check_archive, check_de
 from service.jobs.checks.files import HasFile, check_files
 from service.jobs.checks.fit import check_fit
 from service.jobs.checks.fleet import check_fleet, pool_of
+from service.jobs.checks.gate import check_gate
 from service.jobs.checks.mesh import check_mesh
 from service.jobs.checks.objective import check_objective
 from service.jobs.checks.pipeline import check_pipeline
@@ -44,6 +45,7 @@ def check(
         *check_dependencies(spec, lookup),
         *check_files(spec, has_file),
         *check_archive(spec, uploaded),
+        *check_gate(spec, config, lookup, uploaded),
         *check_mesh(spec, config),
         *check_fit(spec, config),
         *check_queries(spec, config, path_of),

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from service.jobs.spec.base import Strict
+from service.jobs.spec.base import ParallelSpec, Strict
 
 ActivationCheckpoint = Literal["none", "selective", "full"]
 
@@ -15,3 +15,13 @@ class PrecisionSpec(Strict):
     param: Literal["fp32", "bf16"] = "fp32"
     reduce: Literal["fp32", "bf16"] = "fp32"
     float8: bool = Field(False, description="linear layers in float8; needs a CUDA device of sm_89 or later")
+
+    @property
+    def casts(self) -> bool:
+        """Whether parameters or gradients are computed with in another type than float32."""
+        return (self.param, self.reduce) != ("fp32", "fp32")
+
+
+def is_sharded(parallel: ParallelSpec, precision: PrecisionSpec) -> bool:
+    """Whether FSDP2 manages a model: to share it among ranks, or because it is what casts parameters."""
+    return parallel.dp > 1 or precision.casts

@@ -1,0 +1,95 @@
+"""Whether the compile job that a training job names checks what the training job will compile, as far as specs tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from service.jobs.checks.dependencies import resolve
+from service.jobs.checks.subject import AnySpec, Lookup, Uploaded
+from service.jobs.plugins import ModelConfig
+from service.jobs.records import Problem
+from service.jobs.spec import CompileSpec, TrainSpec
+from service.jobs.spec.arithmetic import is_sharded
+from service.jobs.spec.objective import CrossEntropy
+
+GATE = "compile.gate"
+
+
+def check_gate(spec: AnySpec, config: ModelConfig | None, lookup: Lookup, uploaded: Uploaded) -> Iterator[Problem]:
+    """``config`` is the job's own model. What only its ranks know, as the device, they compare themselves."""
+    if not isinstance(spec, TrainSpec) or spec.compile.gate is None or not _asked(spec):
+        return
+    checked = _spec_of(spec.compile.gate, lookup)
+    if checked is None:  # told by the check of dependencies, or not known
+        return
+    if checked.model is None:
+        yield Problem(GATE, "it checks a program of a package", spec.compile.gate, "a compile job about this model")
+        return
+    if spec.objective != CrossEntropy():
+        message = "compile jobs check models that minimise cross entropy"
+        yield Problem("objective.name", message, spec.objective.name, "cross_entropy, or a job that does not compile")
+    yield from _phases(spec, checked)
+    yield from _differences(spec, checked)
+    yield from _models(spec, config, resolve(checked.model, lookup, uploaded))
+
+
+def _asked(spec: TrainSpec) -> list[str]:
+    return [phase for phase in ("train", "inference") if getattr(spec.compile, phase)]
+
+
+def _spec_of(job_id: str, lookup: Lookup) -> CompileSpec | None:
+    job = lookup(job_id)
+    if job is None or job.kind != "compile":
+        return None
+    try:
+        return CompileSpec.model_validate(job.spec)
+    except ValidationError:  # as one whose package is not installed any more
+        return None
+
+
+def _phases(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
+    for phase in _asked(spec):
+        if phase not in checked.phases:
+            message = f"the gate's job checks {' and '.join(checked.phases)} only"
+            yield Problem(f"compile.{phase}", message, True, f"false, or a compile job with the phase {phase}")
+    if checked.modes == ("eager",):
+        yield Problem(GATE, "it climbs no higher than eager, which compiles nothing", spec.compile.gate, "more modes")
+
+
+def _differences(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
+    own, theirs = _known(spec), _known(checked)
+    for path in own.keys() & theirs.keys():
+        if own[path] != theirs[path]:
+            message = f"the gate's job was run with {theirs[path]}, and this one comes to {own[path]}"
+            yield Problem(path, message, own[path], f"{theirs[path]}, or another compile.gate")
+    stages = spec.parallel.pp
+    if checked.parallel.pp not in {1, stages}:
+        message = f"the gate's job was run with {checked.parallel.pp}"
+        yield Problem("parallel.pp", message, stages, f"{checked.parallel.pp}, or another compile.gate")
+
+
+def _known(spec: TrainSpec | CompileSpec) -> dict[str, str | int | bool]:
+    """What two jobs must have in common where both have it. A model in one piece may stand for stages of it."""
+    dimensions = ("dp_replicate", "dp_shard", "tp")
+    known: dict[str, str | int | bool] = {f"parallel.{name}": getattr(spec.parallel, name) for name in dimensions}
+    known |= {f"precision.{name}": value for name, value in spec.precision.model_dump().items()}
+    known["activation_checkpoint"] = spec.activation_checkpoint
+    if is_sharded(spec.parallel, spec.precision):
+        known |= {f"sharding.{name}": value for name, value in spec.settled_sharding.model_dump().items()}
+    if spec.parallel.pp > 1:
+        known["pipeline.schedule"] = spec.pipeline.schedule
+        known["pipeline.virtual_stages"] = spec.pipeline.stages_per_rank
+    return known
+
+
+def _models(spec: TrainSpec, own: ModelConfig | None, theirs: ModelConfig | None) -> Iterator[Problem]:
+    if own is None or theirs is None or own == theirs:
+        return
+    here, there = own.model_dump(mode="json"), theirs.model_dump(mode="json")
+    name = next(name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name))
+    path = f"model.{name}" if isinstance(spec.model, ModelConfig) and name in here else GATE
+    message = f"the gate's job checks a model with {name}={there.get(name)!r}, and this one has {here.get(name)!r}"
+    got = here[name] if path != GATE else spec.compile.gate
+    yield Problem(path, message, got, "the model of the gate's job, or another compile.gate")
