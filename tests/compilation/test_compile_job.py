@@ -22,6 +22,7 @@ from service.compilation.inputs import batches
 from service.compilation.internals.caches import clear_abandoned, empty_caches
 from service.compilation.job import run
 from service.compilation.publishing import write_whole
+from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import self_test
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
@@ -30,6 +31,7 @@ from service.jobs.spec.arithmetic import PrecisionSpec
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice
+from service.models import mlp
 from service.models.compiled import COMPILE_CACHE, cache_file
 from service.models.fingerprint import fingerprint
 from service.training.gate import GateError, allowed_modes
@@ -269,3 +271,43 @@ def test_no_draft_is_left_beside_the_report(data: DataLayout) -> None:
     run(spec(model=MLP), where)
     folder: Path = data.job(JOB).artifacts
     assert [path.name for path in folder.iterdir()] == ["report.json"]
+
+
+@pytest.mark.timeout(400)
+def test_a_failed_rung_leaves_a_script_that_fails_alike_alone(
+    data: DataLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = "relu_compile_error_TESTING_ONLY"  # of PyTorch's own tests: fails where a graph has ``torch.relu``
+    monkeypatch.setitem(mlp.ACTIVATIONS, "relu", torch.relu)  # type: ignore[misc]
+    ladder = (RUNGS["eager"], Rung("aot_eager", backend, compiles_backward=False))
+    monkeypatch.setattr(job, "climb_to", lambda modes: ladder)
+    monkeypatch.setattr(job, "self_test", tuple)
+    where, reporter = context(data)
+    result = run(spec(model=MLP, phases=["inference"]), where)
+    assert result is not None
+    assert result["verdicts"] == {"pass": 1, "fail_error": 1}
+    written, artifacts = report(data), data.job(JOB).artifacts
+    (found,) = written["diagnoses"]
+    script, trace = artifacts / found["reproduction"]["script"], artifacts / found["trace"]
+    assert {script, script.with_suffix(".safetensors"), trace} <= set(reporter.artifacts)
+    assert any(each.stat().st_size for each in trace.iterdir())
+    # Elsewhere, as a person would who was sent the two files: this repository is not on its path.
+    elsewhere = data.root / "elsewhere"
+    elsewhere.mkdir()
+    for each in (script, script.with_suffix(".safetensors")):
+        (elsewhere / each.name).write_bytes(each.read_bytes())
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    alone = subprocess.run(
+        [sys.executable, script.name],
+        check=False,
+        cwd=elsewhere,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert alone.returncode == 1, alone.stderr
+    assert "ReluCompileError" in alone.stdout
+    assert alone.stdout.strip().splitlines()[-1] == found["reproduction"]["said"].strip()
+    assert found["reproduction"]["confirmed"]
+    assert found["module"].startswith("model")
