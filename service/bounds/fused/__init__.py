@@ -6,7 +6,7 @@ same in several steps. Results differ by rounding only.
 
 from service.bounds.fused.adam import Adam
 from service.bounds.fused.boxes import least
-from service.bounds.fused.images import adjoint, least_in_windows, pull_in_windows
+from service.bounds.fused.images import least_in_windows, pull_in_windows
 from service.bounds.fused.lines import FreeSlopes, Picked, pull, pull_free, weighted
 from service.bounds.fused.matrices import product
 from service.bounds.fused.products import pull_matrices, pull_products
@@ -16,7 +16,6 @@ __all__ = [
     "Adam",
     "FreeSlopes",
     "Picked",
-    "adjoint",
     "least",
     "least_in_windows",
     "product",

@@ -1,8 +1,6 @@
-"""Rows over images: in windows, and through convolutions. Kernels only; ``None`` where there is none for a case."""
+"""Rows over images, in windows. Kernels only; ``None`` where there is none for a case."""
 
 from __future__ import annotations
-
-from math import prod
 
 import torch
 from torch import Tensor
@@ -59,35 +57,3 @@ def least_in_windows(
 
 def _placed(place: Tensor, moves: tuple[Pair, Pair]) -> tuple[int, ...]:
     return (place.shape[1] * 2 if len(place) > 1 else 0, *moves[0], *moves[1])
-
-
-def adjoint(values: Tensor, weight: Tensor, shape: tuple[int, ...], stride: Pair, padding: Pair) -> Tensor | None:
-    """``(images, outer, height, width)`` through the adjoint of a convolution of images ``shape``: no dilation, no
-    groups."""
-    kernels = kernels_for(values, weight)
-    choice = CHOICES[min(1, prod(stride) - 1)]
-    if kernels is None or choice is None or values.dtype != torch.float32 or prod(stride) > MOST_PHASES:
-        return None
-    images, outer, height, width = values.shape
-    channels, tall, broad = shape
-    out = values.new_empty(images, *shape)
-    if not out.numel():
-        return out
-    phases = -(-tall // stride[0]), -(-broad // stride[1])
-    tile = {
-        "PIXELS": choice[1],
-        "MODE": choice[0],
-        "num_warps": choice[2],
-        "CHANNELS": min(64, max(16, 1 << (channels - 1).bit_length())),
-        "OUTER": min(32, max(16, 1 << (outer - 1).bit_length())),
-    }
-    grid = (-(-images * prod(phases) // choice[1]), prod(stride), -(-channels // tile["CHANNELS"]))
-    kernel = dict(zip(CONSTANTS, (*weight.shape[2:], *stride), strict=True))
-    numbers = images, outer, height, width, channels, tall, broad, *padding, *phases
-    kernels.adjoint_convolution[grid](values.contiguous(), weight.contiguous(), out, *numbers, **kernel, **tile)
-    return out
-
-
-CHOICES: list[tuple[int, int, int] | None] = [None, None]
-CONSTANTS = ("KERNEL_DOWN", "KERNEL_ACROSS", "STRIDE_DOWN", "STRIDE_ACROSS")
-MOST_PHASES = 16

@@ -51,6 +51,8 @@ class Effort:
 
 USUAL = 2**24
 """Elements of a part of a pass, unless there would be more than three parts."""
+LITTLE = 2**29
+"""Bytes that are not worth asking about."""
 BYTES_FOR_AN_ELEMENT = 256
 """Of the largest coefficient tensor, in all that a pass through a deep network holds at once, with its gradient."""
 
@@ -99,9 +101,11 @@ def passing_at_once(backward: Pass, start: str, rows: int, effort: Effort) -> in
 def affordable(network: Network, box: Interval, effort: Effort) -> Effort:
     """Within the memory of the device, or of the one that has the least: ranks take the same parts.
 
-    Asked once for each analysis: a driver takes its time to answer.
+    Asked once for each analysis, and not for a small one: a driver takes its time to answer.
     """
     device, exchange = box.lower.device, network.exchange
+    if exchange.axis.size == 1 and 2 * len(box.lower) * network.widest**2 * BYTES_FOR_AN_ELEMENT <= LITTLE:
+        return effort
     own = effort.within(device)
     if device.type != "cuda" or exchange.axis.size == 1:
         return own

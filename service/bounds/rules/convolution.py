@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.bounds import fused
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.rules.affine import constant_only
 from service.bounds.rules.base import LinearRule, Pulled, UnitRows
-from service.bounds.windows import IMAGE, Windows
+from service.bounds.windows import Windows
 
 
 class Convolution(LinearRule):
@@ -96,13 +95,6 @@ def _adjoint(flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: lis
     return through
 
 
-def _fused(flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[Any]) -> Tensor | None:
-    stride, padding, dilation, transposed, _, groups = geometry
-    if len(shape) != len(IMAGE) or transposed or groups != 1 or any(each != 1 for each in dilation):
-        return None
-    return fused.adjoint(flat, weight, shape, (stride[0], stride[-1]), (padding[0], padding[-1]))
-
-
 class _Adjoint(torch.autograd.Function):
     """The same for a constant kernel: its gradient is the convolution, where torch's is many times slower."""
 
@@ -110,8 +102,7 @@ class _Adjoint(torch.autograd.Function):
     def forward(ctx: Any, flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[Any]) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.geometry = geometry
-        found = _fused(flat, weight, shape, geometry)
-        return _adjoint(flat, weight, shape, geometry) if found is None else found
+        return _adjoint(flat, weight, shape, geometry)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:

@@ -1,0 +1,197 @@
+"""Steps of a pass that have kernels: what torch's operators make of them, and that kernels make the same."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from service.bounds import fused
+from service.bounds.fused import adam, boxes, building, images, lines, matrices, products, tables
+from service.bounds.relaxation import Relaxation
+from service.bounds.windows import Windows
+
+SEEDS = st.integers(0, 2**20)
+USERS = (adam, boxes, images, lines, matrices, products, tables)
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def randoms(seed: int, device: str = "cpu", dtype: torch.dtype = torch.float64) -> Callable[..., Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(*shape, generator=generator, dtype=dtype).to(device)
+
+
+def free_slopes(number: Callable[..., Tensor], shape: tuple[int, ...]) -> fused.FreeSlopes:
+    """Of ReLUs on random intervals, about half of which contain 0; instances differ in how many."""
+    low = number(*shape) - torch.arange(shape[0], device=number(1).device).reshape(-1, *[1] * (len(shape) - 1))
+    high = low + number(*shape).abs() + 1
+    open_ = (low < 0) & (high > 0)
+    fixed = (low >= 0).to(low.dtype)
+    chord = torch.where(open_, high / (high - low), fixed)
+    return fused.FreeSlopes.at(open_, 0.0, fixed, chord, torch.where(open_, -low * chord, torch.zeros_like(low)))
+
+
+@given(SEEDS, st.integers(1, 3))
+@settings(max_examples=20, deadline=None)
+def test_free_slopes_are_those_of_each_instance(seed: int, batch: int) -> None:
+    """Entry by entry: an open one has its own parameter's slope, another the fixed one."""
+    number = randoms(seed)
+    free = free_slopes(number, (batch, 2, 3))
+    rows, places = 4, free.index.shape[1]
+    coefficients, parameters = number(batch, rows, 2, 3), number(batch, rows, places).sigmoid()
+    through, bias = fused.pull_free(coefficients, free, parameters)
+    codes, flat = free.codes, coefficients.flatten(2)
+    for instance in range(batch):
+        for entry in range(6):
+            code = int(codes[instance, entry])
+            slope = parameters[instance, :, code] if code >= 0 else free.lower[instance, entry].expand(rows)
+            x = flat[instance, :, entry]
+            expected = torch.where(x > 0, x * slope, x * free.upper[instance, entry])
+            torch.testing.assert_close(through.flatten(2)[instance, :, entry], expected)
+    torch.testing.assert_close(bias, (flat.clamp(max=0) * free.above.unsqueeze(1)).sum(dim=2))
+
+
+@given(SEEDS, st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_places_between_planes_are_sound(seed: int, of_matrices: bool) -> None:
+    number = randoms(seed)
+    shapes = ((2, 2, 3), (2, 3, 2)) if of_matrices else ((2, 5), (2, 5))
+    ends = [(low := number(*shape), low + number(*shape).abs()) for shape in shapes]
+    points = [low + (high - low) * number(*low.shape).sigmoid() for low, high in ends]
+    value = points[0] @ points[1] if of_matrices else points[0] * points[1]
+    coefficients = number(2, 3, *value.shape[1:])
+    terms = (2, 3, 2) if of_matrices else (5,)
+    pull = fused.pull_matrices if of_matrices else fused.pull_products
+    onto_x, onto_y, bias = pull(coefficients, number(2, 3, *terms).sigmoid(), *ends)
+    exact = (coefficients * value.unsqueeze(1)).flatten(2).sum(dim=2)
+    bound = (
+        sum((a * p.unsqueeze(1)).flatten(2).sum(dim=2) for a, p in zip((onto_x, onto_y), points, strict=True)) + bias
+    )
+    assert bool((bound <= exact + 1e-9).all())
+
+
+def test_steps_are_those_of_torchs_adam_within_the_box() -> None:
+    number = randoms(3)
+    ours = number(7, 5).sigmoid().requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    own = fused.Adam([ours], 0.5, 0.9)
+    other = torch.optim.Adam([theirs], lr=0.5)
+    for _ in range(2):
+        own.restart()
+        with torch.no_grad():
+            ours.copy_(theirs)
+        other = torch.optim.Adam([theirs], lr=0.5)
+        for _ in range(4):
+            gradient = number(7, 5)
+            theirs.grad = gradient.clone()
+            ours.grad = gradient
+            gradient[0, 0], theirs.grad[0, 0] = torch.nan, 0
+            own.step()
+            other.step()
+            with torch.no_grad():
+                theirs.clamp_(0, 1)
+            other.param_groups[0]["lr"] *= 0.9
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_compiler_there_is_a_word_and_no_kernel(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "service.bounds.fused.kernels", None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with caplog.at_level(logging.WARNING):
+        assert building._built.__wrapped__(torch.device("cuda:0")) is None
+    assert "without fused kernels" in caplog.text
+
+
+def cases(device: str, dtype: torch.dtype) -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
+    """Functions of what may take a gradient."""
+    number = randoms(5, device, dtype)
+    batch, rows, shape = 3, 6, (7, 10)
+    whole, same = (batch, rows, *shape), (batch, 1, *shape)
+    free = free_slopes(number, (batch, *shape))
+    place = number(*whole).sigmoid()
+    matrix, index = number(20, 70), torch.arange(9, device=device).reshape(batch, 3)
+    table = number(batch, 18, 70), number(batch, 18, 70)
+    x = (low := number(batch, 2, 5, 8), low + number(batch, 2, 5, 8).abs())
+    y = (low := number(batch, 2, 8, 6), low + number(batch, 2, 8, 6).abs())
+    ends = [(low := number(batch, *shape), low + number(batch, *shape).abs()) for _ in range(2)]
+    fixed = [number(*same) for _ in range(3)]
+    picked = fused.Picked(matrix, index, mirrored=True)
+    places = number(batch, rows, free.index.shape[1]).sigmoid()
+    flat = number(batch, rows, 70)
+    return {
+        "lines of rows": (fused.pull, tuple(number(*whole) for _ in range(5))),
+        "common lines": (lambda a: fused.pull(a, fixed[0], fixed[1], None, fixed[2]), (number(*whole),)),
+        "lines of a matrix": (lambda *_: fused.pull(picked, fixed[0], fixed[1], fixed[2], None), ()),
+        "free slopes": (lambda a, p: fused.pull_free(a, free, p), (number(*whole), places)),
+        "free slopes of a matrix": (lambda p: fused.pull_free(picked, free, p), (places,)),
+        "boxes": (lambda a: (fused.least(a, table[0][:, 0], table[1][:, 0].abs()),), (flat,)),
+        "tables": (lambda a, p: fused.pull_table(a, p, *table), (flat, place.flatten(2))),
+        "products": (lambda a, p: fused.pull_products(a, p, *ends), (number(*whole), place)),
+        "matrices": (
+            lambda a, p: fused.pull_matrices(a, p, x, y),
+            (number(batch, rows, 2, 5, 6), number(batch, rows, 2, 5, 8, 6).sigmoid()),
+        ),
+    }
+
+
+def results(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Values and gradients."""
+    given = [each.clone().requires_grad_() for each in inputs]
+    found = [each for each in function(*given) if each is not None]
+    weights = [torch.linspace(-1, 1, each.numel(), device=each.device).reshape(each.shape) for each in found]
+    if given:
+        sum((each * weight).sum() for each, weight in zip(found, weights, strict=True)).backward()
+    return [*(each.detach() for each in found), *(each.grad for each in given if each.grad is not None)]
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for user in USERS:
+        monkeypatch.setattr(user, "kernels_for", lambda *tensors: None)
+
+
+@cuda
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", list(cases("cpu", torch.float64)))
+def test_kernels_make_the_same(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
+    function, inputs = cases("cuda", dtype)[name]
+    assert building.kernels_for(torch.ones(1, device="cuda")) is not None
+    ours = results(function, inputs)
+    without_kernels(monkeypatch)
+    for one, other in zip(ours, results(function, inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@cuda
+@pytest.mark.cuda
+@pytest.mark.parametrize("own_places", [True, False])
+def test_windows_go_through_kernels_as_they_do_without(monkeypatch: pytest.MonkeyPatch, own_places: bool) -> None:
+    number = randoms(7, "cuda", torch.float32)
+    below, above, low = number(3, 2, 8, 10), number(3, 2, 8, 10), number(3, 2, 8, 10)
+    place = torch.randint(0, 4, (3 if own_places else 1, 5, 2), device="cuda")
+    windows = Windows(number(len(place), 5, 2, 4, 3), place, (4, 5), (2, 2), (-2, -1))
+    relaxation = Relaxation(number(3, 2, 8, 10), number(3, 2, 8, 10), below, above)
+    ours, least = relaxation.pull_windows(windows), windows.least(low, low + above.abs())
+    without_kernels(monkeypatch)
+    others, also_least = relaxation.pull_windows(windows), windows.least(low, low + above.abs())
+    torch.testing.assert_close(ours[0].values, others[0].values)
+    torch.testing.assert_close(ours[1], others[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(least, also_least, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(cases("cpu", torch.float64)))
+def test_gradients_without_kernels_are_those_of_differences(name: str) -> None:
+    function, inputs = cases("cpu", torch.float64)[name]
+    given = tuple(each[:2, :2].clone().requires_grad_() for each in inputs) if name == "lines of rows" else ()
+    if given:
+        assert torch.autograd.gradcheck(function, given)
+    assert all(each.isfinite().all() for each in results(function, inputs))

@@ -1,0 +1,90 @@
+"""A repeated iteration, as written or recorded; what a device with little memory makes of an effort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.bounds.methods import Effort
+from service.bounds.methods.base import BYTES_FOR_AN_ELEMENT
+from service.bounds.replay import WARM, Plain, Recorded
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Counting:
+    """An iteration on tensors that stay where they are: ``x ↦ 2x + step``, and the largest value met."""
+
+    def __init__(self, device: str) -> None:
+        self.x = torch.zeros(3, device=device)
+        self.best = torch.full((3,), -torch.inf, device=device)
+        self.step = torch.ones((), device=device)
+        self.calls = 0
+
+    def restart(self, x: Tensor) -> None:
+        self.x.copy_(x)
+        self.best.fill_(-torch.inf)
+        self.step.fill_(1)
+
+    def body(self) -> None:
+        self.calls += 1
+        self.x.mul_(2).add_(self.step)
+        torch.maximum(self.best, self.x, out=self.best)
+        self.step.sub_(3)
+
+
+def expected(x: Tensor, times: int) -> tuple[Tensor, Tensor]:
+    best, step = torch.full_like(x, -torch.inf), 1.0
+    for _ in range(times):
+        x = 2 * x + step
+        best, step = torch.maximum(best, x), step - 3
+    return x, best
+
+
+REPLAYS = [
+    pytest.param(lambda: (Plain(), "cpu"), id="plain"),
+    pytest.param(lambda: (Recorded(torch.device("cuda", 0)), "cuda:0"), marks=[cuda, pytest.mark.cuda], id="recorded"),
+]
+
+
+@pytest.mark.parametrize("make", REPLAYS)
+@pytest.mark.parametrize("times", [1, 2, 3, 7])
+def test_a_body_runs_as_often_as_asked_on_whatever_its_tensors_hold(make: Callable[..., tuple], times: int) -> None:
+    replay, device = make()
+    counting = Counting(device)
+    for start in ([0.0, 1.0, -1.0], [5.0, -2.0, 0.5], [1.0, 1.0, 1.0]):
+        x = torch.tensor(start, device=device)
+        counting.restart(x)
+        replay.run(counting.body, times)
+        for found, wanted in zip((counting.x, counting.best), expected(x, times), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@cuda
+@pytest.mark.cuda
+def test_what_is_recorded_is_not_run_again() -> None:
+    counting, replay = Counting("cuda:0"), Recorded(torch.device("cuda", 0))
+    for _ in range(3):
+        replay.run(counting.body, 10)
+    assert replay.record is not None
+    assert counting.calls == WARM + 1
+
+
+def test_parts_fit_what_memory_a_device_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, reserved, allocated = 5000 * BYTES_FOR_AN_ELEMENT, 900 * BYTES_FOR_AN_ELEMENT, 200 * BYTES_FOR_AN_ELEMENT
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2**40))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)
+    device = torch.device("cuda")
+    effort = Effort().within(device)
+    assert effort.elements == 5700  # what torch holds without using it counts as free
+    for total in (1, 10**4, 10**9):
+        assert 1 <= effort.passing(total).elements <= 5700
+        assert 1 <= effort.optimising(total).elements <= 5700
+    assert Effort(elements=100).within(device).elements == 100
+    assert Effort().within(torch.device("cpu")) == Effort()
+    free, reserved = 0, allocated
+    assert Effort().within(device).elements == 1
