@@ -1,0 +1,51 @@
+"""A compile report in a terminal: the summary first, and a ladder that fits 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trivet.cli import results
+
+PASSED = {"verdict": "pass", "step_ms": 2.4567, "ratio": 1.524, "graph_breaks": [], "recompiles": []}
+UNTRIED = {"verdict": "not_applicable", "step_ms": None, "ratio": None, "graph_breaks": None, "recompiles": None}
+LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
+
+
+def printed(report: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    @contextmanager
+    def client() -> Iterator[Any]:
+        yield SimpleNamespace(report=lambda job_id: report)
+
+    monkeypatch.setattr(results, "client", client)
+    monkeypatch.setenv("COLUMNS", "80")
+    results.report("job_x")
+    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_summary_comes_first_and_every_rung_has_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rungs = [{"phase": phase, "rung": name, **PASSED} for phase in ("train", "inference") for name in LADDER]
+    rungs.append({"phase": "inference", "rung": "reduce-overhead", **UNTRIED})
+    report = {"summary": ["Training may."], "gate": {"train": "inductor", "inference": None}, "rungs": rungs}
+    lines = printed(report, monkeypatch, capsys)
+    assert lines[:3] == ["Training may.", "gate: train inductor, inference nothing", ""]
+    assert lines[3].split() == ["phase", "rung", "verdict", "step", "ms", "vs", "eager"]
+    assert [line.split()[:2] for line in lines[4:]] == [[each["phase"], each["rung"]] for each in rungs]
+    assert lines[6].split() == ["train", "aot_eager_decomp_partition", "pass", "2.46", "1.52×"]
+    assert lines[-1].endswith("not applicable")
+
+
+def test_what_was_found_somewhere_has_a_column(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = {"phase": "train", "rung": "eager", **PASSED, "graph_breaks": [{"reason": "print"}]}
+    lines = printed({"rungs": [broken, {"phase": "train", "rung": "x", **UNTRIED}]}, monkeypatch, capsys)
+    assert "graph breaks" in lines[2]
+    assert "recompiles" not in lines[2]
+    assert lines[3].split()[-1] == "1"
