@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from service.bounds.workspace import keep_workspaces_small
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
@@ -34,6 +35,7 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     started = time.monotonic()
     # A last bit of float32 decides nothing here, but TF32's ten-bit products would.
     torch.set_float32_matmul_precision("highest")
+    keep_workspaces_small()
     device = distributed.start(context.device_type)
     clock = Clock(device)
     with clock.phase("prepare"):
