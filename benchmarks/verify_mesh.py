@@ -43,7 +43,7 @@ def mlp(mesh: Mesh, device: torch.device, small: bool) -> Made:
 
 def transformer(mesh: Mesh, device: torch.device, small: bool) -> Made:
     """One block, on the embedded tokens of a short sequence."""
-    tokens, dim, heads = (4, 32, 4) if small else (8, 2048, 16)
+    tokens, dim, heads = (4, 32, 4) if small else (4, 3072, 24)
     config = TransformerConfig(
         vocab_size=64, dim=dim, layers=1, heads=heads, kv_heads=heads, ffn_dim=4 * dim, max_sequence=tokens
     )
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--elements", type=int, default=2**26, help="of one coefficient tensor, over all ranks")
+    parser.add_argument("--elements", type=int, default=2**28, help="of one coefficient tensor, over all ranks")
     given = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     device = distributed.start(given.device)

@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram, default_decompositions, export
 from torch.fx import Node as FxNode
 
 from service.bounds.compositions import COMPOSITIONS
+from service.bounds.functional import recognised
 from service.bounds.graph import (
     INPUT,
     MATRIX_FROM_LEFT,
@@ -45,6 +46,9 @@ WHOLE = {
 RECIPROCAL, POWER = "aten.reciprocal.default", "aten.pow.Tensor_Scalar"
 BATCHED = "aten.bmm.default"
 _OF_TWO = {"aten.mul.Tensor": PRODUCT, "aten.div.Tensor": PRODUCT, "aten.matmul.default": MATRIX_OF_TWO}
+ALL_REDUCE = "_c10d_functional.all_reduce.default"
+_RESULTS = {"aten.copy.default": "src", "_c10d_functional.wait_tensor.default": "tensor"}
+"""Operators whose result is one of their arguments."""
 REPEATING = {"aten.expand.default", "aten.full.default"}
 
 
@@ -117,7 +121,7 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
     for composed, written in COMPOSITIONS.items():
         table[composed] = written
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), recognised():
             warnings.simplefilter("ignore", FutureWarning)
             exported = export(_Functional(module), (example, state), dynamic_shapes=shapes, strict=False)
             program: ExportedProgram = exported.run_decompositions(table)
@@ -199,7 +203,17 @@ class _Reader:
         return Ref(fx.name)
 
     def _add_canonical(self, node: Node) -> None:
-        """Products of two values by names of their own, a square as a power, a quotient as a product."""
+        """Products of two values by names of their own, a square as a power, a quotient as a product.
+
+        A collective that wrote its result in place is the result.
+        """
+        if node.operator in _RESULTS and isinstance(node.arguments[_RESULTS[node.operator]], Ref):
+            result = node.arguments[_RESULTS[node.operator]]
+            shape = self.shapes[result.name]
+            node = Node(node.name, "aten.alias.default", {"self": result}, node.shape, (shape,), node.where)
+        if node.operator == ALL_REDUCE and node.arguments["reduce_op"] == "sum":
+            total = {"x": node.arguments["input"], "group": node.arguments["group_name"]}
+            node = replace(node, operator="trivet.reduce_from_group.default", arguments=total)
         if node.operator == BATCHED:
             factors = {"self": node.arguments["self"], "other": node.arguments["mat2"]}
             node = replace(node, operator="aten.matmul.default", arguments=factors)

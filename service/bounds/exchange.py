@@ -6,7 +6,7 @@ bound that is optimised over slopes needs to stay a bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,13 +48,11 @@ class Exchange:
 
     def join(self, shard: Tensor, dim: int) -> Tensor:
         """Like :meth:`gather`, for work that differs by rank (gradient: own slice of the sum)."""
-        group, size = self.axis.group, self.axis.size
-        return _by_rows(lambda part: gather_with_reduce_from_group(part.contiguous(), dim, group, size), shard, dim)
+        return gather_with_reduce_from_group(shard.contiguous(), dim, self.axis.group, self.axis.size)
 
     def own_sum(self, partial: Tensor, dim: int) -> Tensor:
         """This rank's slice along ``dim`` of the sum over the ranks (gradient: gathered)."""
-        group, size = self.axis.group, self.axis.size
-        return _by_rows(lambda part: reduce_scatter_to_group(part, dim, group, size), partial, dim)
+        return reduce_scatter_to_group(partial, dim, self.axis.group, self.axis.size)
 
     def own_range(self, length: int) -> slice:
         """This rank's share of ``length`` gathered entries."""
@@ -87,23 +85,6 @@ class Exchange:
         return [bool(equal) for equal in (everyone == everyone[0]).flatten(2).all(dim=2).all(dim=0)]
 
 
-LARGE, PARTS = 2**20, 4
-"""Entries from which on a value's rows move in so many parts."""
-
-
-def _by_rows(move: Callable[[Tensor], Tensor], rows: Tensor, dim: int) -> Tensor:
-    """Rows ``(batch, rows, …)`` whose dimension ``dim`` moves; in parts where what moves is copied, and is large."""
-    if dim < 2 or rows.numel() < LARGE or torch.is_grad_enabled():
-        return move(rows)
-    parts = torch.split(rows, -(-rows.shape[1] // PARTS), dim=1)
-    first = move(parts[0])
-    whole, done = first.new_empty(first.shape[0], rows.shape[1], *first.shape[2:]), 0
-    for index, part in enumerate(parts):
-        whole.narrow(1, done, part.shape[1]).copy_(move(part) if index else first)
-        done += part.shape[1]
-    return whole
-
-
 class _Agree(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, replicated: Tensor, exchange: Exchange) -> Tensor:
@@ -114,7 +95,15 @@ class _Agree(torch.autograd.Function):
         return gradient, None
 
 
+AT_ONCE = 2**22
+"""Entries."""
+
+
 def _mark(tensor: Tensor) -> Tensor:
-    values = tensor.detach().reshape(-1).to(torch.float64)
-    positions = torch.arange(1, values.numel() + 1, dtype=torch.float64, device=values.device)
-    return torch.stack([values.sum(), (values * positions.cos()).sum()])
+    """Part by part: what stands for large weights takes no second copy of them."""
+    flat, total = tensor.detach().reshape(-1), torch.zeros(2, dtype=torch.float64, device=tensor.device)
+    for start in range(0, flat.numel(), AT_ONCE):
+        values = flat[start : start + AT_ONCE].to(torch.float64)
+        places = torch.arange(start + 1, start + 1 + len(values), dtype=torch.float64, device=tensor.device)
+        total += torch.stack([values.sum(), (values * places.cos()).sum()])
+    return total

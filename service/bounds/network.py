@@ -14,7 +14,7 @@ from service.bounds.capture import Trace, capture, local_state, trace
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Graph, Node
 from service.bounds.interval import Interval
-from service.bounds.placement import Placement, check_constants, entering, place, place_part
+from service.bounds.placement import Placement, check_constants, entered, entering, place, place_part
 from service.bounds.rules import RULES, check
 from service.bounds.rules.base import RelaxedRule
 from service.bounds.rules.shape import SameOrder
@@ -124,9 +124,9 @@ def prepare(module: nn.Module, input_shape: Sequence[int], axis: Axis = SINGLE) 
 def from_graph(graph: Graph, axis: Axis = SINGLE) -> Network:
     """The same for a graph that is there already."""
     check(graph)
-    placements, exchange = place(graph), Exchange(axis)
-    check_constants(graph, placements, exchange)
-    return Network(graph, placements, exchange, graph.by_name)
+    exchange = Exchange(axis)
+    graph = entered(graph, exchange)
+    return Network(graph, place(graph), exchange, graph.by_name)
 
 
 @dataclass(frozen=True, eq=False)

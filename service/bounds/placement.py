@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from enum import Enum
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.graph import Graph, Node, UnsupportedModelError
+from service.bounds.graph import Graph, Node, Ref, Repeated, UnsupportedModelError
 from service.bounds.rules import RULES
 from service.bounds.rules.base import Crossing
+from service.parallel.collectives import members
+
+COPY = "trivet.copy_to_group.default"
 
 
 class Placement(Enum):
@@ -68,6 +75,110 @@ def _place(node: Node, inputs: list[Placement]) -> Placement:
     return before if crossing is None else _AFTER[crossing]
 
 
+def entered(graph: Graph, exchange: Exchange) -> Graph:
+    """The same graph with a ``copy_to_group`` wherever a replicated value is used for work that differs by rank.
+
+    Our own layers say so themselves. Torch's functional collectives do not, since forward nothing happens there: a
+    node's work differs where its constants do, or one of its inputs. All ranks call it. Raises
+    :class:`UnsupportedModelError` where ranks have other nodes, or other members in a group.
+    """
+    if exchange.axis.size == 1:
+        return graph
+    _check_groups(graph, exchange)
+    sure = _placed(graph, frozenset())
+    differing = _differing([node for node in graph.nodes[1:] if sure[node.name][0] is Placement.REPLICATED], exchange)
+    found = _placed(graph, differing)
+    if found[graph.output.name][1] is Placement.OWN and differing:
+        raise UnsupportedModelError(_forgotten(next(node for node in graph.nodes if node.name in differing)))
+    return Graph(tuple(_with_copies(graph, found, exchange)))
+
+
+Sides = tuple[Placement, Placement]
+"""Of a node's inputs and of its value."""
+
+
+def _placed(graph: Graph, differing: Set[str]) -> Mapping[str, Sides]:
+    """What every node would have to read, if replicated values were copied wherever they have to be."""
+    found: dict[str, Sides] = {graph.input.name: (Placement.REPLICATED, Placement.REPLICATED)}
+    for node in graph.nodes[1:]:
+        crossing = RULES[node.operator].crossing
+        if crossing is None:
+            own = node.name in differing or any(found[name][1] is Placement.OWN for name in node.inputs)
+            found[node.name] = (Placement.OWN,) * 2 if own else (Placement.REPLICATED,) * 2
+        else:
+            found[node.name] = _BEFORE[crossing], _AFTER[crossing]
+    return found
+
+
+def _with_copies(graph: Graph, found: Mapping[str, Sides], exchange: Exchange) -> Iterator[Node]:
+    copies: dict[str, str] = {}
+    yield graph.input
+    for node in graph.nodes[1:]:
+        renamed = {}
+        for name, shape in zip(node.inputs, node.input_shapes, strict=True):
+            if found[node.name][0] is Placement.OWN and found[name][1] is Placement.REPLICATED:
+                if name not in copies:
+                    copies[name] = f"{name}_entered"
+                    arguments = {"x": Ref(name), "group": exchange.axis.group}
+                    yield Node(copies[name], COPY, arguments, shape, (shape,), node.where)
+                renamed[name] = copies[name]
+        yield replace(node, arguments={name: _read(each, renamed) for name, each in node.arguments.items()})
+
+
+def _read(value: Any, renamed: Mapping[str, str]) -> Any:
+    if isinstance(value, Ref):
+        return Ref(renamed.get(value.name, value.name))
+    return tuple(_read(each, renamed) for each in value) if isinstance(value, tuple) else value
+
+
+def _differing(nodes: Sequence[Node], exchange: Exchange) -> Set[str]:
+    """Names of nodes with an argument that is not the same on every rank."""
+    compared = [(node, each) for node in nodes for each in _plain(node)]
+    device = next((each.device for _, each in compared if each.device.type != "cpu"), torch.device("cpu"))
+    # Not by their names: a tracer numbers what it drops later, too.
+    steps = _number(" ".join(node.operator for node, _ in compared))
+    if exchange.largest(steps, device) != -exchange.largest(-steps, device):
+        raise UnsupportedModelError("the tensor-parallel ranks have different operators; expected the same on each")
+    equal = exchange.same_everywhere([each.to(device) for _, each in compared])
+    return {node.name for (node, _), same in zip(compared, equal, strict=True) if not same}
+
+
+def _plain(node: Node) -> list[Tensor]:
+    """What does not depend on the input: tensors, and a number for the rest. Devices and groups differ as they must."""
+    rest: list[Any] = [node.operator, node.shape]
+    tensors: list[Tensor] = []
+    for name, value in node.arguments.items():
+        for each in value if isinstance(value, tuple) else (value,):
+            once = each.value if isinstance(each, Repeated) else each
+            if isinstance(once, Tensor):
+                tensors.append(once)
+            elif name != "group" and not isinstance(once, torch.device | Ref):
+                rest.append((name, once))
+    return [torch.tensor([_number(str(rest))], dtype=torch.float64), *tensors]
+
+
+def _number(text: str) -> int:
+    """That stands for a text, and is exact in float64."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
+
+
+def _check_groups(graph: Graph, exchange: Exchange) -> None:
+    own = exchange.axis.group
+    for node in graph.nodes[1:]:
+        group = node.arguments.get("group")
+        if isinstance(group, str) and group != own and members(group) != members(own):
+            raise UnsupportedModelError(
+                f"{node} is over ranks {members(group)}; expected those of the tensor-parallel group, {members(own)}"
+            )
+
+
+def _forgotten(node: Node) -> str:
+    return (
+        f"{node} uses a constant that differs between tensor-parallel ranks, outside of any "
+        "copy_to_group … reduce_from_group region: the model forgot a collective"
+    )
+
+
 def check_constants(graph: Graph, placements: Mapping[str, Placement], exchange: Exchange) -> None:
     """Refuse constants that differ between ranks where the graph says that all ranks do the same; all ranks call it."""
     used = [
@@ -80,7 +191,4 @@ def check_constants(graph: Graph, placements: Mapping[str, Placement], exchange:
     equal = exchange.same_everywhere([value for _, value in used])
     for (node, _), same in zip(used, equal, strict=True):
         if not same:
-            raise UnsupportedModelError(
-                f"{node} uses a constant that differs between tensor-parallel ranks, outside of any "
-                "copy_to_group … reduce_from_group region: the model forgot a collective"
-            )
+            raise UnsupportedModelError(_forgotten(node))

@@ -46,6 +46,11 @@ def resolve(group: str) -> dist.ProcessGroup:
         raise GroupError(f"no process group {group!r} in this process: was the mesh only planned?") from error
 
 
+def members(group: str) -> list[int]:
+    """Global ranks of a group, in its order."""
+    return list(dist.get_process_group_ranks(resolve(group)))
+
+
 def _sum(x: Tensor, group: str, operation: Any = dist.ReduceOp.SUM) -> Tensor:
     out = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(out, op=operation, group=resolve(group))
@@ -59,10 +64,11 @@ def _part(length: int, size: int) -> int:
 
 
 def _gather(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    rows = x.movedim(dim, 0).contiguous()
-    out = rows.new_empty((rows.shape[0] * size, *rows.shape[1:]))
-    _ALL_GATHER(out, rows, group=resolve(group))
-    return out.movedim(0, dim).contiguous()
+    dim %= x.dim()
+    out = x.new_empty((size, *x.shape))
+    _ALL_GATHER(out.view(-1), x.contiguous().view(-1), group=resolve(group))
+    # A view along the first dimension; along others the one copy that is made.
+    return out.movedim(0, dim).flatten(dim, dim + 1)
 
 
 def _slice(x: Tensor, dim: int, group: str, size: int) -> Tensor:
@@ -72,10 +78,12 @@ def _slice(x: Tensor, dim: int, group: str, size: int) -> Tensor:
 
 
 def _reduce_scatter(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    rows = x.movedim(dim, 0).contiguous()
-    out = rows.new_empty((_part(rows.shape[0], size), *rows.shape[1:]))
-    _REDUCE_SCATTER(out, rows, group=resolve(group))
-    return out.movedim(0, dim).contiguous()
+    dim %= x.dim()
+    cut = x.reshape(*x.shape[:dim], size, _part(x.shape[dim], size), *x.shape[dim + 1 :])
+    parts = cut.movedim(dim, 0).contiguous()
+    out = parts.new_empty(parts.shape[1:])
+    _REDUCE_SCATTER(out.view(-1), parts.view(-1), group=resolve(group))
+    return out
 
 
 def _resized(x: Tensor, dim: int, length: Any) -> Tensor:
