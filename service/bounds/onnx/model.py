@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Self
 
 import numpy as np
 import onnx
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.converters import CONVERTERS
-from service.bounds.onnx.reading import Description, Runtime, describe, parse
-from service.bounds.onnx.values import Value
+from service.bounds.onnx.reading import Array, Description, Runtime, describe, parse
+from service.bounds.onnx.values import ABSENT, Value
 
 CHECKED_INPUTS = 6
 TOLERANCE = {np.float16: 1e-2, np.float32: 1e-4, np.float64: 1e-4}
@@ -22,18 +23,27 @@ TOLERANCE = {np.float16: 1e-2, np.float32: 1e-4, np.float64: 1e-4}
 class OnnxModel(nn.Module):
     """``(instances, features)`` to ``(instances, outputs)``: each instance is one run of the model at a batch of one.
 
-    Inputs and outputs are flattened, several outputs side by side in the model's order. Weights are buffers, so that
-    ``double()`` gives the same function in float64.
+    Inputs and outputs are flattened, several outputs side by side in the model's order. Weights are buffers in float32;
+    ``double()`` gives the function that has the file's own weights in float64.
     """
 
     def __init__(self, description: Description) -> None:
         super().__init__()
         self._description = description
+        # Of a model without weights, the type and the device in which it is traced.
+        self.register_buffer("type_of_all", torch.empty(0))
         self._names: dict[str, str] = {}
         for index, (name, array) in enumerate(description.constants.items()):
-            if array.dtype.kind == "f":
+            if is_float(array):
                 self._names[name] = f"constant_{index}"
                 self.register_buffer(self._names[name], torch.from_numpy(array.astype(np.float32)))
+
+    def double(self) -> Self:
+        super().double()
+        for name, buffer in self._names.items():
+            exact = torch.from_numpy(self._description.constants[name].astype(np.float64))
+            self.get_buffer(buffer).copy_(exact)
+        return self
 
     @property
     def features(self) -> int:
@@ -48,7 +58,7 @@ class OnnxModel(nn.Module):
         first = shapes[self._description.input]
         known = {self._description.input: Value(first, x.reshape(-1, *first))}
         for call in self._description.calls:
-            values = [self._value(name, known) for name in call.inputs if name]
+            values = [self._value(name, known) if name else ABSENT for name in call.inputs]
             found = CONVERTERS[call.operator](call, values, shapes[call.outputs[0]])
             for name, tensor in zip(call.outputs, found if isinstance(found, list) else [found], strict=False):
                 known[name] = Value(shapes.get(name, ()), tensor)
@@ -61,6 +71,11 @@ class OnnxModel(nn.Module):
         array = self._description.constants[name]
         tensor = self.get_buffer(self._names[name]) if name in self._names else None
         return Value(tuple(array.shape), tensor, array)
+
+
+def is_float(array: Array) -> bool:
+    """Of any width; numpy knows bfloat16 only as a type of ours."""
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
 def load(data: bytes) -> OnnxModel:

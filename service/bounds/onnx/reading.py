@@ -122,6 +122,26 @@ def describe(model: onnx.ModelProto) -> Description:
     return Description(calls, constants, shapes, given.name, outputs)
 
 
+def run_alone(call: Call, inputs: Sequence[Array | None]) -> Array:
+    """The first output of a node for these inputs, by onnxruntime."""
+    names = [f"input_{index}" if each is not None else "" for index, each in enumerate(inputs)]
+    node = helper.make_node(call.operator, names, ["output"], **call.attributes)
+    given = {name: each for name, each in zip(names, inputs, strict=True) if each is not None}
+    declared = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
+        for name, each in given.items()
+    ]
+    graph = helper.make_graph([node], "alone", declared, [helper.make_empty_tensor_value_info("output")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", call.opset)], ir_version=8)
+    try:
+        found: list[Array] = onnxruntime.InferenceSession(
+            model.SerializeToString(), providers=["CPUExecutionProvider"]
+        ).run(None, given)
+    except Exception as error:
+        raise call.refuse(f"onnxruntime cannot run it alone: {first_line(error)}") from error
+    return found[0]
+
+
 def _call(node: onnx.NodeProto, index: int, opset: int) -> Call:
     attributes = {entry.name: _attribute(entry) for entry in node.attribute}
     domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."

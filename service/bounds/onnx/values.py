@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,11 @@ class Value:
     array: Array | None = None
 
     @property
+    def present(self) -> bool:
+        """Whether the node has this input: optional ones may be left out."""
+        return self.tensor is not None or self.array is not None
+
+    @property
     def constant(self) -> bool:
         return self.array is not None
 
@@ -40,11 +45,23 @@ class Value:
         return [int(entry) for entry in self.array.reshape(-1)]
 
 
-def integers(call: Call, values: Sequence[Value | None], index: int, attribute: str) -> list[int] | None:
+Values = Sequence[Value]
+Shape = tuple[int, ...]
+Converter = Callable[[Call, Values, Shape], Tensor | list[Tensor]]
+ABSENT = Value((), None)
+"""An optional input that is left out, with others after it."""
+
+
+def optional(values: Values, index: int) -> Value | None:
+    """The input of that place, if the node has it."""
+    return values[index] if index < len(values) and values[index].present else None
+
+
+def integers(call: Call, values: Values, index: int, attribute: str) -> list[int] | None:
     """A list that is an attribute in early opsets and an input in later ones; it must be constant."""
     if attribute in call.attributes:
         return [int(entry) for entry in call.attributes[attribute]]
-    value = values[index] if index < len(values) else None
+    value = optional(values, index)
     if value is None:
         return None
     if not value.constant:
@@ -52,11 +69,11 @@ def integers(call: Call, values: Sequence[Value | None], index: int, attribute: 
     return value.integers
 
 
-def number(call: Call, values: Sequence[Value | None], index: int, attribute: str) -> float | None:
+def number(call: Call, values: Values, index: int, attribute: str) -> float | None:
     """The same for a single number."""
     if attribute in call.attributes:
         return float(call.attributes[attribute])
-    value = values[index] if index < len(values) else None
+    value = optional(values, index)
     if value is None:
         return None
     if value.array is None:
