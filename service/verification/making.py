@@ -179,7 +179,9 @@ def _of_onnx(spec: VerifySpec, content: bytes, place: _Place, ask: Callable[[tup
         # Only what is left of the graph goes to the device, and is what witnesses are judged on.
         staged = divide_into_stages(shard(capture(module, (module.features,)), tp), tp, place.line)
         return place.task(spec, Evaluated(staged.network.graph), staged, asked, runtime)
+    if tp.size > 1:
+        # Only this rank's shares of the graph go to the device, and are what witnesses are judged on.
+        graph = shard(capture(module, (module.features,)), tp).to(place.device)
+        return place.task(spec, Evaluated(graph), from_graph(graph, tp), asked, runtime)
     module = module.to(place.device)
-    # The graph is divided, not the module: witnesses are judged on the whole of it, on every rank.
-    network = from_graph(shard(capture(_bounded(spec, module), (module.features,)), tp), tp)
-    return place.task(spec, module, network, asked, runtime)
+    return place.task(spec, module, prepare(_bounded(spec, module), (module.features,)), asked, runtime)

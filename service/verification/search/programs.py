@@ -20,6 +20,7 @@ from torch import Tensor
 from service.bounds.capture import capture
 from service.bounds.interval import Interval
 from service.bounds.network import Network, from_graph
+from service.bounds.rules import RULES
 from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.shard import shard
 from service.bounds.split import Sites
@@ -65,8 +66,9 @@ class Programs:
         """The same graph in float64, divided over the same ranks."""
         network, axis = self.subject.network, self.subject.network.exchange.axis
         graph = capture(self.subject.judge, network.graph.input.shape)
+        divided = any(RULES[node.operator].crossing is not None for node in graph.nodes[1:])
         # What the module itself does not divide its graph was divided for.
-        return from_graph(graph if graph.by_name.keys() == network.nodes.keys() else shard(graph, axis), axis)
+        return from_graph(graph if divided else shard(graph, axis), axis)
 
     @property
     def applies(self) -> bool:
