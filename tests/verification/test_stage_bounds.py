@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(330)]
 
 METHODS_TRIED = ("ibp", "crown-ibp", "crown", "alpha-crown", "alpha-crown (fixed intermediate bounds)")
 HIDDEN = {"whole values between stages": [16, 12, 20, 12, 8], "shards between stages": [16, 12, 20, 12, 16, 8]}
