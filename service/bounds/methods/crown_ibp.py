@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.bounds.backward import Pass
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Analysis, Effort, LinearAnalysis, affordable
+from service.bounds.methods.base import Analysis, Effort, LinearAnalysis
 from service.bounds.methods.ibp import inputs_of, propagate
 from service.bounds.network import Network
 
@@ -13,4 +13,4 @@ def crown_ibp(network: Network, box: Interval, effort: Effort) -> Analysis:
     intervals = propagate(network, box)
     inputs = inputs_of(network, intervals)
     relaxations = {node.name: network.rule_of(node).relax_on(node, inputs[node.name]) for node in network.nonlinear}
-    return LinearAnalysis(Pass(network, intervals, relaxations), inputs, affordable(network, box, effort))
+    return LinearAnalysis(Pass(network, intervals, relaxations), inputs, effort)
