@@ -73,7 +73,10 @@ def _of_input(box: Interval) -> Form:
 
 
 def _linear(network: Network, node: Node, inputs: Sequence[Form]) -> Form:
-    """The operator on the centres, on each slope and on the remainders; its constant counts once."""
+    """The operator on the centres, on each slope and on the remainders; its constant counts once.
+
+    It is in what comes back for a slope, and takes some of its digits when it is taken off: these go to the remainder.
+    """
     rule, exchange = RULES[node.operator], network.exchange
 
     def at(points: list[Tensor]) -> Tensor:
@@ -83,9 +86,12 @@ def _linear(network: Network, node: Node, inputs: Sequence[Form]) -> Form:
     constant = at([torch.zeros_like(form.centre[:1]) for form in inputs])
     stacked = [torch.cat([form.centre, form.slopes.flatten(0, 1)]) for form in inputs]
     values = at(stacked)
-    slopes = (values[batch:] - constant).reshape(batch, count, *node.shape)
+    with_constant = values[batch:].reshape(batch, count, *node.shape)
+    slopes = with_constant - constant.unsqueeze(1)
+    lost = 2 * torch.finfo(slopes.dtype).eps * (with_constant.abs() + constant.abs().unsqueeze(1)).sum(dim=1)
     spread = rule.interval(node, [Interval(-form.rest, form.rest) for form in inputs], exchange)
-    return Form(values[:batch], slopes, spread.radius)
+    # Where there is no constant the slopes are as they are.
+    return Form(values[:batch], slopes, spread.radius + torch.where(constant == 0, 0.0, lost))
 
 
 def _relaxed(

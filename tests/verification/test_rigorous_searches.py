@@ -21,6 +21,7 @@ from test_verify_job import context, trained
 from test_verify_job import specification as of_digits
 from torch import nn
 
+from service.bounds.forms import Form, _linear
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import prepare
@@ -32,7 +33,7 @@ from service.jobs.vnnlib import Case, Halfspace, Query
 from service.verification import job
 from service.verification.certify import Verdict
 from service.verification.search import Decision, Means, Subject, decide
-from service.verification.search.bounding import Bounding, Climb, Question
+from service.verification.search.bounding import Bounding, Climb, Question, _empty
 from service.verification.search.certificates import Certificates
 from service.verification.search.domains import Domains
 
@@ -213,6 +214,29 @@ def test_an_interval_about_a_point_holds_its_real_ends(middle: float, distance: 
     if distance > 1e-9:
         assert Fraction(inner.lower.item()) > Fraction(middle) - Fraction(distance)
         assert Fraction(inner.upper.item()) < Fraction(middle) + Fraction(distance)
+
+
+def test_forms_keep_what_a_large_constant_takes_from_small_slopes() -> None:
+    """In float32 a thousand and a thousandth share 24 bits; the slope's own rounding is part of the remainder."""
+    layer = linear([[1e-3, 0.0], [0.0, 1.3e-3]])
+    layer.bias.data = torch.tensor([1e3, 3e3], dtype=DOUBLE)
+    network = prepare(nn.Sequential(copy.deepcopy(layer), nn.Tanh()).float(), (2,))
+    node = network.nodes[network.nonlinear[0].inputs[0]]
+    centre, slopes = torch.zeros(1, 2), torch.eye(2)[None]
+    form = _linear(network, node, [Form(centre, slopes, torch.zeros(1, 2))])
+    exact = layer.weight.T.float().double()
+    off = (form.slopes[0].double() - exact).abs().sum(dim=0)
+    assert (off > 1e-6).any()
+    assert (form.rest[0].double() >= off).all()
+
+
+def test_an_entry_near_zero_is_not_taken_for_empty() -> None:
+    """Beside values of a thousand an end is off by more than its own size suggests."""
+    near, far = 1e-4, 1e3
+    clipped = Interval(torch.tensor([[near, -far]]), torch.tensor([[0.0, far]]))
+    reach = torch.full((2,), far)
+    assert not _empty(clipped, reach).any()
+    assert _empty(Interval(clipped.lower + 1, clipped.upper), reach).all()
 
 
 def test_a_rigorous_job_searches_queries_and_samples(trained: DataLayout) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from math import inf, nextafter
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -130,3 +133,22 @@ def test_no_time_is_no_verdict(network: Subject) -> None:
 
 def test_a_query_without_cases_holds(network: Subject) -> None:
     assert decide(network, query("(assert (<= 1 0))"), "crown", 1.0).verdict is Verdict.VERIFIED
+
+
+@pytest.mark.parametrize(("factor", "end"), [(3.0, 0.1), (-3.0, 0.1), (7.0, 1e-300), (0.1, 0.3)])
+def test_an_end_is_rounded_outwards(factor: float, end: float) -> None:
+    """``factor · x ≤ end`` over the rational numbers: no input that satisfies it is left out."""
+    text = f"(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= (* {factor} X_0) {end}))(assert (<= Y_0 0))"
+    free = f"(assert ({'>=' if factor > 0 else '<='} X_0 {-1e6 if factor > 0 else 1e6}))"
+    (case,) = parse(text + free).cases
+    exact = Fraction(end) / Fraction(factor)
+    if factor > 0:
+        assert Fraction(nextafter(case.upper[0], -inf)) < exact <= Fraction(case.upper[0])
+    else:
+        assert Fraction(case.lower[0]) <= exact < Fraction(nextafter(case.lower[0], inf))
+
+
+def test_an_end_beyond_all_numbers_is_refused() -> None:
+    text = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= (* 1e-300 X_0) 1e300))(assert (<= Y_0 0))"
+    with pytest.raises(VnnlibError, match="no larger than a number can be"):
+        parse(text)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
-from math import inf
+from math import inf, nextafter
 
 from service.jobs.vnnlib.query import Case, Halfspace, VnnlibError
 from service.jobs.vnnlib.terms import Linear
@@ -24,11 +25,10 @@ class Ends:
             expected = "inputs one at a time: only boxes of inputs are supported, for a comparison"
             raise constraint.token.refuse(expected)
         _, index, factor = constraint.terms[0]
-        end = -constraint.constant / factor
         if factor > 0:
-            self.upper[index] = min(end, self.upper.get(index, inf))
+            self.upper[index] = min(_end(constraint, factor, inf), self.upper.get(index, inf))
         else:
-            self.lower[index] = max(end, self.lower.get(index, -inf))
+            self.lower[index] = max(_end(constraint, factor, -inf), self.lower.get(index, -inf))
 
     @property
     def empty(self) -> bool:
@@ -44,6 +44,17 @@ class Ends:
             if index not in known:
                 raise VnnlibError(f"line {line}: X_{index} has no {side} bound, expected a box around every input")
         return tuple(known[index] for index in range(len(self.lines)))
+
+
+def _end(constraint: Linear, factor: float, outwards: float) -> float:
+    """Where ``factor·x + constant`` is 0, rounded outwards."""
+    exact = -Fraction(constraint.constant) / Fraction(factor)
+    try:
+        end = float(exact)
+    except OverflowError:
+        raise constraint.token.refuse("a bound on an input that is no larger than a number can be") from None
+    beyond = Fraction(end) >= exact if outwards > 0 else Fraction(end) <= exact
+    return end if beyond else nextafter(end, outwards)
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ class Bounding:
         self.relaxed = tuple(node for node in network.nonlinear if node.name in before)
         root = self.shaped(bounds)
         self._open = {node.name: _entries(self._improvable(node, root)) for node in self.relaxed}
+        self._reach = self.sites.flattened(_largest(root))[0]
         self.tighten(bounds)
 
     def _numbered(self, device: torch.device) -> Numbers:
@@ -310,7 +311,7 @@ class Bounding:
         met = clipped.meet(clipped)
         bounds, held = self.shaped(met), met.arranged(lambda end: end.gather(1, splits.index))
         box = self.box.arranged(lambda end: end.expand(len(domains), *end.shape[1:]))
-        empty = self.numbering.anywhere(_empty(clipped))
+        empty = self.numbering.anywhere(_empty(clipped, self._reach))
         return Fixed(domains, splits, empty, held, bounds, self._families(bounds), box)
 
     def shaped(self, bounds: Interval) -> dict[str, Interval]:
@@ -343,11 +344,19 @@ def _entries(mask: Tensor) -> Tensor:
     return mask.flatten(1).any(dim=0).nonzero().squeeze(1)
 
 
-def _empty(clipped: Interval) -> Tensor:
-    """Domains ``(n,)`` in which the ends of some entry cross by more than rounding: nothing satisfies their splits."""
+def _empty(clipped: Interval, reach: Tensor) -> Tensor:
+    """Domains ``(n,)`` in which the ends of some entry cross by more than rounding: nothing satisfies their splits.
+
+    ``reach`` ``(entries,)`` is how large values like it are: an end near 0 may be what is left of larger terms.
+    """
     dtype = clipped.lower.dtype
-    size = torch.minimum(clipped.lower.abs(), clipped.upper.abs())
-    return (clipped.lower - clipped.upper > ABSOLUTE_MARGIN[dtype] + RELATIVE_MARGIN[dtype] * size).any(dim=1)
+    return (clipped.lower - clipped.upper > ABSOLUTE_MARGIN[dtype] + RELATIVE_MARGIN[dtype] * reach).any(dim=1)
+
+
+def _largest(values: Mapping[str, Interval]) -> dict[str, Tensor]:
+    """Of each value the largest finite end of any of its entries, ``(1, *shape)``."""
+    sizes = {name: torch.maximum(each.lower[:1].abs(), each.upper[:1].abs()) for name, each in values.items()}
+    return {name: torch.where(size.isfinite(), size, 0.0).amax().expand_as(size) for name, size in sizes.items()}
 
 
 class _Adam:

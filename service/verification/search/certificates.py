@@ -40,11 +40,13 @@ class Certificates:
             return domains.with_(margin=torch.cat([self._margins(part) for part in parts])) if parts else domains
 
     def _margins(self, domains: Domains) -> Tensor:
-        clipped = Splits(domains.index, domains.sign, domains.at).clipped(self.bounding.bounds)
+        splits = self.bounding.numbering.placed(domains.index, domains.sign)
+        clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.bounding.bounds)
         empty = (clipped.lower > clipped.upper).any(dim=1)
         sites, within = self.bounding.sites, clipped.meet(clipped)
         walk = self._walk(domains, self.bounding.shaped(within))
-        multipliers = Multipliers(domains.beta, domains.index, within).coefficients(sites.entries)
+        beta = torch.where(splits.here, domains.beta, 0)
+        multipliers = Multipliers(beta, splits.index, within).coefficients(sites.entries)
         held = {value: -each.unsqueeze(1) for value, each in sites.unflattened(multipliers).items()}
         proved = self._combined(walk, domains, held if domains.depth else {})
         return torch.where(empty, torch.inf, proved)
