@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from service.compilation.internals.marks import graphs_wait, heard_marks, in_backward
 from service.compilation.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
@@ -46,6 +47,7 @@ def watching(
     watch = Watch(trainable, frozenset(copied))
     with ExitStack() as stack:
         stack.enter_context(heard_marks(watch.marked))
+        stack.callback(register_optimizer_step_pre_hook(watch.stepping).remove)
         for name, unit in units.items():
             stack.enter_context(_intercepted(name, unit, watch))
         yield watch
@@ -93,7 +95,6 @@ class Watch:
         """Make a unit's call, and note it."""
         site = caller(outside=FOREIGN)
         origin = Origin(name, site, self.iteration)
-        self._gradients.confirm()
         begins = self._begins()
         self._note_call(origin, unit, (arguments, named), begins)
         if begins:
@@ -114,6 +115,10 @@ class Watch:
         self._gradients.confirm()
         waiting = graphs_wait(self._device) if self._device else None
         self._marks.append(Mark(self.iteration, caller(outside=FOREIGN), self._pending.origins(), waiting))
+
+    def stepping(self, *_: Any) -> None:
+        """An optimizer is about to use gradients."""
+        self._gradients.confirm()
 
     def usage(self) -> Usage:
         """Everything seen, after the last step."""
@@ -159,6 +164,7 @@ class Watch:
 
     def _begin(self, site: Site) -> None:
         self.generation += 1
+        self._gradients.confirm()
         self._gradients.begin(self.iteration, site)
         # Of the last generation's results a loop's variables may well hold the newest until they get the next.
         old, self._results = self._results[:-1], [*self._results[-1:], Outputs()]
@@ -200,7 +206,9 @@ class _Gradients:
         self.backward_ran = False
 
     def confirm(self) -> None:
-        """At the next event: a gradient that is still the parameter's was added to, or will be used."""
+        """When a backward runs, an optimizer steps, or replays begin again: a gradient that is still the parameter's is
+        used. Until then it may yet be dropped.
+        """
         for outputs, stale in self._suspects:
             gradient = self.trainable[stale.parameter].grad
             alive = {output.storage.cdata for output in outputs.alive()}

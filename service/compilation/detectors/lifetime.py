@@ -79,7 +79,7 @@ def _held(results: list[Held]) -> str:
 def _stale(site: str, gradients: list[StaleGradient]) -> str:
     names = dict.fromkeys(each.parameter for each in gradients)
     return (
-        f"gradients are accumulated over replays, which begin at {site} and overwrite them "
+        f"gradients are accumulated or used over replays, which begin at {site} and overwrite them "
         f"({_when(each.iteration for each in gradients)}): {_names(names)}; "
         "mark once per optimizer step (step_boundary), so that its micro-batches are one round of replays"
     )

@@ -223,7 +223,7 @@ FAULTS: tuple[Fault, ...] = (
         "gradients accumulated over replays",
         "lifetime",
         "fail_lifetime",
-        "gradients are accumulated over replays",
+        "gradients are accumulated or used over replays",
         FaultyProgram(accumulates_unmarked),
         REHEARSAL,
     ),

@@ -9,6 +9,7 @@ a mark before every forward of an accumulation      ``loops.marking_each_forward
 a mark by telemetry while a backward is pending     ``loops.marking_telemetry``                 ``fail_lifetime``
 a mark before each micro-batch                      ``loops.marking_each_micro_batch``          ``fail_lifetime``
 accumulation with ``set_to_none`` and no mark       ``loops.accumulating_unmarked``             ``fail_lifetime``
+a mark before the optimizer has used the gradients  ``loops.stepping_late``                     ``fail_lifetime``
 compiled autograd under FSDP2 that trains nothing   ``sharded.blocks``, its autograd compiled   ``frozen`` (torch 2.11
                                                                                                 raises: ``fail_error``)
 a ``Sequential`` under FSDP2 that compiles nothing  ``sharded.sequential``                      ``vacuous``

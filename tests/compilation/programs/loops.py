@@ -167,6 +167,16 @@ def telemetry(state: State) -> Step:
     return Step({"loss": _update(state, loss).losses["loss"], "seen": seen})
 
 
+def late_to_drop(state: State) -> Step:
+    """The last step's gradients are there until the new loss is: nothing reads them any more."""
+    state.boundary.step_boundary()
+    first = state.call(state.batch())
+    loss = _loss(first) + _loss(state.call(state.batch(1)))
+    state.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    return _update(state, loss)
+
+
 def remembering(state: State) -> Step:
     """Scores of earlier steps are used again: right if the boundary has copied them."""
     state.boundary.step_boundary()
@@ -206,6 +216,17 @@ def comparing(state: State) -> Step:
     change = new - state.scores[-1] if state.scores else new
     state.scores = [new]
     return Step(outputs={"change": change.clone()})
+
+
+def stepping_late(state: State) -> Step:
+    """A step is marked, and telemetry called, before the optimizer has used the gradients."""
+    state.optimizer.zero_grad(set_to_none=True)
+    loss = _loss(state.call(state.batch()))
+    loss.backward()
+    state.boundary.step_boundary()
+    with torch.no_grad():
+        seen = state.scorer(state.batch(1)).mean().clone()
+    return Step({**_update(state, loss).losses, "seen": seen})
 
 
 def marking_each_forward(state: State) -> Step:

@@ -40,6 +40,7 @@ CLEAN: tuple[Planted, ...] = (
     Planted(loops.accumulating),
     Planted(loops.in_place_gradients),
     Planted(loops.telemetry),
+    Planted(loops.late_to_drop),
     Planted(loops.remembering, "inference", kept=("scorer",)),
 )
 
@@ -59,12 +60,18 @@ DEFECTS: tuple[Planted, ...] = (
     Planted(
         loops.accumulating_unmarked,
         verdict="fail_lifetime",
-        words=("gradients are accumulated over replays", "accumulating_unmarked", "first.weight"),
+        words=("gradients are accumulated or used over replays", "accumulating_unmarked", "first.weight"),
     ),
     Planted(
         loops.marking_each_micro_batch,
         verdict="fail_lifetime",
-        words=("gradients are accumulated over replays", "marking_each_micro_batch", "first.weight"),
+        words=("gradients are accumulated or used over replays", "marking_each_micro_batch", "first.weight"),
+    ),
+    Planted(
+        loops.stepping_late,
+        verdict="fail_lifetime",
+        words=("gradients are accumulated or used over replays", "stepping_late", "first.weight"),
+        wrong=False,
     ),
     Planted(
         loops.calling_in_backward,
