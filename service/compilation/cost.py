@@ -18,8 +18,9 @@ from service.compilation.program import Program
 from service.compilation.timing import Runner, race
 
 log = logging.getLogger(__name__)
-PROFILED = 3
-"""Steps in a profile, at least."""
+PROFILED = (3, 9)
+"""Steps in a profile, at least: of long ones, and of those that a busy machine may easily disturb."""
+LONG_S = 0.1
 
 
 def pace(subject: Subject, agree: Callable[[float], float]) -> Timed:
@@ -27,12 +28,13 @@ def pace(subject: Subject, agree: Callable[[float], float]) -> Timed:
     program = subject.program
     eager, compiled = build(program, subject.phase).restarted(), subject.restarted()
     raced = race(_runner(eager), _runner(compiled), program.device, agree)
-    return Timed(raced, _profile(compiled), _profile(eager))
+    steps = max(program.period, PROFILED[agree(raced.step_s) < LONG_S])
+    return Timed(raced, _profile(compiled, steps), _profile(eager, steps))
 
 
-def _profile(subject: Subject) -> Profile | None:
+def _profile(subject: Subject, steps: int) -> Profile | None:
     try:
-        return profiled(subject.step, max(subject.program.period, PROFILED), subject.program.device)
+        return profiled(subject.step, steps, subject.program.device)
     except RuntimeError as error:  # as where another profiler holds the device
         log.warning("no profile: %s", error)
         return None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from bisect import bisect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -42,14 +44,16 @@ def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profi
     if cuda:
         torch.cuda.synchronize(device)
     with profile(activities=activities) as profiler:
+        begun = []
         start = time.perf_counter()
         for _ in range(steps):
+            begun.append(time.time_ns())
             step()
         queued = time.perf_counter() - start
         if cuda:
             torch.cuda.synchronize(device)
     events = _events(profiler)
-    share = _compiled_share(events)
+    share = _compiled_share(events, begun)
     if not cuda:
         return Profile(share, queued / steps)
     busy = _covered(event for event in events if event.device_type() == DeviceType.CUDA) / 1e9 / steps
@@ -69,12 +73,21 @@ def _events(profiler: profile) -> list[Any]:
     return [] if results is None else list(results.events())
 
 
-def _compiled_share(events: Iterable[Any]) -> float:
-    on_host = [(event, event.name()) for event in events if event.device_type() == DeviceType.CPU]
-    compiled = [event for event, name in on_host if _is_compiled(name)]
-    operators = [event for event, name in on_host if name.startswith("aten::")]
-    total = _covered([*compiled, *operators])
-    return _covered(compiled) / total if total else 0.0
+def _compiled_share(events: Iterable[Any], begun: Sequence[int]) -> float:
+    """The median of the steps that ran compiled code: on a busy machine one may be interrupted for longer than it lasts.
+
+    Steps have ``begun`` at times of ``time.time_ns``, as events have.
+    """
+    compiled, computing = [[] for _ in begun], [[] for _ in begun]  # type: tuple[list[list[Any]], list[list[Any]]]
+    for event in events:
+        name = event.name() if event.device_type() == DeviceType.CPU else ""
+        step = max(bisect(begun, event.start_ns()) - 1, 0)
+        if _is_compiled(name):
+            compiled[step].append(event)
+        if _is_compiled(name) or name.startswith("aten::"):
+            computing[step].append(event)
+    shares = [_covered(ours) / _covered(every) for ours, every in zip(compiled, computing, strict=True) if ours]
+    return median(shares) if shares else 0.0
 
 
 def _is_compiled(name: str) -> bool:
