@@ -111,6 +111,19 @@ def test_without_a_compiler_there_is_a_word_and_no_kernel(
     assert "without fused kernels" in caplog.text
 
 
+def test_a_few_entries_are_no_reason_to_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(building, "_built", asked.append)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    small, large = torch.ones(building.FEWEST - 1), torch.ones(building.FEWEST)
+    building.kernels_for(small)
+    building.kernels_for(large, entries=1)
+    assert not asked
+    building.kernels_for(large)
+    building.kernels_for(small, entries=building.FEWEST)
+    assert len(asked) == 2
+
+
 def cases(device: str, dtype: torch.dtype) -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
     """Functions of what may take a gradient."""
     number = randoms(5, device, dtype)
@@ -155,7 +168,7 @@ def results(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> list[Te
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for user in USERS:
-        monkeypatch.setattr(user, "kernels_for", lambda *tensors: None)
+        monkeypatch.setattr(user, "kernels_for", lambda *tensors, entries=None: None)
 
 
 @cuda
@@ -163,6 +176,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", list(cases("cpu", torch.float64)))
 def test_kernels_make_the_same(monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(building, "FEWEST", 0)
     function, inputs = cases("cuda", dtype)[name]
     assert building.kernels_for(torch.ones(1, device="cuda")) is not None
     ours = results(function, inputs)
@@ -175,6 +189,7 @@ def test_kernels_make_the_same(monkeypatch: pytest.MonkeyPatch, name: str, dtype
 @pytest.mark.cuda
 @pytest.mark.parametrize("own_places", [True, False])
 def test_windows_go_through_kernels_as_they_do_without(monkeypatch: pytest.MonkeyPatch, own_places: bool) -> None:
+    monkeypatch.setattr(building, "FEWEST", 0)
     number = randoms(7, "cuda", torch.float32)
     below, above, low = number(3, 2, 8, 10), number(3, 2, 8, 10), number(3, 2, 8, 10)
     place = torch.randint(0, 4, (3 if own_places else 1, 5, 2), device="cuda")

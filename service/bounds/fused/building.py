@@ -14,16 +14,22 @@ LOG = logging.getLogger(__name__)
 WIDEST = 1024
 
 
-def kernels_for(*tensors: Tensor | None) -> ModuleType | None:
-    """The kernels, if they can work on these tensors: floating-point ones of one type on one CUDA device."""
+def kernels_for(*tensors: Tensor | None, entries: int | None = None) -> ModuleType | None:
+    """The kernels, if they can work on these tensors: floating-point ones of one type on one CUDA device.
+
+    ``entries`` is how many there are to work on, the first tensor's unless given: few are no reason to build a kernel.
+    """
     given = [each for each in tensors if each is not None]
     first = given[0]
     if not first.is_cuda or first.dtype not in TYPES or torch.compiler.is_compiling():
+        return None
+    if (first.numel() if entries is None else entries) < FEWEST:
         return None
     alike = all(each.dtype == first.dtype and each.device == first.device for each in given)
     return _built(first.device) if alike else None
 
 
+FEWEST = 2**14
 TYPES = (torch.float32, torch.float64)
 
 

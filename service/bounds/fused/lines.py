@@ -87,8 +87,8 @@ def pull(
     start, index, size = _begun(coefficients)
     given = [each for each in lines if each is not None]
     batch, rows = max(size[0], *map(len, given)), max(size[1], *(each.shape[1] for each in given))
-    kernels = kernels_for(start, *lines)
-    whole = (batch, rows, *shape)
+    whole = torch.Size((batch, rows, *shape))
+    kernels = kernels_for(start, *lines, entries=whole.numel())
     repeated = any(each.requires_grad and each.shape != whole for each in (start, *given))
     if kernels is None or repeated or start.shape[2:] != (shape if index is None else (shape.numel(),)):
         return pulled_in_steps(_dense(coefficients, shape, lower), lower, upper, below, above)
@@ -113,8 +113,8 @@ def pulled_in_steps(
 def pull_free(coefficients: Tensor | Picked, free: FreeSlopes, parameters: Tensor) -> tuple[Tensor, Tensor]:
     """``(batch or 1, rows, *shape)`` or rows of a matrix, through the lines that ``parameters`` choose."""
     start, index, size = _begun(coefficients)
-    kernels = kernels_for(start, free.lower, parameters)
     whole = (len(free.lower), size[1])
+    kernels = kernels_for(start, free.lower, parameters, entries=free.lower.numel() * size[1])
     repeated = parameters.shape[:2] != whole or (start.requires_grad and start.shape[:2] != whole)
     exact = start.dtype == torch.float32 or free.flattest in {0.0, -1.0}
     if kernels is None or repeated or not exact:

@@ -104,7 +104,7 @@ def _power(length: int) -> int:
 
 def _setting(coefficients: Tensor, places: Tensor, ends: tuple[Tensor, ...], terms: tuple[int, ...]) -> _Setting | None:
     """``None`` where there are no kernels, or where a gradient of something repeated is wanted."""
-    kernels = kernels_for(coefficients, places, *ends)
+    kernels = kernels_for(coefficients, places, *ends, entries=places.numel())
     batch, rows = len(ends[0]), coefficients.shape[1]
     repeated = places.shape != (batch, rows, *terms) or (coefficients.requires_grad and len(coefficients) != batch)
     if kernels is None or repeated or any(each.requires_grad for each in ends):

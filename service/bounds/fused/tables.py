@@ -17,7 +17,7 @@ def pull_table(coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts:
     ``coefficients`` and ``places`` are ``(batch or 1, rows, n)``, ``(batch, rows or 1, n)``; tables are ``(batch,
     2·lines, n)`` with the lower lines, for positive coefficients, first. Gives coefficients and a bias.
     """
-    kernels = kernels_for(coefficients, places, slopes, intercepts)
+    kernels = kernels_for(coefficients, places, slopes, intercepts, entries=places.numel())
     whole = (len(slopes), coefficients.shape[1], coefficients.shape[2])
     repeated = places.shape != whole or (coefficients.requires_grad and coefficients.shape != whole)
     if kernels is None or repeated or slopes.requires_grad or intercepts.requires_grad:
