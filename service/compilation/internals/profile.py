@@ -22,8 +22,8 @@ QUIET = "6"
 
 @dataclass(frozen=True)
 class Profile:
-    """Per step. ``compiled_share``: of the host's time in operators and compiled code, the part in compiled code; what
-    it waits, as for other ranks, is in neither.
+    """Per step. ``compiled_share``, in the median one: of the host's time in operators and compiled code, the part in
+    compiled code; what it waits, as for other ranks, is in neither.
 
     ``enqueue_s``: seconds until the host had queued the step. The rest is ``None`` without CUDA: ``launches`` of
     kernels and ``graph_launches`` of CUDA graphs, ``busy_s`` in which the device computed.
@@ -74,7 +74,7 @@ def _events(profiler: profile) -> list[Any]:
 
 
 def _compiled_share(events: Iterable[Any], begun: Sequence[int]) -> float:
-    """The median of the steps that ran compiled code: on a busy machine one may be interrupted for longer than it lasts.
+    """The median of steps that ran compiled code: on a busy machine one may be interrupted for longer than it lasts.
 
     Steps have ``begun`` at times of ``time.time_ns``, as events have.
     """
