@@ -9,7 +9,7 @@ Of a rigorous search the root's bounds and every margin are certified; no progra
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isnan
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Analysis, Effort, Method
+from service.bounds.parts import with_parts
 from service.bounds.rigorous import RIGOROUS, RigorousAnalysis
 from service.bounds.split import Sites
 from service.bounds.stages import StagedAnalysis
@@ -57,6 +58,8 @@ Counterexample = tuple[float, ...]
 
 def split_activations(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
     """A :class:`~service.verification.search.decision.Search`."""
+    if not subject.rigorous:
+        subject = replace(subject, network=with_parts(subject.network))
     return _Search(subject, goal, deadline, watcher, _root(subject, goal, method, deadline)).run()
 
 

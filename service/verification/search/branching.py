@@ -15,6 +15,7 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.parts import Parts
 from service.bounds.relaxation import Lines, Relaxation
 from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.split import kink
@@ -155,6 +156,8 @@ class Branching:
                 continue
             bounds = [closer.bounds[name] for name in node.inputs]
             arrived = closer.coefficients[node.name].squeeze(1)
+            if isinstance(rule := self.network.rule_of(node), Parts):
+                arrived = arrived - rule.middle(arrived.unsqueeze(1), rule.widths(bounds)).squeeze(1)
             if len(bounds) > 1:
                 for name, loss in zip(node.inputs, self._spread(node, bounds, arrived), strict=True):
                     losses[name] = losses[name] + loss
