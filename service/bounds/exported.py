@@ -1,0 +1,232 @@
+"""From an exported program to a :class:`Graph`: constants folded, every node typed that depends on the input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node as FxNode
+
+from service.bounds.graph import (
+    INPUT,
+    MATRIX_FROM_LEFT,
+    MATRIX_OF_TWO,
+    PRODUCT,
+    BatchSize,
+    Graph,
+    Node,
+    Ref,
+    Repeated,
+    UnsupportedModelError,
+    refs,
+)
+
+RECIPROCAL, POWER = "aten.reciprocal.default", "aten.pow.Tensor_Scalar"
+BATCHED = "aten.bmm.default"
+_OF_TWO = {"aten.mul.Tensor": PRODUCT, "aten.div.Tensor": PRODUCT, "aten.matmul.default": MATRIX_OF_TWO}
+ALL_REDUCE = "_c10d_functional.all_reduce.default"
+_RESULTS = {"aten.copy.default": "src", "_c10d_functional.wait_tensor.default": "tensor"}
+"""Operators whose result is one of their arguments."""
+REPEATING = {"aten.expand.default", "aten.full.default"}
+
+
+@dataclass(frozen=True)
+class _Unusable:
+    """The result of a call that is no tensor and no size: an error only where something uses it."""
+
+    fx: FxNode
+
+
+class Reader:
+    """Walks an exported program once: folds constants, types the nodes that depend on the input."""
+
+    def __init__(self, program: ExportedProgram, state: Mapping[str, Tensor]) -> None:
+        self.program = program
+        self.values: dict[str, Any] = {}
+        self.state = list(state.values())
+        self.nodes: list[Node] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtype: torch.dtype = torch.float32
+        self.batch: Any = None
+
+    def read(self) -> Graph:
+        self._read_placeholders()
+        output: Ref | None = None
+        for fx in self.program.graph.nodes:
+            if fx.op == "call_function":
+                self.values[fx.name] = self._read_call(fx)
+            elif fx.op == "output":
+                output = self._read_output(fx)
+        if output is None:
+            raise UnsupportedModelError("the traced program has no output")
+        return Graph(_reaching(self.nodes, output.name))
+
+    def _read_placeholders(self) -> None:
+        lifted = self.program.constants
+        owners = self.program.graph_signature.inputs_to_lifted_tensor_constants
+        user = [fx for fx in self.program.graph.nodes if fx.op == "placeholder" and fx.name not in owners]
+        for fx in self.program.graph.nodes:
+            if fx.op == "placeholder" and fx.name in owners:
+                self.values[fx.name] = lifted[owners[fx.name]]
+        for fx, tensor in zip(user[1:], self.state, strict=True):
+            self.values[fx.name] = tensor
+        meta = user[0].meta["val"]
+        self.batch = meta.shape[0]
+        self.dtype = meta.dtype
+        self._add(Node(user[0].name, INPUT, {}, tuple(int(length) for length in meta.shape[1:])))
+        self.values[user[0].name] = Ref(user[0].name)
+
+    def _read_call(self, fx: FxNode) -> Any:
+        value = fx.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return BatchSize()
+        if not isinstance(fx.target, torch._ops.OpOverload) or value is None:
+            return _Unusable(fx)
+        target = fx.target
+        arguments = self._bind(fx, target)
+        if str(target) in REPEATING and isinstance(value, Tensor) and not any(map(refs, arguments.values())):
+            repeated = self._repeated(target, arguments, value)
+            if repeated is not None:
+                return repeated
+        if not any(_depends(value) for value in arguments.values()):
+            return self._fold(fx, target)
+        if not isinstance(value, Tensor):
+            return _Unusable(fx)
+        self._check_batch(fx, value)
+        shape = tuple(int(length) for length in value.shape[1:])
+        inputs = tuple(self.shapes[ref.name] for argument in arguments.values() for ref in refs(argument))
+        self._add_canonical(Node(fx.name, str(target), arguments, shape, inputs, _where(fx)))
+        return Ref(fx.name)
+
+    def _add_canonical(self, node: Node) -> None:
+        """Products of two values by names of their own, a square as a power, a quotient as a product.
+
+        A collective that wrote its result in place is the result.
+        """
+        if node.operator in _RESULTS and isinstance(node.arguments[_RESULTS[node.operator]], Ref):
+            result = node.arguments[_RESULTS[node.operator]]
+            shape = self.shapes[result.name]
+            node = Node(node.name, "aten.alias.default", {"self": result}, node.shape, (shape,), node.where)
+        if node.operator == ALL_REDUCE and node.arguments["reduce_op"] == "sum":
+            total = {"x": node.arguments["input"], "group": node.arguments["group_name"]}
+            node = replace(node, operator="trivet.reduce_from_group.default", arguments=total)
+        if node.operator == BATCHED:
+            factors = {"self": node.arguments["self"], "other": node.arguments["mat2"]}
+            node = replace(node, operator="aten.matmul.default", arguments=factors)
+        own, other = node.arguments.get("self"), node.arguments.get("other")
+        if not isinstance(other, Ref) or node.operator not in _OF_TWO:
+            self._add(node)
+        elif node.operator == "aten.div.Tensor":
+            inverse = Node(
+                f"{node.name}_divisor",
+                RECIPROCAL,
+                {"self": other},
+                self.shapes[other.name],
+                (self.shapes[other.name],),
+                node.where,
+            )
+            self._add(inverse)
+            factors = {"self": own, "other": Ref(inverse.name)}
+            operator = PRODUCT if isinstance(own, Ref) else "aten.mul.Tensor"
+            self._add(replace(node, operator=operator, arguments=factors))
+        elif own == other and node.operator == "aten.mul.Tensor":
+            shapes = node.input_shapes[:1]
+            self._add(replace(node, operator=POWER, arguments={"self": own, "exponent": 2}, input_shapes=shapes))
+        else:
+            constant = MATRIX_FROM_LEFT if node.operator == "aten.matmul.default" else node.operator
+            self._add(replace(node, operator=_OF_TWO[node.operator] if isinstance(own, Ref) else constant))
+
+    def _add(self, node: Node) -> None:
+        self.nodes.append(node)
+        self.shapes[node.name] = node.shape
+
+    def _repeated(self, target: torch._ops.OpOverload, arguments: Mapping[str, Any], value: Tensor) -> Repeated | None:
+        """A constant that is repeated along the batch, which must be its first dimension."""
+        sized = [isinstance(length, BatchSize) for length in arguments["size"]]
+        if sized[:1] != [True] or any(sized[1:]) or value.dtype != self.dtype:
+            return None
+        once = {name: one for name, one in arguments.items() if name != "size"}
+        return Repeated(target(**once, size=[1, *arguments["size"][1:]]))
+
+    def _fold(self, fx: FxNode, target: torch._ops.OpOverload) -> Any:
+        """Compute what depends on constants only, unless that draws random numbers."""
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            raise _unsupported(fx)
+        return target(*self._value(fx.args), **{name: self._value(value) for name, value in fx.kwargs.items()})
+
+    def _bind(self, fx: FxNode, target: torch._ops.OpOverload) -> dict[str, Any]:
+        bound: dict[str, Any] = {}
+        for index, argument in enumerate(target._schema.arguments):
+            if index < len(fx.args):
+                bound[argument.name] = self._value(fx.args[index])
+            elif argument.name in fx.kwargs:
+                bound[argument.name] = self._value(fx.kwargs[argument.name])
+            else:
+                bound[argument.name] = argument.default_value
+        return bound
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, FxNode):
+            known = self.values[value.name]
+            if isinstance(known, _Unusable):
+                raise _unsupported(known.fx)
+            return known
+        if isinstance(value, list | tuple):
+            return tuple(self._value(item) for item in value)
+        return value
+
+    def _check_batch(self, fx: FxNode, value: Tensor) -> None:
+        shape: tuple[Any, ...] = tuple(value.shape)
+        gives = f"{fx.target} (node {fx.name!r}{_at(fx)}) gives"
+        if not shape or not isinstance(shape[0], torch.SymInt) or shape[0].node.expr != self.batch.node.expr:
+            raise UnsupportedModelError(f"{gives} {shape}: the batch must stay dimension 0 by itself")
+        if any(isinstance(length, torch.SymInt) for length in shape[1:]):
+            raise UnsupportedModelError(f"{gives} {shape}: instances would be mixed")
+        if value.dtype != self.dtype:
+            raise UnsupportedModelError(
+                f"{gives} {value.dtype} where the input is {self.dtype}: a model is bounded in one floating-point type"
+            )
+
+    def _read_output(self, fx: FxNode) -> Ref:
+        results = [self._value(item) for item in fx.args[0]]  # type: ignore[union-attr]
+        if len(results) != 1 or not isinstance(results[0], Ref):
+            raise UnsupportedModelError("the model must return one tensor that depends on its input")
+        return results[0]
+
+
+def _unsupported(fx: FxNode) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{fx.target} (node {fx.name!r}{_at(fx)}) is not an operator that can be bounded")
+
+
+def _depends(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(_depends(item) for item in value)
+    return isinstance(value, Ref | BatchSize | Repeated)
+
+
+def _reaching(nodes: Sequence[Node], output: str) -> tuple[Node, ...]:
+    """The input and what the output is computed from, in order."""
+    needed = {output, nodes[0].name}
+    for node in reversed(nodes):
+        if node.name in needed:
+            needed.update(node.inputs)
+    return tuple(node for node in nodes if node.name in needed)
+
+
+def _where(fx: FxNode) -> str:
+    """``file.py:line`` of the innermost frame that the trace recorded."""
+    trace = str(fx.meta.get("stack_trace") or "")
+    frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    if not frames:
+        return ""
+    file, line = frames[-1].split(", ")[:2]
+    return f"{file.removeprefix('File ').strip(chr(34)).rsplit('/', 1)[-1]}:{line.removeprefix('line ')}"
+
+
+def _at(fx: FxNode) -> str:
+    place = _where(fx)
+    return f" at {place}" if place else ""
