@@ -33,7 +33,8 @@ from service.jobs.vnnlib import Case, Halfspace, Query
 from service.verification import job
 from service.verification.certify import Verdict
 from service.verification.search import Decision, Means, Subject, decide
-from service.verification.search.bounding import Bounding, Climb, Question, _empty
+from service.verification.search.ascent import Climb
+from service.verification.search.bounding import Bounding, Question, _empty
 from service.verification.search.certificates import Certificates
 from service.verification.search.domains import Domains
 

@@ -20,7 +20,8 @@ from service.bounds.network import Network, prepare
 from service.bounds.split import Multipliers, Sites, kink
 from service.verification.certify import Verdict
 from service.verification.search.activations import split_activations
-from service.verification.search.bounding import Bounding, Climb, Question
+from service.verification.search.ascent import Climb
+from service.verification.search.bounding import Bounding, Question
 from service.verification.search.decision import Finding, Moment
 from service.verification.search.domains import Domains, Pool
 from service.verification.search.goal import Goal

@@ -23,8 +23,9 @@ from service.bounds.rigorous import RIGOROUS, RigorousAnalysis
 from service.bounds.split import Sites
 from service.bounds.stages import StagedAnalysis
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
+from service.verification.search.ascent import Climb
 from service.verification.search.attack import descend
-from service.verification.search.bounding import Bounding, Climb, Question
+from service.verification.search.bounding import Bounding, Question
 from service.verification.search.branching import Branching
 from service.verification.search.certificates import Certificates
 from service.verification.search.crew import Standing

@@ -21,6 +21,7 @@ from service.bounds.relaxation import Family, Relaxed
 from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.split import Bent, Multipliers, Recorded, Sites, Splits, constrained
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+from service.verification.search.ascent import Adam, Climb
 from service.verification.search.domains import Domains
 from service.verification.search.numbering import Numbering, Numbers, Placed
 
@@ -30,19 +31,6 @@ HOST_BYTES = 2**31
 """For a batch on a device without a memory of its own."""
 CHECK_EVERY = 5
 """Iterations between looks at whether all domains are proved, each of which waits for the device."""
-
-
-@dataclass(frozen=True)
-class Climb:
-    """An ascent: steps of the slopes in units of their range, of the multipliers in units of the coefficients that
-    arrive, of the weights; all are multiplied by ``decay`` after each iteration.
-    """
-
-    iterations: int
-    slopes: float
-    multipliers: float = 0.1
-    weights: float = 0.1
-    decay: float = 0.97
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +149,7 @@ class Bounding:
         moving = [domains.slopes, domains.beta, domains.weights]
         best, kept = torch.where(fixed.empty, torch.inf, domains.margin), list(moving)
         rates: list[float | Tensor] = [climb.slopes, climb.multipliers * self.scale[domains.index], climb.weights]
-        adam = _Adam(moving, rates, climb.decay)
+        adam = Adam(moving, rates, climb.decay)
         for step in range(climb.iterations + 1):
             with torch.enable_grad():
                 inputs = [each.detach().requires_grad_() for each in moving]
@@ -357,24 +345,3 @@ def _largest(values: Mapping[str, Interval]) -> dict[str, Tensor]:
     """Of each value the largest finite end of any of its entries, ``(1, *shape)``."""
     sizes = {name: torch.maximum(each.lower[:1].abs(), each.upper[:1].abs()) for name, each in values.items()}
     return {name: torch.where(size.isfinite(), size, 0.0).amax().expand_as(size) for name, size in sizes.items()}
-
-
-class _Adam:
-    """Ascent (Kingma and Ba, 2015) of several tensors, each at its own rate."""
-
-    def __init__(self, moving: list[Tensor], rates: list[float | Tensor], decay: float) -> None:
-        self.rates, self.decay, self.count = rates, decay, 0
-        self.first = [torch.zeros_like(each) for each in moving]
-        self.second = [torch.zeros_like(each) for each in moving]
-
-    def step(self, moving: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-        self.count += 1
-        scale = (1 - 0.999**self.count) ** 0.5 / (1 - 0.9**self.count) * self.decay**self.count
-        stepped = []
-        for each, gradient, first, second, rate in zip(
-            moving, gradients, self.first, self.second, self.rates, strict=True
-        ):
-            first.lerp_(gradient, 0.1)
-            second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-            stepped.append(each + rate * scale * first / second.sqrt().add_(1e-12))
-        return stepped

@@ -16,7 +16,8 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.split import Site, Sites
-from service.verification.search.bounding import Bounding, Climb, Question
+from service.verification.search.ascent import Climb
+from service.verification.search.bounding import Bounding, Question
 from service.verification.search.branching import Branching
 from service.verification.search.domains import Domains
 from service.verification.search.intermediate import wanted
