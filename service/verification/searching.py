@@ -10,6 +10,7 @@ from math import inf, isfinite
 
 import torch
 
+from service.bounds.evaluated import Evaluated
 from service.jobs.runtime import RunContext
 from service.jobs.vnnlib import Query
 from service.parallel.tensor import local_copy
@@ -91,6 +92,9 @@ class Searches:
         task = self.task
         judge, rigorous = local_copy(task.module).double(), task.spec.rigorous
         module, dtype = (judge, torch.float64) if rigorous else (task.module, torch.float32)
+        if task.mesh.tp.size > 1 and task.staged is None:
+            # The model's own collectives need not have gradients; those of its graph do.
+            module = Evaluated(task.network.graph)
         return Subject(module, task.network, judge, task.runtime, dtype, task.crew, rigorous, task.staged)
 
     def _reporting(self, instance: int) -> Callable[[Progress], None]:
