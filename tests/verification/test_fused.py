@@ -124,6 +124,21 @@ def test_a_few_entries_are_no_reason_to_build(monkeypatch: pytest.MonkeyPatch) -
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_between_a_line_and_none_there_is_only_the_line(sign: float) -> None:
+    """A slope between both with the intercept of one bounds nothing; such tables come from values near overflow."""
+    slopes = torch.tensor([1.0, 3.0, 1.0, 3.0]).reshape(1, 4, 1)
+    intercepts = torch.tensor([-2.0, -torch.inf, 2.0, torch.inf]).reshape(1, 4, 1)
+    coefficients, places = torch.full((1, 5, 1), sign), torch.linspace(0, 1, 5).reshape(1, 5, 1)
+    through, bias = fused.pull_table(coefficients, places, slopes, intercepts)
+    assert (through == sign).all()
+    assert (bias == -2.0).all()
+    steep = torch.tensor([1.0, torch.inf, 1.0, torch.inf]).reshape(1, 4, 1)
+    through, bias = fused.pull_table(coefficients, places, steep, torch.tensor([-2.0, 5.0, 2.0, -5.0]).reshape(1, 4, 1))
+    assert (through == sign).all()
+    assert (bias == -2.0).all()
+
+
 def cases(device: str, dtype: torch.dtype) -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
     """Functions of what may take a gradient."""
     number = randoms(5, device, dtype)

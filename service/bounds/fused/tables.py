@@ -35,12 +35,15 @@ def tabled_in_steps(coefficients: Tensor, places: Tensor, slopes: Tensor, interc
     beyond = place - line
     index = line.long() + lines * (a.detach() < 0)
 
-    def at(table: Tensor) -> Tensor:
-        before = table.gather(1, index)
-        # No rise between lines of which one is not finite.
-        return torch.addcmul(before, beyond, (table.gather(1, index + 1) - before).nan_to_num(0, 0, 0))
-
-    return a * at(slopes), (a * at(intercepts)).sum(dim=2)
+    first = slopes.gather(1, index), intercepts.gather(1, index)
+    rises = slopes.gather(1, index + 1) - first[0], intercepts.gather(1, index + 1) - first[1]
+    # Between lines of which one is not finite there is only the first: a slope of both with its intercept is no line.
+    both = rises[0].isfinite() & rises[1].isfinite()
+    slope, intercept = (
+        torch.addcmul(start, beyond, torch.where(both, rise, torch.zeros_like(rise)))
+        for start, rise in zip(first, rises, strict=True)
+    )
+    return a * slope, (a * intercept).sum(dim=2)
 
 
 class _Table(torch.autograd.Function):

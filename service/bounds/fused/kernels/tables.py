@@ -16,8 +16,9 @@ def _table_line(slopes, intercepts, place, x, j, here, instance, n, lines):
     slope, intercept = tl.load(slopes + at, here, 0.0), tl.load(intercepts + at, here, 0.0)
     steeper = tl.load(slopes + at + n, here, 0.0) - slope
     higher = tl.load(intercepts + at + n, here, 0.0) - intercept
-    steeper = tl.where(tl.abs(steeper) < float("inf"), steeper, 0.0)
-    higher = tl.where(tl.abs(higher) < float("inf"), higher, 0.0)
+    # Between lines of which one is not finite there is only the first: a slope of both with its intercept is no line.
+    both = (tl.abs(steeper) < float("inf")) & (tl.abs(higher) < float("inf"))
+    steeper, higher = tl.where(both, steeper, 0.0), tl.where(both, higher, 0.0)
     return slope + beyond * steeper, intercept + beyond * higher, steeper * (lines - 1), higher * (lines - 1)
 
 
