@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 import torch
 
+from service.jobs.plugins.catalogue import HOUSE
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec, is_sharded
 from service.jobs.spec.base import PARALLEL_DIMENSIONS, ParallelSpec
+from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.train import PipelineSpec, ShardingSpec
 
@@ -32,11 +34,14 @@ def fingerprint(
     """Model, mesh, precision, recomputation, torch version and device architecture as flat fields, ready for JSON.
 
     ``sharding``, settled, counts where FSDP manages the model. ``pipeline`` is given where the model is cut into
-    stages: which ones depends on it.
+    stages: which ones depends on it. Another version of the package that a family is installed with is another model.
     """
     fields: Fingerprint = {f"model.{name}": plain(value) for name, value in config.model_dump().items()}
     fields |= {f"precision.{name}": value for name, value in precision.model_dump().items()}
     fields["activation_checkpoint"] = activation_checkpoint
+    family = FAMILIES.provided[config.family]
+    if family.distribution != HOUSE:
+        fields["model.package"] = f"{family.distribution} {family.version}"
     if is_sharded(parallel, precision):
         fields |= {"sharding.reshard": sharding.reshard, "sharding.reduce": sharding.reduce}
     if pipeline is not None:

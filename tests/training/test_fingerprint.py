@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import ShardingSpec
 from service.models.fingerprint import difference, fingerprint
@@ -81,3 +83,13 @@ def test_a_missing_field_is_a_difference() -> None:
     recorded = {name: value for name, value in own.items() if name != "torch"}
     assert difference(recorded, own) == [("torch", "absent", torch.__version__)]
     assert difference(own, recorded) == [("torch", torch.__version__, "absent")]
+
+
+def test_another_version_of_an_installed_family_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(version: str) -> dict[str, str | int | float]:
+        family = replace(FAMILIES.provided["mlp"], distribution="somebodys-models", version=version)
+        monkeypatch.setitem(FAMILIES.provided, "mlp", family)
+        return fingerprint(MODEL, ParallelSpec(), CPU, PrecisionSpec(), "none")
+
+    found = difference(installed("1.0"), installed("1.1"))
+    assert found == [("model.package", "somebodys-models 1.0", "somebodys-models 1.1")]
