@@ -20,7 +20,8 @@ from service.compilation.together import GroupLostError, attempt
 from service.compilation.verdicts import Finding, Verdict, worst
 
 log = logging.getLogger(__name__)
-RESULTS = frozenset({"loss", "output", "gradient"})
+GRADIENT = "gradient"
+RESULTS = frozenset({"loss", "output", GRADIENT})
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,15 @@ def _judged(observation: Observation) -> Result:
 
 
 def _nothing_compared(observation: Observation) -> tuple[Finding, ...]:
-    """Agreement of all ranks on nothing at all. Of a pipeline some ranks have no results: so no rank can tell alone."""
-    seen = gather((observation.error, observation.kinds))
-    if any(error or kinds & RESULTS for error, kinds in seen):
+    """Agreement of all ranks on nothing at all, or on no gradient of those that there are. Of a pipeline some ranks
+    have no results: so no rank can tell alone.
+    """
+    seen = gather((observation.error, observation.kinds, frozenset(each.kind for each in observation.comparisons)))
+    finite, found = (frozenset[str]().union(*(each[index] for each in seen)) for index in (1, 2))
+    if any(error for error, _, _ in seen) or (finite & RESULTS and GRADIENT not in found - finite):
         return ()
-    return (Finding("vacuous", "no loss, output or gradient with a finite number in it was compared with eager's"),)
+    nothing = GRADIENT if finite & RESULTS else "loss, output or gradient"
+    return (Finding("vacuous", f"no {nothing} with a finite number in it was compared with eager's"),)
 
 
 def _merge(per_rank: list[tuple[Finding, ...]]) -> tuple[Finding, ...]:

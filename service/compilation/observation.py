@@ -18,8 +18,9 @@ from service.compilation.usage import Usage
 class Training:
     """What became of the trainable parameters.
 
-    ``unreached``: without a gradient in every iteration; ``unreached_eager``: in eager too. ``moved`` and
-    ``moved_eager``: changed by the updates. ``compiled_backwards``: compiled backward nodes, per iteration.
+    ``unreached``: without a gradient in every iteration, or in one where eager has it; ``unreached_eager``: without one
+    in every iteration of eager. ``moved`` and ``moved_eager``: changed by the updates. ``compiled_backwards``: compiled
+    backward nodes, per iteration.
     ``unsharded``: whole on every rank after the last step, although FSDP shards them.
     """
 

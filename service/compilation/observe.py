@@ -192,13 +192,19 @@ def _timed(subject: Subject, iteration: int) -> tuple[Record, float]:
 def _training(run: Run, eager: Run) -> Training:
     return Training(
         trainable=len(run.parameters),
-        unreached=run.missing,
+        unreached=_unreached(run, eager),
         unreached_eager=eager.missing,
         moved=run.moved,
         moved_eager=eager.moved,
         compiled_backwards=tuple(each.compiled_backward for each in run.records),
         unsharded=run.unsharded,
     )
+
+
+def _unreached(run: Run, eager: Run) -> frozenset[str]:
+    """Those that no iteration reached, and those that one did not where eager's did, as a graph of one shape may."""
+    lost = (mine.missing - theirs.missing for mine, theirs in zip(run.records, eager.records, strict=True))
+    return run.missing.union(*lost)
 
 
 def _random_numbers(rung: Rung, reference: Reference) -> AbstractContextManager[Any]:

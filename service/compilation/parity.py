@@ -30,6 +30,10 @@ SCALE_FLOOR = 0.01
 """Tensors this much smaller than their siblings are judged at this part of the siblings' scale."""
 
 
+EXACT = Tolerance.model_construct(absolute=0.0, ratio=1.0)
+"""Of whole numbers: a step count or the number of a token is right or wrong, however large it is."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One tensor of one iteration, compared.
@@ -85,8 +89,9 @@ class Oracle:
 def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance) -> Comparison:
     """Judge ``result``, the ``(kind, name)`` of an iteration, by the rule above.
 
-    A difference in shape, dtype or finiteness is never within tolerance.
+    A difference in shape, dtype or finiteness is never within tolerance, nor one of whole numbers.
     """
+    tolerance = tolerance if oracle.eager.is_floating_point() else EXACT
     problem = _mismatch(result, oracle.eager)
     if problem:
         return Comparison(*key, iteration, math.inf, math.inf, None, problem)

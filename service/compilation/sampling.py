@@ -20,8 +20,10 @@ WHOLE = " (whole)"
 
 
 def kept(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
-    """What is compared of ``value``, under its kind and name."""
+    """What is compared of ``value``, under its kind and name; of complex numbers both parts."""
     local = local_part(value)
+    if local.is_complex():
+        local = torch.view_as_real(local.resolve_conj())
     yield (kind, name), sample(local)
     if local.numel() > KEPT and local.is_floating_point():
         yield (kind + WHOLE, name), signed_sums(local)

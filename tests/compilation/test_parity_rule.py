@@ -176,6 +176,22 @@ def test_whole_numbers_and_empty_tensors_are_compared_too() -> None:
     assert verdict(torch.zeros(0), torch.zeros(0), torch.zeros(0, dtype=torch.float64)).passed
 
 
+def test_whole_numbers_are_right_or_wrong_however_large() -> None:
+    tokens = torch.arange(20_000, 20_100)
+    assert verdict(tokens.clone(), tokens, tokens).passed
+    assert not verdict(tokens + 1, tokens, tokens).passed
+    assert not verdict(tokens + 1, tokens, None).passed
+
+
+@given(size=st.sampled_from([5, KEPT + 1]))
+def test_both_parts_of_complex_numbers_are_compared(size: int) -> None:
+    eager = torch.randn(size, dtype=torch.complex64, generator=torch.Generator().manual_seed(size))
+    looked_at = [dict(kept("output", "z", each)) for each in (eager, eager.clone(), eager.conj())]
+    for key, value in looked_at[0].items():
+        assert verdict(looked_at[1][key], value, None).passed
+        assert not verdict(looked_at[2][key], value, None).passed
+
+
 def test_another_computation_in_float64_is_told_from_rounding() -> None:
     eager, truth = sample(2)
     assert comparable(eager, truth)

@@ -171,6 +171,12 @@ def test_agreement_on_nothing_is_vacuous(ascend: Climb) -> None:
     assert messages(result) == "no loss, output or gradient with a finite number in it was compared with eager's"
 
 
+def test_training_is_vacuous_where_gradients_agree_on_nothing(ascend: Climb) -> None:
+    train, inference = ascend(empty.NO_SLOPE, rungs=LADDER[:1], phases=("train", "inference"))
+    assert verdicts([train, inference]) == ["vacuous", "pass"]
+    assert messages(train) == "no gradient with a finite number in it was compared with eager's"
+
+
 def test_a_disabled_forward_is_vacuous_and_stops_the_climb(ascend: Climb) -> None:
     first, second = ascend(empty.DISABLED)
     assert verdicts([first, second]) == ["vacuous", "not_reached"]
@@ -217,6 +223,12 @@ def test_gradients_that_only_the_compiler_loses_freeze_the_rung(ascend: Climb) -
     (result,) = ascend(clean.PERCEPTRON, rungs=[rung])
     assert result.verdict == "frozen"
     assert "no gradient where eager has one: first.bias, first.weight, head.bias, head.weight" in messages(result)
+
+
+def test_a_gradient_that_is_lost_for_one_shape_only_freezes_the_rung(ascend: Climb) -> None:
+    (result,) = ascend(frozen.CUT_OFF_FOR_ONE, rungs=LADDER[:1])
+    assert result.verdict == "frozen"
+    assert messages(result) == "no gradient where eager has one: shift"
 
 
 def test_gradients_that_the_compiler_makes_zero_move_nothing(ascend: Climb) -> None:
