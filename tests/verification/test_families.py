@@ -112,7 +112,7 @@ def test_parts_do_not_change_the_bounds() -> None:
     network = prepared(module, 5)
     centre = torch.linspace(-1, 1, 15, dtype=torch.float64).reshape(3, 5)
     box = Interval(centre - 0.2, centre + 0.2)
-    whole, little = Effort(ascent=Ascent(6)), Effort(ascent=Ascent(6), elements=8 * 3 * 12 * 5)
+    whole, little = Effort(ascent=Ascent(6)), Effort(ascent=Ascent(6), elements=32 * 3 * 12 * 5)
     assert rows_at_once(network, network.graph.output.name, 3, little.optimising(0)) == 5
     expected, found = (output_bounds(network, box, "alpha-crown", effort) for effort in (whole, little))
     torch.testing.assert_close(found.lower, expected.lower, rtol=1e-12, atol=1e-12)
