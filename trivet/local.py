@@ -80,16 +80,20 @@ class LocalService:
     def stop(self) -> None:
         """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start."""
         worker = self.children.pop("worker", None)
-        launched = [] if worker is None else _children(worker.pid)
+        if worker is not None:  # without a worker of its own, what runs on this host belongs to another service
+            self._end_jobs(worker)
+        _end(self.children.pop("API", None))
+        if self.broker is not None:
+            self.broker.stop()
+            self.broker = None
+
+    def _end_jobs(self, worker: subprocess.Popen[bytes]) -> None:
+        launched = _children(worker.pid)
         _end(worker)
         ended = end_supervisors(self.settings, launched)
         if ended and "API" in self.children:
             with contextlib.suppress(TrivetError):
                 self._queue_again(ended)
-        _end(self.children.pop("API", None))
-        if self.broker is not None:
-            self.broker.stop()
-            self.broker = None
 
     def _start(self, listening: socket.socket) -> None:
         host, port = listening.getsockname()[:2]
@@ -229,7 +233,7 @@ def _listener(settings: Settings) -> socket.socket:
         listening.close()
         raise StartError(
             f"cannot bind {settings.host}:{settings.port} ({error.strerror}); is 'trivet up' running already? "
-            f"Set {ENV_PREFIX}PORT to use another port"
+            f"For a second service set {ENV_PREFIX}PORT and {ENV_PREFIX}DATA"
         ) from None
     return listening
 

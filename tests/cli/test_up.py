@@ -137,3 +137,23 @@ def test_jobs_that_run_when_it_stops_resume_when_it_starts(tmp_path: Path) -> No
         client.cancel(job.id)
         assert client.wait(job.id, timeout_s=60).state == "cancelled"
     assert belonging_to(data) == []
+
+
+@pytest.mark.distributed
+def test_a_second_one_that_is_refused_leaves_running_jobs_alone(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data) as process:
+        url = address(process, data)
+        first = said(data).read_text()
+        with Client(url, (data / "admin.key").read_text().strip()) as client:
+            job = client.submit({**TRAIN, "steps": 10**6})
+            wait_until(lambda: client.job(job.id).state == "running", 60)
+            for port, reason in ((url.rpartition(":")[2], "cannot bind"), ("0", "another broker")):
+                with up(data, TRIVET_PORT=port) as second:
+                    assert second.wait(STOP_S) == 2
+                assert reason in said(data).read_text()
+            began = client.events(job.id, limit=1000)["next_after"]
+            assert next(e for e in client.follow(job.id, after=began, types=["metric"]))
+            assert (client.job(job.id).state, client.job(job.id).attempt) == ("running", 1)
+        said(data).write_text(first)
+    assert belonging_to(data) == []
