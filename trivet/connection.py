@@ -31,6 +31,17 @@ def default_key(url: str) -> str | None:
     return read_key(settings.admin_key_file) if urlsplit(url).hostname in LOOPBACK else None
 
 
+def key_advice(url: str) -> str:
+    """Where the key for a service was looked for, and what to do where it is not the right one."""
+    settings = Settings()
+    if settings.key is not None:
+        return "the key is that of TRIVET_KEY"
+    if urlsplit(url).hostname not in LOOPBACK:
+        return f"no key for {url}; set TRIVET_KEY"
+    found = "the key is that in" if read_key(settings.admin_key_file) else "no key in"
+    return f"{found} {settings.admin_key_file}; run it from the folder of `trivet up`, or set TRIVET_DATA or TRIVET_KEY"
+
+
 def read_key(path: Path) -> str | None:
     try:
         return path.read_text().strip() or None
@@ -50,6 +61,7 @@ class Connection:
         secret = key or default_key(self.url)
         headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
         timeout = httpx2.Timeout(timeout_s, connect=CONNECT_S)
+        self._key_is_found = not key
         self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout)
 
     def close(self) -> None:
@@ -65,7 +77,7 @@ class Connection:
     ) -> httpx2.Response:
         with self._reaching():
             response = self._http.request(method, path, params=_given(params), **options)
-        raise_for_problem(response)
+        self._raise_for_problem(response)
         return response
 
     @contextmanager
@@ -76,8 +88,20 @@ class Connection:
         with self._reaching(), self._http.stream("GET", path, params=_given(params), **options) as response:
             if response.status_code >= 400:
                 response.read()
-                raise_for_problem(response)
+                self._raise_for_problem(response)
             yield response
+
+    def _raise_for_problem(self, response: httpx2.Response) -> None:
+        """With what to do about the key, where that is what is wrong and the caller did not choose it."""
+        try:
+            raise_for_problem(response)
+        except Refused as error:
+            if error.status != 401 or not self._key_is_found:
+                raise
+            had_one = "Authorization" in self._http.headers
+            advice = key_advice(self.url)
+            detail = f"{error.detail}; {advice}" if had_one else advice
+            raise Refused(error.status, error.title, detail) from None
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:

@@ -99,8 +99,7 @@ def table(*columns: str) -> Table:
 
 def _show_refusal(error: Refused) -> None:
     if error.status == 401:
-        err.print("The service needs an API key: set TRIVET_KEY.", style="red")
-        err.print(error.detail, markup=False)
+        err.print(f"The service needs an API key: {error.detail}", style="red", markup=False)
         return
     if not error.errors:
         err.print(str(error), style="red", markup=False)
