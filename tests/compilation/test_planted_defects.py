@@ -285,6 +285,12 @@ def test_an_input_updated_in_place_is_noted_and_passes(ascend: Climb) -> None:
     assert all("updates in place what it is given: input 0" in seen(result).notes for result in results)
 
 
+def test_a_program_that_refuses_float64_is_judged_by_eager(ascend: Climb) -> None:
+    (result,) = ascend(peculiar.SINGLE, rungs=LADDER[:1])
+    assert result.verdict == "pass", result.findings
+    assert seen(result).truth_note == "the model does not run in float64 (AssertionError)"
+
+
 # The first generated kernel of a process starts the toolchain, most of a minute on a busy machine.
 @pytest.mark.timeout(400)
 def test_dropout_is_compared_draw_by_draw_up_to_generated_code(ascend: Climb) -> None:

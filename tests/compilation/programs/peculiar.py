@@ -25,6 +25,14 @@ class InPlace(Perceptron):
         return super().forward(x)
 
 
+class Single(Perceptron):
+    """Cannot be run in float64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype is torch.float32
+        return super().forward(x)
+
+
 class Chaos(nn.Module):
     """Plain gradient descent on it iterates ``w ← 4w(1 - w)``, which doubles the distance of two runs in each step."""
 
@@ -53,3 +61,4 @@ def never_alike() -> ModelProgram:
 CHAOS = replace(program(Chaos), loss=lambda outputs, targets: outputs.sum())
 DROPOUT = program(Dropping)
 IN_PLACE = program(InPlace)
+SINGLE = program(Single)
