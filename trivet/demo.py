@@ -18,6 +18,7 @@ from service.jobs.records import Host, Job
 from service.jobs.settings import Settings
 from trivet.cli import progress
 from trivet.cli.context import table
+from trivet.cli.results import rung_title
 from trivet.client import Client
 from trivet.errors import TrivetError
 from trivet.local import LocalService
@@ -102,7 +103,10 @@ def _verified(client: Client, job: Job) -> str:
 
 def _checked(client: Client, job: Job) -> str:
     gate = client.report(job.id)["gate"]
-    return ", ".join(f"{phase}: {gate[phase] or 'must not be compiled'}" for phase in ("train", "inference"))
+    return ", ".join(
+        f"{phase}: {rung_title(gate[phase]) if gate[phase] else 'must not be compiled'}"
+        for phase in ("train", "inference")
+    )
 
 
 _FINDINGS: dict[str, Callable[[Client, Job], str]] = {"train": _trained, "verify": _verified, "compile": _checked}

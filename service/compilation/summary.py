@@ -68,9 +68,10 @@ def _worth(phase: Phase, worth: Mapping[str, Any]) -> str:
     if worth["ratio"] is None:
         return f"What compiling {phase} is worth was not measured."
     pace = f"a compiled step takes {worth['ratio']:.2f}× an eager one"
-    doubt = " (the timing was noisy)" if worth["noisy"] else ""
     if not worth["worth_it"]:
-        return f"It is not worth it: {pace}{doubt}."
+        untold = f"Whether it is worth it cannot be told: the timing was noisy ({worth['ratio']:.2f}×)."
+        return untold if worth["noisy"] else f"It is not worth it: {pace}."
+    doubt = " (the timing was noisy)" if worth["noisy"] else ""
     steps = worth["break_even_steps"]
     paid = f", compiling is paid back after {steps:,} steps" if steps is not None else ""
     return f"It is worth it: {pace}{doubt}{paid}."

@@ -220,3 +220,19 @@ def test_an_old_attempts_state_does_not_come_back(run: Any) -> None:
     job = {"state": "running", "attempt": 2, "reason": None}
     late = {"type": "state", "time": 1.0, "rank": None, "state": "queued", "attempt": 1}
     assert run("state", "reduce", job, late)["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("worth", "shown"),
+    [
+        ({"worth_it": True, "noisy": False, "break_even_steps": 1200}, "pays after 1,200 steps"),
+        ({"worth_it": True, "noisy": True, "break_even_steps": 12}, "pays after 12 steps (noisy timing)"),
+        (
+            {"worth_it": False, "noisy": True, "break_even_steps": None},
+            "the timing was too noisy to tell whether it pays",
+        ),
+        ({"worth_it": False, "noisy": False, "break_even_steps": None}, "never pays"),
+    ],
+)
+def test_a_noisy_race_is_called_neither_won_nor_lost(run: Any, worth: dict[str, Any], shown: str) -> None:
+    assert run("report", "payoff", worth) == shown

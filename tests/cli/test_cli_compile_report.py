@@ -11,7 +11,10 @@ import pytest
 
 from trivet.cli import results
 
-PASSED = {"verdict": "pass", "step_ms": 2.4567, "ratio": 1.524, "graph_breaks": [], "recompiles": []}
+PASSED = {
+    "verdict": "pass", "step_ms": 2.4567, "eager_step_ms": 1.612, "ratio": 1.524, "noisy": False, "graph_breaks": [],
+    "recompiles": [],
+}  # fmt: skip
 UNTRIED = {"verdict": "not_applicable", "step_ms": None, "ratio": None, "graph_breaks": None, "recompiles": None}
 LADDER = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
 
@@ -35,9 +38,10 @@ def test_the_summary_comes_first_and_every_rung_has_one_line(
     report = {"summary": ["Training may."], "gate": {"train": "inductor", "inference": None}, "rungs": rungs}
     lines = printed(report, monkeypatch, capsys)
     assert lines[:3] == ["Training may.", "gate: train inductor, inference nothing", ""]
-    assert lines[3].split() == ["phase", "rung", "verdict", "step", "ms", "vs", "eager"]
+    assert lines[3].split() == ["phase", "rung", "verdict", "step", "ms", "eager", "vs", "eager"]
     assert [line.split()[:2] for line in lines[4:]] == [[each["phase"], each["rung"]] for each in rungs]
-    assert lines[6].split() == ["train", "aot_eager_decomp_partition", "pass", "2.46", "1.52×"]
+    assert lines[4].split()[1:4] == ["eager", "(Dynamo)", "pass"]
+    assert lines[6].split() == ["train", "aot_eager_decomp_partition", "pass", "2.46", "1.61", "1.52×"]
     assert lines[-1].endswith("not applicable")
 
 
@@ -49,3 +53,14 @@ def test_what_was_found_somewhere_has_a_column(
     assert "graph breaks" in lines[2]
     assert "recompiles" not in lines[2]
     assert lines[3].split()[-1] == "1"
+
+
+def test_each_row_tells_of_its_own_noise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    rungs = [
+        {"phase": "train", "rung": "eager", **PASSED},
+        {"phase": "train", "rung": "x", **PASSED, "noisy": True},
+    ]
+    lines = printed({"gate": {"train": "eager", "inference": None}, "rungs": rungs}, monkeypatch, capsys)
+    assert lines[0] == "gate: train eager (Dynamo), inference nothing"
+    assert [line.split()[-1] for line in lines[-3:-1]] == ["1.52×", "≈1.52×"]
+    assert lines[-1] == "≈ the timing of this rung was noisy"

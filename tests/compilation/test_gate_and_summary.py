@@ -20,8 +20,8 @@ FINGERPRINT = {"torch": "x"}
 PROVED = Proof("vacuous", "a forward that may not be compiled", True, "no graph")
 
 
-def cost(eager: float, compiled: float, faster: bool) -> Cost:
-    race = Race(compiled, eager, compiled / eager, noisy=False, faster=faster)
+def cost(eager: float, compiled: float, faster: bool, *, noisy: bool = False) -> Cost:
+    race = Race(compiled, eager, compiled / eager, noisy=noisy, faster=faster)
     return Cost(10.0, 1.0, Timed(race), None, None)
 
 
@@ -74,6 +74,19 @@ def test_the_summary_says_what_is_allowed_what_stopped_it_and_what_it_is_worth()
         "Training may be compiled with aot_eager: aot_eager_decomp_partition does not train (no gradient: w).",
         "It is not worth it: a compiled step takes 2.00× an eager one.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("faster", "told"),
+    [
+        (False, "Whether it is worth it cannot be told: the timing was noisy (0.50×)."),
+        (True, "It is worth it: a compiled step takes 0.50× an eager one (the timing was noisy), compiling is"),
+    ],
+)
+def test_a_noisy_race_is_no_reason_against_compiling(faster: bool, told: str) -> None:
+    results = [row(0, "pass", cost(1, 1, False)), row(1, "pass", cost(1, 0.5, faster, noisy=True))]
+    [sentence] = summary(results, gate(results, ["train"], FINGERPRINT, None))[1:]
+    assert sentence.startswith(told)
 
 
 def test_the_summary_forbids_what_failed_at_once() -> None:

@@ -97,22 +97,36 @@ def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     for sentence in found.get("summary") or ():
         out.print(sentence, markup=False)
     gate = found.get("gate") or {}
-    allowed = [f"{phase} {gate[phase] or 'nothing'}" for phase in ("train", "inference") if phase in gate]
+    allowed = [
+        f"{phase} {rung_title(gate[phase]) if gate[phase] else 'nothing'}"
+        for phase in ("train", "inference")
+        if phase in gate
+    ]
     out.print(f"gate: {', '.join(allowed)}\n", markup=False)
     out.print(_ladder(found["rungs"]))
+    if any(rung.get("noisy") for rung in found["rungs"]):
+        out.print("≈ the timing of this rung was noisy")
+
+
+def rung_title(rung: str) -> str:
+    """What a rung is called. The first runs the graphs of Dynamo as they are; steps are compared with none at all."""
+    return "eager (Dynamo)" if rung == "eager" else rung
 
 
 def _ladder(rungs: list[dict[str, Any]]) -> Table:
     """A row per rung of each phase. What was not measured is empty; what was not found anywhere has no column."""
     found = [name for name in ("graph_breaks", "recompiles") if any(rung.get(name) for rung in rungs)]
-    rows = table("phase", "rung", "verdict", "step ms", "vs eager", *(name.replace("_", " ") for name in found))
+    rows = table(
+        "phase", "rung", "verdict", "step ms", "eager", "vs eager", *(name.replace("_", " ") for name in found)
+    )
     for column in rows.columns[:3]:
         column.no_wrap = True
     for rung in rungs:
         counts = (str(len(rung[name])) if rung.get(name) is not None else "" for name in found)
-        pace = "" if rung.get("ratio") is None else f"{rung['ratio']:.2f}×"
-        step = "" if rung.get("step_ms") is None else f"{rung['step_ms']:.3g}"
-        rows.add_row(rung["phase"], str(rung["rung"]), str(rung["verdict"]).replace("_", " "), step, pace, *counts)
+        pace = "" if rung.get("ratio") is None else f"{'≈' if rung.get('noisy') else ''}{rung['ratio']:.2f}×"
+        steps = ("" if rung.get(name) is None else f"{rung[name]:.3g}" for name in ("step_ms", "eager_step_ms"))
+        verdict = str(rung["verdict"]).replace("_", " ")
+        rows.add_row(rung["phase"], rung_title(rung["rung"]), verdict, *steps, pace, *counts)
     return rows
 
 

@@ -1,7 +1,7 @@
 /** The ladder of a compile check: a row per rung and phase, its findings, and the gate that follows. */
 
 import { number } from "../lib/format.js";
-import { entries, fastest, furthest, held, invocations, tone } from "../lib/report.js";
+import { entries, fastest, furthest, held, invocations, payoff, title, tone } from "../lib/report.js";
 import { isTerminal } from "../lib/state.js";
 import { artifactPath, call, items, jobPath } from "../ui/api.js";
 import { fill, h } from "../ui/dom.js";
@@ -41,7 +41,7 @@ export class Compile extends Section {
   show(job) {
     const ended = this.job !== null && !isTerminal(this.job.state) && isTerminal(job.state);
     this.job = job;
-    this.remark((job.spec.modes ?? []).join(" → "));
+    this.remark((job.spec.modes ?? []).map(title).join(" → "));
     if (ended) void this.load(job);
   }
 
@@ -58,7 +58,7 @@ export class Compile extends Section {
   causes(diagnoses) {
     const id = this.job?.id ?? "";
     return diagnoses.length > 0 && h("div", { class: "diagnoses" }, ...diagnoses.map((one) => h("div", { class: "diagnosis" },
-      h("strong", {}, `${one.rung}, ${one.phase}`), " fails in ", h("span", { class: "code" }, one.module ?? "several modules together"),
+      h("strong", {}, `${title(one.rung)}, ${one.phase}`), " fails in ", h("span", { class: "code" }, one.module ?? "several modules together"),
       h("p", {}, one.fault),
       h("p", { class: "muted" }, ...reproduction(one.reproduction ?? {}, id)))));
   }
@@ -89,17 +89,16 @@ function gate(found, rungs) {
 function permission(phase, found, rungs) {
   const allowed = found[phase] ?? null;
   return h("div", { class: "permission", "data-phase": phase }, h("span", { class: "muted" }, phase),
-    h("strong", {}, allowed ?? "no rung"), stateMark(allowed === null ? "denied" : "allowed"),
-    h("ol", { class: "rungs" }, ...rungs.map((rung) => h("li", { "data-tone": tone(rung), title: String(rung.verdict).replaceAll("_", " ") }, String(rung.rung)))),
+    h("strong", {}, allowed === null ? "no rung" : title(allowed)), stateMark(allowed === null ? "denied" : "allowed"),
+    h("ol", { class: "rungs" }, ...rungs.map((rung) => h("li", { "data-tone": tone(rung), title: String(rung.verdict).replaceAll("_", " ") }, title(rung.rung)))),
     h("span", { class: "worth" }, worth(found.worth?.[phase] ?? {}, fastest(rungs, allowed))));
 }
 
-/** In a few words what the allowed rung brings. @param {Record<string, any>} worth @param {Rung | null} rung */
-function worth({ ratio, noisy, break_even_steps: steps }, rung) {
-  if (typeof ratio !== "number") return "not timed";
-  const paid = typeof steps === "number" ? `pays after ${number(steps)} steps` : "never pays";
+/** In a few words what the allowed rung brings. @param {Record<string, any>} found @param {Rung | null} rung */
+function worth(found, rung) {
+  if (typeof found.ratio !== "number") return "not timed";
   const memory = typeof rung?.memory_gib === "number" ? `${number(rung.memory_gib, 3)} GiB, eager ${number(rung.eager_memory_gib, 3)}` : "";
-  return [`${times(ratio)} the time of an eager step${noisy ? " (noisy)" : ""}`, paid, memory].filter(Boolean).join(" · ");
+  return [`${times(found.ratio)} the time of an eager step`, payoff(found), memory].filter(Boolean).join(" · ");
 }
 
 /** @param {[string, string][]} all */
@@ -107,7 +106,7 @@ const pairs = (all) => h("dl", { class: "pairs" }, ...all.flatMap(([name, value]
 
 /** Results that something still holds when the next replay writes over them. @param {Rung[]} rungs @returns {Child[]} */
 function lifetimes(rungs) {
-  const rows = held(rungs).map(({ rung, one }) => [`${rung.phase}, ${rung.rung}`, one.module, `[${one.shape.join(", ")}]`, one.holders.join(", ") || "unknown", one.site]);
+  const rows = held(rungs).map(({ rung, one }) => [`${rung.phase}, ${title(rung.rung)}`, one.module, `[${one.shape.join(", ")}]`, one.holders.join(", ") || "unknown", one.site]);
   return table("Results that outlive their step", ["Rung", "Module", "Shape", "Held by", "Made at"], rows);
 }
 

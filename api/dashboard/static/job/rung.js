@@ -1,20 +1,20 @@
 /** One rung of a compile check: its row in the ladder, and what was found. */
 
 import { magnitude, number } from "../lib/format.js";
-import { comparisons, entries, largestError, place, tally, tone } from "../lib/report.js";
+import { comparisons, entries, largestError, place, tally, title, tone } from "../lib/report.js";
 import { h, setAttribute, setText } from "../ui/dom.js";
 import { stateMark } from "../ui/parts.js";
 
 /** @typedef {import("../lib/report.js").Rung} Rung */
 /** @typedef {import("../ui/dom.js").Child} Child */
 
-export const COLUMNS = ["Rung", "Phase", "Verdict", "Largest error", "Breaks", "Recompiles", "Compile (warm)", "Step", "vs eager"];
+export const COLUMNS = ["Rung", "Phase", "Verdict", "Largest error", "Breaks", "Recompiles", "Compile (warm)", "Step", "Eager step", "vs eager"];
 
 /** A row, and under it, on request, what was found. @param {Rung} rung */
 export function lines(rung) {
   const detail = h("tr", { class: "detail" }, h("td", { colspan: COLUMNS.length }, ...findings(rung)));
   detail.hidden = true;
-  const open = h("button", { class: "link", type: "button", "aria-expanded": "false" }, ...breakable(String(rung.rung)));
+  const open = h("button", { class: "link", type: "button", "aria-expanded": "false" }, ...breakable(title(rung.rung)));
   open.addEventListener("click", () => {
     detail.hidden = !detail.hidden;
     setAttribute(open, "aria-expanded", String(!detail.hidden));
@@ -22,7 +22,7 @@ export function lines(rung) {
   const mark = stateMark(tone(rung));
   setText(mark, String(rung.verdict).replaceAll("_", " "));
   const numbers = [magnitude(largestError(rung)), number(tally(rung.graph_breaks)), number(tally(rung.recompiles)),
-    compiling(rung.compile_s), milliseconds(rung.step_ms), times(rung.ratio)];
+    compiling(rung.compile_s), milliseconds(rung.step_ms), milliseconds(rung.eager_step_ms), pace(rung)];
   const row = h("tr", { "data-rung": `${rung.rung} ${rung.phase}` }, h("td", {}, open), h("td", { class: "muted" }, String(rung.phase)),
     h("td", {}, mark), ...numbers.map((value) => h("td", { class: "right" }, value)));
   return [row, detail];
@@ -40,6 +40,9 @@ const milliseconds = (value) => (typeof value === "number" ? `${number(value, 3)
 const percent = (value) => (typeof value === "number" ? `${number(100 * value, 2)} %` : "–");
 /** @param {unknown} value */
 export const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}×` : "–");
+
+/** Against eager steps that were timed in turns with it. @param {Rung} rung @returns {Child} */
+const pace = ({ ratio, noisy }) => (noisy ? h("span", { title: "The rounds of this race differ too much" }, times(ratio), h("span", { class: "noisy" }, "noisy")) : times(ratio));
 
 /** @param {Rung} rung @returns {Child[]} */
 function findings(rung) {

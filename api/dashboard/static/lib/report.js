@@ -14,6 +14,23 @@ const TONES = new Map([["pass", "passed"], ["not_reached", "skipped"], ["not_app
 export const tone = (rung) => TONES.get(String(rung.verdict)) ?? "failed";
 
 /**
+ * What a rung is called. The first is named after its backend, which runs graphs as they are: not what steps are
+ * compared with, which Dynamo never saw.
+ * @param {unknown} rung
+ */
+export const title = (rung) => (rung === "eager" ? "eager (Dynamo)" : String(rung));
+
+/**
+ * In a few words what a rung brings, from a gate's worth of it.
+ * @param {Record<string, any>} worth
+ */
+export function payoff({ worth_it: wins, noisy, break_even_steps: steps }) {
+  const doubt = noisy ? " (noisy timing)" : "";
+  if (wins) return (typeof steps === "number" ? `pays after ${number(steps)} steps` : "faster than eager") + doubt;
+  return noisy ? "the timing was too noisy to tell whether it pays" : "never pays";
+}
+
+/**
  * The worst comparison of each kind with eager, then those that failed and are not among them.
  * @param {Rung} rung
  * @returns {Comparison[]}
