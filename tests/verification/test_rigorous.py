@@ -21,12 +21,12 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, from_graph
 from service.bounds.optimise import Ascent
-from service.bounds.relaxation import Relaxation
+from service.bounds.relaxation import Lines, Relaxation
 from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
 from service.bounds.rigorous.curves import Curve
 from service.bounds.rigorous.functions import CURVES
 from service.bounds.rigorous.optimised import Climbed
-from service.bounds.rigorous.steps import interval, nonlinear_step
+from service.bounds.rigorous.steps import _lines_step, interval, nonlinear_step
 from service.bounds.rules import RULES
 from service.bounds.rules.base import NonlinearRule
 
@@ -246,6 +246,18 @@ def test_a_line_moves_outwards_by_rounding_only() -> None:
         assert before is not None
         assert after is not None
         torch.testing.assert_close(before, after, rtol=0, atol=1e-13)
+
+
+def test_lines_have_an_allowance_for_products_that_are_not_fused() -> None:
+    """A coefficient through lines of opposite slopes, four times rounded to the same side."""
+    ends = ("-0x1.0007fabb34026p+0", "-0x1.0021436e272d4p+0", "0x1.002931d7318ffp+0")
+    coefficient, lower, upper = (float.fromhex(each) for each in ends)
+    one = torch.ones(1, 1, 1, dtype=DOUBLE)
+    step = _lines_step(Interval(-one, one), Lines(lower * one, upper * one))
+    computed = coefficient * lower + coefficient * (upper - lower)
+    off = abs(Fraction(computed) - Fraction(coefficient) * Fraction(upper))
+    assert off > 4 * Fraction(2) ** -53 * Fraction(upper) * Fraction(-coefficient)
+    assert off <= Fraction(float(step.error)) * Fraction(-coefficient)
 
 
 def test_a_branch_confines_the_bounds() -> None:

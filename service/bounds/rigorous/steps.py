@@ -121,7 +121,8 @@ def _lines_step(bounds: Interval, lines: Lines) -> Step:
     intercepts = [each.abs() for each in (lines.lower_intercept, lines.upper_intercept) if each is not None]
     constant = reduce(torch.maximum, intercepts, torch.zeros_like(slope))
     entries = size[0].numel()
-    error = 4 * UNIT * slope * size + gamma(2 * entries + 8) * constant
+    # Six where lines rise and fall: two products, a difference up to twice as large as a slope, and a sum.
+    error = 8 * UNIT * slope * size + gamma(2 * entries + 8) * constant
     lost = entries * 8 * TINY * (1 + size.flatten(1).sum(dim=1))
     return Step(error, lost, lines)
 
