@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from onnx import TensorProto, helper
 
 from service.jobs.events import BoundEvent, Event, LogEvent, MetricEvent, ProgressEvent, SearchEvent
 from service.jobs.layout import DataLayout
@@ -40,6 +44,24 @@ def verify_spec(name: str = "digits-robustness", **changes: Any) -> dict[str, An
         "device": "cpu",
     }
     return {**spec, **changes}
+
+
+def paired_spec(store: Store) -> dict[str, Any]:
+    """A verification job about the model that an archive brings."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, (1, 1)) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "network", ports[:1], ports[1:])
+    query = "".join(f"(declare-const {name} Real)" for name in ("X_0", "Y_0"))
+    query += "(assert (>= X_0 0))(assert (<= X_0 1))(assert (<= Y_0 0))"
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr(
+            "a.onnx", helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+        )
+        archive.writestr("one.vnnlib", query)
+        archive.writestr("instances.csv", "a.onnx,one.vnnlib")
+    content.seek(0)
+    file = store.files.add(content, "application/zip")
+    return {"kind": "verify", "property": {"instances": file.id}, "device": "cpu"}
 
 
 def compile_spec(name: str = "compile-check", **changes: Any) -> dict[str, Any]:

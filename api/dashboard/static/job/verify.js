@@ -1,6 +1,6 @@
 /** Verdicts, margins and bounds of a verification job, row by row as they are found. */
 
-import { VERDICTS, counts, isNumber, span } from "../lib/bounds.js";
+import { VERDICTS, counts, isNumber, pair, span } from "../lib/bounds.js";
 import { duration, fixed, many, number } from "../lib/format.js";
 import { extent } from "../lib/scales.js";
 import { isTerminal } from "../lib/state.js";
@@ -33,7 +33,8 @@ export class Verify extends Section {
     this.filter = "all";
     this.limit = ROWS_SHOWN;
     this.ended = false;
-    this.what = "";
+    /** @type {import("../lib/types.js").Job["spec"]} */
+    this.spec = {};
     /** @type {[number, number]} of the bars in the table */
     this.scale = [0, 1];
     this.tally = h("div", { class: "tally", role: "group", "aria-label": "Verdicts; choose one to filter the table" });
@@ -92,7 +93,7 @@ export class Verify extends Section {
   /** @param {import("../lib/types.js").Job} job */
   show(job) {
     this.ended = isTerminal(job.state);
-    this.what = [method(job.spec), question(job.spec.property ?? {})].filter(Boolean).join(" · ");
+    this.spec = job.spec;
     this.draw();
   }
 
@@ -102,7 +103,7 @@ export class Verify extends Section {
     fill(this.empty, all.length === 0 && blank(this.ended ? "No instance was bounded" : "No bounds yet",
       this.ended ? "" : "Rows appear as instances are bounded."));
     this.count(all);
-    this.remark(all.length ? `${this.what} · ${many(all.length, "row")}` : this.what);
+    this.remark([method(this.spec), question(this.spec.property ?? {}, all), all.length > 0 && many(all.length, "row")].filter(Boolean).join(" · "));
     this.margins.set(all);
     this.scale = extent([...all.map((row) => span(row).filter(isNumber)), [0]]) ?? [0, 1];
     const passing = all.filter((row) => this.filter === "all" || row.verdict === this.filter);
@@ -181,8 +182,10 @@ export class Verify extends Section {
   }
 }
 
-/** What is to be certified, in a few words. @param {Record<string, any>} property */
-function question({ robustness, vnnlib }) {
+/** What is to be certified, in a few words; models are counted as rows name them. @param {Record<string, any>} property @param {BoundRow[]} rows */
+function question({ robustness, vnnlib, instances }, rows) {
+  const models = new Set(rows.map((row) => pair(row.name)[0])).size;
+  if (instances) return ["VNN-LIB instances", models > 0 && many(models, "model")].filter(Boolean).join(" · ");
   if (robustness) return `${robustness.norm === 2 ? "L2" : "L∞"} ball of radius ${robustness.eps}`;
   if (Array.isArray(vnnlib)) return many(vnnlib.length, "VNN-LIB file");
   return vnnlib ? "VNN-LIB" : "input box";

@@ -38,6 +38,16 @@ export const span = (row) => [
   row.upper.length && row.upper.every(isNumber) ? Math.max(...row.upper.filter(isNumber)) : null,
 ];
 
+/**
+ * The model and the query of a row of `instances.csv`, which names both with a space between. Paths may have spaces.
+ * @param {string | null | undefined} name
+ * @returns {[model: string, query: string]}
+ */
+export function pair(name) {
+  const [, model = "", query = ""] = /^(.+?\.onnx(?:\.gz)?) (.+)$/i.exec(name ?? "") ?? /^(\S+) (.+)$/.exec(name ?? "") ?? [];
+  return [model, query];
+}
+
 /** @param {number | null} value @returns {value is number} */
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
