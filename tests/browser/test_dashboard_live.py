@@ -258,8 +258,9 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
                 "eager_profile": None,
                 "compile_s": {"cold": 38.4, "warm": 3.2},
                 "step_ms": 2.0,
-                "eager_step_ms": 4.0,
+                "eager_step_ms": 4.125,
                 "ratio": 0.5,
+                "noisy": True,
             },
         ],
         "selftest": [
@@ -294,7 +295,10 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
     row = page.locator("[data-rung='inductor train']")
     expect(row).to_contain_text("fail parity")
     expect(row).to_contain_text("1.7e−2")
-    expect(row).to_contain_text("0.50×")
+    expect(row.locator("td").nth(-1)).to_have_text("0.50×noisy")
+    expect(row.locator("td").nth(-2)).to_contain_text("4.13")
+    expect(page.locator("[data-rung='eager train']")).to_contain_text("eager (Dynamo)")
+    expect(page.locator("[data-rung='eager train'] .noisy")).to_have_count(0)
     row.get_by_role("button").click()
     detail = page.locator(".ladder > tbody > .detail").nth(1)
     expect(detail).to_contain_text("gradients are too far from float64")
@@ -304,7 +308,7 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
     expect(page.locator(".sentences")).to_contain_text("inductor gave fail_parity")
     expect(page.locator(".permission")).to_have_count(1)
     expect(page.locator(".permission[data-phase='train'] .state")).to_have_text("denied")
-    expect(page.locator(".permission .rungs li")).to_have_text(["eager", "inductor"])
+    expect(page.locator(".permission .rungs li")).to_have_text(["eager (Dynamo)", "inductor"])
     expect(page.locator(".permission .rungs li").nth(1)).to_have_attribute("data-tone", "failed")
     expect(page.locator(".diagnosis")).to_contain_text("model.blocks.1")
     expect(page.locator(".diagnosis a")).to_have_attribute(
