@@ -6,7 +6,7 @@ a user knows ``model.hidden.0``. The validator's own schema says which elements 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +18,11 @@ _FIELD_KEYS = ("validation_alias", "alias")
 
 @dataclass(frozen=True)
 class Place:
-    """Where an error is: the user's path, and the fields that exist beside its last element."""
+    """Where an error is: the user's path, and the fields that exist beside its last element and those below it."""
 
     path: tuple[str, ...] = ()
     siblings: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
 
     @property
     def dotted(self) -> str:
@@ -45,7 +46,17 @@ class Locator:
         place, schemas = Place(), [self._root]
         for element in location:
             place, schemas = self._step(place, schemas, element)
-        return place
+        return replace(place, fields=tuple(dict.fromkeys(self._below(schemas))))
+
+    def _below(self, schemas: Iterable[Schema]) -> Iterator[str]:
+        """Fields of all that may be here, through unions."""
+        for schema in map(self._unwrap, schemas):
+            if schema["type"] == "tagged-union":
+                yield from self._below(schema["choices"].values())
+            elif schema["type"] == "union":
+                yield from self._below(_choices(schema))
+            else:
+                yield from (name for name, _ in _fields(schema))
 
     def _step(self, place: Place, schemas: list[Schema], element: str | int) -> tuple[Place, list[Schema]]:
         """One element further. ``schemas`` are the candidates here: several below an untagged union, none if lost."""

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from api.locate import Locator, Place
+from service.jobs.fragments import ID_EXPECTED
 from service.jobs.records import Problem as Refusal
 
 MEDIA_TYPE = "application/problem+json"
@@ -132,6 +133,7 @@ _EXPECTED: dict[str, str] = {
     "literal_error": "{expected}",
     "enum": "{expected}",
     "union_tag_invalid": "one of {expected_tags}",
+    ID_EXPECTED: "{form}",
 }
 
 
@@ -171,7 +173,11 @@ def _wrong_tag(error: Mapping[str, Any], place: Place, context: Mapping[str, Any
     path = place.enter(field).dotted
     if error["type"] == "union_tag_not_found":
         given = error.get("input")
-        message = "this field is required" if isinstance(given, dict) else "an object is needed here"
+        message = (
+            f"this field is required{_misspelt(given, place)}"
+            if isinstance(given, dict)
+            else "an object is needed here"
+        )
         return FieldError(path=path, message=message, expected=f"an object with '{field}'")
     expected = f"one of {context['expected_tags']}"
     return FieldError(
@@ -189,8 +195,23 @@ def _words(error: Mapping[str, Any], place: Place, context: Mapping[str, Any]) -
     if kind in ("value_error", "assertion_error"):
         message = message.partition(", ")[2] or message
         return message, "values that agree"
+    if kind in ("literal_error", "enum"):
+        return f"{echo(error.get('input'))!r} is not known", _EXPECTED[kind].format_map(context)
     template = _EXPECTED.get(kind)
+    if template is None and isinstance(given := error.get("input"), dict):
+        return f"{message}{_misspelt(given, place)}", message
     return message, message if template is None else template.format_map(context)
+
+
+def _misspelt(given: Mapping[str, Any], place: Place) -> str:
+    """Which field one was probably meant to be that no member of the union at ``place`` has."""
+    hints = (_hint(str(name), place.fields) for name in given if name not in place.fields)
+    return next(filter(None, hints), "")
+
+
+def _hint(name: str, fields: Sequence[str]) -> str:
+    close = get_close_matches(name, fields, n=1)
+    return f"; {name!r} is no field, did you mean {close[0]!r}?" if close else ""
 
 
 def _unknown_field(place: Place) -> tuple[str, str]:

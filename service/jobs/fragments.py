@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 
-JobId = Annotated[str, StringConstraints(pattern=r"^job_[0-9a-z]{20}$")]
-FileId = Annotated[str, StringConstraints(pattern=r"^file_[0-9a-f]{64}$")]
+ID_EXPECTED = "id_expected"
+"""Type of the error about a value that is no id; its context has ``form``, what one looks like."""
+
+
+def _id(what: str, printed_by: str, form: str) -> WrapValidator:
+    """Refuses what is no id in words, since who writes a path or a name there does not know that an id is wanted."""
+
+    def check(value: Any, matches: ValidatorFunctionWrapHandler) -> str:
+        try:
+            matched: str = matches(value)
+        except ValidationError:
+            message = f"expected {what}'s id, as `{printed_by}` prints it"
+            raise PydanticCustomError(ID_EXPECTED, "{message}", {"message": message, "form": form}) from None
+        return matched
+
+    return WrapValidator(check)
+
+
+JobId = Annotated[
+    str,
+    StringConstraints(pattern=r"^job_[0-9a-z]{20}$"),
+    _id("a job", "trivet submit SPEC", "job_ and 20 letters or digits"),
+]
+FileId = Annotated[
+    str,
+    StringConstraints(pattern=r"^file_[0-9a-f]{64}$"),
+    _id("a file", "trivet upload FILE", "file_ and 64 hexadecimal digits"),
+]
 
 PARALLEL_DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "tp")
 

@@ -80,6 +80,12 @@ def test_a_refused_spec_is_a_table_of_fields(trivet: Cli) -> None:
         assert word in ran.err
 
 
+def test_a_path_where_an_uploaded_file_is_wanted_is_told_how_to_get_its_id(trivet: Cli) -> None:
+    ran = trivet("submit", trivet.spec(kind="verify"), "--set", "property={vnnlib: /tmp/queries.zip}")
+    assert ran.code == 2
+    assert "expected a file's id, as `trivet upload FILE` prints it" in ran.err
+
+
 def test_an_uploaded_file_has_one_id_however_often_it_comes(trivet: Cli, store: Store) -> None:
     path = trivet.folder / "tokens.bin"
     path.write_bytes(b"\x01\x02" * 500)

@@ -218,7 +218,7 @@ PAIRED: dict[str, Any] = {"model": None, "property": {"instances": SECOND}}
 def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path: Path, rows: str, words: str) -> None:
     found = problems(tmp_path, {SECOND: zipped({**PAIRS, "instances.csv": rows})}, **PAIRED)
     assert [(each.path, each.got) for each in found] == [("property.instances", SECOND)]
-    assert words in found[0].message
+    assert found[0].message.removeprefix("instances.csv ").startswith(words)
 
 
 def test_a_bundle_that_is_no_archive_is_refused(tmp_path: Path) -> None:

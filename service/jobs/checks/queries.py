@@ -12,7 +12,7 @@ from service.jobs.plugins import Features, ModelConfig
 from service.jobs.records import Problem
 from service.jobs.spec import VerifySpec
 from service.jobs.spec.verify import BoxProperty, FromOnnx, InstancesProperty, RobustnessProperty, VnnlibProperty
-from service.jobs.vnnlib import Bundle, Query, VnnlibError, bundle, parse, sources
+from service.jobs.vnnlib import Bundle, NotThereError, Query, VnnlibError, bundle, parse, sources
 
 if TYPE_CHECKING:
     from service.jobs.onnx import Sizes
@@ -68,6 +68,9 @@ def _misfits_of(opened: Bundle, file: str) -> Iterator[tuple[str, str, str]]:
                 models[pair.model] = None if data is None else sizes_of(data)
             if pair.query not in queries:
                 queries[pair.query] = parse(opened.text(pair))
+        except NotThereError as error:
+            yield str(error), file, "every file that instances.csv names"
+            continue
         except ValueError as error:
             broken = pair.query if pair.model in models else pair.model
             yield f"line {pair.line}, {broken}: {error}", file, "one ONNX model with one input, and VNN-LIB 1"

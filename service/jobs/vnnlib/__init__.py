@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.jobs.vnnlib.bundle import Bundle, Pair, bundle
+from service.jobs.vnnlib.bundle import Bundle, NotThereError, Pair, bundle
 from service.jobs.vnnlib.parsing import parse
 from service.jobs.vnnlib.query import Case, Halfspace, Query, VnnlibError, Within
 from service.jobs.vnnlib.uploads import Source, sources
@@ -11,6 +11,7 @@ __all__ = [
     "Bundle",
     "Case",
     "Halfspace",
+    "NotThereError",
     "Pair",
     "Query",
     "Source",

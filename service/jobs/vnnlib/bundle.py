@@ -18,6 +18,10 @@ INSTANCES = "instances.csv"
 MOST_PAIRS, LARGEST_MODEL = 10_000, 2**31
 
 
+class NotThereError(VnnlibError):
+    """A row names a file that the archive does not have; the message says which row, and which file."""
+
+
 @dataclass(frozen=True)
 class Pair:
     """A row: a model and a query by the names that the row gives them, and seconds of search if it tells."""
@@ -52,7 +56,7 @@ class Bundle:
         for path in (PurePosixPath(name), PurePosixPath(f"{name}.gz")):
             if path in self.members:
                 return _content(self.members[path], most)
-        raise VnnlibError(f"{INSTANCES} line {pair.line}: the archive has no {name}, and no {name}.gz, beside it")
+        raise NotThereError(f"{INSTANCES} line {pair.line}: the archive has no {name}, and no {name}.gz, beside it")
 
 
 @contextmanager
