@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
-from fleet import Fleet, paired_spec
+from fleet import Fleet, paired_spec, verify_spec
 from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.browser
@@ -17,3 +19,39 @@ def test_a_job_about_many_models_says_so(page: Page, fleet: Fleet) -> None:
     for instance, name in enumerate(["a.onnx one.vnnlib", "a.onnx two.vnnlib", "b c.onnx.gz one.vnnlib"]):
         attempt.bound(instance, 0.5, name=name)
     expect(note).to_have_text("crown · VNN-LIB instances · 2 models · 3 rows")
+
+
+@pytest.mark.parametrize("top", [0.9, 3, 12, 301, 4000, 10**7])
+def test_labels_of_a_logarithmic_axis_stand_apart(page: Page, top: float) -> None:
+    page.goto("/login")
+    ticks, places = page.evaluate(
+        """async (top) => {
+        const { apart, footed, logTicks, logarithmic } = await import("/static/lib/scales.js");
+        const scale = logarithmic(footed([0.7, top]), [136, 8]);
+        const ticks = apart([0, ...logTicks(...scale.domain, 3)], scale, 13);
+        return [ticks, ticks.map(scale.at)];
+    }""",
+        top,
+    )
+    assert len(ticks) >= 3
+    assert (ticks[0], places[0]) == (0, 136)
+    assert all(below - above >= 13 for below, above in pairwise(places))
+
+
+def test_no_open_domain_is_drawn_at_the_foot_of_the_axis(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(verify_spec(method="beta-crown"))
+    for second, left in enumerate([1, 300, 120, 0, 0]):
+        attempt.search(0, domains=1 + 100 * second, open=left, bound=None, seconds=1.0 + second)
+    page.goto(f"/jobs/{attempt.job_id}")
+    canvas = page.locator("#search canvas").first
+    expect(canvas).to_have_attribute("data-points", "5")
+    canvas.scroll_into_view_if_needed()
+    drawn = """(canvas) => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(() => {
+        const ratio = canvas.width / canvas.clientWidth;
+        const [left, foot] = [0.9 * (canvas.clientWidth - 64) + 52, canvas.clientHeight - 24];
+        const { data } = canvas.getContext("2d").getImageData(left * ratio, (foot - 1) * ratio, 1, 2 * ratio);
+        const curve = getComputedStyle(canvas).getPropertyValue("--series-1").trim();
+        resolve([curve, [...data.slice(0, 3)]]);
+    })))"""
+    curve, pixel = canvas.evaluate(drawn)
+    assert pixel == pytest.approx(list(bytes.fromhex(curve.removeprefix("#"))), abs=4)

@@ -24,6 +24,7 @@ export function linear([low, high], [from, to]) {
 }
 
 /**
+ * Zero, which has no logarithm, stands at the foot of the axis; `footed` makes room for it there.
  * @param {[number, number]} domain positive
  * @param {[number, number]} range pixels
  * @returns {Scale}
@@ -32,7 +33,7 @@ export function logarithmic([low, high], [from, to]) {
   const base = Math.log10(low);
   const span = Math.log10(high) - base || 1;
   return {
-    at: (value) => (value > 0 ? from + ((Math.log10(value) - base) / span) * (to - from) : Number.NaN),
+    at: (value) => (value > 0 ? from + ((Math.log10(value) - base) / span) * (to - from) : value === 0 ? from : Number.NaN),
     invert: (pixel) => 10 ** (base + ((pixel - from) / (to - from || 1)) * span),
     domain: [low, high],
     log: true,
@@ -80,16 +81,37 @@ export function logTicks(low, high, count) {
   const first = Math.floor(Math.log10(low));
   const last = Math.ceil(Math.log10(high));
   const decades = last - first;
-  const leads = decades * 3 <= count * 2 ? [1, 2, 5] : [1];
-  const stride = Math.max(Math.ceil(decades / Math.max(count, 1)), 1);
-  const ticks = [];
-  for (let power = first; power <= last; power += stride) {
-    for (const lead of leads) {
-      const tick = Number((lead * 10 ** power).toPrecision(12));
-      if (tick >= low * (1 - 1e-9) && tick <= high * (1 + 1e-9)) ticks.push(tick);
-    }
+  const inside = (/** @type {number} */ tick) => tick >= low * (1 - 1e-9) && tick <= high * (1 + 1e-9);
+  const powers = Array.from({ length: decades + 1 }, (_, index) => Number((10 ** (first + index)).toPrecision(12)));
+  if (decades * 3 > count * 2) {
+    const whole = powers.filter(inside);
+    const stride = Math.max(Math.ceil((whole.length - 1) / Math.max(count, 1)), 1);
+    if (whole.length >= 2) return whole.filter((_, index) => index % stride === 0);
   }
+  const ticks = powers.flatMap((power) => [1, 2, 5].map((lead) => Number((lead * power).toPrecision(12)))).filter(inside);
   return ticks.length >= 2 ? ticks : linearTicks(low, high, count).filter((tick) => tick > 0);
+}
+
+/**
+ * A logarithmic axis' interval with a foot of a tenth of its length, where zero stands apart from the least value.
+ * @param {[number, number]} interval positive
+ * @returns {[number, number]}
+ */
+export const footed = ([low, high]) => [low / (high / low) ** (1 / 9), high];
+
+/**
+ * The ticks whose labels do not run into one another: each at least `room` pixels from those before it.
+ * @param {readonly number[]} ticks
+ * @param {Scale} scale
+ * @param {number} room
+ */
+export function apart(ticks, scale, room) {
+  /** @type {number[]} */
+  const kept = [];
+  for (const tick of ticks) {
+    if (kept.every((other) => Math.abs(scale.at(other) - scale.at(tick)) >= room)) kept.push(tick);
+  }
+  return kept;
 }
 
 /**

@@ -1,11 +1,13 @@
 /** What all plots share: a canvas that fits its box and the theme, a frame with ticks, and one crosshair for all. */
 
-import { tickLabel } from "../lib/scales.js";
+import { apart, tickLabel } from "../lib/scales.js";
 import { oncePerFrame } from "./dom.js";
 
 /** @typedef {import("../lib/scales.js").Scale} Scale */
 /** @typedef {{width: number, height: number, left: number, right: number, top: number, bottom: number}} Box */
 
+/** Least pixels between labels one above the other. */
+const LINE = 13;
 const INSET = { left: 52, right: 12, top: 8, bottom: 24 };
 
 /** A canvas that is drawn again when its size, its theme or its data change, and only while it can be seen. */
@@ -93,7 +95,7 @@ export function frame(context, area, across, up, taken = null) {
   context.fillStyle = style.getPropertyValue("--muted");
   context.textAlign = "right";
   context.textBaseline = "middle";
-  for (const tick of up.ticks) {
+  for (const tick of apart(up.ticks, up.scale, LINE)) {
     const y = crisp(up.scale.at(tick));
     line(context, area.left, y, area.right, y);
     context.fillText((up.label ?? tickLabel)(tick), area.left - 8, y);

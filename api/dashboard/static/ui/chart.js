@@ -2,7 +2,7 @@
 
 import { decimate, nearest } from "../lib/decimate.js";
 import { number, percent } from "../lib/format.js";
-import { extent, linear, linearTicks, logarithmic, logTicks, padded, percentLabel, tickLabel } from "../lib/scales.js";
+import { extent, footed, linear, linearTicks, logarithmic, logTicks, padded, percentLabel, tickLabel } from "../lib/scales.js";
 import { PERCENT } from "../lib/series.js";
 import { Surface, colour, crisp, follow, frame, line } from "./canvas.js";
 import { h, setAttribute, setText } from "./dom.js";
@@ -117,9 +117,11 @@ export class Chart {
     const high = extent(curves.map((curve) => curve.y), this.log);
     if (!wide || !high) return void this.paintNothing(context, area);
     this.across = linear(wide[0] === wide[1] ? [wide[0] - 1, wide[1] + 1] : wide, [area.left, area.right]);
-    const up = (this.log ? logarithmic : linear)(padded(high, this.log), [area.bottom, area.top]);
+    const zero = this.log && curves.some((curve) => curve.y.includes(0));
+    const span = padded(high, this.log);
+    const up = (this.log ? logarithmic : linear)(zero ? footed(span) : span, [area.bottom, area.top]);
     const reading = this.reading(context, area, curves);
-    this.paintFrame(context, area, up, reading);
+    this.paintFrame(context, area, up, zero, reading);
     for (const curve of curves) this.paintCurve(context, area, up, curve);
     if (reading) this.paintCrosshair(context, area, up, curves, reading);
   }
@@ -150,11 +152,11 @@ export class Chart {
     return { at, x, text, width, middle: Math.min(Math.max(x, area.left - 8 + width / 2), area.width - width / 2) };
   }
 
-  /** @param {CanvasRenderingContext2D} context @param {Box} area @param {Scale} up @param {Reading | null} reading */
-  paintFrame(context, area, up, reading) {
+  /** @param {CanvasRenderingContext2D} context @param {Box} area @param {Scale} up @param {boolean} zero at the foot @param {Reading | null} reading */
+  paintFrame(context, area, up, zero, reading) {
     const rows = Math.max(Math.floor((area.bottom - area.top) / 42), 2);
     const columns = Math.max(Math.floor((area.right - area.left) / 96), 2);
-    const vertical = (up.log ? logTicks : linearTicks)(up.domain[0], up.domain[1], rows);
+    const vertical = [...(zero ? [0] : []), ...(up.log ? logTicks : linearTicks)(up.domain[0], up.domain[1], rows)];
     const horizontal = linearTicks(this.across.domain[0], this.across.domain[1], columns);
     frame(context, area, { scale: this.across, ticks: horizontal, label: this.axis.label }, { scale: up, ticks: vertical, label: this.tick },
       reading);
