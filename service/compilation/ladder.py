@@ -13,7 +13,7 @@ from service.compilation.internals.toolchain import start_toolchain
 from service.compilation.observation import Case, Observation
 from service.compilation.observe import Plan, describe, observe, rehearse
 from service.compilation.program import Phase, Program
-from service.compilation.ranks import gather
+from service.compilation.ranks import any_rank, gather
 from service.compilation.reference import Reference, refer
 from service.compilation.rungs import REHEARSAL, Rung
 from service.compilation.together import GroupLostError, attempt
@@ -119,7 +119,7 @@ def _error(seen: Observation) -> str:
 def _reference(program: Program, phase: Phase, plan: Plan) -> tuple[Reference | None, str]:
     """The uncompiled runs, or what they raised."""
     try:
-        return refer(program, phase, plan.iterations), ""
+        return refer(program, phase, plan.iterations, any_rank), ""
     except Exception as error:
         return None, f"the uncompiled model does not run: {describe(error)}"
 

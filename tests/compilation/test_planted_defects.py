@@ -111,6 +111,20 @@ def test_a_module_whose_compiled_gradient_differs_fails_the_first_rung_that_comp
     assert "loss loss, iteration 0" not in messages(first)
 
 
+@pytest.mark.parametrize(
+    ("program", "verdict"), [(unequal.NOISY, "pass"), (unequal.NOISY_WRONG_GRADIENT, "fail_parity")]
+)
+def test_other_draws_in_float64_permit_nothing(ascend: Climb, program: object, verdict: str) -> None:
+    (result,) = ascend(program, rungs=LADDER[:1])
+    assert result.verdict == verdict
+    assert seen(result).truth_note == "float64 draws other random numbers"
+
+
+def test_draws_that_float64_shares_leave_it_the_judge(ascend: Climb) -> None:
+    (result,) = ascend(peculiar.DROPOUT, rungs=LADDER[:1])
+    assert (result.verdict, seen(result).truth_note) == ("pass", "")
+
+
 def test_wrong_outputs_fail_parity_in_inference(ascend: Climb) -> None:
     (result,) = ascend(clean.PERCEPTRON, rungs=[planted(backends.wrong_outputs)], phases=("inference",))
     assert result.verdict == "fail_parity"

@@ -19,7 +19,7 @@ from service.compilation.internals.trace import traced
 from service.compilation.ladder import Result
 from service.compilation.observe import Plan, describe
 from service.compilation.program import Program
-from service.compilation.ranks import gather, is_first
+from service.compilation.ranks import any_rank, gather, is_first
 from service.compilation.reference import refer
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Tolerance
@@ -72,7 +72,7 @@ def diagnose(program: Program, result: Result, plan: Plan, artifacts: Path) -> D
     if result.verdict not in ISOLATED or isinstance(program, Separable):
         return None
     try:
-        reference = refer(program, case.phase, plan.iterations)
+        reference = refer(program, case.phase, plan.iterations, any_rank)
         problem = ""
     except Exception as error:
         reference, problem = None, describe(error)

@@ -23,6 +23,7 @@ a hook that breaks the graph                        ``breaks.HOOK``             
 random draws of dropout                             ``peculiar.DROPOUT``                        ``pass``, with a note
 an input updated in place                           ``peculiar.IN_PLACE``                       ``pass``, with a note
 a module whose compiled gradient differs            ``unequal.WRONG_GRADIENT``                  ``fail_parity``
+the same, beside draws that float64 has not         ``unequal.NOISY_WRONG_GRADIENT``            ``fail_parity``
 parameters that training does not reach             ``frozen.CUT_OFF``                          ``frozen``
 a gradient that is lost for one shape only          ``frozen.CUT_OFF_FOR_ONE``                  ``frozen``
 gradients that are not numbers                      ``empty.NO_SLOPE``                          ``vacuous``

@@ -18,4 +18,25 @@ class Steeper(Perceptron):
         return self.head(hidden)
 
 
+class Noisy(Perceptron):
+    """Its draws are small, and others in float64."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        return self.head(hidden * (1 + 0.04 * torch.randn_like(hidden)))
+
+
+class NoisySteeper(Perceptron):
+    """The same, and compiled its slope is wrong by about as much as they move it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x))
+        hidden = hidden * (1 + 0.04 * torch.randn_like(hidden))
+        if torch.compiler.is_compiling():
+            hidden = hidden + 0.05 * (hidden - hidden.detach())
+        return self.head(hidden)
+
+
 WRONG_GRADIENT = program(Steeper)
+NOISY = program(Noisy)
+NOISY_WRONG_GRADIENT = program(NoisySteeper)
