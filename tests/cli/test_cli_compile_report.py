@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from trivet.cli import results
 
@@ -25,7 +26,7 @@ def printed(report: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pyt
         yield SimpleNamespace(report=lambda job_id: report)
 
     monkeypatch.setattr(results, "client", client)
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(results, "out", Console(width=80, soft_wrap=True, highlight=False))
     results.report("job_x")
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,8 +30,19 @@ JobArgument = Annotated[str, typer.Argument(metavar="ID", help="a job's id")]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-out = Console(soft_wrap=True, highlight=False)
-err = Console(stderr=True, soft_wrap=True, highlight=False)
+_UNCUT = 10_000
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Tables are fitted to a terminal, or to ``COLUMNS``; in a file or a pipe they are as wide as what they hold."""
+    made = Console(stderr=stderr, soft_wrap=True, highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = _UNCUT
+    return made
+
+
+out = console()
+err = console(stderr=True)
 
 
 @contextmanager

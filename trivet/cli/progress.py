@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from service.jobs.states import TERMINAL
 
 WATCHED = ("state", "progress", "metric", "bound", "search", "artifact", "error")
+PLAIN_S = 5.0
 _SHOWN_METRICS = ("loss", "eval_loss", "eval_accuracy", "eval_certified_accuracy", "accuracy", "lr", "step_ms")
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 
@@ -37,6 +39,11 @@ class Watched:
         handler = _HANDLERS.get(event["type"])
         if handler is not None:
             handler(self, event)
+
+    @property
+    def amount(self) -> str:
+        """How much is done; empty before the first report."""
+        return f"{self.done}{'' if self.total is None else f'/{self.total}'} {self.unit}" if self.unit else ""
 
     @property
     def line(self) -> str:
@@ -81,12 +88,14 @@ _HANDLERS: dict[str, Callable[[Watched, dict[str, Any]], None]] = {
 
 
 def show(console: Console, titles: Mapping[str, str], events: Iterable[dict[str, Any]]) -> None:
-    """Draw the events of jobs (``titles`` by id) until they end. Without a terminal: a line per change of state."""
-    seen = {job_id: Watched() for job_id in titles}
+    """Draw the events of jobs (``titles`` by id) until they end.
+
+    Without a terminal: a line per change of state, and every ``PLAIN_S`` seconds at most how far a job has come.
+    """
     if not console.is_terminal:
-        for event in events:
-            _print_plainly(console, titles[event["job"]], seen[event["job"]], event)
+        show_plainly(console, titles, events)
         return
+    seen = {job_id: Watched() for job_id in titles}
     with _bar(console) as bar:
         tasks = {
             job_id: bar.add_task(escape(title), total=None, state="queued", line="") for job_id, title in titles.items()
@@ -96,6 +105,24 @@ def show(console: Console, titles: Mapping[str, str], events: Iterable[dict[str,
             seen[job_id].see(event)
             _announce(console, titles[job_id], event)
             _draw(bar, tasks[job_id], seen[job_id])
+
+
+def show_plainly(
+    console: Console,
+    titles: Mapping[str, str],
+    events: Iterable[dict[str, Any]],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """A line per change of state, and one of progress where a job's last line is ``PLAIN_S`` seconds old."""
+    seen = {job_id: Watched() for job_id in titles}
+    said = dict.fromkeys(titles, clock())
+    for event in events:
+        job_id, title = event["job"], titles[event["job"]]
+        seen[job_id].see(event)
+        if event["type"] == "state" or clock() - said[job_id] >= PLAIN_S:
+            _print_plainly(console, title, seen[job_id], event)
+            said[job_id] = clock()
+        _announce(console, title, event)
 
 
 def _bar(console: Console) -> Progress:
@@ -121,11 +148,11 @@ def _draw(bar: Progress, task: TaskID, seen: Watched) -> None:
 
 
 def _print_plainly(console: Console, title: str, seen: Watched, event: dict[str, Any]) -> None:
-    seen.see(event)
     if event["type"] == "state":
         reason = f" ({seen.reason})" if seen.reason else ""
         console.print(f"{title}: {seen.state}{reason}", markup=False)
-    _announce(console, title, event)
+    elif told := "  ".join(filter(None, (seen.amount, seen.line))):
+        console.print(f"{title}: {told}", markup=False)
 
 
 def _announce(console: Console, title: str, event: dict[str, Any]) -> None:

@@ -1,0 +1,53 @@
+"""What commands print where there is no terminal: in files, in pipes, in the log of a scheduled run."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from cli_world import Cli
+from rich.console import Console
+
+from trivet.cli.progress import PLAIN_S, show_plainly
+
+NAME = "a long name that holds more words than eighty columns have room for beside all the others"
+
+
+def test_rows_of_a_table_are_one_line_each(trivet: Cli) -> None:
+    ids = [trivet.ok("submit", trivet.spec(name=f"{NAME} {index}")).out.strip() for index in (1, 2)]
+    listed = trivet("jobs", COLUMNS=None).out.splitlines()
+    assert [line.split()[0] for line in listed] == ["id", *reversed(ids)]
+    assert f"{NAME} 2" in listed[1]
+    assert max(map(len, listed)) < 250
+    refused = trivet("submit", trivet.spec(device=NAME), COLUMNS=None)
+    assert sum(NAME in line for line in refused.err.splitlines()) == 1
+
+
+def test_columns_bounds_a_table_all_the_same(trivet: Cli) -> None:
+    trivet.ok("submit", trivet.spec(name=NAME))
+    assert max(map(len, trivet("jobs", COLUMNS="100").out.splitlines())) <= 100
+
+
+def test_progress_is_told_every_few_seconds() -> None:
+    now = 0.0
+    console = Console(file=io.StringIO(), width=200)
+
+    def events() -> Any:
+        nonlocal now
+        yield {"type": "state", "state": "running", "reason": None}
+        for step in range(1, 41):
+            now += PLAIN_S / 10
+            yield {"type": "progress", "done": step, "total": 40, "unit": "steps"}
+            yield {"type": "metric", "step": step, "values": {"loss": 1 / step}}
+        yield {"type": "state", "state": "succeeded", "reason": None}
+
+    show_plainly(console, {"j": "train"}, ({"job": "j", **event} for event in events()), clock=lambda: now)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "train: running",
+        "train: 10/40 steps  loss 0.1111",
+        "train: 20/40 steps  loss 0.05263",
+        "train: 30/40 steps  loss 0.03448",
+        "train: 40/40 steps  loss 0.02564",
+        "train: succeeded",
+    ]
