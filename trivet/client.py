@@ -167,7 +167,8 @@ class Client:
         return _plan_adapter.validate_python(self._connection.json("GET", f"{_job(job_id)}/schedule"))
 
     def timeline(self, job_id: str, *, step: int | None = None) -> dict[str, Any]:
-        """What each rank did in a step: ``steps`` that were measured, ``step``, ``spans``; the newest when absent."""
+        """What each rank did in a step (the newest when absent): ``steps`` that were measured, ``step``, ``spans``;
+        and ``apart``, the spans that belong to no step, as the rungs of a compile job."""
         found: dict[str, Any] = self._connection.json("GET", f"{_job(job_id)}/timeline", params={"step": step})
         return found
 

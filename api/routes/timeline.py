@@ -1,4 +1,4 @@
-"""When a training job's ranks did what, step by step."""
+"""When a job's ranks did what: a training job's step by step, and what belongs to no step."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ class Span(BaseModel):
 
 
 class StepTimeline(BaseModel):
-    """The spans of one step by rank and start, and the steps that have any: the first ones and a sample."""
+    """The spans of one step by rank and start, and the steps that have any: the first ones and a sample. ``apart``
+    are the spans that belong to no step, in the order in which they came."""
 
     steps: list[int]
     step: int | None
     spans: list[Span]
+    apart: list[Span]
 
 
 @router.get("/jobs/{job_id}/timeline")
@@ -51,15 +53,25 @@ def job_timeline(
 ) -> StepTimeline:
     """What each rank did in one step, as it measured it."""
     store.jobs.get(job_id)
-    found = by_step(history.events(store, settings.layout, job_id, frozenset({"span"})))
+    events = list(history.events(store, settings.layout, job_id, frozenset({"span"})))
+    found = by_step(events)
     if step is not None and step not in found:
         known = f"steps {min(found)} to {max(found)} have some" if found else "no step has any yet"
         raise ProblemError(404, f"there are no spans of step {step} of job {job_id}; {known}")
     chosen = newest(found) if step is None else step
     spans = [span for rank in found.get(chosen, {}).values() for span in rank] if chosen is not None else []
-    items = [Span.model_validate({"detail": {}, **span}) for span in spans]
-    order = sorted(items, key=lambda span: (-1 if span.rank is None else span.rank, span.start))
-    return StepTimeline(steps=sorted(found), step=chosen, spans=order)
+    order = sorted(_rows(spans), key=lambda span: (-1 if span.rank is None else span.rank, span.start))
+    apart = _rows(event for event in events if _step(event) is None)
+    return StepTimeline(steps=sorted(found), step=chosen, spans=order, apart=apart)
+
+
+def _rows(spans: Iterable[Mapping[str, Any]]) -> list[Span]:
+    return [Span.model_validate({"detail": {}, **span}) for span in spans]
+
+
+def _step(span: Mapping[str, Any]) -> int | None:
+    step = span.get("detail", {}).get("step")
+    return step if isinstance(step, int) else None
 
 
 def newest(found: Steps) -> int | None:
@@ -74,8 +86,8 @@ def by_step(events: Iterable[Mapping[str, Any]]) -> Steps:
     """``step -> rank -> spans``. A rank that begins a step again, in a later attempt, replaces what it had of it."""
     found: Steps = {}
     for event in events:
-        step = event.get("detail", {}).get("step")
-        if not isinstance(step, int):
+        step = _step(event)
+        if step is None:
             continue
         ranks = found.setdefault(step, {})
         if event["name"] == FIRST:

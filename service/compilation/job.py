@@ -15,7 +15,7 @@ from service.compilation.publishing import announce, assemble, keep_caches, writ
 from service.compilation.ranks import are_together, gather, slowest
 from service.compilation.report import metrics
 from service.compilation.rungs import Rung, climb_to
-from service.compilation.selftest import self_test
+from service.compilation.selftest import Proof, self_test
 from service.compilation.subject import target_of
 from service.compilation.together import GroupLostError
 from service.jobs.runtime import RunContext
@@ -44,7 +44,7 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     diagnoses = list(_diagnose(context, target.program, to_explain, plan))
     if context.rank:
         return None
-    proofs = () if context.should_stop() else self_test()
+    proofs = _proved(context)
     report = assemble(spec, target, results, toolchain_s, diagnoses=diagnoses, proofs=proofs)
     write(context, report)
     announce(context, diagnoses)
@@ -68,11 +68,22 @@ def _climb(
 
 def _tell(context: RunContext, result: Result, done: int, total: int, started: float) -> None:
     name = f"{result.case.phase}/{result.case.rung.name}"
-    context.report.span(name, started, time.time(), {"verdict": result.verdict})
+    ended = time.time()
+    context.report.span(name, started, ended, {"verdict": result.verdict})
+    if result.observation is not None:
+        context.report.log(f"{name}: {result.verdict.replace('_', ' ')} after {ended - started:.0f} s")
     context.report.metric(done, metrics(result))
     for finding in result.findings:
         context.report.log(f"{name}: {finding.verdict}: {finding.message}")
     context.report.progress(done, total, "rungs")
+
+
+def _proved(context: RunContext) -> tuple[Proof, ...]:
+    """The self-test, unless the job was asked to stop."""
+    if context.should_stop():
+        return ()
+    context.report.log("self-test: whether each detector finds the fault that it is for")
+    return self_test()
 
 
 def _to_explain(results: list[Result], generates: bool) -> list[Result]:
@@ -87,6 +98,8 @@ def _diagnose(context: RunContext, program: Program, failed: list[Result], plan:
         if any(gather(context.should_stop())):
             continue
         started = time.time()
+        if context.rank == 0:
+            context.report.log(f"{result.case.phase}/{result.case.rung.name}: looking for what fails in it")
         try:
             found = diagnose(program, result, plan, context.paths.artifacts)
         except GroupLostError as error:

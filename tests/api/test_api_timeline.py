@@ -78,6 +78,7 @@ def test_a_step_has_the_spans_of_all_ranks(client: TestClient, worker: Worker) -
     worker.emit(ref, [span("checkpoint", 60, 61.0)])
     newest = client.get(f"/v1/jobs/{job_id}/timeline").json()
     assert (newest["steps"], newest["step"]) == ([1, 2, 50, 60], 50)
+    assert [span["name"] for span in newest["apart"]] == ["warmup"]
     second = client.get(f"/v1/jobs/{job_id}/timeline", params={"step": 2}).json()
     assert [(span["rank"], span["name"]) for span in second["spans"]] == [(0, "data"), (1, "data"), (1, "forward")]
     assert second["spans"][2]["detail"] == {"step": 2, "op": "forward", "stage": 1, "micro_batch": 0}
@@ -100,5 +101,5 @@ def test_a_step_that_a_later_attempt_repeats_is_shown_as_that_attempt_ran_it(
 
 def test_before_the_first_span_there_is_an_empty_timeline(client: TestClient) -> None:
     job_id = submit(client)
-    assert client.get(f"/v1/jobs/{job_id}/timeline").json() == {"steps": [], "step": None, "spans": []}
+    assert client.get(f"/v1/jobs/{job_id}/timeline").json() == {"steps": [], "step": None, "spans": [], "apart": []}
     assert client.get("/v1/jobs/job_00000000000000000000/timeline").status_code == 404

@@ -180,6 +180,35 @@ def test_the_question_of_a_verification_is_named(page: Page, fleet: Fleet) -> No
         expect(page.locator("#verify .note")).to_have_text(f"crown · {words}")
 
 
+def test_a_climb_is_followed_before_there_is_a_report(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(compile_spec(phases=["train", "inference"], modes=["eager", "aot_eager", "inductor"]))
+
+    def climbed(name: str, verdict: str, start: float) -> None:
+        attempt.emit(event("span", 0, name=name, start=start, end=start + 12.0, detail={"verdict": verdict}))
+
+    climbed("train/eager", "pass", 100.0)
+    page.goto(f"/jobs/{attempt.job_id}")
+    rows = page.locator(".ladder tbody tr")
+    expect(rows).to_have_count(6)
+    expect(rows.nth(0)).to_have_text("eager (Dynamo)trainpass12 s")
+    expect(rows.nth(1)).to_contain_text("running")
+    climbed("train/aot_eager", "fail_parity", 112.0)
+    climbed("train/inductor", "not_reached", 124.0)
+    expect(rows.nth(1)).to_contain_text("fail parity")
+    expect(rows.nth(2)).to_contain_text("not reached")
+    expect(rows.nth(3)).to_contain_text("running")
+    expect(rows.nth(4)).not_to_contain_text("running")
+    climbed("train/eager", "pass", 500.0)  # of another attempt
+    expect(rows.nth(1)).to_contain_text("running")
+    page.reload()
+    expect(rows.nth(0)).to_contain_text("pass")
+    expect(rows.nth(1)).to_contain_text("running")
+    report = {"rungs": [{"rung": "eager", "phase": "train", "verdict": "pass"}], "gate": {"train": "eager"}}
+    attempt.artifact("report.json", json.dumps(report).encode(), "application/json")
+    expect(page.get_by_text("No report yet")).to_be_hidden()
+    expect(page.locator("[data-rung]")).to_have_count(1)
+
+
 def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(compile_spec())
     page.goto(f"/jobs/{attempt.job_id}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ class Reporter(RecordingReporter):
         super().__init__()
         self.done: list[tuple[int, int]] = []
         self.spans: list[str] = []
+        self.lines: list[str] = []
 
     def progress(self, done: int, total: int, unit: str) -> None:
         self.done.append((done, total))
@@ -54,6 +56,9 @@ class Reporter(RecordingReporter):
     def span(self, name: str, start: float, end: float, detail: Any = None) -> None:
         assert start <= end
         self.spans.append(name)
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
 
 
 def context(data: DataLayout, stop: bool = False) -> tuple[RunContext, Reporter]:
@@ -286,6 +291,10 @@ def test_a_failed_rung_leaves_a_script_that_fails_alike_alone(
     result = run(spec(model=MLP, phases=["inference"]), where)
     assert result is not None
     assert result["verdicts"] == {"pass": 1, "fail_error": 1}
+    assert re.fullmatch(r"inference/eager: pass after \d+ s", reporter.lines[0])
+    assert re.fullmatch(r"inference/aot_eager: fail error after \d+ s", reporter.lines[1])
+    assert reporter.lines[-2].startswith("inference/aot_eager: looking for what fails")
+    assert reporter.lines[-1].startswith("self-test")
     written, artifacts = report(data), data.job(JOB).artifacts
     (found,) = written["diagnoses"]
     script, trace = artifacts / found["reproduction"]["script"], artifacts / found["trace"]

@@ -1,13 +1,13 @@
 /** The ladder of a compile check: a row per rung and phase, its findings, and the gate that follows. */
 
 import { number } from "../lib/format.js";
-import { entries, fastest, furthest, held, invocations, payoff, title, tone } from "../lib/report.js";
+import { climbed, entries, fastest, furthest, held, invocations, payoff, provisional, title, tone } from "../lib/report.js";
 import { isTerminal } from "../lib/state.js";
 import { artifactPath, call, items, jobPath } from "../ui/api.js";
 import { fill, h } from "../ui/dom.js";
 import { stateMark } from "../ui/parts.js";
 import { blank } from "../ui/status.js";
-import { COLUMNS, lines, table, times } from "./rung.js";
+import { COLUMNS, lines, provisionalTable, table, times } from "./rung.js";
 import { Section } from "./section.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -22,19 +22,45 @@ export class Compile extends Section {
     super("Compile check", "compile");
     /** @type {Job | null} */
     this.job = null;
+    /** @type {import("../lib/report.js").Climb} */
+    this.climb = new Map();
+    this.isReported = false;
+    this.drawn = "";
   }
 
   /** @param {Job} job */
   async fetch(job) {
     const artifacts = items(await call(jobPath(job.id, "/artifacts")));
-    if (artifacts.some((artifact) => artifact.name === REPORT)) this.update(await call(jobPath(job.id, "/report")));
-    else fill(this.body, blank(isTerminal(job.state) ? "This job left no report" : "No report yet",
-      isTerminal(job.state) ? "" : "The ladder appears when its last rung is done."));
+    this.isReported = artifacts.some((artifact) => artifact.name === REPORT);
+    if (this.isReported) this.update(await call(jobPath(job.id, "/report")));
+    else {
+      for (const span of (await call(jobPath(job.id, "/timeline"))).apart) climbed(this.climb, span);
+      this.drawn = "";
+      this.follow(job);
+    }
+  }
+
+  /** What is known before there is a report. @param {Job} job */
+  follow(job) {
+    const isOver = isTerminal(job.state);
+    const rows = provisional(this.climb, job.spec, job.state === "running");
+    const signature = JSON.stringify([isOver, rows]);
+    if (this.isReported || signature === this.drawn) return;
+    this.drawn = signature;
+    const isClimbed = rows.every((row) => row.verdict !== null);
+    const next = isClimbed ? "The climb is over; what failed is looked into, and the detectors are tried." : "It comes when the last rung is done.";
+    fill(this.body, blank(isOver ? "This job left no report" : "No report yet", isOver ? "" : next),
+      (this.climb.size > 0 || job.state === "running") && provisionalTable(rows));
   }
 
   /** @param {import("../lib/types.js").StreamedEvent} streamed */
   take({ event }) {
-    if (event.type === "artifact" && event.name === REPORT && this.job) void this.load(this.job);
+    if (!this.job) return;
+    if (event.type === "artifact" && event.name === REPORT) void this.load(this.job);
+    if (event.type === "span") {
+      climbed(this.climb, /** @type {any} */ (event));
+      this.follow(this.job);
+    }
   }
 
   /** @param {Job} job */
@@ -43,6 +69,7 @@ export class Compile extends Section {
     this.job = job;
     this.remark((job.spec.modes ?? []).map(title).join(" → "));
     if (ended) void this.load(job);
+    else if (this.drawn) this.follow(job);
   }
 
   /** @param {Record<string, any>} report */

@@ -1,6 +1,6 @@
 /** One rung of a compile check: its row in the ladder, and what was found. */
 
-import { magnitude, number } from "../lib/format.js";
+import { duration, magnitude, number } from "../lib/format.js";
 import { comparisons, entries, largestError, place, tally, title, tone } from "../lib/report.js";
 import { h, setAttribute, setText } from "../ui/dom.js";
 import { stateMark } from "../ui/parts.js";
@@ -9,6 +9,25 @@ import { stateMark } from "../ui/parts.js";
 /** @typedef {import("../ui/dom.js").Child} Child */
 
 export const COLUMNS = ["Rung", "Phase", "Verdict", "Largest error", "Breaks", "Recompiles", "Compile (warm)", "Step", "Eager step", "vs eager"];
+
+/** Rungs that have ended, and those to come, while there is no report. @param {ReturnType<typeof import("../lib/report.js").provisional>} rows */
+export const provisionalTable = (rows) => h("div", { class: "scroll" }, h("table", { class: "table ladder" },
+  h("thead", {}, h("tr", {}, ...["Rung", "Phase", "Verdict", "Took"].map((name) => h("th", { scope: "col" }, name)))),
+  h("tbody", {}, ...rows.map((row) => h("tr", { "data-rung": `${row.rung} ${row.phase}` }, h("td", {}, ...breakable(title(row.rung))),
+    h("td", { class: "muted" }, row.phase), h("td", {}, ended(row)), h("td", {}, row.seconds === null ? "–" : duration(row.seconds)))))));
+
+/** @param {{verdict: string | null, isTried: boolean}} row @returns {Child} */
+function ended({ verdict, isTried }) {
+  if (verdict === null) return isTried ? stateMark("running") : h("span", { class: "muted" }, "–");
+  return verdictMark({ verdict });
+}
+
+/** @param {Rung} rung */
+function verdictMark(rung) {
+  const mark = stateMark(tone(rung));
+  setText(mark, String(rung.verdict).replaceAll("_", " "));
+  return mark;
+}
 
 /** A row, and under it, on request, what was found. @param {Rung} rung */
 export function lines(rung) {
@@ -19,12 +38,10 @@ export function lines(rung) {
     detail.hidden = !detail.hidden;
     setAttribute(open, "aria-expanded", String(!detail.hidden));
   });
-  const mark = stateMark(tone(rung));
-  setText(mark, String(rung.verdict).replaceAll("_", " "));
   const numbers = [magnitude(largestError(rung)), number(tally(rung.graph_breaks)), number(tally(rung.recompiles)),
     compiling(rung.compile_s), milliseconds(rung.step_ms), milliseconds(rung.eager_step_ms), pace(rung)];
   const row = h("tr", { "data-rung": `${rung.rung} ${rung.phase}` }, h("td", {}, open), h("td", { class: "muted" }, String(rung.phase)),
-    h("td", {}, mark), ...numbers.map((value) => h("td", { class: "right" }, value)));
+    h("td", {}, verdictMark(rung)), ...numbers.map((value) => h("td", { class: "right" }, value)));
   return [row, detail];
 }
 

@@ -20,6 +20,37 @@ export const tone = (rung) => TONES.get(String(rung.verdict)) ?? "failed";
  */
 export const title = (rung) => (rung === "eager" ? "eager (Dynamo)" : String(rung));
 
+/** @typedef {Map<string, import("./spans.js").Span>} Climb the rungs that have ended, by `phase/rung` */
+
+/**
+ * Adds the span of a rung to a climb; any other span is none of it. A rung that is climbed again, by a later attempt,
+ * begins the climb anew; the same span twice is taken once.
+ * @param {Climb} climb
+ * @param {import("./spans.js").Span} span
+ */
+export function climbed(climb, span) {
+  if (typeof span.detail?.verdict !== "string" || span.name.split("/").length !== 2) return;
+  if (climb.has(span.name) && climb.get(span.name)?.start !== span.start) climb.clear();
+  climb.set(span.name, span);
+}
+
+/**
+ * The ladder as far as it is known before there is a report: a row per phase and rung, in the order of the climb. The
+ * first rung without a span is the one that is tried, while the job ``climbs``.
+ * @param {Climb} climb
+ * @param {{phases?: string[], modes?: string[]}} spec
+ * @param {boolean} climbs
+ * @returns {{rung: string, phase: string, verdict: string | null, seconds: number | null, isTried: boolean}[]}
+ */
+export function provisional(climb, { phases = [], modes = [] }, climbs) {
+  const rows = phases.flatMap((phase) => modes.map((rung) => {
+    const span = climb.get(`${phase}/${rung}`);
+    return { rung, phase, verdict: span?.detail?.verdict ?? null, seconds: span ? span.end - span.start : null, isTried: false };
+  }));
+  const next = rows.find((row) => row.verdict === null);
+  return climbs ? rows.map((row) => ({ ...row, isTried: row === next })) : rows;
+}
+
 /**
  * In a few words what a rung brings, from a gate's worth of it.
  * @param {Record<string, any>} worth
