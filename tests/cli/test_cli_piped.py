@@ -51,3 +51,26 @@ def test_progress_is_told_every_few_seconds() -> None:
         "train: 40/40 steps  loss 0.02564",
         "train: succeeded",
     ]
+
+
+def test_the_rungs_of_a_compile_job_are_told() -> None:
+    now = 0.0
+    console = Console(file=io.StringIO(), width=200)
+
+    def events() -> Any:
+        nonlocal now
+        yield {"type": "progress", "done": 0, "total": 3, "unit": "rungs"}
+        for done, (rung, passed) in enumerate((("eager", 1.0), ("inductor", 0.0)), start=1):
+            now += 2 * PLAIN_S
+            yield {
+                "type": "metric",
+                "step": done,
+                "values": {f"train/{rung}/passed": passed, f"train/{rung}/graphs": 1.0},
+            }
+            yield {"type": "progress", "done": done, "total": 3, "unit": "rungs"}
+
+    show_plainly(console, {"j": "compile"}, ({"job": "j", **event} for event in events()), clock=lambda: now)
+    assert isinstance(console.file, io.StringIO)
+    told = console.file.getvalue()
+    assert "1/3 rungs  train/eager passed\n" in told
+    assert told.endswith("2/3 rungs  train/inductor did not pass\n")

@@ -17,6 +17,8 @@ from service.jobs.states import TERMINAL
 WATCHED = ("state", "progress", "metric", "bound", "search", "artifact", "error")
 PLAIN_S = 5.0
 _SHOWN_METRICS = ("loss", "eval_loss", "eval_accuracy", "eval_certified_accuracy", "accuracy", "lr", "step_ms")
+_PASSED = "/passed"
+"""Ends the name of what a compile job tells of a rung, ``train/inductor/passed``: 1 or 0."""
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan"}
 
 
@@ -30,6 +32,8 @@ class Watched:
     verdicts: dict[int, str] = field(default_factory=dict)
     """By instance: one that is told again, after a restart, counts once."""
     searching: str = ""
+    climbed: str = ""
+    """The last rung of a compile job that was tried, and whether it passed."""
     done: int = 0
     total: int | None = None
     unit: str = ""
@@ -51,7 +55,7 @@ class Watched:
         shown = [name for name in _SHOWN_METRICS if name in self.metrics]
         parts = [f"{name} {self.metrics[name]:.4g}" for name in shown[:4]]
         parts += [f"{verdict} {count}" for verdict, count in sorted(Counter(self.verdicts.values()).items())]
-        parts += [self.searching] if self.searching else []
+        parts += [each for each in (self.searching, self.climbed) if each]
         return "  ".join(parts) or (self.reason if self.state == "queued" else "")
 
 
@@ -66,6 +70,10 @@ def _progress(seen: Watched, event: dict[str, Any]) -> None:
 
 def _metric(seen: Watched, event: dict[str, Any]) -> None:
     seen.metrics |= event["values"]
+    for name, value in event["values"].items():
+        if name.endswith(_PASSED):
+            seen.climbed = f"{name.removesuffix(_PASSED)} {'passed' if value else 'did not pass'}"
+            seen.done = event["step"]  # steps of a compile job are rungs: what passed and the count belong together
 
 
 def _bound(seen: Watched, event: dict[str, Any]) -> None:
