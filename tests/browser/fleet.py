@@ -109,11 +109,12 @@ class Attempt:
         found: LogEvent = event("log", rank, stream=stream, line=line)  # type: ignore[assignment]
         self.emit(found)
 
-    def bound(self, instance: int, margin: float, verdict: str = "verified", **changes: Any) -> None:
+    def bound(self, instance: int, margin: float | None, verdict: str = "verified", **changes: Any) -> None:
+        """A row; without a margin nothing is bounded."""
         fields: dict[str, Any] = {
             "verdict": verdict,
-            "lower": [margin - 0.4 + 0.05 * index for index in range(10)],
-            "upper": [margin + 0.3 + 0.07 * index for index in range(10)],
+            "lower": [None if margin is None else margin - 0.4 + 0.05 * index for index in range(10)],
+            "upper": [None if margin is None else margin + 0.3 + 0.07 * index for index in range(10)],
             "margin": margin,
             "name": None,
             "method": "crown",

@@ -55,3 +55,18 @@ def test_no_open_domain_is_drawn_at_the_foot_of_the_axis(page: Page, fleet: Flee
     })))"""
     curve, pixel = canvas.evaluate(drawn)
     assert pixel == pytest.approx(list(bytes.fromhex(curve.removeprefix("#"))), abs=4)
+
+
+def test_verdict_and_times_of_long_names_are_in_view(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(paired_spec(fleet.store))
+    model, query = f"onnx/{'a_long_name_' * 4}.onnx", f"vnnlib/{'of_a_query_' * 4}.vnnlib"
+    attempt.bound(3, -1234.5, "falsified", name=f"{model} {query}", decided_by="activation splitting", domains=12_345)
+    page.goto(f"/jobs/{attempt.job_id}")
+    cells = page.locator(".verify tbody td")
+    expect(cells.first).to_have_attribute("title", f"{model} {query}")
+    expect(cells.first.locator(".cut")).to_have_text([f"3 · {model}", query])
+    frame = page.locator(".verify .scroll")
+    edge = "(cell) => cell.getBoundingClientRect().right"
+    assert cells.last.evaluate(edge) <= frame.evaluate(edge)
+    page.set_viewport_size({"width": 400, "height": 900})
+    assert page.locator(".verify tbody .state").evaluate(edge) <= frame.evaluate(edge)

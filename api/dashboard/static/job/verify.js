@@ -140,17 +140,22 @@ export class Verify extends Section {
 
   line() {
     const mark = stateMark("unknown");
-    const open = h("button", { class: "link", type: "button" });
-    const by = h("td", { class: "muted" });
+    const open = h("button", { class: "link cut", type: "button" });
+    const query = h("span", { class: "cut muted" });
+    const name = h("td", { class: "instance" }, open, query);
+    const by = h("td", { class: "by muted" });
     const bar = h("td", { class: "bounds" });
     const [margin, low, high, domains, time] = /** @type {HTMLElement[]} */ (
       Array.from({ length: 5 }, (_, index) => h("td", { class: index === 2 ? null : "right" })));
-    const element = h("tr", {}, h("td", {}, open), h("td", {}, mark), by, margin, low, bar, high, domains, time);
+    const element = h("tr", {}, name, h("td", {}, mark), by, margin, low, bar, high, domains, time);
     /** @param {BoundRow} row */
     const update = (row) => {
       open.onclick = () => this.choose(row);
       setAttribute(element, "data-instance", row.instance);
-      setText(open, row.name ? `${row.instance} · ${row.name}` : String(row.instance));
+      const [model, asked] = this.spec.property?.instances ? pair(row.name) : [row.name, ""];
+      setText(open, model ? `${row.instance} · ${model}` : String(row.instance));
+      setText(query, asked);
+      setAttribute(name, "title", row.name);
       updateStateMark(mark, row.verdict);
       setText(by, row.decided_by ?? "–");
       const [least, most] = span(row);
