@@ -27,6 +27,10 @@ from trivet.up import interruptible
 EXAMPLES = Path(__file__).parent.parent / "examples"
 KINDS = ("train", "verify", "compile")
 _CPU_SLOTS = 4
+_NEXT = (
+    "\nThe demo's service and its jobs are gone. Next: `make up` starts one that stays, and in another terminal\n"
+    "`. .venv/bin/activate; trivet submit examples/train.yaml --watch` trains a model on it."
+)
 
 
 def run(console: Console) -> int:
@@ -41,9 +45,10 @@ def run(console: Console) -> int:
         )  # fmt: skip
         console.print("starting broker, API and worker …")
         with LocalService(settings) as service, service.client() as client:
-            console.print(f"dashboard: {service.url}   key: {service.key}")
+            console.print(f"dashboard: {service.url}   key: {service.key}   (open it while the demo runs)")
             jobs = _run_jobs(client, console)
             _print_results(console, client, jobs)
+        console.print(_NEXT)
     return 0 if all(job.state == "succeeded" for job in jobs.values()) else 1
 
 
