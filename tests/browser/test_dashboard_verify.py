@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
 from fleet import Fleet, paired_spec, verify_spec
-from playwright.sync_api import Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 pytestmark = pytest.mark.browser
 
@@ -70,3 +71,17 @@ def test_verdict_and_times_of_long_names_are_in_view(page: Page, fleet: Fleet) -
     assert cells.last.evaluate(edge) <= frame.evaluate(edge)
     page.set_viewport_size({"width": 400, "height": 900})
     assert page.locator(".verify tbody .state").evaluate(edge) <= frame.evaluate(edge)
+
+
+def test_a_counterexample_is_copied_to_the_last_digit(page: Page, context: BrowserContext, fleet: Fleet) -> None:
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    values = [0.1 + 0.2, 1 / 3, -1e-17, 5e300, 0.0, 1.0]
+    attempt = fleet.run(verify_spec())
+    attempt.bound(0, -0.25, "falsified", counterexample=values)
+    page.goto(f"/jobs/{attempt.job_id}")
+    page.locator(".verify tbody .link").click()
+    page.get_by_text("Counterexample (6 inputs)").click()
+    assert json.loads(page.locator(".values").inner_text()) == values
+    page.locator(".outputs details").get_by_role("button", name="Copy").click()
+    expect(page.locator(".notice")).to_have_text("The counterexample is on the clipboard.")
+    assert json.loads(page.evaluate("navigator.clipboard.readText()")) == values

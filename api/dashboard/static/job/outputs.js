@@ -1,8 +1,9 @@
 /** The bounds of each output of one instance, as bars on a common scale, and its counterexample. */
 
 import { isNumber, width } from "../lib/bounds.js";
-import { fixed, number } from "../lib/format.js";
+import { fixed, many } from "../lib/format.js";
 import { extent } from "../lib/scales.js";
+import { copy } from "../ui/clipboard.js";
 import { fill, h } from "../ui/dom.js";
 import { stateMark } from "../ui/parts.js";
 import { rail } from "../ui/rail.js";
@@ -42,7 +43,11 @@ function bar(index, low, high, [from, to]) {
     rail(share(low ?? from), share(high ?? to), { zero: share(0) }), h("span", {}, high === null ? "∞" : fixed(high)));
 }
 
-/** @param {number[]} values */
-const counterexample = (values) =>
-  h("details", {}, h("summary", {}, `Counterexample (${values.length} inputs)`),
-    h("p", { class: "code values" }, values.map((value) => number(value)).join("  ")));
+/** As many digits as it takes to have the same numbers again. @param {number[]} values */
+function counterexample(values) {
+  const text = `[${values.join(", ")}]`;
+  const shown = h("p", { class: "code values", tabindex: 0 }, text);
+  const button = h("button", { class: "tiny", type: "button" }, "Copy");
+  button.addEventListener("click", () => void copy(text, shown, "The counterexample"));
+  return h("details", {}, h("summary", {}, `Counterexample (${many(values.length, "input")})`), button, shown);
+}

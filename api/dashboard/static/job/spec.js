@@ -1,8 +1,8 @@
 /** The spec as it was accepted, in the form that people write. */
 
 import { lines, text } from "../lib/spec.js";
+import { copy } from "../ui/clipboard.js";
 import { h } from "../ui/dom.js";
-import { notify } from "../ui/status.js";
 import { Section } from "./section.js";
 
 export class Spec extends Section {
@@ -10,7 +10,7 @@ export class Spec extends Section {
     super("Spec", "spec");
     this.code = h("pre", { class: "yaml", tabindex: 0 });
     this.copy = h("button", { class: "tiny", type: "button" }, "Copy");
-    this.copy.addEventListener("click", () => void this.toClipboard());
+    this.copy.addEventListener("click", () => void copy(this.text, this.code, "The spec"));
     this.aside.append(this.copy);
     this.body.append(this.code);
     this.text = "";
@@ -24,16 +24,6 @@ export class Spec extends Section {
     if (written === this.text) return;
     this.text = written;
     this.code.replaceChildren(...all.flatMap((line) => [...pieces(line), "\n"]));
-  }
-
-  async toClipboard() {
-    try {
-      await navigator.clipboard.writeText(this.text);
-      notify("The spec is on the clipboard.");
-    } catch {
-      window.getSelection()?.selectAllChildren(this.code);
-      notify("The spec is selected; copy it with the keyboard.");
-    }
   }
 }
 
