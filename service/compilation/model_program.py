@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import cycle
 from typing import Any
 
@@ -152,6 +152,8 @@ def _flatten(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
         return
+    if is_dataclass(value) and not isinstance(value, dict | type):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for key, part in items:
         yield from _flatten(f"{name}.{key}", part)

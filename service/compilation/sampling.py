@@ -22,6 +22,8 @@ WHOLE = " (whole)"
 def kept(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
     """What is compared of ``value``, under its kind and name; of complex numbers both parts."""
     local = local_part(value)
+    if local.layout is not torch.strided:
+        local = local.to_dense()
     if local.is_complex():
         local = torch.view_as_real(local.resolve_conj())
     yield (kind, name), sample(local)

@@ -43,7 +43,7 @@ def planted(backend: Backend) -> Rung:
     return Rung("planted", backend)
 
 
-@pytest.mark.parametrize("program", [clean.PERCEPTRON, clean.NORMALISED, clean.MANY_SHAPES])
+@pytest.mark.parametrize("program", [clean.PERCEPTRON, clean.NORMALISED, clean.LOOKING, clean.MANY_SHAPES])
 def test_clean_programs_pass_both_phases_without_a_finding(ascend: Climb, program: object) -> None:
     results = ascend(program, phases=("train", "inference"))
     assert verdicts(results) == ["pass"] * 4
@@ -123,6 +123,12 @@ def test_other_draws_in_float64_permit_nothing(ascend: Climb, program: object, v
 def test_draws_that_float64_shares_leave_it_the_judge(ascend: Climb) -> None:
     (result,) = ascend(peculiar.DROPOUT, rungs=LADDER[:1])
     assert (result.verdict, seen(result).truth_note) == ("pass", "")
+
+
+def test_every_output_is_compared_however_it_is_wrapped(ascend: Climb) -> None:
+    (result,) = ascend(unequal.WRONG_ASIDE, rungs=LADDER[:1])
+    assert result.verdict == "fail_parity"
+    assert messages(result).startswith("output output.1.values, iteration 0: off by")
 
 
 def test_wrong_outputs_fail_parity_in_inference(ascend: Climb) -> None:

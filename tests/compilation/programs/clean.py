@@ -21,8 +21,21 @@ class Normalised(nn.Module):
         return self.head(self.norm(self.first(x)).relu())
 
 
+class Looking(nn.Module):
+    """Its table has sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8, sparse=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.table((x.abs() * 5).long().clamp(max=19)).sum(1))
+
+
 PERCEPTRON = program(Perceptron)
 NORMALISED = program(Normalised)
+LOOKING = program(Looking)
 MANY_SHAPES = program(Perceptron, sizes=(8, 5, 3))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,19 @@ class Steeper(Perceptron):
         if torch.compiler.is_compiling():
             hidden = hidden + 0.05 * (hidden - hidden.detach())
         return self.head(hidden)
+
+
+@dataclass
+class Scores:
+    values: Tensor
+
+
+class Aside(Perceptron):
+    """What is not in the loss is wrong."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Scores]:
+        outputs = super().forward(x)
+        return outputs, Scores(outputs * (2 if torch.compiler.is_compiling() else 1))
 
 
 class Noisy(Perceptron):
@@ -40,3 +55,4 @@ class NoisySteeper(Perceptron):
 WRONG_GRADIENT = program(Steeper)
 NOISY = program(Noisy)
 NOISY_WRONG_GRADIENT = program(NoisySteeper)
+WRONG_ASIDE = program(Aside)
