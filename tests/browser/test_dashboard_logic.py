@@ -213,7 +213,7 @@ def test_gathered_margins_keep_the_worst_instance(run: Any) -> None:
     rows[617] |= {"margin": -3.0, "verdict": "falsified"}
     columns = run("bounds", "gather", rows, 100)
     assert len(columns) <= 100
-    assert min(columns, key=lambda column: column["low"])["worst"]["instance"] == 617
+    assert min((column["least"] for column in columns), key=lambda row: row["margin"])["instance"] == 617
 
 
 def test_an_old_attempts_state_does_not_come_back(run: Any) -> None:

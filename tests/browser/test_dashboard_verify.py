@@ -85,3 +85,37 @@ def test_a_counterexample_is_copied_to_the_last_digit(page: Page, context: Brows
     page.locator(".outputs details").get_by_role("button", name="Copy").click()
     expect(page.locator(".notice")).to_have_text("The counterexample is on the clipboard.")
     assert json.loads(page.evaluate("navigator.clipboard.readText()")) == values
+
+
+def test_what_is_falsified_without_a_margin_has_its_place_in_the_picture(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(verify_spec())
+    for instance, margin in enumerate([0.5, None, 0.25]):
+        attempt.bound(instance, margin, "verified" if margin else "falsified")
+    page.goto(f"/jobs/{attempt.job_id}")
+    canvas = page.locator(".verify canvas")
+    expect(canvas).to_have_attribute("data-points", "3")
+    expect(canvas).to_have_attribute("data-bare", "1")
+    places, red = canvas.evaluate(
+        """(canvas) => new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(() => {
+        const red = getComputedStyle(canvas).getPropertyValue("--bad").trim();
+        const { data, width } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const close = (at) => [1, 3, 5].every((digit, index) =>
+          Math.abs(parseInt(red.slice(digit, digit + 2), 16) - data[at + index]) < 5) && data[at + 3] === 255;
+        const found = [];
+        for (let at = 0; at < data.length; at += 4) if (close(at)) found.push(((at / 4) % width) / width);
+        resolve([found, red]);
+    })))"""
+    )
+    assert places, red
+    assert all(0.45 < place < 0.6 for place in places)
+
+
+def test_by_margin_a_row_without_one_is_first_unless_it_is_verified(page: Page) -> None:
+    page.goto("/login")
+    rows = [("verified", 0.5), ("verified", None), ("falsified", None), ("unknown", -2.0)]
+    given = [{"instance": at, "verdict": verdict, "margin": margin} for at, (verdict, margin) in enumerate(rows)]
+    found = page.evaluate(
+        'async (rows) => (await import("/static/lib/bounds.js")).ordered(rows, "margin").map((row) => row.instance)',
+        given,
+    )
+    assert found == [2, 3, 0, 1]

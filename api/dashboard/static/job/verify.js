@@ -61,7 +61,7 @@ export class Verify extends Section {
       this.margins.set(this.rows.values());
     });
     return h("figure", { class: "chart wide" }, h("figcaption", {}, h("span", { class: "title" }, "Margin per instance"),
-      h("span", { class: "unit" }, "above zero is certified"), order), this.margins.canvas);
+      h("span", { class: "unit" }, "above zero is certified, × has no margin"), order), this.margins.canvas);
   }
 
   table() {

@@ -51,13 +51,19 @@ export function pair(name) {
 /** @param {number | null} value @returns {value is number} */
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** @typedef {{at: number, low: number, high: number, worst: BoundRow}} Column rows that share a pixel column */
+/**
+ * @typedef {object} Column rows that share a pixel column
+ * @property {number} at the middle of the group as a position in all rows
+ * @property {BoundRow | null} least the row of the lowest margin; null where none has one
+ * @property {number} high the highest margin
+ * @property {BoundRow | null} bare a row without margin, a falsified one if there is any
+ */
 
 /**
- * Rows gathered into at most `columns` groups of neighbours, each with its lowest and highest margin.
- * @param {readonly BoundRow[]} rows in the order of the axis, all with a margin
+ * Rows gathered into at most `columns` groups of neighbours.
+ * @param {readonly BoundRow[]} rows in the order of the axis
  * @param {number} columns
- * @returns {Column[]} `at` is the middle of the group as a position in `rows`
+ * @returns {Column[]}
  */
 export function gather(rows, columns) {
   const size = Math.max(Math.ceil(rows.length / Math.max(columns, 1)), 1);
@@ -65,23 +71,30 @@ export function gather(rows, columns) {
   const found = [];
   for (let start = 0; start < rows.length; start += size) {
     const group = rows.slice(start, start + size);
-    const margins = group.map(margin);
-    const low = Math.min(...margins);
-    const worst = /** @type {BoundRow} */ (group[margins.indexOf(low)]);
-    found.push({ at: start + (group.length - 1) / 2, low, high: Math.max(...margins), worst });
+    found.push({ at: start + (group.length - 1) / 2, ...gathered(group) });
   }
   return found;
 }
 
-/** @param {BoundRow} row */
-export const margin = (row) => row.margin ?? Number.NaN;
+/** @param {BoundRow[]} group @returns {Omit<Column, "at">} */
+function gathered(group) {
+  const margins = group.map((row) => row.margin).filter(isNumber);
+  const low = Math.min(...margins);
+  const without = group.filter((row) => !isNumber(row.margin));
+  return {
+    least: group.find((row) => row.margin === low) ?? null,
+    high: Math.max(...margins),
+    bare: without.find((row) => row.verdict === "falsified") ?? without[0] ?? null,
+  };
+}
+
+/** Where a row stands among margins: one without stands before all others, unless it is verified. @param {BoundRow} row */
+const rank = (row) => row.margin ?? (row.verdict === "verified" ? Number.MAX_VALUE : -Number.MAX_VALUE);
 
 /**
- * Rows that can be drawn, by instance or by margin.
+ * Rows by instance or by margin.
  * @param {Iterable<BoundRow>} rows
  * @param {"instance" | "margin"} order
  */
-export function drawable(rows, order) {
-  const found = [...rows].filter((row) => Number.isFinite(row.margin));
-  return found.sort((a, b) => (order === "margin" ? margin(a) - margin(b) : 0) || a.instance - b.instance);
-}
+export const ordered = (rows, order) =>
+  [...rows].sort((a, b) => (order === "margin" ? rank(a) - rank(b) : 0) || a.instance - b.instance);

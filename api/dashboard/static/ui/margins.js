@@ -1,6 +1,6 @@
-/** Margins of many instances as stems from zero, coloured by verdict. */
+/** Margins of many instances as stems from zero, coloured by verdict; a cross on zero is a verdict without margin. */
 
-import { drawable, gather } from "../lib/bounds.js";
+import { gather, ordered } from "../lib/bounds.js";
 import { extent, linear, linearTicks, padded } from "../lib/scales.js";
 import { Surface, crisp, frame, line } from "./canvas.js";
 import { h, setAttribute } from "./dom.js";
@@ -32,8 +32,11 @@ export class Margins {
 
   /** @param {Iterable<BoundRow>} rows */
   set(rows) {
-    this.rows = drawable(rows, this.order);
-    setAttribute(this.canvas, "aria-label", `Margins of ${this.rows.length} instances; arrow keys go from one to the next`);
+    this.rows = ordered(rows, this.order);
+    const bare = this.rows.filter((row) => row.margin === null).length;
+    setAttribute(this.canvas, "aria-label",
+      `Margins of ${this.rows.length} instances${bare ? `, ${bare} without one` : ""}; arrow keys go from one to the next`);
+    setAttribute(this.canvas, "data-bare", bare);
     setAttribute(this.canvas, "data-points", this.rows.length);
     this.surface.changed();
   }
@@ -65,9 +68,7 @@ export class Margins {
     const air = this.rows.length === 1 ? 1 : 0.5;
     this.across = linear([-air, this.rows.length - 1 + air], [area.left, area.right]);
     const up = linear(padded(margins, false), [area.bottom, area.top]);
-    const steps = linearTicks(0, this.rows.length - 1, Math.max(Math.floor((area.right - area.left) / 80), 2));
-    const label = (/** @type {number} */ at) => String(this.order === "instance" ? (this.rows[at]?.instance ?? at) : at);
-    frame(context, area, { scale: this.across, ticks: steps.filter(Number.isInteger), label },
+    frame(context, area, { scale: this.across, ...this.labels(area) },
       { scale: up, ticks: linearTicks(up.domain[0], up.domain[1], Math.max(Math.floor((area.bottom - area.top) / 42), 2)) });
     const style = getComputedStyle(this.canvas);
     context.strokeStyle = style.getPropertyValue("--line-strong");
@@ -76,20 +77,49 @@ export class Margins {
     for (const column of columns) this.stem(context, area, up, column, columns.length);
   }
 
+  /** Instances below the axis; by margin, only which end is which. @param {Box} area */
+  labels(area) {
+    const last = this.rows.length - 1;
+    if (this.order === "margin") {
+      return { ticks: last > 0 ? [0, last] : [0], label: (/** @type {number} */ at) => (at === 0 ? "least margin" : "greatest margin") };
+    }
+    const ticks = linearTicks(0, last, Math.max(Math.floor((area.right - area.left) / 80), 2)).filter(Number.isInteger);
+    return { ticks, label: (/** @type {number} */ at) => String(this.rows[at]?.instance ?? at) };
+  }
+
   /** @param {CanvasRenderingContext2D} context @param {Box} area @param {Scale} up @param {import("../lib/bounds.js").Column} column @param {number} count */
   stem(context, area, up, column, count) {
     const room = (area.right - area.left) / count;
-    const chosen = column.worst.instance === this.chosen;
-    const colour = getComputedStyle(this.canvas).getPropertyValue(TONES[column.worst.verdict] ?? "--idle");
     const x = this.across.at(column.at);
+    const { least, high, bare } = column;
+    if (least) {
+      const chosen = least.instance === this.chosen;
+      const low = up.at(least.margin ?? Number.NaN);
+      this.paintIn(context, least, chosen ? 3 : Math.min(Math.max(room * 0.25, 1), 2));
+      line(context, x, up.at(0), x, low);
+      if (up.at(high) !== low) line(context, x, low, x, up.at(high));
+      context.beginPath();
+      context.arc(x, low, chosen ? 5 : Math.min(Math.max(room * 0.3, 1.5), 3.5), 0, 7);
+      context.fill();
+    }
+    if (bare) this.cross(context, x, up.at(0), bare);
+    context.lineWidth = 1;
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {number} x @param {number} y @param {BoundRow} row */
+  cross(context, x, y, row) {
+    const chosen = row.instance === this.chosen;
+    const arm = chosen ? 6 : 4;
+    this.paintIn(context, row, chosen ? 3 : 2);
+    line(context, x - arm, y - arm, x + arm, y + arm);
+    line(context, x - arm, y + arm, x + arm, y - arm);
+  }
+
+  /** @param {CanvasRenderingContext2D} context @param {BoundRow} row @param {number} wide */
+  paintIn(context, row, wide) {
+    const colour = getComputedStyle(this.canvas).getPropertyValue(TONES[row.verdict] ?? "--idle");
     context.strokeStyle = colour;
     context.fillStyle = colour;
-    context.lineWidth = chosen ? 3 : Math.min(Math.max(room * 0.25, 1), 2);
-    line(context, x, up.at(0), x, up.at(column.low));
-    if (column.high !== column.low) line(context, x, up.at(column.low), x, up.at(column.high));
-    context.beginPath();
-    context.arc(x, up.at(column.low), chosen ? 5 : Math.min(Math.max(room * 0.3, 1.5), 3.5), 0, 7);
-    context.fill();
-    context.lineWidth = 1;
+    context.lineWidth = wide;
   }
 }
