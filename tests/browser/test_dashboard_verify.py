@@ -119,3 +119,20 @@ def test_by_margin_a_row_without_one_is_first_unless_it_is_verified(page: Page) 
         given,
     )
     assert found == [2, 3, 0, 1]
+
+
+def test_layers_are_grouped_by_model(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(paired_spec(fleet.store))
+    measured = {"operator": "aten.relu", "neurons": 8, "mean_width": 1.5, "mean_unstable": 2.0}
+    layers = [
+        {"layer": f"{model}: stage 0: relu_{index}", **measured} for model in ("a.onnx", "b.onnx") for index in (1, 2)
+    ]
+    attempt.succeed({"verdicts": {"verified": 1}, "layers": layers})
+    page.goto(f"/jobs/{attempt.job_id}")
+    section = page.locator("#layers")
+    expect(section.locator(".note")).to_have_text("2 models · 4 nonlinear layers · means per instance")
+    expect(section.locator(".link")).to_have_text(["a.onnx", "b.onnx"])
+    shown = section.locator("td.code:visible")
+    expect(shown).to_have_text(["stage 0: relu_1", "stage 0: relu_2"])
+    section.get_by_role("button", name="b.onnx").click()
+    expect(shown).to_have_count(4)
