@@ -28,7 +28,7 @@ from service.schedules.schedule import Schedule
 from service.training.engine import Engine, build_engine, plan_pipeline
 from service.training.export import check_export
 from service.training.flops import count_parameters
-from service.training.gate import Phase, allowed_modes, portable_caches
+from service.training.gate import Phase, allowed_modes, lowest, portable_caches
 from service.training.objective import Objective, Subject, objective_for
 from service.training.parallelize import parallelize
 
@@ -90,12 +90,17 @@ def prepare(spec: TrainSpec, context: RunContext, device: torch.device) -> Train
 
 
 def load_caches(spec: TrainSpec, context: RunContext, backends: Mapping[Phase, str]) -> None:
-    """What the gate's job compiled need not be compiled again; what can't be read is, and that is told."""
-    for cache in portable_caches(spec.compile, backends, context.data, context.rank):
-        if torch.compiler.load_cache_artifacts(cache) is None:  # its checksum is wrong
-            context.report.log(
-                f"rank {context.rank}: compile.gate: what {spec.compile.gate} compiled is damaged, and compiled again"
-            )
+    """What the gate's job compiled need not be compiled again; what can't be read is. Each rank tells which."""
+    if not backends:
+        return
+    code = f"rank {context.rank}: compiled code of {spec.compile.gate}"
+    caches = portable_caches(spec.compile, backends, context.data, context.rank)
+    if not caches:
+        context.report.log(f"{code} not usable: none was kept for this rank in {lowest(backends)}")
+        return
+    loaded = [torch.compiler.load_cache_artifacts(cache) for cache in caches]
+    is_whole = all(each is not None for each in loaded)  # none of one whose checksum is wrong
+    context.report.log(f"{code} {'loaded' if is_whole else 'not usable: it is damaged, and compiled again'}")
 
 
 def assemble(spec: TrainSpec, context: RunContext, device: torch.device, mesh: Mesh, given: Ingredients) -> Training:

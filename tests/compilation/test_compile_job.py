@@ -113,7 +113,8 @@ def assert_nothing_is_compiled_again(data: DataLayout) -> None:
     work = {"model": MLP, "data": {"source": "digits"}, "steps": 2, "batch": {"global": 16}}
     with empty_caches():
         counters.clear()
-        train(data.root, {**work, "compile": {"train": True, "gate": JOB}}, job_id=TRAINED)
+        trained = train(data.root, {**work, "compile": {"train": True, "gate": JOB}}, job_id=TRAINED)
+        assert f"rank 0: compiled code of {JOB} loaded" in trained["logs"]
         found = counters["inductor"]
         assert found["fxgraph_cache_hit"] == 2, found
         assert found["fxgraph_cache_miss"] == 0
@@ -235,7 +236,10 @@ def test_what_was_kept_damaged_is_compiled_again(data: DataLayout) -> None:
     work = {"model": MLP, "data": {"source": "digits"}, "steps": 2, "batch": {"global": 16}}
     trained = train(data.root, {**work, "compile": {"train": True, "gate": JOB}}, job_id=TRAINED)
     assert len(trained["loss"]) == 2
-    told = f"rank 0: compile.gate: what {JOB} compiled is damaged, and compiled again"
+    assert f"rank 0: compiled code of {JOB} not usable: it is damaged, and compiled again" in trained["logs"]
+    (folder / COMPILE_CACHE / cache_file("train", "aot_eager", 0)).unlink()
+    trained = train(data.root, {**work, "compile": {"train": True, "gate": JOB}}, job_id=TRAINED)
+    told = f"rank 0: compiled code of {JOB} not usable: none was kept for this rank in aot_eager"
     assert told in trained["logs"]
 
 
