@@ -209,6 +209,19 @@ def test_a_climb_is_followed_before_there_is_a_report(page: Page, fleet: Fleet) 
     expect(page.locator("[data-rung]")).to_have_count(1)
 
 
+def test_a_gated_training_job_says_what_is_compiled(page: Page, fleet: Fleet) -> None:
+    check = fleet.run(compile_spec(model=train_spec()["model"]))
+    check.succeed({"gate": {"train": "inductor", "inference": "aot_eager"}})
+    shown = {"train": "train with inductor", "inference": "inference with aot_eager"}
+    for phase, words in shown.items():
+        job = fleet.submit(train_spec(compile={phase: True, "gate": check.job_id}))
+        page.goto(f"/jobs/{job.id}")
+        expect(page.locator("#details")).to_contain_text(f"{words}, by the gate of compile-check")
+    both = fleet.submit(train_spec(compile={"train": True, "inference": True, "gate": check.job_id}))
+    page.goto(f"/jobs/{both.id}")
+    expect(page.locator("#details")).to_contain_text("train, inference with aot_eager")
+
+
 def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(compile_spec())
     page.goto(f"/jobs/{attempt.job_id}")

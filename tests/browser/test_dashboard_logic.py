@@ -229,7 +229,7 @@ def test_an_old_attempts_state_does_not_come_back(run: Any) -> None:
         ({"worth_it": True, "noisy": True, "break_even_steps": 12}, "pays after 12 steps (noisy timing)"),
         (
             {"worth_it": False, "noisy": True, "break_even_steps": None},
-            "the timing was too noisy to tell whether it pays",
+            "too noisy to tell whether it pays",
         ),
         ({"worth_it": False, "noisy": False, "break_even_steps": None}, "never pays"),
     ],

@@ -1,6 +1,7 @@
 /** What the job is, where it runs and what it needs. */
 
 import { dateTime, mesh, ranges, unix } from "../lib/format.js";
+import { opened, title as rungTitle } from "../lib/report.js";
 import { dependencies, title } from "../lib/state.js";
 import { call, jobPath } from "../ui/api.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
@@ -24,7 +25,7 @@ export class Details extends Section {
     const signature = JSON.stringify([job.attempt, job.started_at, job.ended_at, job.placement, job.labels]);
     if (signature === this.shown) return;
     this.shown = signature;
-    fill(this.list, ...facts(job, this.needs(job)).flatMap(([term, value]) =>
+    fill(this.list, ...facts(job, this.needs(job), compiled(job)).flatMap(([term, value]) =>
       value === null ? [] : [h("dt", {}, term), h("dd", {}, ...(Array.isArray(value) ? value : [value]))]));
   }
 
@@ -52,13 +53,29 @@ export class Details extends Section {
   }
 }
 
-/** @param {Job} job @param {HTMLElement[] | null} needs @returns {[string, import("../ui/dom.js").Child | import("../ui/dom.js").Child[] | null][]} */
-function facts(job, needs) {
+/** What is compiled, by whose permission; the mode is filled in when the gate is known. @param {Job} job */
+function compiled(job) {
+  const { gate, ...asked } = job.spec.compile ?? {};
+  const phases = ["train", "inference"].filter((phase) => asked[phase] === true);
+  if (!gate || phases.length === 0) return null;
+  const words = h("span", {}, phases.join(", "));
+  const link = h("a", { href: `/jobs/${encodeURIComponent(gate)}`, title: gate }, gate);
+  void call(jobPath(gate)).then((/** @type {Job} */ checked) => {
+    setText(link, title(checked));
+    const mode = opened(checked.result?.gate, phases, checked.spec.modes ?? []);
+    if (mode) setText(words, `${phases.join(", ")} with ${rungTitle(mode)}`);
+  }, () => {});
+  return [words, h("span", { class: "muted" }, ", by the gate of "), link];
+}
+
+/** @param {Job} job @param {HTMLElement[] | null} needs @param {HTMLElement[] | null} compiling @returns {[string, import("../ui/dom.js").Child | import("../ui/dom.js").Child[] | null][]} */
+function facts(job, needs, compiling) {
   const labels = labelChips(job.labels);
   return [
     ["Runs on", job.placement.length ? job.placement.map(share) : null],
     ["Parallel", mesh(job.spec.parallel)],
     ["Needs", needs],
+    ["Compiled", compiling],
     ["Labels", labels.length ? [h("span", { class: "chips" }, ...labels)] : null],
     ["Attempt", String(job.attempt)],
     ["Priority", String(job.priority)],

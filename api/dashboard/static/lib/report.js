@@ -58,7 +58,7 @@ export function provisional(climb, { phases = [], modes = [] }, climbs) {
 export function payoff({ worth_it: wins, noisy, break_even_steps: steps }) {
   const doubt = noisy ? " (noisy timing)" : "";
   if (wins) return (typeof steps === "number" ? `pays after ${number(steps)} steps` : "faster than eager") + doubt;
-  return noisy ? "the timing was too noisy to tell whether it pays" : "never pays";
+  return noisy ? "too noisy to tell whether it pays" : "never pays";
 }
 
 /**
@@ -118,6 +118,19 @@ export function place({ file, line, function: inside }) {
  * @param {string | null} allowed
  */
 export const fastest = (rungs, allowed) => rungs.find((rung) => rung.rung === allowed) ?? null;
+
+/**
+ * The rung that a training job runs in: the lowest of those that a gate allows for the phases that are asked for, one
+ * for all. Null where any of them is not allowed.
+ * @param {Record<string, any> | null | undefined} gate
+ * @param {string[]} phases
+ * @param {string[]} ladder
+ * @returns {string | null}
+ */
+export function opened(gate, phases, ladder) {
+  const places = phases.map((phase) => ladder.indexOf(gate?.[phase]));
+  return places.includes(-1) ? null : (ladder[Math.min(...places)] ?? null);
+}
 
 /**
  * The highest rung of a phase whose calls were seen; its rehearsal where it could only be rehearsed.
