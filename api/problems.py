@@ -80,7 +80,8 @@ def invalid(errors: Sequence[FieldError]) -> ProblemError:
 
 def summary(errors: Sequence[FieldError]) -> str:
     """All refusals in a sentence, for clients that show only ``detail``."""
-    return "; ".join(f"{error.path}: {error.message}" if error.path else error.message for error in errors)
+    told = (f"{error.message} (expected {error.expected})" for error in errors)
+    return "; ".join(f"{error.path}: {each}" if error.path else each for error, each in zip(errors, told, strict=True))
 
 
 def from_refusals(refusals: Iterable[Refusal]) -> list[FieldError]:
@@ -198,8 +199,9 @@ def _words(error: Mapping[str, Any], place: Place, context: Mapping[str, Any]) -
     if kind in ("literal_error", "enum"):
         return f"{echo(error.get('input'))!r} is not known", _EXPECTED[kind].format_map(context)
     template = _EXPECTED.get(kind)
-    if template is None and isinstance(given := error.get("input"), dict):
-        return f"{message}{_misspelt(given, place)}", message
+    if template is None and place.fields:
+        given = error.get("input")
+        return f"this is none of its forms{_misspelt(given, place) if isinstance(given, dict) else ''}", message
     return message, message if template is None else template.format_map(context)
 
 

@@ -124,6 +124,14 @@ def test_what_is_no_files_id_is_told_how_to_get_one(client: TestClient, change: 
 def test_a_choice_that_is_not_known_is_not_listed_twice(client: TestClient) -> None:
     error = refused(client, {**TRAIN, "device": "tpu"})["device"]
     assert (error["message"], error["expected"]) == ("'tpu' is not known", "'auto', 'cuda' or 'cpu'")
+    error = refused(client, {**TRAIN, "model": 3})["model"]
+    assert (error["message"], error["expected"]) == ("this is none of its forms", MODEL_FORMS)
+
+
+def test_who_reads_only_the_detail_knows_what_would_be_accepted(client: TestClient) -> None:
+    detail = client.post("/v1/jobs", json={**TRAIN, "device": "tpu", "steps": 0}).json()["detail"]
+    assert "device: 'tpu' is not known (expected 'auto', 'cuda' or 'cpu')" in detail
+    assert "(expected at least 1)" in detail
 
 
 @pytest.mark.parametrize(("body", "path"), [({}, "kind"), ({"kind": "cook"}, "kind"), ([], ""), ("train", "")])

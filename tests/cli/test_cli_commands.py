@@ -84,6 +84,11 @@ def test_a_path_where_an_uploaded_file_is_wanted_is_told_how_to_get_its_id(trive
     ran = trivet("submit", trivet.spec(kind="verify"), "--set", "property={vnnlib: /tmp/queries.zip}")
     assert ran.code == 2
     assert "expected a file's id, as `trivet upload FILE` prints it" in ran.err
+    data = "data={source: file, file: /tmp/x, format: tokens, sequence: 4, vocabulary: 9}"
+    here = trivet("schedule", trivet.spec(), "--set", data)
+    assert here.code == 2
+    assert here.err.endswith("file: expected a file's id, as `trivet upload FILE` prints it; got '/tmp/x'\n")
+    assert len(here.err.splitlines()) == 1
 
 
 def test_an_uploaded_file_has_one_id_however_often_it_comes(trivet: Cli, store: Store) -> None:

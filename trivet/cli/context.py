@@ -65,7 +65,9 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
             )
         except Refused as error:
             _show_refusal(error)
-        except (TrivetError, ValidationError, FileNotFoundError) as error:
+        except ValidationError as error:
+            err.print(_fields(error), style="red", markup=False)
+        except (TrivetError, FileNotFoundError) as error:
             err.print(str(error), style="red", markup=False)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
@@ -107,6 +109,15 @@ def table(*columns: str) -> Table:
     for column in columns:
         made.add_column(column, overflow="fold", no_wrap=column == "id")
     return made
+
+
+def _fields(error: ValidationError) -> str:
+    """A line per field of what was refused here, before any service saw it."""
+    lines = []
+    for each in error.errors(include_url=False):
+        got = "" if isinstance(each["input"], dict | list) else f"; got {each['input']!r}"
+        lines.append(f"{'.'.join(map(str, each['loc'])) or '(all)'}: {each['msg']}{got}")
+    return "\n".join(lines)
 
 
 def _show_refusal(error: Refused) -> None:
