@@ -39,6 +39,7 @@ export class Verify extends Section {
     this.scale = [0, 1];
     this.tally = h("div", { class: "tally", role: "group", "aria-label": "Verdicts; choose one to filter the table" });
     this.strip = h("div", { class: "strip", "aria-hidden": "true" });
+    this.unit = h("span", { class: "unit" });
     this.margins = new Margins((row) => this.choose(row));
     this.outputs = new OutputBounds();
     this.tbody = h("tbody", {});
@@ -61,7 +62,7 @@ export class Verify extends Section {
       this.margins.set(this.rows.values());
     });
     return h("figure", { class: "chart wide" }, h("figcaption", {}, h("span", { class: "title" }, "Margin per instance"),
-      h("span", { class: "unit" }, "above zero is certified, × has no margin"), order), this.margins.canvas);
+      this.unit, order), this.margins.canvas);
   }
 
   table() {
@@ -105,6 +106,7 @@ export class Verify extends Section {
     this.count(all);
     this.remark([method(this.spec), question(this.spec.property ?? {}, all), all.length > 0 && many(all.length, "row")].filter(Boolean).join(" · "));
     this.margins.set(all);
+    setText(this.unit, all.every((row) => isNumber(row.margin)) ? "above zero is certified" : "above zero is certified, × has no margin");
     this.scale = extent([...all.map((row) => span(row).filter(isNumber)), [0]]) ?? [0, 1];
     const passing = all.filter((row) => this.filter === "all" || row.verdict === this.filter);
     keyed(this.tbody, passing.slice(0, this.limit), (row) => String(row.instance), () => this.line(), this.lines);
