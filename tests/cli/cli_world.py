@@ -52,11 +52,12 @@ class Cli:
     variables: dict[str, str]
 
     def start(self, *words: str, **changes: str | None) -> subprocess.Popen[str]:
+        """``changes`` are variables of its environment; ``None`` takes one away."""
         outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
-        changed = {**self.variables, "COLUMNS": "200", **changes}
+        changed = {**outer, **self.variables, "COLUMNS": "200", **changes}
         return subprocess.Popen(
             [sys.executable, "-m", "trivet", *words],
-            env={**outer, **{name: value for name, value in changed.items() if value is not None}},
+            env={name: value for name, value in changed.items() if value is not None},
             cwd=self.folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
