@@ -17,10 +17,10 @@ demo: $(STAMP)
 up: $(STAMP)
 	$(BIN)/trivet up
 
-# Tests that start groups of ranks or a browser take all cores each; the others take one core, and share them.
+# Tests that start groups of ranks take all cores each; the others take one core, and share them.
 test: check browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not distributed and not browser" --numprocesses auto --maxprocesses 8 --dist loadfile
-	$(BIN)/python -m pytest -m "distributed or browser"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not distributed" --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -m distributed
 
 check: $(STAMP)
 	$(BIN)/ruff check .
