@@ -131,8 +131,8 @@ def test_cancel_lets_ranks_save_and_leaves_no_process(fleet: Fleet) -> None:
     ref = fleet.submit("endless", ranks=2)
     supervisor = fleet.supervise(ref)
     eventually(lambda: fleet.printed(ref, "working"))
+    eventually(lambda: any("sleep" in process.name() for process in family(supervisor)))
     started = family(supervisor)
-    assert any("sleep" in process.name() for process in started)
     fleet.store.jobs.cancel(ref.job_id)
     assert fleet.ended(ref).state == "cancelled"
     assert all_gone(started)
