@@ -132,6 +132,38 @@ def test_verdicts_agree_with_a_grid(seed: int, threshold: float, joint: bool, sm
     assert found.verdict is Verdict.VERIFIED or violates(under, asked, found)
 
 
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10**6), shares=st.lists(st.sampled_from([0.01, 0.1, 0.4]), min_size=1, max_size=3))
+def test_a_bound_is_below_the_margin_of_every_input(seed: int, shares: list[float]) -> None:
+    """That of disjuncts that were settled first, and of parts that were cut off, too."""
+    module = dense(seed, 2, 6, 6, 2)
+    x = torch.cartesian_prod(torch.linspace(-1, 1, 60), torch.linspace(-0.5, 1, 60)).double()
+    rows = torch.randn(len(shares), 2, dtype=torch.float64)
+    values = module(x).detach() @ rows.T
+    thresholds = values.amin(dim=0) - torch.tensor(shares) * (values.amax(dim=0) - values.amin(dim=0))
+    cases = [[(row.tolist(), float(each))] for row, each in zip(rows, thresholds, strict=True)]
+    moments: list[Moment] = []
+    (goal,) = goals(query([-1.0, -0.5], [1.0, 1.0], *cases), CPU)
+    found = split_inputs(subject(module, 2), goal, "crown", time.monotonic() + 30, moments.append)
+    assert max(found.bound, *(each.bound for each in moments)) <= float((values - thresholds).min()) + 1e-9
+
+
+def test_of_goals_whose_turn_has_not_come_no_bound_is_known() -> None:
+    under = subject(nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()), 1)
+    with torch.no_grad():
+        under.module.get_parameter("0.weight").fill_(1.0)
+    cases = [Case((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -1.5),)) for low in (1.0, 0.0, 2.0)]
+    falsified = decide(under, Query(1, 1, tuple(cases)), "crown", 20.0, restarts=0)
+    assert (falsified.verdict, falsified.bound) == (Verdict.FALSIFIED, -math.inf)
+    told: list[Progress] = []
+    verified = decide(
+        under, Query(1, 1, (cases[1], Case((-1.0,), (0.0,), cases[1].halfspaces))), "crown", 20.0, told.append
+    )
+    assert verified.verdict is Verdict.VERIFIED
+    assert told[0].bound == -math.inf
+    assert 0 <= verified.bound == told[-1].bound <= 0.5
+
+
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.01, 2.0))
 def test_planes_lie_below_the_rows(seed: int, scale: float) -> None:

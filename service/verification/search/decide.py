@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -47,31 +47,9 @@ def decide(
     The attack has ``restarts`` starts, and at least two for each disjunct; with 0 there is none. What ``progress``
     raises ends the search.
     """
-    run = _Run(subject, method, time.monotonic(), limit, progress)
-    every = goals(query, subject.device)
-    for goal in every:
-        found = _attacked(subject, goal, run.started + ATTACKING * limit, restarts) if restarts else None
-        run.attacking = run.seconds
-        if found is not None:
-            return run.end(Verdict.FALSIFIED, Means.ATTACK, found)
-    undecided: Means | None = None
-    means = Means.ATTACK
-    for goal in every:
-        means = means_for(goal)
-        finding = run.search(goal, means)
-        if finding.verdict is Verdict.FALSIFIED:
-            return run.end(Verdict.FALSIFIED, means, finding.counterexample)
-        if finding.verdict is Verdict.UNKNOWN:
-            undecided = means
-    if undecided is not None:
-        return run.end(Verdict.UNKNOWN, undecided)
-    return run.end(Verdict.VERIFIED, means)
-
-
-def _attacked(subject: Subject, goal: Goal, deadline: float, restarts: int) -> tuple[float, ...] | None:
-    """Each rank of a crew starts elsewhere."""
-    found = attack(subject, goal, deadline, subject.crew.axis.rank, restarts)
-    return subject.crew.first(found, subject.device)
+    run = _Run(subject, goals(query, subject.device), method, time.monotonic(), limit, progress)
+    found = run.attacked(restarts) if restarts else None
+    return run.searched() if found is None else run.end(Verdict.FALSIFIED, Means.ATTACK, found)
 
 
 def means_for(goal: Goal) -> Means:
@@ -86,28 +64,56 @@ class _Run:
     """What adds up over the goals."""
 
     subject: Subject
+    goals: Sequence[Goal]
     method: str
     started: float
     limit: float
     progress: Callable[[Progress], None]
     domains: int = 0
-    bound: float = field(default=inf)
+    bounds: list[float] = field(default_factory=list)
     attacking: float = 0.0
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def search(self, goal: Goal, means: Means) -> Finding:
+    def attacked(self, restarts: int) -> tuple[float, ...] | None:
+        """A counterexample to any of the goals; each rank of a crew starts elsewhere."""
+        crew, deadline = self.subject.crew, self.started + ATTACKING * self.limit
+        for goal in self.goals:
+            found = attack(self.subject, goal, deadline, crew.axis.rank, restarts)
+            found = crew.first(found, self.subject.device)
+            self.attacking = self.seconds
+            if found is not None:
+                return found
+        return None
+
+    def searched(self) -> Decision:
+        """All goals, one after the other; the first counterexample ends it."""
+        verdict, means = Verdict.VERIFIED, Means.ATTACK
+        for goal in self.goals:
+            finding = self._search(goal, means_for(goal))
+            if finding.verdict is Verdict.FALSIFIED:
+                return self.end(Verdict.FALSIFIED, means_for(goal), finding.counterexample)
+            if verdict is Verdict.VERIFIED or finding.verdict is Verdict.UNKNOWN:
+                verdict, means = finding.verdict, means_for(goal)
+        return self.end(verdict, means)
+
+    def _search(self, goal: Goal, means: Means) -> Finding:
         searches = SEARCHES if self.subject.staged is None else IN_STAGES
         finding = searches[means](self.subject, goal, self.method, self.started + self.limit, self._heard)
         self.domains += finding.domains
-        self.bound = min(self.bound, finding.bound)
+        self.bounds.append(finding.bound)
         return finding
 
     def _heard(self, moment: Moment) -> None:
-        total, least = self.domains + moment.domains, min(self.bound, moment.bound)
-        self.progress(Progress(total, moment.open, least, self.seconds))
+        least = self._least([*self.bounds, moment.bound])
+        self.progress(Progress(self.domains + moment.domains, moment.open, least, self.seconds))
+
+    def _least(self, bounds: Sequence[float]) -> float:
+        """Over all goals: nothing is known of those whose turn has not come."""
+        return min(bounds, default=inf) if len(bounds) == len(self.goals) else -inf
 
     def end(self, verdict: Verdict, means: Means, counterexample: tuple[float, ...] | None = None) -> Decision:
-        return Decision(verdict, counterexample, self.domains, self.seconds, self.bound, means, self.attacking)
+        least = self._least(self.bounds)
+        return Decision(verdict, counterexample, self.domains, self.seconds, least, means, self.attacking)

@@ -26,7 +26,8 @@ class Moment:
 
     ``domains`` were bounded, ``open`` wait; ``bound`` is the least margin over all inputs that is proved so far,
     never less than at an earlier moment of the same goal. A margin is how far the nearest disjunct is from being
-    satisfied: the property holds where it is positive.
+    satisfied: the property holds where it is positive. Of parts that are cut off a box no more than that is known;
+    once there are any the bound ends at 0.
     """
 
     domains: int

@@ -58,7 +58,7 @@ def _bounder(subject: Subject, goal: Goal, method: str) -> Bounder:
 
 @dataclass(eq=False)
 class _Search:
-    """``proved`` is the least margin of a box that is done; ``tied`` have boxes too small to be cut."""
+    """``proved`` is the least margin of what is settled; ``tied`` have boxes too small to be cut."""
 
     subject: Subject
     goal: Goal
@@ -126,10 +126,8 @@ class _Search:
         cut = Cut.of(self.goal, boxes.box, planes.coefficients, planes.bias)
         smaller, each, left = clipped(self.goal, cut, boxes.box, boxes.open)
         margins = torch.maximum(boxes.margins, torch.where(boxes.open, each, torch.inf).amin(dim=1))
-        proved = ~left.any(dim=1)
-        if bool(proved.any()):
-            self.proved = min(self.proved, float(margins[proved].min()))
-        (keep,) = (~proved).nonzero(as_tuple=True)
+        self.proved = min(self.proved, _least_settled(boxes, smaller, each, left))
+        (keep,) = left.any(dim=1).nonzero(as_tuple=True)
         if not len(keep):
             return None
         rest = Boxes(smaller, margins, left, planes.known)[keep]
@@ -186,3 +184,10 @@ class _Search:
         upper = torch.cat([rest.box.upper.scatter(1, along, middle), rest.box.upper])
         halved = score.scatter(1, along, score.gather(1, along) / 2)
         return Boxes(Interval(lower, upper), twice.margins, twice.open, twice.known), torch.cat([halved, halved])
+
+
+def _least_settled(boxes: Boxes, smaller: Interval, each: Tensor, left: Tensor) -> float:
+    """The least margin of disjuncts that are left no more, and 0 with anything cut off: more is not proved there."""
+    least = torch.where(boxes.open & ~left, each, torch.inf).amin()
+    cut = (smaller.lower > boxes.box.lower) | (smaller.upper < boxes.box.upper)
+    return float(torch.where(cut.any(), least.clamp(max=0), least))
