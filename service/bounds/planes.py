@@ -176,13 +176,14 @@ class Walk:
 def pull(relaxed: Relaxation, coefficients: Tensor) -> tuple[Tensor, Tensor | None]:
     """:meth:`Relaxation.pull` in fewer passes over the coefficients, which is what small boxes spend their time on."""
     negative = coefficients.clamp(max=0)
-    lower = relaxed.lower_slope.unsqueeze(1)
-    pulled = torch.addcmul(coefficients * lower, negative, relaxed.upper_slope.unsqueeze(1) - lower)
+    positive = coefficients - negative
+    slopes = relaxed.lower_slope.unsqueeze(1), relaxed.upper_slope.unsqueeze(1)
+    pulled = torch.addcmul(positive * slopes[0], negative, slopes[1])
     bias = None
     if relaxed.upper_intercept is not None:
         bias = _dot(negative, relaxed.upper_intercept)
     if relaxed.lower_intercept is not None:
-        above = _dot(coefficients - negative, relaxed.lower_intercept)
+        above = _dot(positive, relaxed.lower_intercept)
         bias = above if bias is None else bias + above
     return pulled, bias
 

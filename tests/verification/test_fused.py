@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from service.bounds import fused
+from service.bounds import fused, planes
 from service.bounds.fused import adam, boxes, building, images, lines, matrices, products, tables
 from service.bounds.relaxation import Relaxation
 from service.bounds.windows import Windows
@@ -122,6 +122,28 @@ def test_a_few_entries_are_no_reason_to_build(monkeypatch: pytest.MonkeyPatch) -
     building.kernels_for(large)
     building.kernels_for(small, entries=building.FEWEST)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("pull", [Relaxation.pull, planes.pull])
+def test_a_steep_line_takes_no_digits_from_a_flat_one(pull: Callable[..., tuple[Any, Tensor | None]]) -> None:
+    steep, flat = torch.tensor([[-2e9]], dtype=torch.float64), torch.tensor([[0.1]], dtype=torch.float64)
+    for lower, upper in ((steep, flat), (flat, steep)):
+        found, _ = pull(Relaxation(lower, upper), torch.tensor([[[-1.0], [1.0]]], dtype=torch.float64))
+        through = found[0] if isinstance(found, tuple) else found
+        assert through.flatten().tolist() == [-upper.item(), lower.item()]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
+def test_a_product_is_one_of_two_matrices_whatever_the_order_in_memory(order: tuple[int, ...]) -> None:
+    number = randoms(11)
+    coefficients, weight = number(2, 3, 4).permute(order), number(4 if order[-1] == 2 else 3, 5)
+    found = fused.product(coefficients, weight)
+    torch.testing.assert_close(found, torch.einsum("brk,kn->brn", coefficients, weight))
+    with torch.profiler.profile() as profile:
+        fused.product(coefficients, weight)
+    names = [event.key for event in profile.key_averages()]
+    assert "aten::mm" in names
+    assert "aten::bmm" not in names
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

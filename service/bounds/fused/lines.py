@@ -103,10 +103,12 @@ def pulled_in_steps(
 ) -> tuple[Tensor, Optional]:
     """The same by torch's operators."""
     negative = coefficients.clamp(max=0)
+    positive = coefficients - negative
     pieces = [] if above is None else [_along(negative, above)]
     if below is not None:
-        pieces.append(_along(coefficients - negative, below))
-    through = torch.addcmul(coefficients * lower, negative, upper - lower)
+        pieces.append(_along(positive, below))
+    # Each slope by itself: a difference of slopes would lose the digits of the smaller one.
+    through = torch.addcmul(positive * lower, negative, upper)
     return through, sum(pieces[1:], start=pieces[0]) if pieces else None
 
 

@@ -16,9 +16,16 @@ def product(coefficients: Tensor, weight: Tensor) -> Tensor:
     kernels = kernels_for(coefficients, weight) if coefficients.requires_grad else None
     plain = weight.ndim != 2 or weight.requires_grad or coefficients.dtype != torch.float32
     if kernels is None or plain:
-        return coefficients @ weight
+        return _plain(coefficients, weight)
     found: Tensor = _Product.apply(coefficients, weight, kernels)  # type: ignore[no-untyped-call]
     return found
+
+
+def _plain(coefficients: Tensor, weight: Tensor) -> Tensor:
+    """One product of two matrices: of coefficients in another order torch makes as many products as there are rows."""
+    if weight.ndim != 2:
+        return coefficients @ weight
+    return (coefficients.reshape(-1, weight.shape[0]) @ weight).reshape(*coefficients.shape[:-1], weight.shape[1])
 
 
 class _Product(torch.autograd.Function):
@@ -26,7 +33,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, coefficients: Tensor, weight: Tensor, kernels: ModuleType) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.kernels = kernels
-        return coefficients @ weight
+        return _plain(coefficients, weight)
 
     @staticmethod
     def backward(ctx: Any, onto: Tensor) -> tuple[Tensor, None, None]:
