@@ -27,11 +27,11 @@ class Interval:
 
     @property
     def centre(self) -> Tensor:
-        return self.lower / 2 + self.upper / 2  # halved first: the sum of two large bounds may overflow
+        return torch.add(self.lower / 2, self.upper, alpha=0.5)  # halved: the sum of two large bounds may overflow
 
     @property
     def radius(self) -> Tensor:
-        return self.upper / 2 - self.lower / 2
+        return torch.sub(self.upper / 2, self.lower, alpha=0.5)
 
     @property
     def width(self) -> Tensor:
@@ -49,8 +49,8 @@ class Interval:
     def without_nan(self) -> Interval:
         """Not-a-number compares false with everything, so a rule would take it for a sign that is known."""
         return Interval(
-            torch.where(self.lower.isnan(), -torch.inf, self.lower),
-            torch.where(self.upper.isnan(), torch.inf, self.upper),
+            self.lower.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf),
+            self.upper.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf),
         )
 
     def arranged(self, function: Callable[[Tensor], Tensor]) -> Interval:

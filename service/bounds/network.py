@@ -95,8 +95,9 @@ class Network:
 
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
         """One step of interval propagation; an end that overflow has made meaningless becomes infinite."""
-        found = RULES[node.operator].interval(node, [known[name] for name in node.inputs], self.exchange)
-        return found.without_nan()
+        rule = RULES[node.operator]
+        found = rule.interval(node, [known[name] for name in node.inputs], self.exchange)
+        return found if isinstance(rule, SameOrder) else found.without_nan()
 
     def rule_of(self, node: Node) -> RelaxedRule:
         """The rule of one of ``nonlinear``."""

@@ -45,7 +45,7 @@ class LeakyRelu(NonlinearRule):
         open_ = self.improvable(node, bounds)
         fixed = _either(lower >= 0, 1.0, slope, lower)
         chord = _chord_slope(lower, upper, slope)
-        intercept = torch.where(lower.isfinite(), (slope - chord) * lower, (1 - chord) * upper)
+        intercept = torch.where(lower > -torch.inf, (slope - chord) * lower, (1 - chord) * upper)
         return Relaxation(
             lower_slope=torch.where(open_, _either(upper > -lower, 1.0, slope, lower), fixed),
             upper_slope=torch.where(open_, chord, fixed),
@@ -184,8 +184,8 @@ def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
     width = upper / 2 - lower / 2  # halved: the difference of large ends may overflow
     # A point has no chord; a division by its width would leave no gradient even where the result is not taken.
     chord = (upper / 2 - slope * (lower / 2)) / torch.where(width > 0, width, torch.ones_like(width))
-    without_end = _either(upper.isfinite(), slope, 1.0, lower)
-    return torch.where(lower.isfinite() & upper.isfinite(), chord, without_end)
+    without_end = _either(upper < torch.inf, slope, 1.0, lower)
+    return torch.where(width < torch.inf, chord, without_end)
 
 
 def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
@@ -193,4 +193,6 @@ def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
 
     They are filled in on the device: a copy from the host would wait for all that the device has still to do.
     """
+    if (yes, no) == (1.0, 0.0):
+        return condition.to(like.dtype)
     return torch.where(condition, like.new_full((), yes), like.new_full((), no))

@@ -23,6 +23,8 @@ from service.bounds.rules.table import LineTable
 UNIFORM_POINTS = 8
 STEPS = 9
 """Lines of a table, an odd number."""
+PAIRS = 2**24
+"""Entries of a table of chords, of which there are as many as pairs of points."""
 BISECTIONS = {torch.float64: 24, torch.float32: 12, torch.float16: 6, torch.bfloat16: 6}
 """A bracket of ``2^−n`` of a piece costs a line about ``4^−n`` of the function's range there."""
 Function = Callable[[Tensor], Tensor]
@@ -75,7 +77,7 @@ class Smooth(NonlinearRule):
         return bounds.upper > bounds.lower
 
     def _usable(self, bounds: Interval) -> Tensor:
-        finite = bounds.lower.isfinite() & bounds.upper.isfinite()
+        finite = (bounds.lower > -torch.inf) & (bounds.upper < torch.inf)
         return finite if self.defined is None else finite & self.defined(bounds)
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
@@ -155,7 +157,7 @@ class Smooth(NonlinearRule):
         rising = self.derivative(start) < slope
         low, high = start.expand_as(rising), end.expand_as(rising)
         for step in range(-len(self.knots), BISECTIONS[start.dtype]):
-            middle = low / 2 + high / 2
+            middle = torch.add(low / 2, high, alpha=0.5)
             if step < 0:  # where the derivative changes most, so that wide intervals are narrowed at once
                 middle = torch.full_like(middle, self.knots[step]).clamp(low, high)
             before = (self.derivative(middle) < slope) == rising
@@ -167,19 +169,13 @@ class Smooth(NonlinearRule):
 
         A line of minimal mean distance touches the envelope there.
         """
-        points = self._points(bounds)
+        points, middle = self._points(bounds), bounds.centre
         values = self.function(points)
-        middle = bounds.centre
-        tangent = self.derivative(middle)
+        lower_slope = upper_slope = self.derivative(middle)
         lowest, highest = torch.full_like(middle, torch.inf), torch.full_like(middle, -torch.inf)
-        lower_slope, upper_slope = tangent, tangent
-        smallest = 16 * torch.finfo(middle.dtype).eps * torch.maximum(bounds.lower.abs(), bounds.upper.abs())
-        for point, value in zip(points, values, strict=True):
-            run = points - point
-            # Divided by 1 where there is no chord: 0/0 would leave no gradient even where it is not taken.
-            chord = (values - value) / torch.where(run > smallest, run, torch.ones_like(run))
-            usable = (point <= middle) & (points >= middle) & (run > smallest)
-            at_middle = value + chord * (middle - point)
+        at_once = max(1, PAIRS // max(1, points.numel()))
+        for point, value in zip(torch.split(points, at_once), torch.split(values, at_once), strict=True):
+            chord, at_middle, usable = _pairs(bounds, (point, value), (points, values))
             below, index = torch.where(usable, at_middle, torch.inf).min(dim=0)
             lower_slope = torch.where(below < lowest, _pick(chord, index), lower_slope)
             above, index = torch.where(usable, at_middle, -torch.inf).max(dim=0)
@@ -189,9 +185,12 @@ class Smooth(NonlinearRule):
 
     def _points(self, bounds: Interval) -> Tensor:
         """``(points, batch, *shape)``: evenly spread, and where the function bends."""
-        fractions = torch.linspace(0, 1, UNIFORM_POINTS).tolist()
-        spread = [bounds.lower * (1 - fraction) + bounds.upper * fraction for fraction in fractions]
-        return torch.stack([*spread, *(_clamped(point, bounds) for point in self.knots)])
+        lower, upper = bounds.lower, bounds.upper
+        fractions = torch.linspace(0, 1, UNIFORM_POINTS, dtype=lower.dtype, device=lower.device)
+        fractions = fractions.reshape(-1, *[1] * lower.ndim)
+        spread = lower * (1 - fractions) + upper * fractions
+        knots = [_clamped(point, bounds).unsqueeze(0) for point in self.knots]
+        return torch.cat([spread, *knots]) if knots else spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,6 +249,22 @@ def _kept(plain: Tensor | None, like: Tensor) -> Tensor:
 
 def _clamped(point: float, bounds: Interval) -> Tensor:
     return torch.full_like(bounds.lower, point).clamp(min=bounds.lower, max=bounds.upper)
+
+
+def _pairs(
+    bounds: Interval, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of all pairs of points with values, each ``(pairs, batch, *shape)``: the chord's slope, its height at the
+    interval's middle, and whether there is a chord that goes over it."""
+    (point, value), (points, values), middle = (each.unsqueeze(1) for each in first), second, bounds.centre
+    smallest = 16 * torch.finfo(middle.dtype).eps * torch.maximum(bounds.lower.abs(), bounds.upper.abs())
+    run = points - point
+    far = run > smallest
+    # Divided by 1 where there is no chord: 0/0 would leave no gradient even where it is not taken.
+    chord = (values - value) / torch.where(far, run, torch.ones_like(run))
+    at_middle = value + chord * (middle - point)
+    usable = (point <= middle) & (points >= middle) & far
+    return chord.flatten(0, 1), at_middle.flatten(0, 1), usable.flatten(0, 1)
 
 
 def _pick(table: Tensor, index: Tensor) -> Tensor:
