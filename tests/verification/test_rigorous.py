@@ -16,6 +16,7 @@ from test_operators import blame, made
 from torch import Tensor, nn
 
 from service.bounds.ball import Ball
+from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref, UnsupportedModelError
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
@@ -199,7 +200,7 @@ def holds(name: str, pair: tuple[float, float], change: tuple[float, float]) -> 
     bounds = Interval(torch.tensor([[low]], dtype=DOUBLE), torch.tensor([[high]], dtype=DOUBLE))
     given_lines = rule.relax(node, bounds)
     tilted = Relaxation(given_lines.lower_slope + change[0], given_lines.upper_slope + change[1])
-    image = interval(node, [bounds])
+    image = interval(node, [bounds], Exchange())
     steps = [nonlinear_step(node, [bounds], lines) for lines in (given_lines, tilted)]
     points = [mpmath.mpf(low) + (mpmath.mpf(high) - mpmath.mpf(low)) * k / 39 for k in range(40)]
     values = [EXACT[name][0](point) for point in points]

@@ -2,133 +2,215 @@
 
 The coefficients are whatever float64 makes of them. Each step's allowance, joining the coefficients of two consumers,
 the sum over the box and the sum of the biases are all charged to one error that is taken off at the end.
+
+On tensor-parallel ranks the pass is that of :class:`~service.bounds.backward.Pass`. Where values are divided every
+rank is charged for its own coefficients; where they are replicated each has a share of the rows, which no other rank
+computes in another way, or all have all rows, of which the first rank's count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from service.bounds.ball import Ball
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.rigorous.rounding import TINY, UNIT, down, gamma, magnitude, up
 from service.bounds.rigorous.steps import Step
+from service.bounds.rigorous.tally import Tallies, Tally
 from service.bounds.rules import RULES
-from service.bounds.rules.base import Coefficients, LinearRule, Pulled, UnitRows
+from service.bounds.rules.base import Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
+from service.bounds.rules.collectives import Begin, End
+from service.bounds.shares import asked, filled, own_share
 
 
-@dataclass(eq=False)
-class _Tally:
-    values: list[Tensor] = field(default_factory=list)
-    errors: list[Tensor] = field(default_factory=list)
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    """Coefficients that wait at a node. ``own``: the rows are this rank's alone."""
 
-    def lower_bound(self) -> Tensor:
-        """The values' sum less all errors; −inf where overflow has left no number."""
-        values = torch.stack(self.values)
-        error = gamma(len(values)) * values.abs().sum(dim=0) + TINY
-        if self.errors:
-            error = error + torch.stack(self.errors).sum(dim=0)
-        # Sums of so few and of so many terms are themselves right to far better than a millionth.
-        found = down(values.sum(dim=0) - error * (1 + 1e-6))
-        return found.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    coefficients: Coefficients
+    own: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Walk:
+    """What one walk has met. ``shared``: common rows that came divide over the ranks; ``own`` as for the pass."""
+
+    own: bool
+    divided: bool
+    shared: bool
+    tallies: Tallies
 
 
 @dataclass(frozen=True, eq=False)
 class RigorousPass:
     """``intervals`` and ``steps`` hold rigorously, for every node before the one that a pass starts at.
 
-    The input ends a pass, and so do the nodes of ``frontier``, by their intervals.
+    The input ends a pass, and so do the nodes of ``frontier``, by their intervals. Where it is ``divided``, each rank
+    has a share of the rows outside of tensor-parallel regions. All ranks must call the same methods.
     """
 
     network: Network
     intervals: Mapping[str, Interval]
     steps: Mapping[str, Step]
     frontier: frozenset[str] = frozenset()
+    divided: bool = True
 
-    def lower_bounds(self, start: str, rows: Coefficients, held: Mapping[str, Tensor] | None = None) -> Tensor:
+    def lower_bounds(
+        self, start: str, rows: Coefficients, held: Mapping[str, Tensor] | None = None, own: bool | None = None
+    ) -> Tensor:
         """Lower bounds ``(batch, rows)`` of ``rows · value of start`` over the reals; −inf where there is none.
 
-        Rows are exact, ``(batch or 1, rows, *shape)`` or unit rows. ``held`` δ ``(batch, rows, *shape)``, by nodes
-        before the start, are multipliers of the nodes' own bounds: ``a·z = (a − δ)·z + δ·z``, where ``δ·z`` is at least
-        its least value in the node's interval.
+        Rows are exact, ``(batch or 1, rows, *shape)`` or unit rows. Where ``start`` is divided over the ranks they are
+        over this rank's entries, equally many on each, and so is the result; unless ``own`` is false: then they are
+        this rank's part of common rows. ``held`` δ ``(batch, rows, *shape)``, by nodes before the start, are
+        multipliers of the nodes' own bounds: ``a·z = (a − δ)·z + δ·z``, where ``δ·z`` is at least its least value in
+        the node's interval.
         """
-        tally, arrived = self._walked(start, rows, held or {})
+        walk = self._begun(start, own)
+        arrived = self._walked(walk, start, rows, held or {})
         if arrived is not None:
-            self._concretise(tally, self.network.graph.input.name, arrived)
-        return tally.lower_bound()
+            self._concretise(walk, self.network.graph.input, arrived)
+        return self._told(walk, self._total(walk), rows)
 
     def planes(self, start: str, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Of affine functions of the input below ``rows · value of start``: coefficients ``(batch, rows, *input)``,
-        which are exact, and constants ``(batch, rows)``.
+        which are exact, and constants ``(batch, rows)``; equal on all ranks.
         """
-        tally, arrived = self._walked(start, rows, {})
-        box = self.intervals[self.network.graph.input.name].lower
-        shape = len(box), rows.shape[1], *box.shape[1:]
-        tally.values.append(box.new_zeros(*shape[:2]))
-        return box.new_zeros(shape) if arrived is None else arrived.expand(shape), tally.lower_bound()
+        walk = self._begun(start, None)
+        arrived = self._walked(walk, start, rows, {})
+        first, box = self.network.graph.input, self._like
+        count = -(-rows.shape[1] // self._ranks) if walk.shared else rows.shape[1]
+        shape = len(box), count, *box.shape[1:]
+        (walk.tallies.own if walk.divided else walk.tallies.replicated).values.append(box.new_zeros(*shape[:2]))
+        slopes = box.new_zeros(shape) if arrived is None else self._dense(first, arrived).expand(shape)
+        slopes = slopes if walk.divided else self.network.exchange.agree(slopes)
+        return self._told(walk, slopes, rows), self._told(walk, self._total(walk), rows)
 
-    def _walked(self, start: str, rows: Coefficients, held: Mapping[str, Tensor]) -> tuple[_Tally, Tensor | None]:
-        """All that was charged on the way, and the coefficients of the input, if it was reached."""
-        tally = _Tally()
-        pending = {name: self._hold(tally, name, each) for name, each in held.items()}
-        pending[start] = self._joined(tally, start, pending.get(start), rows)
+    @property
+    def _ranks(self) -> int:
+        return self.network.exchange.axis.size
+
+    def _begun(self, start: str, own: bool | None) -> _Walk:
+        own = self._ranks == 1 or (self.network.is_own(start) if own is None else own)
+        divided = self.divided or own
+        return _Walk(own, divided, divided and not own, Tallies())
+
+    def _total(self, walk: _Walk) -> Tensor:
+        exchange = self.network.exchange
+        return walk.tallies.of_own_rows(exchange) if walk.divided else walk.tallies.of_common_rows(exchange)
+
+    def _told(self, walk: _Walk, found: Tensor, rows: Coefficients) -> Tensor:
+        """Of all ranks' shares of the rows, where they were shared."""
+        return asked(self.network.exchange.gather(found, 1), rows) if walk.shared else found
+
+    def _walked(self, walk: _Walk, start: str, rows: Coefficients, held: Mapping[str, Tensor]) -> _Waiting | None:
+        """All that is charged on the way, and the coefficients of the input, if it is reached."""
+        pending: dict[str, _Waiting] = {}
+        for name, each in held.items():
+            pending[name] = self._hold(walk, name, self._placed(walk, name, each))
+        pending[start] = self._joined(walk, start, pending.get(start), self._placed(walk, start, rows))
         for node in reversed(self.network.graph.until(start)):
             waiting = pending.pop(node.name, None)
             if waiting is None:
                 continue
             if node is self.network.graph.input:
-                return tally, self._dense(node, waiting)
+                return waiting
             if node.name in self.frontier:
-                self._concretise(tally, node.name, self._dense(node, waiting))
+                self._concretise(walk, node, waiting)
                 continue
             step = self.steps[node.name]
-            tally.errors.append(_charge(waiting, step))
-            pulled = self._pull(node, waiting, step)
+            tally = self._tally(walk, node.name, waiting.own)
+            tally.errors.append(_charge(waiting.coefficients, step))
+            pulled, own = self._pull(walk, node, waiting, step)
             if pulled.bias is not None:
                 tally.values.append(self._for_batch(pulled.bias))
             for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
                 assert isinstance(coefficients, Tensor | UnitRows)
-                pending[name] = self._joined(tally, name, pending.get(name), coefficients)
-        return tally, None
+                pending[name] = self._joined(walk, name, pending.get(name), _Waiting(coefficients, own))
+        return None
 
-    def _hold(self, tally: _Tally, name: str, multipliers: Tensor) -> Coefficients:
+    def _placed(self, walk: _Walk, name: str, rows: Coefficients) -> _Waiting:
+        """Rows as they begin at a node: this rank's own, or its share of common ones, or all."""
+        if not walk.shared:
+            return _Waiting(rows, walk.own)
+        whole, node = filled(rows, self._ranks), self.network.nodes[name]
+        if self.network.is_own(name):
+            return _Waiting(whole, own=False)
+        return _Waiting(own_share(whole, node.shape, self._like, self.network.exchange), own=True)
+
+    def _tally(self, walk: _Walk, name: str, own: bool) -> Tally:
+        if own:
+            return walk.tallies.own
+        return walk.tallies.partial if self.network.is_own(name) else walk.tallies.replicated
+
+    def _hold(self, walk: _Walk, name: str, waiting: _Waiting) -> _Waiting:
         """−δ, once the least value of ``δ·z`` is counted."""
+        multipliers = self._dense(self.network.nodes[name], waiting)
         bounds = self.intervals[name].map(lambda end: end.unsqueeze(1))
         least = torch.where(multipliers > 0, bounds.lower, bounds.upper) * multipliers
         # No multiplier, no term, even where there is no bound.
         least = torch.where(multipliers == 0, 0.0, least).flatten(2)
+        tally = self._tally(walk, name, waiting.own)
         tally.values.append(least.sum(dim=2))
         tally.errors.append(gamma(least.shape[2] + 1) * least.abs().sum(dim=2) + least.shape[2] * TINY)
-        return -multipliers
+        return _Waiting(-multipliers, waiting.own)
 
-    def _pull(self, node: Node, waiting: Coefficients, step: Step) -> Pulled:
-        rule = RULES[node.operator]
+    def _pull(self, walk: _Walk, node: Node, waiting: _Waiting, step: Step) -> tuple[Pulled, bool]:
+        """The step, and whether rows are this rank's alone before it."""
+        rule, exchange = RULES[node.operator], self.network.exchange
         if step.relaxed is not None:
-            return Pulled(*step.relaxed.pull(self._dense(node, waiting)))
+            return Pulled(*step.relaxed.pull(self._dense(node, waiting))), waiting.own
         assert isinstance(rule, LinearRule)
-        pulled = rule.pull_units(node, waiting, Exchange()) if isinstance(waiting, UnitRows) else None
-        if pulled is not None and all(isinstance(each, Tensor | UnitRows) for each in pulled.coefficients):
-            return pulled
-        return rule.pull(node, self._dense(node, waiting), Exchange())
+        if rule.crossing is not None:
+            return self._cross(walk, node, rule, waiting)
+        units = waiting.coefficients
+        pulled = rule.pull_units(node, units, exchange) if isinstance(units, UnitRows) else None
+        if pulled is None or not all(isinstance(each, Tensor | UnitRows) for each in pulled.coefficients):
+            pulled = rule.pull(node, self._dense(node, waiting), exchange)
+        return pulled, waiting.own
 
-    def _joined(self, tally: _Tally, name: str, earlier: Coefficients | None, new: Coefficients) -> Coefficients:
+    def _cross(self, walk: _Walk, node: Node, rule: LinearRule, waiting: _Waiting) -> tuple[Pulled, bool]:
+        exchange, coefficients = self.network.exchange, self._dense(node, waiting)
+        if isinstance(rule, Begin) and walk.divided:
+            pull = rule.pull_kept if waiting.own else rule.pull_divided
+            return pull(node, coefficients, exchange), True
+        if waiting.own:
+            assert isinstance(rule, End | EnteringRule)
+            pull = rule.pull_divided if isinstance(rule, End) else rule.pull_own
+            return pull(node, coefficients, exchange), False
+        if isinstance(rule, End):
+            # Each rank goes on with the coefficients of its part of one sum: these must be the same to the last bit.
+            coefficients = exchange.agree(coefficients)
+        return rule.pull(node, coefficients, exchange), False
+
+    def _joined(self, walk: _Walk, name: str, earlier: _Waiting | None, new: _Waiting) -> _Waiting:
         if earlier is None:
             return new
-        node = self.network.nodes[name]
-        total = self._dense(node, earlier) + self._dense(node, new)
+        node, own = self.network.nodes[name], earlier.own and new.own
+        total = self._in_rows(node, earlier, own) + self._in_rows(node, new, own)
         size = magnitude(self.intervals[name])
-        tally.errors.append(_weighted(total.abs(), 2 * UNIT * size.unsqueeze(1)))
-        return total
+        self._tally(walk, name, own).errors.append(_weighted(total.abs(), 2 * UNIT * size.unsqueeze(1)))
+        return _Waiting(total, own)
 
-    def _concretise(self, tally: _Tally, name: str, coefficients: Tensor) -> None:
+    def _in_rows(self, node: Node, waiting: _Waiting, own: bool) -> Tensor:
+        """The coefficients over this rank's rows, or over everybody's, of which other ranks' are zero here."""
+        coefficients = self._dense(node, waiting)
+        if waiting.own == own:
+            return coefficients
+        batch, rows = coefficients.shape[:2]
+        everyone = coefficients.new_zeros(batch, rows * self._ranks, *node.shape)
+        everyone[:, self.network.exchange.own_range(everyone.shape[1])] = coefficients
+        return everyone
+
+    def _concretise(self, walk: _Walk, node: Node, waiting: _Waiting) -> None:
         """``A·c − |A|·r`` for a centre c as rounded and a radius r that reaches both ends from there."""
-        box = self.intervals[name]
+        box, coefficients = self.intervals[node.name], self._dense(node, waiting)
         centre = box.centre
         radius = up(torch.maximum(box.upper - centre, centre - box.lower))
         terms, sizes = coefficients[0, 0].numel(), coefficients.abs()
@@ -137,16 +219,18 @@ class RigorousPass:
         found = down(least - error)
         if isinstance(box, Ball):
             found = torch.maximum(found, _least_in(box, coefficients))
-        tally.values.append(found)
+        self._tally(walk, node.name, waiting.own).values.append(found)
 
-    def _dense(self, node: Node, coefficients: Coefficients) -> Tensor:
-        if isinstance(coefficients, Tensor):
-            return coefficients
-        return coefficients.dense(node.shape, self.intervals[self.network.graph.input.name].lower)
+    def _dense(self, node: Node, waiting: _Waiting) -> Tensor:
+        rows = waiting.coefficients
+        return rows if isinstance(rows, Tensor) else rows.dense(node.shape, self._like)
+
+    @property
+    def _like(self) -> Tensor:
+        return self.intervals[self.network.graph.input.name].lower
 
     def _for_batch(self, bias: Tensor) -> Tensor:
-        batch = len(self.intervals[self.network.graph.input.name].lower)
-        return bias.expand(batch, bias.shape[1])
+        return bias.expand(len(self._like), bias.shape[1])
 
 
 def _least_in(ball: Ball, coefficients: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 Backward, ``Â`` is computed for ``A W``. Whatever ``Â`` is, ``A·(W v + b) ≥ Â·v + fl(A b) − |A|·E`` with
 ``E = γ_c |W| |v| + γ_b |b|``: the rounding of every row is one product of ``|A|`` with a vector that all rows share.
 The largest ``|W| |v| + |b|`` is what interval propagation gives for an interval around 0, for every linear rule.
+
+Where ranks add up, each is charged for its own terms: ``|Σ A_r − fl(Σ A_r)|·|v| ≤ Σ γ_n |A_r|·|v|`` for n ranks.
 """
 
 from __future__ import annotations
@@ -33,15 +35,22 @@ from service.bounds.rules.collectives import (
 from service.bounds.rules.convolution import Convolution
 from service.bounds.rules.shape import Choose, Concatenate, Expand, Pad, Permute, SameOrder, Select, Slice, Total
 
-Widen = Callable[[Node, Sequence[Interval], Interval], Interval]
+Widen = Callable[[Node, Sequence[Interval], Interval, Exchange], Interval]
 
 
 @dataclass(frozen=True)
 class Roundings:
-    """How many roundings a coefficient on an input, and the bias, pass at most in one step backward."""
+    """How many roundings a coefficient on an input, and the bias, pass at most in one step backward.
+
+    ``over_ranks``: a coefficient passes a sum over the ranks besides.
+    """
 
     coefficient: int = 0
     bias: int = 0
+    over_ranks: bool = False
+
+    def on_an_input(self, ranks: int) -> int:
+        return self.coefficient + (ranks if self.over_ranks else 0)
 
 
 @dataclass(frozen=True)
@@ -49,23 +58,30 @@ class Allowance:
     """``widen`` makes a propagated interval hold in real arithmetic; by default it does."""
 
     backward: Callable[[Node], Roundings]
-    widen: Widen = lambda node, inputs, found: found
+    widen: Widen = lambda node, inputs, found, exchange: found
 
 
-def backward_error(node: Node, inputs: Sequence[Interval]) -> tuple[Tensor, Tensor]:
-    """``E`` ``(batch, *node.shape)`` as above, and ``(batch,)`` for what underflows, whatever the coefficients."""
+def backward_error(node: Node, inputs: Sequence[Interval], exchange: Exchange) -> tuple[Tensor, Tensor]:
+    """``E`` ``(batch, *node.shape)`` as above, and ``(batch,)`` for what underflows, whatever the coefficients.
+
+    Of a value that differs by rank both are this rank's.
+    """
     roundings = LINEAR[type(RULES[node.operator])].backward(node)
+    coefficient = roundings.on_an_input(exchange.axis.size)
     sizes = [magnitude(each) for each in inputs]
-    whole = _of_magnitude(node, sizes)
-    constant = _of_magnitude(node, [torch.zeros_like(size) for size in sizes])
-    error = gamma(roundings.coefficient) * whole + gamma(roundings.bias) * constant
-    steps = roundings.coefficient + roundings.bias
+    if not coefficient and not roundings.bias:
+        batch = len(sizes[0])
+        return sizes[0].new_zeros(()).expand(batch, *node.shape), sizes[0].new_zeros(batch)
+    whole = _of_magnitude(node, sizes, exchange)
+    constant = _of_magnitude(node, [torch.zeros_like(size) for size in sizes], exchange)
+    error = gamma(coefficient) * whole + gamma(roundings.bias) * constant
+    steps = coefficient + roundings.bias
     lost = sum(size.flatten(1).sum(dim=1) for size in sizes) + whole.flatten(1).sum(dim=1) + node.size
     return error, steps * (4 * TINY) * lost
 
 
-def _of_magnitude(node: Node, sizes: Sequence[Tensor]) -> Tensor:
-    return magnitude(RULES[node.operator].interval(node, [symmetric(size) for size in sizes], Exchange()))
+def _of_magnitude(node: Node, sizes: Sequence[Tensor], exchange: Exchange) -> Tensor:
+    return magnitude(RULES[node.operator].interval(node, [symmetric(size) for size in sizes], exchange))
 
 
 def repeats(node: Node) -> int:
@@ -107,37 +123,44 @@ def _choose(node: Node) -> Roundings:
     return Roundings(repeats(node), node.size + 2 if _has_constant(node, "self", "other") else 0)
 
 
-def _by_magnitude(node: Node, inputs: Sequence[Interval], found: Interval) -> Interval:
+def _by_magnitude(node: Node, inputs: Sequence[Interval], found: Interval, exchange: Exchange) -> Interval:
     """Centres and radii: both ends may be off by as much as the largest values suggest."""
-    error, lost = backward_error(node, inputs)
+    error, lost = backward_error(node, inputs, exchange)
     error = error + lost.reshape(-1, *(1,) * len(node.shape))
     return widened(found, error, error)
 
 
-def _by_term(node: Node, inputs: Sequence[Interval], found: Interval) -> Interval:
+def _by_term(node: Node, inputs: Sequence[Interval], found: Interval, exchange: Exchange) -> Interval:
     """Each end is a sum of ends, or a multiple of one: it may be off by as much as their own values suggest."""
     rule = RULES[node.operator]
     below, above = (
-        magnitude(rule.interval(node, [Interval.point(end.abs())], Exchange()))
+        magnitude(rule.interval(node, [Interval.point(end.abs())], exchange))
         for end in (inputs[0].lower, inputs[0].upper)
     )
     if isinstance(rule, Multiple):  # a negative factor exchanges the ends
         below, above = found.lower.abs(), found.upper.abs()
     factor, lost = gamma(prod(node.input_shapes[0]) // max(node.size, 1) + 4), TINY * (prod(node.input_shapes[0]) + 2)
-    return signs_kept(node, inputs, widened(found, below * factor + lost, above * factor + lost))
+    return signs_kept(node, inputs, widened(found, below * factor + lost, above * factor + lost), exchange)
 
 
-def signs_kept(node: Node, inputs: Sequence[Interval], interval: Interval) -> Interval:
+def _by_rank(node: Node, inputs: Sequence[Interval], found: Interval, exchange: Exchange) -> Interval:
+    """Each end is the sum of the ranks' own ends: it may be off by as much as their sizes suggest."""
+    sizes = RULES[node.operator].interval(node, [Interval(inputs[0].lower.abs(), inputs[0].upper.abs())], exchange)
+    factor, lost = gamma(exchange.axis.size), TINY * exchange.axis.size
+    return signs_kept(node, inputs, widened(found, sizes.lower * factor + lost, sizes.upper * factor + lost), exchange)
+
+
+def signs_kept(node: Node, inputs: Sequence[Interval], interval: Interval, exchange: Exchange) -> Interval:
     """Cut what widening added beyond 0 where the inputs' signs alone rule it out; a root may follow."""
     signs = [Interval(each.lower.sign().clamp(max=0), each.upper.sign().clamp(min=0)) for each in inputs]
-    image = RULES[node.operator].interval(node, signs, Exchange())
+    image = RULES[node.operator].interval(node, signs, exchange)
     return Interval(
         torch.where(image.lower >= 0, interval.lower.clamp(min=0), interval.lower),
         torch.where(image.upper <= 0, interval.upper.clamp(max=0), interval.upper),
     )
 
 
-def _by_one_addition(node: Node, inputs: Sequence[Interval], found: Interval) -> Interval:
+def _by_one_addition(node: Node, inputs: Sequence[Interval], found: Interval, exchange: Exchange) -> Interval:
     """An addition rounds once, and not across 0; a factor before it is one rounding more."""
     alpha = abs(float(node.arguments.get("alpha", 1)))
     if alpha == 1:
@@ -146,7 +169,7 @@ def _by_one_addition(node: Node, inputs: Sequence[Interval], found: Interval) ->
             torch.where(found.lower >= 0, moved.lower.clamp(min=0), moved.lower),
             torch.where(found.upper <= 0, moved.upper.clamp(max=0), moved.upper),
         )
-    error = gamma(4) * _of_magnitude(node, [magnitude(each) for each in inputs]) + 4 * TINY
+    error = gamma(4) * _of_magnitude(node, [magnitude(each) for each in inputs], exchange) + 4 * TINY
     return widened(found, error, error)
 
 
@@ -168,11 +191,11 @@ LINEAR: Mapping[type[Rule], Allowance] = {
     Select: Allowance(lambda node: Roundings(len(node.constant("index")))),
     Pad: Allowance(lambda node: Roundings(bias=node.size if node.arguments["value"] else 0)),
     Choose: Allowance(_choose),
-    CopyToGroup: Allowance(_exact),
-    ReduceFromGroup: Allowance(_exact),
+    CopyToGroup: Allowance(lambda node: Roundings(over_ranks=True)),
+    ReduceFromGroup: Allowance(_exact, _by_rank),
     GatherFromGroup: Allowance(_exact),
     ScatterToGroup: Allowance(_exact),
-    GatherWithReduce: Allowance(_exact),
-    ReduceScatter: Allowance(_exact),
+    GatherWithReduce: Allowance(lambda node: Roundings(over_ranks=True)),
+    ReduceScatter: Allowance(_exact, _by_rank),
 }
-"""By the type of the rule. Collectives change nothing in a group of one rank, which is all that is supported here."""
+"""By the type of the rule. What a collective moves, or adds to zeros, it keeps to the last bit."""

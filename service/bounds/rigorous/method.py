@@ -40,7 +40,7 @@ class RigorousAnalysis:
         """Lower bounds ``(batch, rows)`` of ``rows · output`` over the reals, for exact float64 rows."""
         network = self.walk.network
         output, batch = network.graph.output.name, len(self.walk.intervals[network.graph.input.name].lower)
-        parts = torch.split(rows, _rows_at_once(network, batch, self.effort), dim=1)
+        parts = torch.split(rows, _rows_at_once(network, output, batch, self.effort), dim=1)
         with torch.no_grad(), plain_convolutions():
             return torch.cat([self.bounding(self.walk, output, part) for part in parts], dim=1)
 
@@ -71,8 +71,9 @@ def rigorous_crown(
     constants that a capture folded (the scale of a batch norm) are exact as folded. The box's ends are exact too.
     All intermediate bounds are found anew, in float64: none is taken over from another method. ``within`` confines
     the inputs of non-linear nodes, by name, to the part of the box where they hold: a branch of a search, not a claim.
+    Of a network that is divided over ranks, sums over the ranks are accounted for too; all ranks call it.
 
-    Raises ``ValueError`` for a box of another type or a network on several ranks,
+    Raises ``ValueError`` for a box of another type,
     :class:`~service.bounds.graph.UnsupportedModelError` for an operator whose rounding is not known.
     """
     return _analysed(network, box, effort, RigorousPass.lower_bounds, _relaxed(network), within=within)
@@ -109,10 +110,6 @@ def rigorous_lower_bounds(network: Network, box: Interval, rows: Tensor, effort:
 def _check(network: Network, box: Interval) -> None:
     if box.lower.dtype != torch.float64 or box.upper.dtype != torch.float64:
         raise ValueError(f"rigorous bounds need a float64 network and box, got a box of {box.lower.dtype}")
-    if network.exchange.axis.size != 1:
-        raise ValueError(
-            f"rigorous bounds run on one rank of a tensor-parallel group, got {network.exchange.axis.size}"
-        )
     refuse_unknown(network.graph)
 
 
@@ -147,11 +144,15 @@ def _analysed(
     steps: dict[str, Step] = {}
     walk = RigorousPass(network, intervals, steps)
     left, of_a_ball = set(linear) - {network.graph.input.name}, _of_a_ball(network, box) - linear
+    met: set[str] = {network.graph.input.name}
     for node in network.graph.nodes[1:]:
         rule = RULES[node.operator]
         if isinstance(rule, RelaxedRule):
             branch = within.get(node.name) if within else None
             for index, name in enumerate(node.inputs):
+                if name not in met:
+                    met.add(name)
+                    intervals[name] = network.agreed(name, intervals[name])
                 if name in left:
                     left.remove(name)
                     with plain_convolutions():
@@ -161,9 +162,9 @@ def _analysed(
             bounds = [intervals[name] for name in node.inputs]
             steps[node.name] = nonlinear_step(node, bounds, rule.relax_on(node, bounds))
         else:
-            steps[node.name] = linear_step(node, [intervals[name] for name in node.inputs])
+            steps[node.name] = linear_step(node, [intervals[name] for name in node.inputs], network.exchange)
         with plain_convolutions():
-            intervals[node.name] = interval(node, [intervals[name] for name in node.inputs])
+            intervals[node.name] = interval(node, [intervals[name] for name in node.inputs], network.exchange)
             if node.name in of_a_ball:
                 everything = torch.arange(node.size, device=box.lower.device)
                 intervals[node.name] = _bounded(walk, bounding, node.name, everything, effort)
@@ -196,10 +197,14 @@ def _refined(
 
 
 def _bounded(walk: RigorousPass, bounding: Bounding, name: str, chosen: Tensor, effort: Effort) -> Interval:
-    """The interval of a value, met with linear bounds of the entries ``chosen``."""
-    before = walk.intervals[name]
+    """The interval of a value, met with linear bounds of the entries ``chosen``, or of more of them."""
+    before, network = walk.intervals[name], walk.network
     lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
-    pairs = max(1, _rows_at_once(walk.network, len(lower), effort) // 2)
+    if network.is_own(name):
+        # As many on each rank.
+        missing = network.exchange.largest(len(chosen), chosen.device) - len(chosen)
+        chosen = torch.cat([chosen, chosen.new_zeros(missing)])
+    pairs = max(1, _rows_at_once(network, name, len(lower), effort) // 2)
     for part in torch.split(chosen, pairs) if len(chosen) else ():
         bounds = bounding(walk, name, UnitRows(part.unsqueeze(0)))
         lower[:, part] = torch.maximum(lower[:, part], bounds[:, : len(part)])
@@ -207,9 +212,9 @@ def _bounded(walk: RigorousPass, bounding: Bounding, name: str, chosen: Tensor, 
     return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
 
 
-def _rows_at_once(network: Network, batch: int, effort: Effort) -> int:
-    """Rows are whole here: windows would need allowances of their own."""
-    return max(1, effort.passing(0).elements // (batch * network.widest))
+def _rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> int:
+    """Of each rank. Rows are whole here: windows would need allowances of their own."""
+    return max(1, effort.passing(0).elements // (batch * network.widest * network.shares(start)))
 
 
 def plain_convolutions() -> AbstractContextManager[None]:

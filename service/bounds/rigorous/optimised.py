@@ -24,11 +24,13 @@ class Climbed:
         plain = walk.lower_bounds(start, rows)
         # Whole rows: what is chosen for windows would have to be moved to their places.
         whole = rows if isinstance(rows, Tensor) else self._whole(walk, start, rows)
-        climber = Climber(Families(Pass(walk.network, walk.intervals, {})), start, whole, self.ascent)
+        families = Families(Pass(walk.network, walk.intervals, {}, divided=walk.divided))
+        climber = Climber(families, start, whole, self.ascent)
         climber.best_bounds(whole)
         with torch.no_grad():
             chosen = {**walk.steps, **_steps(walk, climber)}
-            return torch.maximum(plain, replace(walk, steps=chosen).lower_bounds(start, rows))
+            # The same rows, which ranks share in the same way: each has what was chosen for its own.
+            return torch.maximum(plain, replace(walk, steps=chosen).lower_bounds(start, whole))
 
     @staticmethod
     def _whole(walk: RigorousPass, start: str, rows: UnitRows) -> Tensor:

@@ -1,7 +1,7 @@
 """What float64 arithmetic may be off by (Higham, Accuracy and Stability of Numerical Algorithms, 2002, chapter 3).
 
-Sums and products are taken to be rounded to nearest, in any order and with or without fused multiplications. Matrix
-products and convolutions must add up products directly: no Strassen, Winograd or Fourier form.
+Sums, those over ranks too, and products are taken to be rounded to nearest, in any order and with or without fused
+multiplications. Matrix products and convolutions must add up products directly: no Strassen, Winograd or Fourier form.
 """
 
 from __future__ import annotations

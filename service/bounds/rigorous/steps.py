@@ -49,24 +49,24 @@ def _is_known(node: Node) -> bool:
     return kind in LINEAR or kind in (Product, MatrixOfTwo, Floor, Periodic) or node.operator in CURVES
 
 
-def interval(node: Node, inputs: Sequence[Interval]) -> Interval:
+def interval(node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
     """One step of interval propagation that holds in real arithmetic."""
     rule = RULES[node.operator]
     if node.operator in CURVES:
         return CURVES[node.operator](node).range(inputs[0])
-    found = rule.interval(node, inputs, Exchange())
+    found = rule.interval(node, inputs, exchange)
     if type(rule) in LINEAR:
-        found = LINEAR[type(rule)].widen(node, inputs, found)
+        found = LINEAR[type(rule)].widen(node, inputs, found, exchange)
     elif isinstance(rule, Product):
-        found = signs_kept(node, inputs, widened(found, 4 * TINY, 4 * TINY))
+        found = signs_kept(node, inputs, widened(found, 4 * TINY, 4 * TINY), exchange)
     elif isinstance(rule, MatrixOfTwo):
         error = gamma(node.input_shapes[0][-1] + 12) * _product_magnitude(node, inputs) + node.size * 4 * TINY
         found = widened(found, error, error)
     return found.without_nan()
 
 
-def linear_step(node: Node, inputs: Sequence[Interval]) -> Step:
-    error, lost = backward_error(node, inputs)
+def linear_step(node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Step:
+    error, lost = backward_error(node, inputs, exchange)
     return Step(error.unsqueeze(1), lost)
 
 

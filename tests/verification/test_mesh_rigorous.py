@@ -1,0 +1,286 @@
+"""Rigorous bounds on tensor-parallel ranks, against rational numbers and against those of one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from service.bounds.rigorous.tally import Tally, _with_parts
+
+pytestmark = pytest.mark.distributed
+
+LOOSER = 1e-6
+"""What the mesh may add to the widths of one process, as a share of them."""
+Exact = Callable[[Any], Any]
+"""A network over arrays of rational numbers."""
+
+
+def rational(tensor: Tensor) -> Any:
+    flat = [Fraction(entry) for entry in tensor.flatten().tolist()]
+    return np.array(flat, dtype=object).reshape(tuple(tensor.shape))
+
+
+def positive(x: Any) -> Any:
+    return np.where(x > 0, x, Fraction(0))
+
+
+class Ladder(nn.Module):
+    """Every collective: tokens divided over the ranks, gathered, and a block whose two ends are replicated."""
+
+    def __init__(self, axis: Any) -> None:
+        from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear, SequenceSharded
+
+        super().__init__()
+        self.axis, self.stream = axis, SequenceSharded(axis)
+        self.into = ColumnParallelLinear(3, 8, axis, copied_input=True)
+        self.out = RowParallelLinear(8, 3, axis, bias=False, partial_output=True)
+        self.column, self.row = ColumnParallelLinear(3, 8, axis), RowParallelLinear(8, 3, axis)
+
+    def forward(self, x: Tensor) -> Tensor:
+        from service.parallel.collectives import gather_from_group
+
+        x = self.stream.divide(x)
+        x = torch.relu(x + self.stream.leave(self.out(torch.relu(self.into(self.stream.enter(x))))))
+        if self.axis.size > 1:
+            x = gather_from_group(x, 1, self.axis.group, self.axis.size)
+        return x + self.row(torch.relu(self.column(x)))
+
+    def exactly(self, x: Any) -> Any:
+        w = {name: rational(each) for name, each in self.named_parameters()}
+        inner = positive(x @ w["into.weight"].T + w["into.bias"]) @ w["out.weight"].T
+        x = positive(x + inner)
+        return x + positive(x @ w["column.weight"].T + w["column.bias"]) @ w["row.weight"].T + w["row.bias"]
+
+
+def ladders(mesh: Any) -> tuple[nn.Module, nn.Module, Exact, tuple[int, ...]]:
+    from nets import redraw
+
+    from service.parallel.mesh import SINGLE
+    from service.parallel.tensor.placement import own_part, sharded_dimensions
+
+    whole, divided = Ladder(SINGLE).double(), Ladder(mesh.tp).double()
+    redraw(whole, torch.Generator().manual_seed(5), scale=30)
+    weights = dict(whole.named_parameters())
+    with torch.no_grad():
+        for name, parameter, dimension in sharded_dimensions(divided):
+            parameter.copy_(own_part(weights[name], dimension, mesh.tp))
+    return whole, divided, whole.exactly, (4, 3)
+
+
+def mlps(mesh: Any, *hidden: int) -> tuple[nn.Module, nn.Module, Exact, tuple[int, ...]]:
+    from service.jobs.spec.model import MlpConfig
+    from service.models import build
+
+    config = MlpConfig(in_features=4, hidden=hidden, out_features=2)
+    whole, divided = (build(config, each, dtype=torch.float64, seed=3) for each in (None, mesh))
+    with torch.no_grad():
+        for parameter in (*whole.parameters(), *divided.parameters()):
+            parameter.mul_(30)
+
+    def exactly(x: Any) -> Any:
+        values = [rational(each) for each in whole.parameters()]
+        for weight, bias in zip(values[:-2:2], values[1:-2:2], strict=True):
+            x = positive(weight @ x + bias)
+        return values[-2] @ x + values[-1]
+
+    return whole, divided, exactly, (4,)
+
+
+def bounds_of(network: Any, box: Any, method: str) -> Tensor:
+    """``(2, outputs)``: lower ones, and upper ones."""
+    from test_rigorous import both_sides
+
+    from service.bounds.methods import Effort
+    from service.bounds.optimise import Ascent
+    from service.bounds.rigorous import RIGOROUS
+
+    output = network.graph.output
+    rows = both_sides(output.size).reshape(1, -1, *output.shape)
+    effort = Effort(elements=2**11, ascent=Ascent(iterations=4))
+    lower, negated = RIGOROUS[method](network, box, effort).lower_bounds(rows)[0].chunk(2)
+    return torch.stack([lower, -negated])
+
+
+def outside(bounds: Tensor, exact: Exact, points: Iterable[Tensor]) -> int:
+    """How often an exact value leaves the bounds."""
+    lower, upper = (rational(each) for each in bounds)
+    values = [exact(rational(point)).reshape(-1) for point in points]
+    return int(sum((value < lower).sum() + (value > upper).sum() for value in values))
+
+
+CASES = [(0.0, "crown"), *((0.1, method) for method in ("ibp", "crown-ibp", "crown"))]
+OPTIMISED = "shards at the head"
+
+
+def compare() -> dict[str, dict[str, Any]]:
+    """Of three networks: how often exact values leave bounds, and how much looser these are than one process's."""
+    from nets import box_around
+
+    from service.bounds.network import prepare
+    from service.jobs.spec.base import ParallelSpec
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+
+    distributed.start("cpu")
+    mesh = build_mesh(ParallelSpec(tp=2), "cpu")
+    nets = {
+        "every collective": ladders(mesh),
+        "shards at the head": mlps(mesh, 12, 10, 12),
+        "whole features at the head": mlps(mesh, 8, 6, 8, 6),
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, (whole, divided, exactly, shape) in nets.items():
+        networks = prepare(divided, shape, mesh.tp), prepare(whole, shape)
+        assert any(networks[0].is_own(node.name) for node in networks[0].nonlinear)
+        x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        for radius, method in [*CASES, *([(0.1, "alpha-crown")] if name == OPTIMISED else [])]:
+            box = box_around(x, radius)
+            corners = (torch.rand(4, *shape, generator=torch.Generator().manual_seed(2)) < 0.5).unbind()
+            points = [torch.where(corner, box.upper[0], box.lower[0]) for corner in corners]
+            ours, expected = (bounds_of(network, box, method) for network in networks)
+            widths = [float((upper - lower).mean()) for lower, upper in (ours, expected)]
+            found[f"{name}, {method}, {radius}"] = {
+                "outside": outside(ours, exactly, points),
+                "looser": widths[0] / widths[1] - 1,
+                "width": widths[0] / float(expected.abs().max()),
+                "bounds": ours.tolist(),
+            }
+        found[f"{name}, other forms"] = other_forms(networks[0], box, exactly, points)
+    found["cancelling"] = cancelling(mesh.tp)
+    distributed.stop()
+    return found
+
+
+def other_forms(network: Any, box: Any, exact: Exact, points: list[Tensor]) -> dict[str, Any]:
+    """With all rows on every rank, as domains of a search have them, and as planes below the output."""
+    from dataclasses import replace
+
+    from test_rigorous import both_sides
+
+    from service.bounds.methods import Effort
+    from service.bounds.rigorous import rigorous_crown
+
+    analysis, output = rigorous_crown(network, box, Effort()), network.graph.output
+    rows = both_sides(output.size).reshape(1, -1, *output.shape)
+    undivided = replace(analysis.walk, divided=False).lower_bounds(output.name, rows)[0]
+    slopes, constants = analysis.planes(rows)
+    below = 0
+    for point in points:
+        value = exact(rational(point)).reshape(-1)
+        plane = rational(slopes[0].flatten(1)) @ rational(point.flatten()) + rational(constants[0])
+        below += int((plane > np.concatenate([value, -value])).sum())
+    divided = analysis.lower_bounds(rows)[0]
+    return {
+        "outside": outside(torch.stack([undivided[: output.size], -undivided[output.size :]]), exact, points) + below,
+        "looser": float((divided - undivided).abs().max() / divided.abs().max()),
+        "width": 1.0,
+        "bounds": [undivided.tolist(), slopes.tolist(), constants.tolist()],
+    }
+
+
+class Apart(nn.Module):
+    """``relu(x_0 + x_1 − large)``, of which each rank has one term."""
+
+    def __init__(self, axis: Any, large: float) -> None:
+        super().__init__()
+        self.axis, self.large = axis, large
+
+    def forward(self, x: Tensor) -> Tensor:
+        from service.parallel.collectives import copy_to_group, reduce_from_group
+
+        own = copy_to_group(x, self.axis.group)[:, self.axis.rank : self.axis.rank + 1]
+        return torch.relu(reduce_from_group(own, self.axis.group) - self.large)
+
+
+class Thrice(nn.Module):
+    """``(x, x, x)``: one from each rank, and one that is replicated."""
+
+    def __init__(self, axis: Any) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        from service.parallel.collectives import copy_to_group, gather_from_group
+
+        own = copy_to_group(x, self.axis.group)
+        return torch.cat([gather_from_group(own, 1, self.axis.group, self.axis.size), x], dim=1)
+
+
+def cancelling(axis: Any) -> dict[str, dict[str, float]]:
+    """Upper bounds of a value that is exactly 1, of which a rounded sum over the ranks leaves 0."""
+    from unittest.mock import patch
+
+    from service.bounds.interval import Interval
+    from service.bounds.methods import METHODS, Effort
+    from service.bounds.network import prepare
+    from service.bounds.rigorous import RIGOROUS, linear
+    from service.bounds.rules.collectives import CopyToGroup, ReduceFromGroup
+
+    def upper(module: nn.Module, x: list[float], row: list[float], method: Any, dtype: torch.dtype) -> float:
+        point = torch.tensor([x], dtype=dtype)
+        rows = -torch.tensor([[row]], dtype=dtype)
+        return -float(method(prepare(module, (len(x),), axis), Interval(point, point), Effort()).lower_bounds(rows))
+
+    found = {}
+    for dtype, large in ((torch.float32, 2.0**24), (torch.float64, 2.0**53)):
+        for module, x, row, method in (
+            (Apart(axis, large), [large, 1.0], [1.0], "ibp"),
+            (Thrice(axis), [1.0], [large, 1.0, -large], "crown"),
+        ):
+            case = found[f"{type(module).__name__} in {dtype}"] = {
+                "plain": upper(module, x, row, METHODS[method], dtype)
+            }
+            if dtype is torch.float64:
+                exact = linear.Allowance(lambda node: linear.Roundings())
+                with patch.dict(linear.LINEAR, {CopyToGroup: exact, ReduceFromGroup: exact}):
+                    case["not accounted for"] = upper(module, x, row, RIGOROUS[method], dtype)
+                case["rigorous"] = upper(module, x, row, RIGOROUS[method], dtype)
+    return found
+
+
+def test_two_ranks_find_rigorous_bounds_that_are_as_tight_as_those_of_one(torchrun: Any) -> None:
+    first, second = torchrun(compare, 2)
+    assert first == second, "ranks have the same bounds to the last bit"
+    for name, found in first.pop("cancelling").items():
+        assert found["plain"] < 0.5, f"{name}: a rounded sum over the ranks must show"
+        if "float64" in name:
+            assert found["not accounted for"] < 0.5, f"{name}: nothing but the allowance for the ranks' sum counts"
+            assert 1 <= found["rigorous"] <= 100
+    assert len(first) == 3 * (len(CASES) + 1) + 1
+    for name, found in first.items():
+        assert found["outside"] == 0, name
+        assert found["looser"] <= LOOSER, name
+        assert (found["width"] < 1e-11) == (", 0.0" in name), name
+
+
+entries = st.floats(-1e9, 1e9).map(lambda value: value * 2.0**-20) | st.sampled_from([2.0**60, -(2.0**60), 1.0, -0.5])
+
+
+@given(parts=st.lists(entries, min_size=2, max_size=8), order=st.randoms(use_true_random=False))
+def test_the_ranks_parts_are_worth_what_they_come_to_in_any_order(parts: list[float], order: random.Random) -> None:
+    """Parts that cancel are off by a share of their sizes, not of what is left of them."""
+    bounds = [Tally([torch.tensor([[part]], dtype=torch.float64)]).lower_bound() for part in parts]
+
+    def add_up(own: Tensor) -> Tensor:
+        waiting = [torch.stack([each, each.abs()]) for each in bounds]
+        assert any(torch.equal(own, each) for each in waiting)
+        while len(waiting) > 1:
+            order.shuffle(waiting)
+            waiting.append(waiting.pop() + waiting.pop())
+        return waiting[0]
+
+    part = Tally([torch.tensor([[parts[0]]], dtype=torch.float64)])
+    found = _with_parts(Tally(), part, add_up, len(parts)).lower_bound()
+    total = sum(Fraction(float(each)) for each in bounds)
+    assert Fraction(float(found)) <= total
+    sizes = sum(abs(Fraction(float(each))) for each in bounds)
+    assert total - Fraction(float(found)) <= Fraction(2.0**-45) * sizes + Fraction(1e-300)
