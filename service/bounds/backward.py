@@ -104,7 +104,8 @@ class Pass:
                 continue
             self._step(biases, pending, node, waiting)
         total = self._total(biases, own or self._divides(start))
-        return total.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        # No sum of numbers is infinite: what overflows has lost terms that may have made it less.
+        return total.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
     def _step(self, biases: _Biases, pending: dict[str, Pending], node: Node, waiting: Pending) -> None:
         """Through one node; what was only on the way is dropped before the next."""

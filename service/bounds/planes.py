@@ -106,7 +106,7 @@ class Walk:
         start = _Rows({source: both(matrix[entry]) for source, matrix in form.matrices.items()}, both(form.bias[entry]))
         coefficients, bias, _ = self._back(start, len(self._relaxed), owner)
         box = self.box.map(lambda end: end[owner])
-        least = minimum(box, coefficients, bias).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        least = minimum(box, coefficients, bias).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
         found = Interval(least[:, 0], -least[:, 1]).meet(bounds.map(lambda end: end[owner, entry]))
         lower, upper = bounds.lower.clone(), bounds.upper.clone()
         lower[owner, entry], upper[owner, entry] = found.lower, found.upper

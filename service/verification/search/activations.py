@@ -22,7 +22,7 @@ from service.bounds.parts import with_parts
 from service.bounds.rigorous import RIGOROUS, RigorousAnalysis
 from service.bounds.split import Sites
 from service.bounds.stages import StagedAnalysis
-from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
+from service.verification.certify import Verdict
 from service.verification.search.ascent import Climb
 from service.verification.search.attack import descend
 from service.verification.search.bounding import Bounding, Question
@@ -110,14 +110,13 @@ def _by(subject: Subject, method: str) -> Method:
 def _asked(subject: Subject, goal: Goal, analysis: Analysis) -> tuple[Question, Tensor]:
     """Rows by disjunct, and what the root's bounds prove of each."""
     network, dtype = subject.network, subject.dtype
-    rows, thresholds = goal.rows.to(dtype), goal.thresholds.to(dtype)
+    rows = goal.rows.to(dtype)
     both = torch.cat([rows, -rows])
     if subject.staged is None:
         both = both.reshape(-1, *network.graph.output.shape)
     below = network.exchange.agree(analysis.lower_bounds(both[None])[0])
     least, most = below[: len(rows)], -below[len(rows) :]
-    reach = torch.maximum(least.abs(), most.abs()).nan_to_num(posinf=0.0) + thresholds.abs()
-    offsets = thresholds + ABSOLUTE_MARGIN[dtype] + RELATIVE_MARGIN[dtype] * reach
+    offsets = goal.offsets(least, most)
     place = torch.stack([(goal.disjunct[:index] == own).sum() for index, own in enumerate(goal.disjunct)])
     shape = goal.disjuncts, int(place.max()) + 1
     used = torch.zeros(shape, dtype=torch.bool, device=rows.device)

@@ -342,6 +342,6 @@ def _empty(clipped: Interval, reach: Tensor) -> Tensor:
 
 
 def _largest(values: Mapping[str, Interval]) -> dict[str, Tensor]:
-    """Of each value the largest finite end of any of its entries, ``(1, *shape)``."""
+    """Of each value the largest end of any of its entries, ``(1, *shape)``: the largest number if that is infinite."""
     sizes = {name: torch.maximum(each.lower[:1].abs(), each.upper[:1].abs()) for name, each in values.items()}
-    return {name: torch.where(size.isfinite(), size, 0.0).amax().expand_as(size) for name, size in sizes.items()}
+    return {name: size.nan_to_num(nan=torch.inf).nan_to_num().amax().expand_as(size) for name, size in sizes.items()}

@@ -12,6 +12,7 @@ from torch import Tensor
 from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.jobs.vnnlib import Case, Halfspace, Query, Within
+from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,16 @@ class Goal:
     def excess(self, outputs: Tensor) -> Tensor:
         """``rows · y − thresholds`` of outputs ``(n, outputs)``: ``(n, rows)``."""
         return outputs @ self.rows.to(outputs.dtype).T - self.thresholds.to(outputs.dtype)
+
+    def offsets(self, least: Tensor, most: Tensor) -> Tensor:
+        """What bounds ``(rows,)`` of ``rows · y`` must exceed: thresholds, and what rounding may explain.
+
+        Where a bound is not finite, rounding may explain whatever can be told in this type.
+        """
+        dtype, largest = least.dtype, torch.finfo(least.dtype).max
+        thresholds = self.thresholds.to(dtype)
+        reach = torch.maximum(least.abs(), most.abs()).nan_to_num(nan=largest, posinf=largest) + thresholds.abs()
+        return thresholds + ABSOLUTE_MARGIN[dtype] + RELATIVE_MARGIN[dtype] * reach
 
     def per_disjunct(self, values: Tensor) -> Tensor:
         """The largest of each disjunct's rows, ``(n, rows)`` to ``(n, disjuncts)``: all rows must be ≤ 0 at once."""

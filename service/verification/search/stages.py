@@ -18,7 +18,7 @@ from service.bounds.methods import METHODS, Effort
 from service.bounds.planes import Known, Planes, minimum
 from service.bounds.split import Sites
 from service.bounds.stages import Staged
-from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN, Verdict
+from service.verification.certify import Verdict
 from service.verification.search.activations import split_activations
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.goal import Goal
@@ -101,8 +101,5 @@ def _bound_whole(subject: Subject, goal: Goal, method: str, deadline: float, wat
 def _least_margin(goal: Goal, both: Tensor) -> float:
     """Over the disjuncts, of the best of their rows; ``both`` bounds the rows and their negations from below."""
     least, most = both.chunk(2)
-    most, thresholds = -most, goal.thresholds.to(both.dtype)
-    reach = torch.maximum(least.abs(), most.abs()).nan_to_num(posinf=0.0) + thresholds.abs()
-    offsets = thresholds + ABSOLUTE_MARGIN[both.dtype] + RELATIVE_MARGIN[both.dtype] * reach
-    margins = (least - offsets).nan_to_num(nan=-torch.inf)
+    margins = (least - goal.offsets(least, -most)).nan_to_num(nan=-torch.inf)
     return float(goal.per_disjunct(margins.unsqueeze(0)).min())
