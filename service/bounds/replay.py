@@ -5,9 +5,34 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
+from typing import Any, Protocol
 
 import torch
+
+
+class Repeat(Protocol):
+    def run(self, body: Callable[[], None], times: int) -> None:
+        """The same body at each call."""
+
+
+@dataclass(eq=False)
+class Memory:
+    """What records work in that never run at once and leave each other nothing but tensors from elsewhere.
+
+    ``bytes`` were reserved for it: they count as free where nothing is in them at the moment, and are not.
+    """
+
+    bytes: int = 0
+    _handle: Any = None
+
+    @property
+    def handle(self) -> Any:
+        """Of the pool that records on a CUDA device share."""
+        if self._handle is None:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
 
 
 class Plain:
@@ -27,8 +52,8 @@ class Recorded:
     until the garbage collector comes by.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, memory: Memory | None = None) -> None:
+        self.device, self.memory = device, Memory() if memory is None else memory
         self.record: torch.cuda.CUDAGraph | None = None
 
     def run(self, body: Callable[[], None], times: int) -> None:
@@ -54,8 +79,9 @@ class Recorded:
     def _recorded(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
         stream, record = recording_stream(self.device), torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
+        before = torch.cuda.memory_reserved(self.device)
         with torch.cuda.stream(stream), _no_collection():
-            record.capture_begin(capture_error_mode="thread_local")
+            record.capture_begin(self.memory.handle, capture_error_mode="thread_local")
             try:
                 body()
             except BaseException:
@@ -64,6 +90,7 @@ class Recorded:
                 raise
             record.capture_end()
         torch.cuda.current_stream(self.device).wait_stream(stream)
+        self.memory.bytes += max(0, torch.cuda.memory_reserved(self.device) - before)
         return record
 
 

@@ -34,9 +34,10 @@ from service.verification import job
 from service.verification.certify import Verdict
 from service.verification.search import Decision, Means, Subject, decide
 from service.verification.search.ascent import Climb
-from service.verification.search.bounding import Bounding, Question, _empty
+from service.verification.search.bounding import Bounding
 from service.verification.search.certificates import Certificates
 from service.verification.search.domains import Domains
+from service.verification.search.walk import Question, Walk, _empty
 
 __all__ = ["trained"]
 
@@ -150,7 +151,7 @@ def test_a_certificate_is_what_the_parameters_prove(activation: nn.Module) -> No
     rows = torch.tensor([[[1.0, -1.0], [0.3, 0.1]]], dtype=DOUBLE)
     offsets = torch.tensor([[0.1, -0.2]], dtype=DOUBLE)
     question = Question(network.graph.output.name, rows, offsets, torch.ones(1, 2, dtype=torch.bool))
-    bounding = Bounding(network, box, Sites.of(network).bounds(root.inputs), question)
+    bounding = Bounding(Walk(network, box, Sites.of(network).bounds(root.inputs), question))
     domains = split_up(generator, 40, 3, bounding)
     certified = Certificates(bounding, root).certified(domains).margin
     plain = bounding.margins(domains)
@@ -175,7 +176,7 @@ def test_an_optimised_domain_is_certified_to_rounding_and_an_empty_one_is_done()
     rows = torch.tensor([[[1.0, 0.0]]], dtype=DOUBLE)
     nothing = torch.zeros(1, 1, dtype=DOUBLE)
     question = Question(network.graph.output.name, rows, nothing, nothing == 0)
-    bounding = Bounding(network, box, Sites.of(network).bounds(root.inputs), question)
+    bounding = Bounding(Walk(network, box, Sites.of(network).bounds(root.inputs), question))
     certificates = Certificates(bounding, root)
     halves = split_up(torch.Generator().manual_seed(0), 6, 2, bounding)
     found = bounding.optimised(halves, Climb(10, 0.1))

@@ -21,13 +21,14 @@ from service.bounds.split import Multipliers, Sites, kink
 from service.verification.certify import Verdict
 from service.verification.search.activations import split_activations
 from service.verification.search.ascent import Climb
-from service.verification.search.bounding import Bounding, Question
+from service.verification.search.bounding import Bounding
 from service.verification.search.decision import Finding, Moment
 from service.verification.search.domains import Domains, Pool
 from service.verification.search.goal import Goal
 from service.verification.search.programs import Programs
 from service.verification.search.refining import refined
 from service.verification.search.subject import Subject
+from service.verification.search.walk import Question, Walk
 
 
 class Gate(nn.Module):
@@ -105,7 +106,7 @@ def bounding_of(subject: Subject, lower: Tensor, upper: Tensor, rows: Tensor) ->
         rows.new_zeros(1, len(rows)),
         torch.ones(1, len(rows), dtype=torch.bool),
     )
-    return Bounding(subject.network, box, bounds, question)
+    return Bounding(Walk(subject.network, box, bounds, question))
 
 
 def evaluated(network: Network, x: Tensor) -> dict[str, Tensor]:
@@ -419,6 +420,6 @@ def test_no_program_for_operators_that_still_bend() -> None:
     goal = Goal(-one, one, one[None], 0 * one, torch.zeros(1, dtype=torch.int64), 0 * one)
     nothing = torch.full((1, 2), torch.inf, dtype=torch.float64)
     question = Question(subject.network.graph.output.name, one[None, None], 0 * one[None], one[None] > 0)
-    bounding = Bounding(subject.network, goal.box(torch.float64), Interval(-nothing, nothing), question)
+    bounding = Bounding(Walk(subject.network, goal.box(torch.float64), Interval(-nothing, nothing), question))
     domain = bounding.roots(-one[None])
     assert Programs(subject, goal).solved(domain, bounding.bounds).margin == -torch.inf

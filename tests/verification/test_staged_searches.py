@@ -86,7 +86,7 @@ def domain_margins(subject: Any, query: Any) -> list[float]:
     import torch
 
     from service.verification.search import activations
-    from service.verification.search.bounding import Climb
+    from service.verification.search.ascent import Climb
     from service.verification.search.goal import goals
 
     (goal,) = goals(query, subject.device)

@@ -25,7 +25,7 @@ from service.bounds.stages import StagedAnalysis
 from service.verification.certify import Verdict
 from service.verification.search.ascent import Climb
 from service.verification.search.attack import descend
-from service.verification.search.bounding import Bounding, Question
+from service.verification.search.bounding import Bounding
 from service.verification.search.branching import Branching
 from service.verification.search.certificates import Certificates
 from service.verification.search.crew import Standing
@@ -35,8 +35,9 @@ from service.verification.search.goal import Goal
 from service.verification.search.intermediate import optimised
 from service.verification.search.programs import Programs
 from service.verification.search.refining import refined
-from service.verification.search.stage_bounding import StageBounding
+from service.verification.search.stage_walk import StageWalk
 from service.verification.search.subject import Subject, worst_first
+from service.verification.search.walk import Question, Walk
 
 FROM_SCRATCH, ONWARD = Climb(60, slopes=0.1), Climb(10, slopes=0.03)
 """Of whole boxes, and of halves, whose parameters begin where those of the whole were best."""
@@ -130,8 +131,8 @@ def _asked(subject: Subject, goal: Goal, analysis: Analysis) -> tuple[Question, 
 
 def _bounding(subject: Subject, root: _Root) -> Bounding:
     if subject.staged is not None:
-        return StageBounding(subject.staged, root.box, root.bounds, root.question)
-    return Bounding(subject.network, root.box, root.bounds, root.question)
+        return Bounding(StageWalk(subject.staged, root.box, root.bounds, root.question))
+    return Bounding(Walk(subject.network, root.box, root.bounds, root.question))
 
 
 def _certificates(subject: Subject, bounding: Bounding, root: _Root) -> Certificates | None:
@@ -214,6 +215,7 @@ class _Search:
     def _refine_in_time(self) -> None:
         now = time.monotonic()
         if len(self.pool):
+            self.bounding.ascents.forget()  # what comes has use for the memory
             self._tighten(self._better_bounds(now, self.deadline - now))
         now = time.monotonic()
         self.patience = now + (now - self.started)
@@ -228,7 +230,7 @@ class _Search:
     def _tighten(self, bounds: Interval) -> None:
         """Take bounds that all domains share; where that alone gains more than all splits, begin again."""
         bounding = self.bounding
-        bounding.tighten(bounds)
+        bounding.walk.tighten(bounds)
         roots = bounding.roots(torch.full_like(bounding.question.offsets, -torch.inf))
         roots = bounding.optimised(roots.rows(self.pool.disjuncts.to(roots.margin.device)), FROM_SCRATCH)
         self.domains += len(roots)

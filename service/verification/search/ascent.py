@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from service.bounds.contents import fits, overwrite, own_copy
+from service.bounds.fused import Adam
+from service.bounds.replay import Repeat
+from service.verification.search.domains import Domains
+from service.verification.search.walk import Fixed, Parameters, Walk
+
+CHECK_EVERY = 5
+"""Iterations between looks at whether all domains are proved, each of which waits for the device."""
 
 
 @dataclass(frozen=True)
@@ -21,22 +30,116 @@ class Climb:
     decay: float = 0.97
 
 
-class Adam:
-    """Ascent (Kingma and Ba, 2015) of several tensors, each at its own rate."""
+class Stepping:
+    """Adam's descent (Kingma and Ba, 2015) of multipliers, each at a rate of its own.
 
-    def __init__(self, moving: list[Tensor], rates: list[float | Tensor], decay: float) -> None:
-        self.rates, self.decay, self.count = rates, decay, 0
-        self.first = [torch.zeros_like(each) for each in moving]
-        self.second = [torch.zeros_like(each) for each in moving]
+    One that would change its sign stops at the kink. All state is in tensors that stay where they are.
+    """
 
-    def step(self, moving: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    def __init__(self, like: Tensor, climb: Climb) -> None:
+        self.first, self.second = torch.zeros_like(like), torch.zeros_like(like)
+        self.count = torch.zeros(1, dtype=torch.int64, device=like.device)
+        steps = torch.arange(1, climb.iterations + 1, dtype=torch.float64)
+        sizes = climb.multipliers * (1 - SECOND**steps).sqrt() / (1 - FIRST**steps) * climb.decay**steps
+        self.sizes = sizes.to(like)
+
+    def restart(self) -> None:
+        for each in (self.first, self.second, self.count):
+            each.zero_()
+
+    def step(self, values: Tensor, gradient: Tensor, rates: Tensor) -> None:
+        self.first.lerp_(gradient, 1 - FIRST)
+        self.second.mul_(SECOND).addcmul_(gradient, gradient, value=1 - SECOND)
+        moved = self.first / self.second.sqrt().add_(EPSILON)
+        moved.mul_(rates).mul_(self.sizes.index_select(0, self.count))
+        torch.sub(values, moved, out=moved)
+        values.copy_(moved.masked_fill_(values * moved < 0, 0))
         self.count += 1
-        scale = (1 - 0.999**self.count) ** 0.5 / (1 - 0.9**self.count) * self.decay**self.count
-        stepped = []
-        for each, gradient, first, second, rate in zip(
-            moving, gradients, self.first, self.second, self.rates, strict=True
-        ):
-            first.lerp_(gradient, 0.1)
-            second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-            stepped.append(each + rate * scale * first / second.sqrt().add_(1e-12))
-        return stepped
+
+
+FIRST, SECOND, EPSILON = 0.9, 0.999, 1e-12
+
+
+class Ascending:
+    """Batches of as many domains as the first, one after the other, in tensors that stay where they are.
+
+    ``stepping`` repeats an iteration, ``looking`` the last look at where it led.
+    """
+
+    def __init__(
+        self, walk: Walk, fixed: Fixed, domains: Domains, climb: Climb, repeats: tuple[Repeat, Repeat]
+    ) -> None:
+        self.walk, self.climb, self.fixed = walk, climb, replace(fixed, bounds={})
+        self.boxes = walk.boxes(len(domains))
+        self.stepping, self.looking = repeats
+        self.moving = Parameters(*(each.clone().requires_grad_() for each in Parameters.of(domains).each))
+        self.kept = Parameters(*(each.clone() for each in Parameters.of(domains).each))
+        self.best = torch.where(fixed.empty, torch.inf, domains.margin)
+        self.slopes = Adam([self.moving.slopes], climb.slopes, climb.decay)
+        self.beta = Stepping(domains.beta, climb)
+        self.weights = Adam([self.moving.weights], climb.weights, climb.decay)
+
+    def keep(self) -> None:
+        """What is fixed, in tensors of its own: others may be given by :meth:`restart`."""
+        self.fixed = own_copy(self.fixed)
+
+    def takes(self, fixed: Fixed) -> bool:
+        """Whether these domains are of the same form."""
+        return fits(replace(fixed, bounds={}), self.fixed)
+
+    @torch.no_grad()
+    def restart(self, fixed: Fixed, domains: Domains) -> None:
+        overwrite(replace(fixed, bounds={}), self.fixed)
+        self.best.copy_(torch.where(fixed.empty, torch.inf, domains.margin))
+        for new, moving, kept in zip(Parameters.of(domains).each, self.moving.each, self.kept.each, strict=True):
+            moving.copy_(new)
+            kept.copy_(new)
+        for each in (self.slopes, self.beta, self.weights):
+            each.restart()
+
+    @torch.no_grad()
+    def run(self, domains: Domains) -> Domains:
+        """The domains with the best margins met, never less than before, and the parameters that gave them."""
+        self._climb()
+        slopes, beta, weights = (each.clone() for each in self.kept.each)
+        return domains.with_(margin=self.best.clone(), slopes=slopes, beta=beta, weights=weights)
+
+    def _climb(self) -> None:
+        for done in range(0, self.climb.iterations, CHECK_EVERY):
+            self.stepping.run(self._step, min(CHECK_EVERY, self.climb.iterations - done))
+            if bool((self.best > 0).all()):
+                return
+        self.looking.run(self._look, 1)
+
+    def _step(self) -> None:
+        with torch.enable_grad():
+            margin = self.walk.margins(self.fixed, self.boxes, self.moving)
+            gradients = self.walk.descent(self.fixed, margin, self.moving)
+        self._keep_best(margin.detach())
+        _descend(self.slopes, self.moving.slopes, gradients.slopes)
+        self.beta.step(self.moving.beta.detach(), gradients.beta, self.fixed.scale)
+        if self.fixed.used.shape[1] > 1:
+            _descend(self.weights, self.moving.weights, gradients.weights)
+            self._project(self.moving.weights.detach())
+
+    def _look(self) -> None:
+        self._keep_best(self.walk.margins(self.fixed, self.boxes, self.moving))
+
+    def _keep_best(self, margin: Tensor) -> None:
+        better = margin > self.best
+        torch.where(better, margin, self.best, out=self.best)
+        for new, old in zip(self.moving.each, self.kept.each, strict=True):
+            torch.where(better[:, None], new.detach(), old, out=old)
+
+    def _project(self, weights: Tensor) -> None:
+        """To weights that sum to 1, of rows that are there."""
+        used = self.fixed.used.to(weights.dtype)
+        weights.mul_(used)
+        total = weights.sum(dim=1, keepdim=True)
+        weights.copy_(torch.where(total > 0, weights / total, used))
+
+
+def _descend(adam: Adam, parameter: Tensor, gradient: Tensor) -> None:
+    parameter.grad = gradient
+    adam.step()
+    parameter.grad = None  # in the memory of a record it would be held for good

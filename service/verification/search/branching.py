@@ -135,7 +135,7 @@ class Branching:
         wanted = {
             site.value: torch.zeros_like(closer.bounds[site.value].lower, dtype=torch.bool) for site in self.sites.each
         }
-        for node in self.bounding.relaxed:
+        for node in self.bounding.walk.relaxed:
             masks = self.network.rule_of(node).improvable_on(node, [closer.bounds[name] for name in node.inputs])
             for name, mask in zip(node.inputs, masks, strict=True):
                 wanted[name] = wanted[name] | mask
@@ -151,7 +151,7 @@ class Branching:
     def _losses(self, closer: Closer, at: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the relaxations lose at one point of every site, by value."""
         losses = {value: torch.zeros_like(point) for value, point in at.items()}
-        for node in self.bounding.relaxed:
+        for node in self.bounding.walk.relaxed:
             if node.name not in closer.coefficients:
                 continue
             bounds = [closer.bounds[name] for name in node.inputs]
@@ -177,7 +177,7 @@ class Branching:
         """
         upper = {site.value: torch.zeros_like(closer.bounds[site.value].lower) for site in self.sites.each}
         lower = dict(upper)
-        for node in self.bounding.relaxed:
+        for node in self.bounding.walk.relaxed:
             rule, relaxed, name = self.network.rule_of(node), closer.relaxed[node.name], node.inputs[0]
             if node.name in closer.coefficients and isinstance(rule, LeakyRelu):
                 assert isinstance(relaxed, Lines)

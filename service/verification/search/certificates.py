@@ -42,9 +42,9 @@ class Certificates:
     def _margins(self, domains: Domains) -> Tensor:
         splits = self.bounding.numbering.placed(domains.index, domains.sign)
         clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.bounding.bounds)
-        empty = (clipped.lower > clipped.upper).any(dim=1)
+        empty = self.bounding.numbering.anywhere((clipped.lower > clipped.upper).any(dim=1))
         sites, within = self.bounding.sites, clipped.meet(clipped)
-        walk = self._walk(domains, self.bounding.shaped(within))
+        walk = self._walk(domains, self.bounding.walk.shaped(within))
         beta = torch.where(splits.here, domains.beta, 0)
         multipliers = Multipliers(beta, splits.index, within).coefficients(sites.entries)
         held = {value: -each.unsqueeze(1) for value, each in sites.unflattened(multipliers).items()}
@@ -52,7 +52,10 @@ class Certificates:
         return torch.where(empty, torch.inf, proved)
 
     def _walk(self, domains: Domains, within: Mapping[str, Interval]) -> RigorousPass:
-        """The root's, on the domains' own bounds of what non-linear nodes read, through the lines they chose."""
+        """The root's, on the domains' own bounds of what non-linear nodes read, through the lines they chose.
+
+        Every rank has the one row of each domain.
+        """
         walk, count = self.root.walk, len(domains)
         intervals = {
             name: each.arranged(lambda end: end.expand(count, *end.shape[1:])) for name, each in walk.intervals.items()
@@ -61,12 +64,13 @@ class Certificates:
         intervals |= {
             name: replace(intervals[name], lower=each.lower, upper=each.upper) for name, each in within.items()
         }
-        chosen = self.bounding.members(domains, within)
+        choices = self.bounding.walk.choices
+        chosen = choices.members(choices.families(within), domains.slopes)
         steps = {
             name: self._own(name, intervals, chosen[name]) if name in chosen else _repeated(step, count)
             for name, step in walk.steps.items()
         }
-        return replace(walk, intervals=intervals, steps=steps)
+        return replace(walk, intervals=intervals, steps=steps, divided=False)
 
     def _own(self, name: str, intervals: Mapping[str, Interval], relaxed: Relaxed) -> Step:
         node = self.bounding.network.nodes[name]
@@ -86,7 +90,8 @@ class Certificates:
         lost = torch.where(single, 0.0, gamma(weights.shape[2] + 4) * reach.squeeze(1)).flatten()
         offset = torch.bmm(weights, offsets).flatten()
         margin = least - offset - lost - 8 * UNIT * (least.abs() + offset.abs() + lost)
-        return margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        margin = margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        return network.exchange.agree(margin)
 
 
 def _repeated(step: Step, count: int) -> Step:

@@ -61,6 +61,15 @@ class Domains:
         new = {"index": index, "sign": sign, "at": at, "beta": beta}
         return self.with_(**{name: torch.cat([self.columns[name], new[name][:, None]], dim=1) for name in new})
 
+    def filled(self, count: int, depth: int) -> Domains:
+        """At least as many, the last of them again and again, with as many columns of splits."""
+        which = torch.arange(count, device=self.margin.device).clamp(max=len(self) - 1)
+        return Domains(**{name: _widened(column[which], name, depth) for name, column in self.columns.items()})
+
+    def cut(self, depth: int) -> Domains:
+        """With the first ``depth`` columns of splits."""
+        return self.with_(**{name: self.columns[name][:, :depth] for name in _HISTORY})
+
     def packed(self) -> Domains:
         """Splits first and columns without any left out."""
         order = (self.sign == 0).to(torch.int8).argsort(dim=1, stable=True)

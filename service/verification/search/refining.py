@@ -17,10 +17,11 @@ from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.split import Site, Sites
 from service.verification.search.ascent import Climb
-from service.verification.search.bounding import Bounding, Question
+from service.verification.search.bounding import Bounding
 from service.verification.search.branching import Branching
 from service.verification.search.domains import Domains
 from service.verification.search.intermediate import wanted
+from service.verification.search.walk import Question, Walk
 
 FROM_SCRATCH, ONWARD = Climb(20, slopes=0.2), Climb(10, slopes=0.02)
 FEWEST, MOST = 32, 1024
@@ -78,7 +79,7 @@ class _Problems:
         rows = torch.cat([rows, -rows])[:, None]
         offsets = rows.new_zeros(len(rows), 1)
         question = Question(site.value, rows, offsets, torch.ones_like(offsets, dtype=torch.bool))
-        self.bounding = Bounding(network, box, bounds, question)
+        self.bounding = Bounding(Walk(network, box, bounds, question))
         self.branching = Branching(self.bounding)
         place = site.offset + entries
         self.known = torch.cat([bounds.lower[0, place], -bounds.upper[0, place]])

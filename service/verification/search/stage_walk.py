@@ -18,8 +18,8 @@ from service.bounds.backward import Pass
 from service.bounds.interval import Interval
 from service.bounds.relaxation import Relaxed
 from service.bounds.stages import Line, Staged
-from service.verification.search.bounding import Bounding, Fixed, Question
 from service.verification.search.numbering import Numbering, Numbers, Placed
+from service.verification.search.walk import Fixed, Question, Walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +69,13 @@ class StageNumbering:
         return [best.to(scores.dtype), number.long(), *(each.to(scores.dtype) for each in found)]
 
 
-class StageBounding(Bounding):
+class StageWalk(Walk):
     """Of this rank's stage; every stage makes one and calls the same methods, with the same domains.
 
     ``box`` and ``bounds`` are the stage's. The question is about the model's output; ``start`` names the stage's own.
     """
+
+    is_alone = False
 
     def __init__(self, staged: Staged, box: Interval, bounds: Interval, question: Question) -> None:
         self.line = staged.line
@@ -82,12 +84,12 @@ class StageBounding(Bounding):
     def _numbered(self, device: torch.device) -> Numbers:
         return StageNumbering.of(self.line, Numbering.of(self.network, self.sites, device))
 
-    def _walked(self, fixed: Fixed, relaxed: Mapping[str, Relaxed], box: Interval, weights: Tensor) -> Tensor:
+    def walked(self, fixed: Fixed, relaxed: Mapping[str, Relaxed], boxes: Interval, weights: Tensor) -> Tensor:
         before = None if self.line.is_first else _Before(self.line)
-        backward = Pass(self.network, {self.network.graph.input.name: box}, relaxed, before=before)
+        backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed, before=before)
         start = self.network.graph.output
         if self.line.is_last:
-            rows, offset = self._rows(fixed, weights)
+            rows, offset = self._combined(fixed, weights)
             found = backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
             found = self.network.exchange.agree(found)
         else:
@@ -96,12 +98,11 @@ class StageBounding(Bounding):
         told: Tensor = _Told.apply(found, self.line)  # type: ignore[no-untyped-call]
         return told
 
-    def _gradients(self, fixed: Fixed, margin: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-        slopes, beta, weights = super()._gradients(fixed, margin, inputs)
-        return [slopes, beta, self.line.of_last(weights)]
+    def _agreed(self, weights: Tensor) -> Tensor:
+        return self.line.of_last(super()._agreed(weights))
 
-    def _minimiser(self, fixed: Fixed, arrived: Sequence[Tensor]) -> Tensor:
-        return self.line.of_first(super()._minimiser(fixed, arrived) if self.line.is_first else None)
+    def minimiser(self, boxes: Interval, arrived: Sequence[Tensor]) -> Tensor:
+        return self.line.of_first(super().minimiser(boxes, arrived) if self.line.is_first else None)
 
 
 @dataclass(frozen=True, eq=False)

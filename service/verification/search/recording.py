@@ -1,0 +1,131 @@
+"""How the parameters of a batch of domains are optimised: as written, or on a CUDA device from a record.
+
+Domains of small networks are bounded by thousands of small kernels, whose launches take longer than the work. One
+record serves all batches of about one size: they are filled up, with domains that are there already and with splits
+that are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from service.bounds.replay import Memory, Plain, Recorded, Repeat
+from service.verification.search.ascent import Ascending, Climb
+from service.verification.search.domains import Domains
+from service.verification.search.walk import Walk
+
+SMALLEST, SHALLOWEST = 8, 8
+"""Domains, and splits."""
+FINER = 64
+"""Domains beyond which sizes are a quarter of a power of two apart."""
+SHARE = 4
+"""All records together take no more of the memory that is free."""
+HOST_BYTES = 2**31
+"""For a batch on a device without a memory of its own."""
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return HOST_BYTES
+    # What torch holds without using it is free for it too.
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def filled(count: int, least: int) -> int:
+    """The size of the batch, or of the history, that one of ``count`` is filled up to."""
+    if count <= least:
+        return least if count else 0
+    size = 1 << (count - 1).bit_length()
+    step = size if size <= FINER else size // 8
+    return -(-count // step) * step
+
+
+@dataclass(eq=False)
+class AsWritten:
+    """Every batch by itself."""
+
+    walk: Walk
+
+    def optimised(self, domains: Domains, climb: Climb, scale: Tensor) -> Domains:
+        fixed = self.walk.fixed(domains, scale)
+        return Ascending(self.walk, fixed, domains, climb, (Plain(), Plain())).run(domains)
+
+    @property
+    def held(self) -> int:
+        """Bytes that seem to be free and are not."""
+        return 0
+
+    def forget(self) -> None:
+        """What was only kept for speed."""
+
+
+@dataclass(frozen=True)
+class _Size:
+    count: int
+    depth: int
+    climb: Climb
+
+
+@dataclass(eq=False)
+class FromRecords:
+    """Batches of one size share a record; those that were not used for longest make room for others.
+
+    ``cost`` are the bytes that a domain takes, ``free`` tells those that there are. ``repeat`` makes what repeats an
+    iteration in some memory.
+    """
+
+    walk: Walk
+    cost: int
+    free: Callable[[], int]
+    repeat: Callable[[Memory], Repeat]
+    memory: Memory = field(default_factory=Memory)
+    _kept: dict[_Size, Ascending] = field(default_factory=dict)
+
+    @classmethod
+    def on(cls, device: torch.device, walk: Walk, cost: int) -> FromRecords:
+        return cls(walk, cost, lambda: free_bytes(device), lambda memory: Recorded(device, memory))
+
+    @property
+    def held(self) -> int:
+        return self.memory.bytes
+
+    def forget(self) -> None:
+        self._kept.clear()
+        self.memory = Memory()
+
+    def optimised(self, domains: Domains, climb: Climb, scale: Tensor) -> Domains:
+        size = _Size(filled(len(domains), SMALLEST), filled(domains.depth, SHALLOWEST), climb)
+        if size not in self._kept and not self._has_room(size):
+            return AsWritten(self.walk).optimised(domains, climb, scale)
+        whole = domains.filled(size.count, size.depth)
+        found = self._ascending(size, whole, scale).run(whole)
+        return found.rows(slice(len(domains))).cut(domains.depth)
+
+    def _ascending(self, size: _Size, domains: Domains, scale: Tensor) -> Ascending:
+        """Ready to run, and the last of all that were used."""
+        fixed = self.walk.fixed(domains, scale)
+        ascending = self._kept.pop(size, None)
+        if ascending is not None and ascending.takes(fixed):
+            ascending.restart(fixed, domains)
+        else:
+            repeats = self.repeat(self.memory), self.repeat(self.memory)
+            ascending = Ascending(self.walk, fixed, domains, size.climb, repeats)
+            ascending.keep()
+        self._kept[size] = ascending
+        return ascending
+
+    def _has_room(self, size: _Size) -> bool:
+        """Whether there is memory for one more record, perhaps after others were dropped."""
+        held, need = sum(each.count for each in self._kept) * self.cost, size.count * self.cost
+        limit = (self.free() - self.held + held) // SHARE
+        if need > limit:
+            return False
+        while held + need > limit:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            held -= oldest.count * self.cost
+        return True

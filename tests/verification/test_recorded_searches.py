@@ -1,0 +1,192 @@
+"""Batches of domains that share a record: what is replayed is what was written, whatever the sizes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_search_activations import NETS, bounding_of, random_domains, subject_of
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from service.bounds.interval import Interval
+from service.bounds.network import prepare
+from service.bounds.replay import Memory, Plain, Recorded
+from service.verification.search.ascent import Climb
+from service.verification.search.bounding import Bounding
+from service.verification.search.domains import Domains
+from service.verification.search.recording import AsWritten, FromRecords, filled
+from service.verification.search.walk import Question, Walk
+
+
+class Tape(TorchDispatchMode):
+    """Writes operators down as they run, and refuses those that a CUDA graph cannot hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        waits = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
+        if waits or function is torch.ops.aten.lift_fresh.default:
+            raise AssertionError(f"{function} needs the host")
+        found = function(*args, **(kwargs or {}))
+        self.written.append((function, args, kwargs or {}, found))
+        return found
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """On the tensors of then: what was new has a place now."""
+        for function, args, kwargs, before in self.written:
+            again = function(*args, **kwargs)
+            many = isinstance(before, tuple | list)
+            for new, old, told in zip(
+                again if many else [again], before if many else [before], function._schema.returns, strict=False
+            ):
+                if isinstance(old, Tensor) and told.alias_info is None:
+                    old.copy_(new)
+
+
+class Rehearsed:
+    """:class:`Recorded` without a device: written down the second time, then repeated without running any Python."""
+
+    def __init__(self) -> None:
+        self.tape: Tape | None = None
+        self.runs = 0
+
+    def run(self, body: Callable[[], None], times: int) -> None:
+        for _ in range(times):
+            if self.tape is not None:
+                self.tape.replay()
+            elif self.runs:
+                self.tape = Tape()
+                with self.tape:
+                    body()
+            else:
+                body()
+            self.runs += 1
+
+
+def bounding_and_batches(name: str, batches: list[tuple[int, int]]) -> tuple[Bounding, list[Domains]]:
+    generator = torch.Generator().manual_seed(7)
+    centre = torch.zeros(3, dtype=torch.float64)
+    rows = torch.tensor([[1.0, -1.0], [-0.5, 1.0]], dtype=torch.float64)
+    bounding = bounding_of(subject_of(name, 3), centre - 1, centre + 1, rows)
+    bounding.calibrate(bounding.roots(torch.zeros(1, 2, dtype=torch.float64)))
+    return bounding, [random_domains(bounding, count, depth, generator) for count, depth in batches]
+
+
+def of_records(bounding: Bounding, repeat: Callable[[], Any], free: int = 2**40) -> FromRecords:
+    return FromRecords(bounding.walk, 1, lambda: free, lambda memory: repeat())
+
+
+def moved(name: str, device: torch.device) -> Walk:
+    """The walk of :func:`bounding_and_batches` on a device."""
+    walk = bounding_and_batches(name, [])[0].walk
+    module = copy.deepcopy(subject_of(name, 3).module).to(device)
+    network = prepare(module, (3,))
+    question = Question(
+        network.graph.output.name, *(each.to(device) for each in (walk.question.rows, walk.question.offsets)),
+        walk.question.used.to(device),
+    )  # fmt: skip
+    box, bounds = (Interval(each.lower.to(device), each.upper.to(device)) for each in (walk.box, walk.bounds))
+    return Walk(network, box, bounds, question)
+
+
+BATCHES = [(5, 3), (8, 2), (1, 1), (7, 0), (12, 3), (3, 0)]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_what_is_replayed_is_what_would_run(name: str) -> None:
+    """To the last bit, of batches that share a record and hold other domains each time."""
+    bounding, batches = bounding_and_batches(name, BATCHES)
+    climb = Climb(7, slopes=0.1)
+    rehearsed, plain = (of_records(bounding, kind) for kind in (Rehearsed, Plain))
+    for domains in batches:
+        replayed, run = (each.optimised(domains, climb, bounding.scale) for each in (rehearsed, plain))
+        alone = AsWritten(bounding.walk).optimised(domains, climb, bounding.scale)
+        assert (replayed.margin > domains.margin).any()
+        for column, found in replayed.columns.items():
+            assert torch.equal(found, run.columns[column]), column
+            torch.testing.assert_close(found, alone.columns[column], rtol=1e-6, atol=1e-6)
+    shared = [each.stepping.tape for each in rehearsed._kept.values()]
+    assert 0 < len(shared) < len(batches)
+    assert all(each is not None for each in shared)
+
+
+def test_domains_that_are_proved_end_a_replayed_ascent_early() -> None:
+    bounding, (domains,) = bounding_and_batches("relu", [(4, 1)])
+    bounding.question.offsets.fill_(-100)
+    rehearsed = of_records(bounding, Rehearsed)
+    found = rehearsed.optimised(domains, Climb(50, slopes=0.1), bounding.scale)
+    assert (found.margin > 0).all()
+    (ascending,) = rehearsed._kept.values()
+    assert ascending.stepping.runs == 5
+
+
+def test_what_needs_the_host_or_counts_in_python_would_be_noticed() -> None:
+    x, calls = torch.ones(3), []
+
+    def counting() -> None:
+        calls.append(1)
+        x.add_(len(calls))
+
+    Rehearsed().run(counting, 4)
+    assert len(calls) == 2
+    assert float(x[0]) == 1 + 1 + 2 + 2 + 2
+    for body in (lambda: x.sum().item(), x.nonzero, lambda: x.add_(torch.tensor(1.0)), lambda: x[x > 0]):
+        with pytest.raises(AssertionError, match="needs the host"):
+            Rehearsed().run(body, 2)
+
+
+def test_records_that_were_not_used_for_longest_make_room() -> None:
+    bounding, batches = bounding_and_batches("relu", [(8, 1), (16, 1), (32, 1), (8, 1), (64, 1)])
+    climb = Climb(2, slopes=0.1)
+    # A quarter of what is free, as it is without records, holds 50 domains at a time.
+    records = of_records(bounding, Plain)
+    records.free = lambda: 200 - sum(size.count for size in records._kept)
+    held = []
+    for domains in batches:
+        records.optimised(domains, climb, bounding.scale)
+        held.append([size.count for size in records._kept])
+    assert held == [[8], [8, 16], [16, 32], [32, 8], [32, 8]]
+    records.forget()
+    assert not records._kept
+
+
+@given(st.integers(0, 10**5), st.sampled_from([1, 8]))
+def test_a_batch_is_filled_up_to_one_of_few_sizes(count: int, least: int) -> None:
+    size = filled(count, least)
+    assert size >= count
+    assert size <= max(least if count else 0, 2 * count if count <= 64 else 1.25 * count)
+    assert filled(size, least) == size
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", NETS)
+def test_records_of_a_device_give_what_runs_there(name: str) -> None:
+    bounding, batches = bounding_and_batches(name, BATCHES)
+    device, climb = torch.device("cuda", 0), Climb(7, slopes=0.1)
+    walk = moved(name, device)
+    scale = bounding.scale.to(device)
+    recorded = FromRecords(walk, 1, lambda: 2**40, lambda memory: Recorded(device, memory))
+    plain = FromRecords(walk, 1, lambda: 2**40, lambda memory: Plain())
+    for domains in (each.to(device) for each in batches):
+        found, expected = (each.optimised(domains, climb, scale) for each in (recorded, plain))
+        for column, value in found.columns.items():
+            torch.testing.assert_close(value, expected.columns[column], rtol=0, atol=0)
+    assert recorded.memory.bytes > 0
+    recorded.forget()
+    assert recorded.held == 0
+
+
+def test_memory_is_shared_and_counted_once() -> None:
+    memory = Memory()
+    assert memory.bytes == 0
+    assert Recorded(torch.device("cpu"), memory).memory is memory
