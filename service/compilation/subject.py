@@ -44,7 +44,7 @@ class Subject:
     """
 
     config: ModelConfig
-    weights: dict[str, Tensor] | None
+    weights: models.Weights | None
     mesh: Mesh
     output_axis: Axis
     device: torch.device

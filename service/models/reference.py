@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
-from service.models.whole import WeightsError, load_whole
+from service.models.whole import Weights, WeightsError, trained
 
 
-def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, dict[str, Tensor] | None]:
-    """The configuration, and whole weights on the CPU where the reference has any.
+def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:
+    """The configuration, and weights where the reference has any: mapped, or read where parts of them are taken.
 
     Raises :class:`WeightsError` when they are not there or cannot be read.
     """
     if isinstance(reference, FromJob):
-        return load_whole(data.job(reference.job), reference.step)
+        return trained(data.job(reference.job), reference.step)
     if isinstance(reference, FromSafetensors):
         return reference.config, _read(data, reference.safetensors)
     if isinstance(reference, FromHuggingFace):
@@ -26,7 +25,7 @@ def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, dict[st
     return reference, None
 
 
-def _read(data: DataLayout, file: str) -> dict[str, Tensor]:
+def _read(data: DataLayout, file: str) -> Weights:
     try:
         return load_file(data.file(file))
     except (OSError, SafetensorError) as error:

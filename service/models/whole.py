@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,19 @@ from service.parallel.mesh import Mesh
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 CHECKPOINT_PREFIX = "model."
 _config: TypeAdapter[FamilyConfig] = TypeAdapter(AnyFamilyConfig)
+
+
+class Weight(Protocol):
+    """A whole tensor, in memory or in files, of which parts can be taken: for every dimension a slice."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def __getitem__(self, part: tuple[slice, ...], /) -> Tensor: ...
+
+
+Weights = Mapping[str, Weight]
+"""By the name of the parameter."""
 
 
 class WeightsError(ValueError):
@@ -49,10 +62,11 @@ def gather(stages: nn.Module | Iterable[nn.Module], mesh: Mesh) -> dict[str, Ten
     return found
 
 
-def load_into(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+def load_into(module: nn.Module, state: Weights) -> None:
     """Put whole weights into a module of any layout (tensor-parallel, FSDP, one stage); no collective.
 
-    ``state`` may hold more than the module has, as it does for a stage. Raises :class:`WeightsError` before anything
+    ``state`` may hold more than the module has, as it does for a stage: of files only this rank's parts are read,
+    one at a time. Raises :class:`WeightsError` before anything
     is changed when a name is missing or a shape differs.
     """
     for name, parameter in module.named_parameters():
@@ -64,11 +78,11 @@ def load_into(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            target.copy_(_own_part(state[name], parameter))
+            target.copy_(state[name][_own_part(parameter)])
 
 
-def load_whole(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[FamilyConfig, dict[str, Tensor]]:
-    """Configuration and whole weights that a training job left, on the CPU.
+def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[FamilyConfig, Weights]:
+    """Configuration and weights that a training job left, in any layout; they are read where parts of them are taken.
 
     ``latest`` is the finished model, or the newest checkpoint of a job that has not finished one. Raises
     :class:`WeightsError` naming the steps that there are.
@@ -82,7 +96,7 @@ def load_whole(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tup
         steps = sorted({*saved, *([finished["step"]] if finished else [])})
         raise WeightsError(f"{paths.root.name} has no weights of step {step!r}; there are {steps or 'none'}")
     meta = saved[wanted].meta
-    return _config.validate_python(meta["model"]), checkpoint.load_whole(saved[wanted].path, CHECKPOINT_PREFIX)
+    return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, CHECKPOINT_PREFIX)
 
 
 def _finished(folder: Path) -> dict[str, Any] | None:
@@ -97,13 +111,12 @@ def _full(parameter: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _own_part(whole: Tensor, parameter: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return whole
-    shape, offset = compute_local_shape_and_global_offset(whole.shape, parameter.device_mesh, parameter.placements)
-    for dimension, (length, start) in enumerate(zip(shape, offset, strict=True)):
-        whole = whole.narrow(dimension, min(start, whole.shape[dimension]), length)
-    return whole
+def _own_part(parameter: Tensor) -> tuple[slice, ...]:
+    """Of the whole, in every dimension; where a rank has nothing, its start may lie behind the end."""
+    shape, offset = tuple(parameter.shape), (0,) * parameter.dim()
+    if isinstance(parameter, DTensor):
+        shape, offset = compute_local_shape_and_global_offset(shape, parameter.device_mesh, parameter.placements)
+    return tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
 
 
 Entry = tuple[str, torch.Size, torch.dtype]

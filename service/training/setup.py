@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW
 
 from service.jobs.runtime import RunContext
@@ -15,7 +15,7 @@ from service.jobs.spec.arithmetic import is_sharded
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.objective import CrossEntropy
 from service.jobs.spec.train import TrainSpec
-from service.models import Model, build, data, load_into
+from service.models import Model, Weights, build, data, load_into
 from service.models.compiled import RECIPES, compiles_blocks
 from service.models.data import BatchOrder, Dataset
 from service.models.fingerprint import Fingerprint, fingerprint
@@ -72,7 +72,7 @@ class Ingredients:
     config: ModelConfig
     dataset: Dataset
     backends: dict[Phase, str]
-    weights: dict[str, Tensor] | None = None
+    weights: Weights | None = None
     state: torch.dtype = torch.float32
 
 

@@ -18,7 +18,7 @@ from training_runs import JOB, MLP, TRANSFORMER
 from training_runs import train as train_and_evaluate_all
 
 from service.jobs.layout import DataLayout
-from service.models import load_whole
+from service.models import trained
 from service.parallel import checkpoint
 from service.parallel.checkpoint import folder as folder_module
 from service.training import loop
@@ -172,7 +172,7 @@ def test_other_data_than_the_checkpoint_saw_is_refused(tmp_path: Path) -> None:
 def test_continuing_from_another_job_starts_where_it_ended(tmp_path: Path) -> None:
     other = "job_" + "o" * 20
     ended = train(tmp_path, {**MLP, "steps": 20}, job_id=other)
-    config, weights = load_whole(DataLayout(tmp_path).job(other), "latest")
+    config, weights = trained(DataLayout(tmp_path).job(other), "latest")
     assert config.family == "mlp"
     assert weights["head.weight"].shape == (10, 32)
     frozen = {**MLP, "model": {"job": other}, "steps": 1, "optimizer": {"lr": 1e-30}}

@@ -89,9 +89,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> DataLayout:
 
 
 def trained_model(data: DataLayout) -> nn.Module:
-    from service.models import load_whole
+    from service.models import trained
 
-    config, state = load_whole(data.job(TRAINED))
+    config, state = trained(data.job(TRAINED))
     model = build(config)
     load_into(model, state)
     return model

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from service.parallel.checkpoint import folder as folders
 from service.parallel.checkpoint.folder import Checkpoint, require
 from service.parallel.checkpoint.shards import ShardWriter
+from service.parallel.checkpoint.stored import stored
 
 
 class PublishError(RuntimeError):
@@ -69,17 +70,11 @@ def load(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
 
 
 def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """The unsharded tensors whose names start with ``prefix`` (which is cut off), on the CPU; no collective."""
-    require(path)
-    reader = HuggingFaceStorageReader(str(path))
-    whole = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in _contents(reader).items()
-        if name.startswith(prefix)
-    }
-    with _no_group_meant(True):
-        dcp_load(whole, storage_reader=reader, no_dist=True)
-    return {name.removeprefix(prefix): tensor for name, tensor in whole.items()}
+    """The unsharded tensors whose names start with ``prefix`` (which is cut off), on the CPU; no collective.
+
+    They may be mapped, and are not to be written to.
+    """
+    return {name: tensor.whole() for name, tensor in stored(path, prefix).items()}
 
 
 def _make_anew(working: Path) -> None:
