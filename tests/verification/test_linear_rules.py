@@ -6,15 +6,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from nets import box_around, output_bounds, prepared, redraw, samples
 from torch import Tensor, nn
 
 from service.bounds.backward import Pass
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node, Ref
 from service.bounds.methods.ibp import propagate
 from service.bounds.network import Network
 from service.bounds.rules.base import UnitRows
+from service.bounds.rules.convolution import Convolution
 
 Build = Callable[["Linears", Tensor], Tensor]
 
@@ -139,3 +142,32 @@ def test_the_identity_never_exists_where_the_first_operator_backward_is_a_layer(
         network.graph.output.name, UnitRows(torch.arange(8)[None])
     )
     assert found.shape == (1, 16)
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    kernel=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    stride=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    channels=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+)
+def test_a_convolution_and_its_adjoint_give_the_same_products(
+    sizes: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    channels: tuple[int, int],
+) -> None:
+    """Also of strides that leave inputs out, of padding beyond the kernel, and of windows that end early."""
+    assume(all(size + 2 * pad >= width for size, pad, width in zip(sizes, padding, kernel, strict=True)))
+    generator = torch.Generator().manual_seed(sum(sizes) + 10 * sum(kernel) + 100 * sum(stride))
+    weight = torch.randn(*channels, *kernel, generator=generator, dtype=torch.float64)
+    x = torch.randn(1, channels[1], *sizes, generator=generator, dtype=torch.float64)
+    values = nn.functional.conv2d(x, weight, None, stride, padding)
+    y = torch.randn(1, 4, *values.shape[1:], generator=generator, dtype=torch.float64)
+    fixed = {"dilation": (1, 1), "transposed": False, "output_padding": (0, 0), "groups": 1}
+    arguments = {"input": Ref("x"), "weight": weight, "bias": None, "stride": stride, "padding": padding, **fixed}
+    node = Node("c", "aten.convolution.default", arguments, tuple(values.shape[1:]), (tuple(x.shape[1:]),))
+    (through,) = Convolution().pull(node, y, Exchange()).coefficients
+    assert isinstance(through, Tensor)
+    torch.testing.assert_close((through * x[:, None]).sum(dim=(2, 3, 4)), (values[:, None] * y).sum(dim=(2, 3, 4)))

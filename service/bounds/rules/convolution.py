@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
@@ -89,10 +90,57 @@ def _pairs(node: Node, *names: str) -> list[tuple[int, int]]:
 
 
 def _adjoint(flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[Any]) -> Tensor:
-    """Torch's own covers every stride, padding, dilation and group; the input counts by its shape only."""
+    """Of coefficients ``(n, out, height, width)`` those of inputs ``(n, *shape)``."""
+    stride, padding, dilation, transposed, _, groups = geometry
+    if len(shape) == IMAGE and not transposed and groups == 1 and set(dilation) == {1}:
+        return _adjoint_of_images(flat, weight, shape, (stride[0], stride[-1]), (padding[0], padding[-1]))
+    # Torch's own covers all cases; the input counts by its shape only.
     like = flat.new_empty(1).expand(len(flat), *shape)
     through: Tensor = torch.ops.aten.convolution_backward(flat, like, weight, None, *geometry, [True, False, False])[0]
     return through
+
+
+IMAGE = 3
+
+
+def _adjoint_of_images(
+    flat: Tensor, weight: Tensor, shape: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int]
+) -> Tensor:
+    """A convolution without stride whose channels are the inputs at each phase of the stride (Shi et al., 2016).
+
+    Libraries' own adjoints with a stride, or onto few channels, are up to twenty times slower.
+    """
+    kernel = _in_phases(weight, stride)
+    skipped = [
+        _skipped(own, size, step, pad, kernel.shape[axis], weight.shape[axis])
+        for axis, own, size, step, pad in zip((2, 3), flat.shape[2:], shape[1:], stride, padding, strict=True)
+    ]
+    around = [size - 1 - skip for size, skip in zip(kernel.shape[2:], skipped, strict=True)]
+    phases = functional.conv2d(flat, kernel, padding=around)
+    n, height, width = len(flat), phases.shape[2] * stride[0], phases.shape[3] * stride[1]
+    phases = phases.reshape(n, shape[0], *stride, *phases.shape[2:])
+    whole = phases.permute(0, 1, 4, 2, 5, 3).reshape(n, shape[0], height, width)
+    top, left = (pad - skip * step for pad, skip, step in zip(padding, skipped, stride, strict=True))
+    # Inputs that no window reached are beyond the end.
+    below, behind = max(0, top + shape[1] - height), max(0, left + shape[2] - width)
+    if below or behind:
+        whole = functional.pad(whole, (0, behind, 0, below))
+    return whole[:, :, top : top + shape[1], left : left + shape[2]]
+
+
+def _skipped(own: int, size: int, step: int, pad: int, steps: int, kernel: int) -> int:  # noqa: PLR0917 - one axis
+    """How many whole steps of the padding need not be computed on both sides; behind, windows may end early."""
+    early = size + 2 * pad - kernel - (own - 1) * step
+    return max(0, min((pad - early) // step, steps - 1))
+
+
+def _in_phases(weight: Tensor, stride: tuple[int, int]) -> Tensor:
+    """A kernel ``(out, in, height, width)`` as ``(in · phases, out, steps down, steps across)``, turned around."""
+    steps = [-(-size // step) for size, step in zip(weight.shape[2:], stride, strict=True)]
+    below, behind = (count * step - size for count, step, size in zip(steps, stride, weight.shape[2:], strict=True))
+    filled = functional.pad(weight, (0, behind, 0, below)) if below or behind else weight
+    apart = filled.reshape(*weight.shape[:2], steps[0], stride[0], steps[1], stride[1])
+    return apart.permute(1, 3, 5, 0, 2, 4).reshape(-1, len(weight), *steps).flip(2, 3)
 
 
 class _Adjoint(torch.autograd.Function):
