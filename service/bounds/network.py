@@ -24,17 +24,29 @@ from service.parallel.mesh import SINGLE, Axis
 class Before(Protocol):
     """The pipeline stages before a network, whose input is their output.
 
-    ``entries`` is how large a row gets in them, on all tensor-parallel ranks together.
+    ``entries`` is how large a row gets in them, on all tensor-parallel ranks together; ``features`` counts the model's
+    inputs.
     """
 
     @property
     def entries(self) -> int: ...
+
+    @property
+    def features(self) -> int: ...
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
         """Lower bounds ``(batch, rows)`` of rows times the input; ``own`` as for ``Pass.lower_bounds``."""
 
     def climbing(self, anchor: Tensor) -> Climbing:
         """With relaxations that are to be optimised, from their start; ``anchor`` is a number that takes a gradient."""
+
+    def chosen(self, rows: Tensor, own: bool) -> Tensor:
+        """Rigorous lower bounds through relaxations as the last climb has left them."""
+
+    def planes(self, rows: Tensor, own: bool) -> tuple[Tensor, Tensor]:
+        """Rigorously, of affine functions of the model's input below the rows: coefficients ``(batch, rows, features)``
+        and constants ``(batch, rows)``.
+        """
 
 
 class Climbing(Protocol):

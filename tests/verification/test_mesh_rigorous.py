@@ -156,6 +156,7 @@ def compare() -> dict[str, dict[str, Any]]:
             }
         found[f"{name}, other forms"] = other_forms(networks[0], box, exactly, points)
     found["cancelling"] = cancelling(mesh.tp)
+    found["searches"] = searches(mesh.tp)
     distributed.stop()
     return found
 
@@ -176,7 +177,7 @@ def other_forms(network: Any, box: Any, exact: Exact, points: list[Tensor]) -> d
     below = 0
     for point in points:
         value = exact(rational(point)).reshape(-1)
-        plane = rational(slopes[0].flatten(1)) @ rational(point.flatten()) + rational(constants[0])
+        plane = rational(slopes[0]) @ rational(point.flatten()) + rational(constants[0])
         below += int((plane > np.concatenate([value, -value])).sum())
     divided = analysis.lower_bounds(rows)[0]
     return {
@@ -247,9 +248,98 @@ def cancelling(axis: Any) -> dict[str, dict[str, float]]:
     return found
 
 
+def searches(axis: Any) -> dict[str, list[Any]]:
+    """Of a graph that was cut for the ranks, and of one process: what is decided, and after how many domains."""
+    from unittest.mock import patch
+
+    from nets import mlp
+    from test_rigorous_searches import above
+
+    from service.bounds.capture import capture
+    from service.bounds.evaluated import Evaluated
+    from service.bounds.network import from_graph
+    from service.bounds.shard import shard
+    from service.verification.search import Means, Subject, decide
+    from service.verification.search import decide as deciding  # noqa: F401
+
+    net = mlp([4, 9, 10, 2], nn.ReLU(), 1, scale=2.0).double().eval().requires_grad_(False)
+    graph = capture(net, (4,))
+    networks = {"one": from_graph(graph), "two": from_graph(shard(graph, axis), axis)}
+    x = 2 * torch.rand(4000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
+    values = net(x)
+    least, most = values.amin(dim=0), values.amax(dim=0)
+    found: dict[str, list[Any]] = {}
+    for means in (Means.INPUTS, Means.ACTIVATIONS):
+        for share in (0.1, -0.05):
+            query = above(4, 1.0, *(most + share * (most - least)).tolist())
+            case = found[f"{means.value}, {share}"] = []
+            for network in networks.values():
+                module = Evaluated(network.graph)
+                subject = Subject(module, network, module, None, torch.float64, rigorous=True)
+                with patch("service.verification.search.decide.means_for", lambda goal, means=means: means):
+                    decision = decide(subject, query, "crown", 60.0, restarts=0)
+                case.append([decision.verdict.value, decision.means.value, decision.domains, decision.bound])
+    return found
+
+
+MESHES = [{"pp": 2, "tp": 2}, {"pp": 4}]
+
+
+def in_stages() -> dict[str, dict[str, Any]]:
+    """The same of pipeline stages, with shards between them and with whole values."""
+    from nets import box_around
+    from test_rigorous import both_sides
+
+    from service.bounds.methods import Effort
+    from service.bounds.network import prepare
+    from service.bounds.optimise import Ascent
+    from service.bounds.rigorous import RIGOROUS
+    from service.bounds.stages import Line, prepare_stages
+    from service.jobs.spec.base import ParallelSpec
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+
+    device = distributed.start("cpu")
+    found: dict[str, dict[str, Any]] = {}
+    for degrees in MESHES:
+        mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
+        line = Line(mesh, device)
+        for hidden in ((8, 6, 8, 6), (8, 6, 8, 6, 8)):
+            whole, divided, exactly, shape = mlps(mesh, *hidden)
+            staged, alone = prepare_stages(divided, shape, mesh.tp, line), prepare(whole, shape)
+            x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+            rows = both_sides(2)
+            for method in ("ibp", "crown", "alpha-crown"):
+                box, effort = box_around(x, 0.1), Effort(elements=2**11, ascent=Ascent(iterations=4))
+                analysis = staged.method(RIGOROUS[method])(staged.network, box, effort)
+                lower, negated = analysis.lower_bounds(rows)[0].chunk(2)
+                ours, expected = torch.stack([lower, -negated]), bounds_of(alone, box, method)
+                corners = (torch.rand(4, *shape, generator=torch.Generator().manual_seed(2)) < 0.5).unbind()
+                points = [torch.where(corner, box.upper[0], box.lower[0]) for corner in corners]
+                slopes, constants = analysis.planes(rows)
+                widths = [float((upper - lower).mean()) for lower, upper in (ours, expected)]
+                found[f"{hidden} on {degrees}, {method}"] = {
+                    "outside": outside(ours, exactly, points),
+                    "looser": widths[0] / widths[1] - 1,
+                    "bounds": ours.tolist(),
+                    "planes": [slopes.tolist(), constants.tolist()],
+                }
+    distributed.stop()
+    return found
+
+
+def test_stages(torchrun: Any) -> None:
+    results = torchrun(in_stages, 4)
+    for name, found in results[0].items():
+        print(name, found["outside"], found["looser"])
+    assert all(r==results[0] for r in results)
+
+
 def test_two_ranks_find_rigorous_bounds_that_are_as_tight_as_those_of_one(torchrun: Any) -> None:
     first, second = torchrun(compare, 2)
     assert first == second, "ranks have the same bounds to the last bit"
+    for name, found in first.pop("searches").items():
+        print(name, found)
     for name, found in first.pop("cancelling").items():
         assert found["plain"] < 0.5, f"{name}: a rounded sum over the ranks must show"
         if "float64" in name:

@@ -10,12 +10,13 @@ computes in another way, or all have all rows, of which the first rank's count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from service.bounds.backward import Pass
 from service.bounds.ball import Ball
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -27,6 +28,9 @@ from service.bounds.rules import RULES
 from service.bounds.rules.base import Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
 from service.bounds.rules.collectives import Begin, End
 from service.bounds.shares import asked, filled, own_share
+
+Answer = Callable[[Tensor, bool], Tensor]
+"""``(rows, own)`` of a stage's input to lower bounds ``(batch, rows)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +55,9 @@ class _Walk:
 class RigorousPass:
     """``intervals`` and ``steps`` hold rigorously, for every node before the one that a pass starts at.
 
-    The input ends a pass, and so do the nodes of ``frontier``, by their intervals. Where it is ``divided``, each rank
-    has a share of the rows outside of tensor-parallel regions. All ranks must call the same methods.
+    The input ends a pass, or hands it over to the stages before, and so do the nodes of ``frontier``, by their
+    intervals. Where it is ``divided``, each rank has a share of the rows outside of tensor-parallel regions. ``before``
+    answers instead of the network's own stages before. All ranks must call the same methods.
     """
 
     network: Network
@@ -60,6 +65,7 @@ class RigorousPass:
     steps: Mapping[str, Step]
     frontier: frozenset[str] = frozenset()
     divided: bool = True
+    before: Answer | None = None
 
     def lower_bounds(
         self, start: str, rows: Coefficients, held: Mapping[str, Tensor] | None = None, own: bool | None = None
@@ -75,22 +81,41 @@ class RigorousPass:
         walk = self._begun(start, own)
         arrived = self._walked(walk, start, rows, held or {})
         if arrived is not None:
-            self._concretise(walk, self.network.graph.input, arrived)
+            self._end(walk, arrived)
         return self._told(walk, self._total(walk), rows)
 
-    def planes(self, start: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Of affine functions of the input below ``rows · value of start``: coefficients ``(batch, rows, *input)``,
-        which are exact, and constants ``(batch, rows)``; equal on all ranks.
+    def planes(self, start: str, rows: Tensor, own: bool | None = None) -> tuple[Tensor, Tensor]:
+        """Of affine functions of the model's input below ``rows · value of start``: coefficients ``(batch, rows,
+        features)``, which are exact, and constants ``(batch, rows)``. They are divided as lower bounds are.
         """
-        walk = self._begun(start, None)
+        walk = self._begun(start, own)
         arrived = self._walked(walk, start, rows, {})
-        first, box = self.network.graph.input, self._like
         count = -(-rows.shape[1] // self._ranks) if walk.shared else rows.shape[1]
-        shape = len(box), count, *box.shape[1:]
-        (walk.tallies.own if walk.divided else walk.tallies.replicated).values.append(box.new_zeros(*shape[:2]))
-        slopes = box.new_zeros(shape) if arrived is None else self._dense(first, arrived).expand(shape)
-        slopes = slopes if walk.divided else self.network.exchange.agree(slopes)
+        waiting = arrived or _Waiting(self._like.new_zeros(1, count, 0), walk.divided)
+        slopes, constants = self._planes_before(waiting)
+        (walk.tallies.own if waiting.own else walk.tallies.replicated).values.append(constants)
+        if walk.divided and not waiting.own:
+            slopes = self.network.exchange.own(slopes, 1)
+        elif not walk.divided:
+            slopes = self.network.exchange.agree(slopes)
         return self._told(walk, slopes, rows), self._told(walk, self._total(walk), rows)
+
+    def _planes_before(self, arrived: _Waiting) -> tuple[Tensor, Tensor]:
+        """Of the coefficients of the input, or of none."""
+        first, before, batch = self.network.graph.input, self.network.before, len(self._like)
+        coefficients = self._dense(first, arrived)
+        rows = coefficients.shape[1]
+        if not coefficients.shape[2]:
+            features = first.size if before is None else before.features
+            return coefficients.new_zeros(batch, rows, features), coefficients.new_zeros(batch, rows)
+        if before is not None:
+            return before.planes(coefficients, arrived.own)
+        return coefficients.flatten(2).expand(batch, -1, -1), coefficients.new_zeros(batch, rows)
+
+    @property
+    def plain(self) -> Pass:
+        """On the same intervals, without relaxations."""
+        return Pass(self.network, self.intervals, {}, divided=self.divided)
 
     @property
     def _ranks(self) -> int:
@@ -108,6 +133,17 @@ class RigorousPass:
     def _told(self, walk: _Walk, found: Tensor, rows: Coefficients) -> Tensor:
         """Of all ranks' shares of the rows, where they were shared."""
         return asked(self.network.exchange.gather(found, 1), rows) if walk.shared else found
+
+    def _end(self, walk: _Walk, arrived: _Waiting) -> None:
+        """At the input, by its interval or by the stages before, which sum up what ranks have of common rows."""
+        first, before = self.network.graph.input, self.before
+        if before is None and self.network.before is not None:
+            before = self.network.before.lower_bounds
+        if before is None:
+            self._concretise(walk, first, arrived)
+        else:
+            tally = walk.tallies.own if arrived.own else walk.tallies.replicated
+            tally.values.append(before(self._dense(first, arrived), arrived.own))
 
     def _walked(self, walk: _Walk, start: str, rows: Coefficients, held: Mapping[str, Tensor]) -> _Waiting | None:
         """All that is charged on the way, and the coefficients of the input, if it is reached."""

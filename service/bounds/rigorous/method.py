@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from service.bounds.backward import Pass
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.methods.base import Effort
@@ -36,6 +37,11 @@ class RigorousAnalysis:
         known = self.walk.intervals
         return {node.name: tuple(known[name] for name in node.inputs) for node in self.walk.network.nonlinear}
 
+    @property
+    def backward(self) -> Pass:
+        """The plain pass on the same intervals, on which relaxations are optimised."""
+        return self.walk.plain
+
     def lower_bounds(self, rows: Tensor) -> Tensor:
         """Lower bounds ``(batch, rows)`` of ``rows · output`` over the reals, for exact float64 rows."""
         network = self.walk.network
@@ -45,7 +51,7 @@ class RigorousAnalysis:
             return torch.cat([self.bounding(self.walk, output, part) for part in parts], dim=1)
 
     def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Coefficients and constants of affine functions of the input below ``rows · output``."""
+        """Coefficients and constants of affine functions of the model's input below ``rows · output``."""
         with torch.no_grad(), plain_convolutions():
             return self.walk.planes(self.walk.network.graph.output.name, rows)
 
@@ -143,8 +149,10 @@ def _analysed(
     intervals = {network.graph.input.name: box}
     steps: dict[str, Step] = {}
     walk = RigorousPass(network, intervals, steps)
-    left, of_a_ball = set(linear) - {network.graph.input.name}, _of_a_ball(network, box) - linear
-    met: set[str] = {network.graph.input.name}
+    of_a_ball = _of_a_ball(network, box) - linear
+    # What the stages before give has only been propagated, by each rank for itself.
+    given = {network.graph.input.name} if network.before is None else set()
+    left, met = set(linear) - given, set(given)
     for node in network.graph.nodes[1:]:
         rule = RULES[node.operator]
         if isinstance(rule, RelaxedRule):
@@ -214,7 +222,8 @@ def _bounded(walk: RigorousPass, bounding: Bounding, name: str, chosen: Tensor, 
 
 def _rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> int:
     """Of each rank. Rows are whole here: windows would need allowances of their own."""
-    return max(1, effort.passing(0).elements // (batch * network.widest * network.shares(start)))
+    before = 0 if network.before is None else network.before.entries
+    return max(1, effort.passing(0).elements // (batch * max(network.widest * network.shares(start), before)))
 
 
 def plain_convolutions() -> AbstractContextManager[None]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
-from service.bounds.optimise import Ascent, Climber, Families
+from service.bounds.optimise import Ascending, Ascent, Climber, Families
 from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.steps import Step, nonlinear_step
 from service.bounds.rules.base import Coefficients, UnitRows
@@ -24,13 +23,11 @@ class Climbed:
         plain = walk.lower_bounds(start, rows)
         # Whole rows: what is chosen for windows would have to be moved to their places.
         whole = rows if isinstance(rows, Tensor) else self._whole(walk, start, rows)
-        families = Families(Pass(walk.network, walk.intervals, {}, divided=walk.divided))
-        climber = Climber(families, start, whole, self.ascent)
+        climber = Climber(Families(walk.plain), start, whole, self.ascent)
         climber.best_bounds(whole)
         with torch.no_grad():
-            chosen = {**walk.steps, **_steps(walk, climber)}
             # The same rows, which ranks share in the same way: each has what was chosen for its own.
-            return torch.maximum(plain, replace(walk, steps=chosen).lower_bounds(start, whole))
+            return torch.maximum(plain, through(walk, climber).lower_bounds(start, whole))
 
     @staticmethod
     def _whole(walk: RigorousPass, start: str, rows: UnitRows) -> Tensor:
@@ -38,7 +35,14 @@ class Climbed:
         return rows.dense(nodes[start].shape, walk.intervals[walk.network.graph.input.name].lower)
 
 
-def _steps(walk: RigorousPass, climber: Climber) -> dict[str, Step]:
+def through(walk: RigorousPass, climber: Ascending) -> RigorousPass:
+    """A pass through what was chosen, here and in the stages before."""
+    before = walk.network.before
+    answer = None if before is None else before.chosen
+    return replace(walk, steps={**walk.steps, **_steps(walk, climber)}, before=answer)
+
+
+def _steps(walk: RigorousPass, climber: Ascending) -> dict[str, Step]:
     """Of the non-linear nodes with parameters, one relaxation for each row."""
     found = {}
     for name, chosen in climber.chosen.items():

@@ -32,9 +32,8 @@ class Tally:
 
 @dataclass(eq=False)
 class Tallies:
-    """Of rows that all ranks have: what replicated values give, and this rank's part of what divided ones give.
-
-    Of rows that only this rank has: all that they have come by.
+    """Of rows that all ranks have: what replicated values or the stages before give, and this rank's part of what
+    divided ones give. Of rows that only this rank has: all that they have come by.
     """
 
     replicated: Tally = field(default_factory=Tally)
@@ -49,7 +48,8 @@ class Tallies:
     def of_own_rows(self, exchange: Exchange) -> Tensor:
         """Lower bounds of this rank's share of the rows."""
         found = _with_parts(self.own, self.partial, lambda ends: exchange.own_sum(ends, 2), exchange.axis.size)
-        return found.lower_bound()
+        before = [exchange.own(self.replicated.lower_bound(), 1)] if self.replicated.values else []
+        return Tally([*found.values, *before], found.errors).lower_bound()
 
 
 def _with_parts(tally: Tally, partial: Tally, add_up: Callable[[Tensor], Tensor], ranks: int) -> Tally:

@@ -17,6 +17,9 @@ from torch import Tensor
 from service.bounds.backward import Pass
 from service.bounds.network import Climbing
 from service.bounds.optimise import Ascending, Ascent, Families
+from service.bounds.rigorous.backward import RigorousPass
+from service.bounds.rigorous.method import plain_convolutions
+from service.bounds.rigorous.optimised import through
 from service.bounds.stages.line import Line
 
 
@@ -34,6 +37,12 @@ class Asked(IntEnum):
     """Of the last bounds; the answer is that of their rows."""
     NOTHING = 7
     """There is no more to be answered."""
+    COMMON_ROWS_CHOSEN = 8
+    OWN_ROWS_CHOSEN = 9
+    """Rigorously, through what the last climb has chosen."""
+    COMMON_PLANES = 10
+    OWN_PLANES = 11
+    """Rigorous planes below the rows; coefficients and constants come in one tensor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +51,7 @@ class StagesBefore:
 
     line: Line
     entries: int
+    features: int
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
         return _asked(self.line, Asked.OWN_ROWS if own else Asked.COMMON_ROWS, rows)
@@ -49,6 +59,13 @@ class StagesBefore:
     def climbing(self, anchor: Tensor) -> Climbing:
         tell(self.line, Asked.CLIMB)
         return _Climbing(self.line, anchor)
+
+    def chosen(self, rows: Tensor, own: bool) -> Tensor:
+        return _asked(self.line, Asked.OWN_ROWS_CHOSEN if own else Asked.COMMON_ROWS_CHOSEN, rows)
+
+    def planes(self, rows: Tensor, own: bool) -> tuple[Tensor, Tensor]:
+        found = _asked(self.line, Asked.OWN_PLANES if own else Asked.COMMON_PLANES, rows)
+        return found[..., :-1], found[..., -1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,20 +118,25 @@ class Service:
     def run(self) -> None:
         """Until nothing more is asked."""
         while (asked := Asked(int(self.line.from_next()))) is not Asked.NOTHING:
-            if asked is Asked.CLIMB:
-                self._last = None
-                self._climb = Ascending(Families(self.backward), self.start, self.ascent)
-            elif asked is Asked.RESTART:
-                self._climbing.restart()
-            elif asked is Asked.GRADIENT:
-                self.line.to_next(self._stepped(self.line.from_next()))
-            elif asked in (Asked.COMMON_ROWS_CLIMBING, Asked.OWN_ROWS_CLIMBING):
-                own = asked is Asked.OWN_ROWS_CLIMBING
-                self.line.to_next(self._bounds_while_climbing(self.line.from_next(), own))
-            else:
-                self._climb = self._last = None
-                own = asked is Asked.OWN_ROWS
-                self.line.to_next(self.backward.lower_bounds(self.start, self.line.from_next(), own))
+            self._answer(asked)
+
+    def _answer(self, asked: Asked) -> None:
+        if asked is Asked.CLIMB:
+            self._last = None
+            self._climb = Ascending(Families(self.backward), self.start, self.ascent)
+        elif asked is Asked.RESTART:
+            self._climbing.restart()
+        elif asked is Asked.GRADIENT:
+            self.line.to_next(self._stepped(self.line.from_next()))
+        elif asked in (Asked.COMMON_ROWS_CLIMBING, Asked.OWN_ROWS_CLIMBING):
+            own = asked is Asked.OWN_ROWS_CLIMBING
+            self.line.to_next(self._bounds_while_climbing(self.line.from_next(), own))
+        else:
+            self._climb = self._last = None
+            self.line.to_next(self._bounds(self.line.from_next(), asked is Asked.OWN_ROWS))
+
+    def _bounds(self, rows: Tensor, own: bool) -> Tensor:
+        return self.backward.lower_bounds(self.start, rows, own)
 
     @property
     def _climbing(self) -> Ascending:
@@ -137,3 +159,27 @@ class Service:
         assert rows.grad is not None
         self._last = None
         return rows.grad
+
+
+@dataclass(eq=False, kw_only=True)
+class RigorousService(Service):
+    """Answers that hold in real arithmetic; ``backward`` is what is optimised before."""
+
+    walk: RigorousPass
+
+    def run(self) -> None:
+        with torch.no_grad(), plain_convolutions():
+            super().run()
+
+    def _answer(self, asked: Asked) -> None:
+        if asked in (Asked.COMMON_ROWS_CHOSEN, Asked.OWN_ROWS_CHOSEN):
+            rows, own = self.line.from_next(), asked is Asked.OWN_ROWS_CHOSEN
+            self.line.to_next(through(self.walk, self._climbing).lower_bounds(self.start, rows, own=own))
+        elif asked in (Asked.COMMON_PLANES, Asked.OWN_PLANES):
+            slopes, constants = self.walk.planes(self.start, self.line.from_next(), asked is Asked.OWN_PLANES)
+            self.line.to_next(torch.cat([slopes, constants.unsqueeze(2)], dim=2))
+        else:
+            super()._answer(asked)
+
+    def _bounds(self, rows: Tensor, own: bool) -> Tensor:
+        return self.walk.lower_bounds(self.start, rows, own=own)

@@ -18,11 +18,15 @@ from service.bounds.methods.alpha import OptimisedAnalysis
 from service.bounds.methods.base import LinearAnalysis, elements_of_a_row
 from service.bounds.network import Network
 from service.bounds.placement import Placement, check_constants, place, place_part
+from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.rules import check
 from service.bounds.stages.cuts import cut_graph
 from service.bounds.stages.line import Line
-from service.bounds.stages.passes import Asked, Service, StagesBefore, tell
+from service.bounds.stages.passes import Asked, RigorousService, Service, StagesBefore, tell
 from service.parallel.mesh import Axis
+
+Crossing = LinearAnalysis | OptimisedAnalysis | RigorousAnalysis
+"""What goes on in the stages before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +57,7 @@ class Staged:
         def bounded(network: Network, box: Interval, effort: Effort) -> Analysis:
             line = self.line
             analysis = method(self.network, self._entering(box), effort)
-            assert isinstance(analysis, LinearAnalysis | OptimisedAnalysis), f"{method} does not cross stages"
+            assert isinstance(analysis, Crossing), f"{method} does not cross stages"
             if not line.is_last:
                 ends = analysis.backward.intervals[self.network.graph.output.name]
                 line.to_next(torch.stack([ends.lower, ends.upper]))
@@ -67,13 +71,19 @@ class Staged:
             return Boundary(*self.line.from_previous().unbind())
         return box.arranged(lambda end: end.reshape(len(end), *self.network.graph.input.shape))
 
-    def _answer(self, analysis: LinearAnalysis | OptimisedAnalysis, find: Callable[[], Tensor]) -> Tensor:
+    def _service(self, analysis: Crossing) -> Service:
+        line, start, ascent = self.line, self.network.graph.output.name, analysis.effort.ascent
+        if isinstance(analysis, RigorousAnalysis):
+            return RigorousService(line, analysis.backward, start, ascent, walk=analysis.walk)
+        return Service(line, analysis.backward, start, ascent)
+
+    def _answer(self, analysis: Crossing, find: Callable[[], Tensor]) -> Tensor:
         """What the last stage finds, on every stage; the others serve it and each other meanwhile."""
         line = self.line
         if line.is_last:
             found = find()
         else:
-            Service(line, analysis.backward, self.network.graph.output.name, analysis.effort.ascent).run()
+            self._service(analysis).run()
             found = line.from_next()
         if not line.is_first:
             tell(line, Asked.NOTHING)
@@ -86,7 +96,7 @@ class StagedAnalysis:
     """An :class:`~service.bounds.methods.Analysis` of the whole network, of which this rank has its stage's part."""
 
     staged: Staged
-    analysis: LinearAnalysis | OptimisedAnalysis
+    analysis: Crossing
 
     @property
     def entering(self) -> Interval:
@@ -101,6 +111,18 @@ class StagedAnalysis:
     def lower_bounds(self, rows: Tensor) -> Tensor:
         shape = (*rows.shape[:2], *self.staged.network.graph.output.shape)
         return self.staged._answer(self.analysis, lambda: self.analysis.lower_bounds(rows.reshape(shape)))
+
+    def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a rigorous analysis, as :meth:`~service.bounds.rigorous.RigorousAnalysis.planes`."""
+        analysis, output = self.analysis, self.staged.network.graph.output
+        assert isinstance(analysis, RigorousAnalysis)
+
+        def find() -> Tensor:
+            slopes, constants = analysis.planes(rows.reshape(*rows.shape[:2], *output.shape))
+            return torch.cat([slopes, constants.unsqueeze(2)], dim=2)
+
+        found = self.staged._answer(analysis, find)
+        return found[..., :-1], found[..., -1]
 
 
 def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, line: Line) -> Staged:
@@ -140,11 +162,11 @@ def stage_of(graph: Graph, placements: Mapping[str, Placement], axis: Axis, line
     """The stage of a checked graph; every rank calls it."""
     exchange = Exchange(axis)
     check_constants(graph, placements, exchange)
-    entries = 0 if line.is_first else int(line.from_previous())
-    before = None if line.is_first else StagesBefore(line, entries)
+    before = None if line.is_first else StagesBefore(line, *line.from_previous().tolist())
     network = Network(graph, placements, exchange, graph.by_name, before)
     if not line.is_last:
-        line.to_next(torch.tensor([elements_of_a_row(network, graph.output.name, 1)]))
+        features = graph.input.size if before is None else before.features
+        line.to_next(torch.tensor([elements_of_a_row(network, graph.output.name, 1), features]))
     sizes = [node.size * network.shares(node.name) for node in graph.nodes]
     each = line.joined(torch.tensor([[sum(sizes), max(sizes)]]))
     outputs = int(line.of_last(torch.tensor([graph.output.size])))
