@@ -5,8 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+PLACED = ["rows", "channels", "tall", "broad", "height", "width", "place_batch"]
+PLACED += ["stride_down", "stride_across", "offset_down", "offset_across"]
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["rows"])
 def forward_least(a, centre, radius, out, n, rows, a_batch, a_row, BLOCK: tl.constexpr):
     """``Σ a·centre − |a|·radius`` of each row; centre and radius are ``(batch, n)``."""
     program = tl.program_id(0).to(tl.int64)
@@ -22,7 +25,7 @@ def forward_least(a, centre, radius, out, n, rows, a_batch, a_row, BLOCK: tl.con
     tl.store(out + program, tl.sum(total, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def backward_least(a, centre, radius, onto, to_a, n, rows, a_batch, a_row, BLOCK: tl.constexpr):
     program = tl.program_id(0).to(tl.int64)
     instance, row = program // rows, program % rows
@@ -47,7 +50,7 @@ def _shown(e, here, instance, down, across, channels, tall, broad, height, width
     return ((instance * channels + channel) * tall + y) * broad + x, inside
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLACED)
 def lines_in_windows(
     a, place, lower, upper, below, above, out, bias, rows, channels, tall, broad, height, width,
     a_batch, a_row, place_batch, stride_down, stride_across, offset_down, offset_across,
@@ -79,7 +82,7 @@ def lines_in_windows(
         tl.store(bias + program, tl.sum(total, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PLACED)
 def least_in_windows(
     a, place, lower, upper, out, rows, channels, tall, broad, height, width,
     a_batch, a_row, place_batch, stride_down, stride_across, offset_down, offset_across, BLOCK: tl.constexpr,

@@ -27,7 +27,7 @@ def _lower_slope(slope, free, codes, lines, j, here, flattest, instance, row_fre
     return fixed, j
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "pairs", "frees", "index_batch"])
 def forward_lines(
     a,
     index,
@@ -91,7 +91,7 @@ def forward_lines(
         tl.store(bias + program, tl.sum(total, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "pairs", "frees", "index_batch"])
 def backward_lines(
     a,
     index,

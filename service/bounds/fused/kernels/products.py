@@ -17,7 +17,7 @@ def _planes(positive, place, x_low, x_high, y_low, y_high):
     return along_x, along_y, first + place * (last - first)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def forward_products(
     a, places, x_low, x_high, y_low, y_high, to_x, to_y, bias, n, rows, a_batch, a_row, BLOCK: tl.constexpr
 ):
@@ -40,7 +40,7 @@ def forward_products(
     tl.store(bias + program, tl.sum(total, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def backward_products(
     a, places, x_low, x_high, y_low, y_high, onto_x, onto_y, onto_bias, to_a, to_places, n, rows, a_batch, a_row,
     TO_A: tl.constexpr, BLOCK: tl.constexpr,
@@ -66,7 +66,7 @@ def backward_products(
             tl.store(to_a + program * n + j, gx * along_x + gy * along_y + gradient * constant, here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "heads", "height", "inner", "width"])
 def forward_matrices(
     a, places, x_low, x_high, y_low, y_high, to_x, to_y, bias, rows, heads, height, inner, width, a_batch, a_row,
     HEIGHT: tl.constexpr, INNER: tl.constexpr, WIDTH: tl.constexpr,
@@ -99,7 +99,7 @@ def forward_matrices(
     tl.store(bias + program, tl.sum(tl.sum(tl.sum(c * constant, 2), 1), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "heads", "height", "inner", "width"])
 def backward_matrices(
     a, places, x_low, x_high, y_low, y_high, onto_x, onto_y, onto_bias, to_a, to_places,
     rows, heads, height, inner, width, a_batch, a_row,

@@ -22,7 +22,7 @@ def _table_line(slopes, intercepts, place, x, j, here, instance, n, lines):
     return slope + beyond * steeper, intercept + beyond * higher, steeper * (lines - 1), higher * (lines - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "lines"])
 def forward_table(a, places, slopes, intercepts, out, bias, n, rows, lines, a_batch, a_row, BLOCK: tl.constexpr):
     """Coefficients through the lines at ``places`` ``(batch, rows, n)``."""
     program = tl.program_id(0).to(tl.int64)
@@ -39,7 +39,7 @@ def forward_table(a, places, slopes, intercepts, out, bias, n, rows, lines, a_ba
     tl.store(bias + program, tl.sum(total, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "lines"])
 def backward_table(
     a, places, slopes, intercepts, onto, onto_bias, to_a, to_places, n, rows, lines, a_batch, a_row,
     TO_A: tl.constexpr, BLOCK: tl.constexpr,
