@@ -13,11 +13,13 @@ Window = Pair | None
 """Height and width of a row's window; ``None`` for a whole row."""
 
 
-def entries_of_a_row(network: Network, start: str) -> int:
+def entries_of_a_row(network: Network, start: str, *, divided: bool = False) -> int:
     """Of the largest value between ``start`` and the input, or of the largest window where rows stay in windows.
 
-    Where a value is divided over tensor-parallel ranks, of all ranks together.
+    What one tensor-parallel rank has for each row that all of them walk: its share of a divided value, and of a
+    replicated one the whole, or a share of the rows where those are ``divided``.
     """
+    ranks = network.exchange.axis.size if divided else 1
     image = image_of(network.nodes[start].shape) is not None and network.exchange.axis.size == 1
     waiting: dict[str, Window] = {start: (1, 1) if image else None}
     most = 1
@@ -25,7 +27,7 @@ def entries_of_a_row(network: Network, start: str) -> int:
         if node.name not in waiting:
             continue
         window = waiting.pop(node.name)
-        most = max(most, _entries(node, window) * network.shares(node.name))
+        most = max(most, _entries(node, window) if network.is_own(node.name) else -(-_entries(node, window) // ranks))
         if window is not None and node.name == network.entrance:
             continue
         for index, name in enumerate(node.inputs):

@@ -19,10 +19,19 @@ from service.parallel import collectives
 
 def peak_bytes(run: Callable[[], Any]) -> int:
     """Of what is made by ``run`` alone; collectives with their copies, without what a backend takes."""
+    return _counted(run).most
+
+
+def largest_bytes(run: Callable[[], Any]) -> int:
+    """Of a single tensor that ``run`` makes."""
+    return _counted(run).largest
+
+
+def _counted(run: Callable[[], Any]) -> _Census:
     census = _Census()
     with census:
         run()
-    return census.most
+    return census
 
 
 def peak_allocated(run: Callable[[], Any], folder: Path) -> int:
@@ -43,7 +52,7 @@ def peak_allocated(run: Callable[[], Any], folder: Path) -> int:
 class _Census(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.now, self.most = 0, 0
+        self.now, self.most, self.largest = 0, 0, 0
         self.held: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -68,7 +77,7 @@ class _Census(TorchDispatchMode):
 
         self.held[key] = weakref.ref(storage, gone)
         self.now += size
-        self.most = max(self.most, self.now)
+        self.most, self.largest = max(self.most, self.now), max(self.largest, size)
 
 
 _KERNELS: dict[str, Callable[..., Tensor]] = {

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.bounds.backward import Pass
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Analysis, Effort, affordable, elements_of_a_row, rows_at_once
+from service.bounds.methods.base import Analysis, Effort, affordable, elements_of_row, rows_at_once
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
@@ -61,8 +61,7 @@ def alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> Analys
 
 
 def _at_once(backward: Pass, start: str, rows: int, effort: Effort) -> int:
-    total = rows * elements_of_a_row(backward.network, start, backward.batch)
-    return rows_at_once(backward.network, start, backward.batch, effort.optimising(total))
+    return rows_at_once(backward, start, effort.optimising(rows * elements_of_row(backward, start)))
 
 
 def equal_parts(rows: Tensor, at_once: int) -> list[Tensor]:

@@ -87,15 +87,14 @@ class LinearAnalysis:
         return torch.cat([self.backward.lower_bounds(network.graph.output.name, part) for part in parts], dim=1)
 
 
-def rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> int:
+def rows_at_once(backward: Pass, start: str, effort: Effort) -> int:
     """How many rows of ``start`` may walk together; the same number on every rank of the group."""
-    return max(1, effort.elements // elements_of_a_row(network, start, batch))
+    return max(1, effort.elements // elements_of_row(backward, start))
 
 
 def passing_at_once(backward: Pass, start: str, rows: int, effort: Effort) -> int:
     """The same for one plain pass over ``rows`` rows."""
-    total = rows * elements_of_a_row(backward.network, start, backward.batch)
-    return rows_at_once(backward.network, start, backward.batch, effort.passing(total))
+    return rows_at_once(backward, start, effort.passing(rows * elements_of_row(backward, start)))
 
 
 def affordable(network: Network, box: Interval, effort: Effort) -> Effort:
@@ -112,7 +111,15 @@ def affordable(network: Network, box: Interval, effort: Effort) -> Effort:
     return replace(own, elements=-exchange.largest(-own.elements, device))
 
 
-def elements_of_a_row(network: Network, start: str, batch: int) -> int:
-    """In the largest coefficient tensor of a pass, on all ranks together; where each has rows of its own, of all."""
+def elements_of_row(backward: Pass, start: str) -> int:
+    return elements_of_a_row(backward.network, start, backward.batch, divided=backward.divided)
+
+
+def elements_of_a_row(network: Network, start: str, batch: int, *, divided: bool = False) -> int:
+    """What a row takes in the largest coefficient tensor of one rank, which that rank's own device must hold.
+
+    Where ``start`` is divided, each rank has rows of its own, and further on all of them walk on every rank. Rows are
+    ``divided`` as those of a pass.
+    """
     before = 0 if network.before is None else network.before.entries
-    return batch * max(network.shares(start) * entries_of_a_row(network, start), before)
+    return batch * network.shares(start) * max(entries_of_a_row(network, start, divided=divided), before)
