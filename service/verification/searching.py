@@ -95,7 +95,7 @@ class Searches:
         if task.mesh.tp.size > 1 and task.staged is None:
             # The model's own collectives need not have gradients; those of its graph do.
             module = Evaluated(task.network.graph)
-        return Subject(module, task.network, judge, task.runtime, dtype, task.crew, rigorous, task.staged)
+        return Subject(module, task.network, judge, task.runtime, dtype, task.crew, rigorous, task.staged, task.effort)
 
     def _reporting(self, instance: int) -> Callable[[Progress], None]:
         last = time.monotonic()

@@ -96,7 +96,7 @@ def test_optimised_bounds_of_hidden_values_hold_whatever_time_is_left(seed: int,
     _, network = network_of(Attention(seed), 4)
     box, points = boxed(seed, 4, radius)
     first = Sites.of(network).bounds(METHODS["ibp"](network, box, Effort()).inputs)
-    found = optimised(with_parts(network), box, first, time.monotonic() + left)
+    found = optimised(with_parts(network), box, first, time.monotonic() + left, Effort())
     assert bool((found.lower >= first.lower - 1e-9).all())
     assert bool((found.upper <= first.upper + 1e-9).all())
     point = METHODS["ibp"](network, Interval.point(points), Effort())

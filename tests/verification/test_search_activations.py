@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,23 +14,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import Residual, mlp, redraw
 from scipy.optimize import Bounds, LinearConstraint, milp
+from test_verify_job import context, trained
+from test_verify_job import specification as of_digits
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, prepare
+from service.bounds.optimise import Ascent
 from service.bounds.split import Multipliers, Sites, kink
+from service.jobs.layout import DataLayout
+from service.verification import job
 from service.verification.certify import Verdict
+from service.verification.search import activations
 from service.verification.search.activations import split_activations
 from service.verification.search.ascent import Climb
 from service.verification.search.bounding import Bounding
-from service.verification.search.decision import Finding, Moment
+from service.verification.search.decision import Finding, Means, Moment
 from service.verification.search.domains import Domains, Pool
 from service.verification.search.goal import Goal
 from service.verification.search.programs import Programs
 from service.verification.search.refining import refined
 from service.verification.search.subject import Subject
 from service.verification.search.walk import Question, Walk
+
+__all__ = ["trained"]
 
 
 class Gate(nn.Module):
@@ -338,12 +348,45 @@ def test_time_that_is_over_gives_a_sound_bound() -> None:
         assert finding.bound <= 0
 
 
+@given(st.integers(1, 500))
+def test_a_longer_ascent_takes_smaller_steps_to_the_same_end(iterations: int) -> None:
+    usual = Climb(60, slopes=0.1)
+    climb = usual.within(Effort(ascent=Ascent(iterations=iterations)))
+    assert climb.iterations == 3 * iterations
+    assert climb.decay**climb.iterations == pytest.approx(usual.decay**usual.iterations)
+    assert usual.within(Effort()) == usual
+
+
+def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the bounds of the whole box and those of domains."""
+    climbs, ascents = [], []
+    climbing, rooted = Bounding.optimised, activations._by
+
+    def watched(self: Bounding, domains: Domains, climb: Climb) -> Domains:
+        climbs.append(climb.iterations)
+        return climbing(self, domains, climb)
+
+    def by(subject: Subject, method: str) -> Any:
+        ascents.append(subject.effort.ascent.iterations)
+        return rooted(subject, method)
+
+    monkeypatch.setattr(Bounding, "optimised", watched)
+    monkeypatch.setattr(activations, "_by", by)
+    deciding = importlib.import_module("service.verification.search.decide")
+    monkeypatch.setattr(deciding, "means_for", lambda goal: Means.ACTIVATIONS)
+    digits = {"data": {"source": "digits"}, "count": 3, "eps": 0.05}
+    budget = {"seconds": 2, "iterations": 6, "restarts": 0}
+    job.run(of_digits(property={"robustness": digits}, method="beta-crown", budget=budget), context(trained)[0])
+    assert set(climbs) == {18, 3}
+    assert set(ascents) == {6}
+
+
 def test_refined_bounds_are_tighter_and_hold() -> None:
     subject = subject_of("relu", 1)
     centre = torch.zeros(3, dtype=torch.float64)
     bounding = bounding_of(subject, centre - 0.5, centre + 0.5, torch.eye(2, dtype=torch.float64))
     before = bounding.bounds
-    after = refined(subject.network, bounding.box, before, time.monotonic() + 2)
+    after = refined(subject.network, bounding.box, before, time.monotonic() + 2, Effort())
     assert float(after.width.sum()) < 0.98 * float(before.width.sum())
     x = bounding.box.lower + torch.rand(20000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values = evaluated(subject.network, x)
@@ -357,7 +400,7 @@ def test_operators_that_read_each_other_are_refined() -> None:
     lower, upper = -0.3 * torch.ones(3, dtype=torch.float64), 0.3 * torch.ones(3, dtype=torch.float64)
     box = Interval(lower[None], upper[None])
     bounds = Sites.of(subject.network).bounds(METHODS["crown"](subject.network, box, Effort()).inputs)
-    found = refined(subject.network, box, bounds, time.monotonic() + 2)
+    found = refined(subject.network, box, bounds, time.monotonic() + 2, Effort())
     generator = torch.Generator().manual_seed(5)
     values = evaluated(subject.network, lower + torch.rand(200, 3, generator=generator, dtype=lower.dtype) * 0.6)
     held = Sites.of(subject.network).flattened(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Analysis, Effort, Method
+from service.bounds.methods import METHODS, Analysis, Method
 from service.bounds.parts import with_parts
 from service.bounds.rigorous import RIGOROUS, RigorousAnalysis
 from service.bounds.split import Sites
@@ -27,7 +27,7 @@ from service.verification.search.ascent import Climb
 from service.verification.search.attack import descend
 from service.verification.search.bounding import Bounding
 from service.verification.search.branching import Branching
-from service.verification.search.certificates import Certificates
+from service.verification.search.certificates import Certificates, StageCertificates
 from service.verification.search.crew import Standing
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.domains import Domains, Handed, Pool
@@ -84,12 +84,12 @@ def _root(subject: Subject, goal: Goal, method: str, deadline: float) -> _Root:
         box = box.arranged(lambda end: end.reshape(1, *network.graph.input.shape))
     started = time.monotonic()
     first = CHEAPER.get(method, method)
-    analysis = _by(subject, first)(network, box, Effort())
+    analysis = _by(subject, first)(network, box, subject.effort)
     question, margins = _asked(subject, goal, analysis)
     late = subject.late(deadline - COST * (time.monotonic() - started))
     enough = late or _optimises_later(subject) or bool((margins.amax(dim=1) > 0).all())
     if first != method and not subject.crew.anywhere(enough, subject.device):
-        analysis = _by(subject, method)(network, box, Effort())
+        analysis = _by(subject, method)(network, box, subject.effort)
         question, margins = _asked(subject, goal, analysis)
     # Domains that are handed over have parameters for the entries that are open here, on all ranks the same.
     crew = Exchange(subject.crew.axis)
@@ -138,6 +138,9 @@ def _bounding(subject: Subject, root: _Root) -> Bounding:
 def _certificates(subject: Subject, bounding: Bounding, root: _Root) -> Certificates | None:
     if not subject.rigorous:
         return None
+    if isinstance(root.analysis, StagedAnalysis):
+        assert isinstance(root.analysis.analysis, RigorousAnalysis)
+        return StageCertificates(bounding, root.analysis.analysis, root.analysis.staged.line)
     assert isinstance(root.analysis, RigorousAnalysis)
     return Certificates(bounding, root.analysis)
 
@@ -151,11 +154,13 @@ class _Search:
         self.branching = Branching(self.bounding)
         self.certificates = _certificates(subject, self.bounding, root)
         self.programs = Programs(subject, goal)
-        self.roots = self.bounding.roots(root.margins)
+        self.margins = root.margins
+        self.roots = self.bounding.roots(self.margins)
         self.pool = Pool(self.roots)
         self.domains, self.bound = 0, -inf
         self.proved, self.stuck = inf, inf
         self.pace = 0.0
+        self.first, self.onward = (climb.within(subject.effort) for climb in (FROM_SCRATCH, ONWARD))
         self.started = now = time.monotonic()
         self.patience = now + min(QUICK_SECONDS, QUICK_SHARE * (deadline - now))
         self.is_optimised = False
@@ -163,7 +168,7 @@ class _Search:
     @torch.no_grad()
     def run(self) -> Finding:
         crew, device, found = self.subject.crew, self.subject.device, None
-        self._settle(self.roots, FROM_SCRATCH)
+        self._settle(self.roots, self.first)
         self.bounding.calibrate(self.roots)
         if not crew.is_first:  # every rank has bounded the roots; one searches on from there
             self.pool, self.domains = Pool(self.roots), 0
@@ -204,7 +209,7 @@ class _Search:
             self.pool.put(parents)
             return found
         branched = self.branching.split(parents, closer)
-        self._settle(self._certified(branched.halves), ONWARD)
+        self._settle(self._certified(branched.halves), self.onward)
         self.pace = (time.monotonic() - started) / len(parents)
         return self._ended(branched.whole)
 
@@ -222,17 +227,18 @@ class _Search:
 
     def _better_bounds(self, now: float, left: float) -> Interval:
         network, box, bounds = self.bounding.network, self.bounding.box, self.bounding.bounds
+        effort = self.subject.effort
         if not self.is_optimised:
             self.is_optimised = True
-            return optimised(network, box, bounds, now + OPTIMISING_SHARE * left)
-        return refined(network, box, bounds, now + REFINING_SHARE * min(now - self.started, left))
+            return optimised(network, box, bounds, now + OPTIMISING_SHARE * left, effort)
+        return refined(network, box, bounds, now + REFINING_SHARE * min(now - self.started, left), effort)
 
     def _tighten(self, bounds: Interval) -> None:
         """Take bounds that all domains share; where that alone gains more than all splits, begin again."""
         bounding = self.bounding
         bounding.walk.tighten(bounds)
-        roots = bounding.roots(torch.full_like(bounding.question.offsets, -torch.inf))
-        roots = bounding.optimised(roots.rows(self.pool.disjuncts.to(roots.margin.device)), FROM_SCRATCH)
+        roots = bounding.roots(torch.full_like(self.margins, -torch.inf))
+        roots = bounding.optimised(roots.rows(self.pool.disjuncts.to(roots.margin.device)), self.first)
         self.domains += len(roots)
         if float(roots.margin.min()) > self.pool.bound:
             self.pool = Pool(roots)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from service.bounds.contents import fits, overwrite, own_copy
 from service.bounds.fused import Adam
+from service.bounds.methods import Effort
+from service.bounds.optimise import Ascent
 from service.bounds.replay import Repeat
 from service.verification.search.domains import Domains
 from service.verification.search.walk import Fixed, Parameters, Walk
@@ -28,6 +30,12 @@ class Climb:
     multipliers: float = 0.1
     weights: float = 0.1
     decay: float = 0.97
+
+    def within(self, effort: Effort) -> Climb:
+        """The same course in more steps or fewer, as a method that optimises is to take more or fewer than usual."""
+        usual, wanted = Ascent().iterations, effort.ascent.iterations
+        iterations = -(-self.iterations * wanted // usual)
+        return replace(self, iterations=iterations, decay=self.decay ** (usual / wanted))
 
 
 class Stepping:

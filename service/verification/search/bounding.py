@@ -83,18 +83,17 @@ class Bounding:
 
     def roots(self, margins: Tensor) -> Domains:
         """One domain for each disjunct, without splits, of which ``margins`` ``(disjuncts, rows)`` are proved."""
-        rows = self.question.rows
-        count, most = rows.shape[:2]
-        nothing = rows.new_zeros(count, 0)
+        count, most = margins.shape
+        nothing = margins.new_zeros(count, 0)
         return Domains(
             margin=margins.amax(dim=1),
-            disjunct=torch.arange(count, device=rows.device),
-            index=torch.zeros(count, 0, dtype=torch.int64, device=rows.device),
+            disjunct=torch.arange(count, device=margins.device),
+            index=torch.zeros(count, 0, dtype=torch.int64, device=margins.device),
             sign=nothing,
             at=nothing,
             beta=nothing,
-            weights=torch.nn.functional.one_hot(margins.argmax(dim=1), most).to(rows.dtype),
-            slopes=self.walk.choices.start.to(rows).expand(count, -1).clone(),
+            weights=torch.nn.functional.one_hot(margins.argmax(dim=1), most).to(margins.dtype),
+            slopes=self.walk.choices.start.to(margins).expand(count, -1),
         )
 
     def optimised(self, domains: Domains, climb: Climb) -> Domains:

@@ -20,6 +20,7 @@ from service.bounds.rigorous.method import plain_convolutions
 from service.bounds.rigorous.rounding import UNIT, gamma, magnitude
 from service.bounds.rigorous.steps import Step, nonlinear_step
 from service.bounds.split import Multipliers, Splits
+from service.bounds.stages import Line
 from service.verification.search.bounding import Bounding
 from service.verification.search.domains import Domains
 
@@ -80,7 +81,8 @@ class Certificates:
         """Of ``Σ w·(row·y − offset)``: one that the weights single out is exact, the others are rounded."""
         question, network = self.bounding.question, self.bounding.network
         weights = (domains.weights / domains.weights.sum(dim=1, keepdim=True)).unsqueeze(1)
-        rows, offsets = question.rows[domains.disjunct], question.offsets[domains.disjunct].unsqueeze(2)
+        rows, offsets, _ = question.of(domains.disjunct)
+        offsets = offsets.unsqueeze(2)
         start = network.nodes[question.start]
         combined = torch.bmm(weights, rows).reshape(len(domains), 1, *start.shape)
         least = walk.lower_bounds(start.name, combined, held).squeeze(1)
@@ -92,6 +94,28 @@ class Certificates:
         margin = least - offset - lost - 8 * UNIT * (least.abs() + offset.abs() + lost)
         margin = margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         return network.exchange.agree(margin)
+
+
+@dataclass(frozen=True, eq=False)
+class StageCertificates(Certificates):
+    """Of a model in stages, each of which has its own part of every domain; all of them call it."""
+
+    line: Line
+
+    def _combined(self, walk: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
+        """The last stage's: rows go up the line, and bounds come back."""
+        line, margin = self.line, None
+        walk = walk if line.is_first else replace(walk, before=self._before)
+        if line.is_last:
+            margin = super()._combined(walk, domains, held)
+        else:
+            rows = line.from_next()
+            line.to_next(walk.lower_bounds(self.bounding.question.start, rows, held, own=False))
+        return line.of_last(margin)
+
+    def _before(self, rows: Tensor, own: bool) -> Tensor:
+        self.line.to_previous(rows)
+        return self.line.from_previous()
 
 
 def _repeated(step: Step, count: int) -> Step:

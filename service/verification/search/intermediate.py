@@ -30,13 +30,12 @@ SHARE = 0.5
 
 
 @torch.no_grad()
-def optimised(network: Network, box: Interval, bounds: Interval, deadline: float) -> Interval:
+def optimised(network: Network, box: Interval, bounds: Interval, deadline: float, effort: Effort) -> Interval:
     """``bounds`` ``(1, entries)`` of all sites, tightened until about ``deadline`` (``time.monotonic``)."""
     sites = Sites.of(network)
     known = {site.value: _part(bounds, site) for site in sites.each}
     open_ = {site.value: wanted(network, bounds, site) for site in sites.each}
-    effort = Effort().within(box.lower.device)
-    walk = bound_layers(network, box, effort, _Optimising(known, open_, deadline))
+    walk = bound_layers(network, box, effort.within(box.lower.device), _Optimising(known, open_, deadline))
     found = {site.value: walk.intervals[site.value].map(lambda end: end.flatten(1)) for site in sites.each}
     ends = (torch.cat([getattr(found[site.value], side) for site in sites.each], dim=1) for side in ("lower", "upper"))
     return bounds.meet(Interval(*ends))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.bounds.methods import Effort
 from service.bounds.network import Network
 from service.bounds.split import Site, Sites
 from service.verification.search.ascent import Climb
@@ -21,7 +23,7 @@ from service.verification.search.bounding import Bounding
 from service.verification.search.branching import Branching
 from service.verification.search.domains import Domains
 from service.verification.search.intermediate import wanted
-from service.verification.search.walk import Question, Walk
+from service.verification.search.walk import Walk
 
 FROM_SCRATCH, ONWARD = Climb(20, slopes=0.2), Climb(10, slopes=0.02)
 FEWEST, MOST = 32, 1024
@@ -31,15 +33,19 @@ NOT_LONG = 0.5
 
 
 @torch.no_grad()
-def refined(network: Network, box: Interval, bounds: Interval, deadline: float) -> Interval:
+def refined(network: Network, box: Interval, bounds: Interval, deadline: float, effort: Effort) -> Interval:
     """``bounds`` ``(1, entries)`` of all sites, tightened until ``deadline`` (``time.monotonic``)."""
     sites = _after_relaxations(network)
     for number, site in enumerate(sites):
         now = time.monotonic()
         if now > deadline:
             break
-        # Later layers have more before them, and what is gained in earlier ones helps them.
-        bounds = _of_site(network, box, bounds, site, now + (deadline - now) / (len(sites) - number))
+        entries = wanted(network, bounds, site).nonzero().squeeze(1)
+        if len(entries):
+            ends = _Ends(site.value, site.size, entries, bounds.lower)
+            # Later layers have more before them, and what is gained in earlier ones helps them.
+            until = now + (deadline - now) / (len(sites) - number)
+            bounds = _of_ends(Bounding(Walk(network, box, bounds, ends)), site.offset + entries, until, effort)
     return bounds
 
 
@@ -52,39 +58,53 @@ def _after_relaxations(network: Network) -> list[Site]:
     return [site for site in Sites.of(network).each if reached[site.value]]
 
 
-def _of_site(network: Network, box: Interval, bounds: Interval, site: Site, deadline: float) -> Interval:
-    entries = wanted(network, bounds, site).nonzero().squeeze(1)
-    if not len(entries):
-        return bounds
-    lower, upper = bounds.lower.clone(), bounds.upper.clone()
-    count = FEWEST
-    while len(entries) and (now := time.monotonic()) < deadline:
-        part, left = entries[:count], len(entries)
-        entries = entries[count:]
-        problems = _Problems(network, box, bounds, site, part)
+def _of_ends(bounding: Bounding, place: Tensor, deadline: float, effort: Effort) -> Interval:
+    """The bounds of all sites with better ends of the entries ``place``, part by part."""
+    bounds, entries = bounding.bounds, len(place)
+    known = torch.cat([bounds.lower[0, place], -bounds.upper[0, place]])
+    least, count, done = known.clone(), FEWEST, 0
+    while done < entries and (now := time.monotonic()) < deadline:
+        part = torch.arange(done, min(done + count, entries), device=known.device)
+        problems = _Problems(bounding, torch.cat([part, part + entries]), known, effort)
         if time.monotonic() - now < NOT_LONG:
             count = min(2 * count, MOST)
-        least = problems.least(now + (deadline - now) * len(part) / left)
-        place = site.offset + part
-        lower[0, place] = torch.maximum(lower[0, place], least[: len(part)])
-        upper[0, place] = torch.minimum(upper[0, place], -least[len(part) :])
+        least[problems.disjunct] = problems.least(now + (deadline - now) * len(part) / (entries - done))
+        done += len(part)
+    lower, upper = bounds.lower.clone(), bounds.upper.clone()
+    lower[0, place], upper[0, place] = least[:entries], -least[entries:]
     return Interval(torch.minimum(lower, upper), torch.maximum(lower, upper))
 
 
-class _Problems:
-    """The lower ends of some entries of a site, and then the negated upper ends, from below."""
+@dataclass(frozen=True, eq=False)
+class _Ends:
+    """Of a value of ``size`` entries: the lower ends of ``entries``, and then the negated upper ends, from below.
 
-    def __init__(self, network: Network, box: Interval, bounds: Interval, site: Site, entries: Tensor) -> None:
-        rows = bounds.lower.new_zeros(len(entries), site.size).scatter_(1, entries[:, None], 1)
-        rows = torch.cat([rows, -rows])[:, None]
-        offsets = rows.new_zeros(len(rows), 1)
-        question = Question(site.value, rows, offsets, torch.ones_like(offsets, dtype=torch.bool))
-        self.bounding = Bounding(Walk(network, box, bounds, question))
-        self.branching = Branching(self.bounding)
-        place = site.offset + entries
-        self.known = torch.cat([bounds.lower[0, place], -bounds.upper[0, place]])
-        self.leaves = self._optimised(self.bounding.roots(self.known[:, None]), FROM_SCRATCH)
-        self.bounding.calibrate(self.leaves)
+    Rows are like ``like``.
+    """
+
+    start: str
+    size: int
+    entries: Tensor
+    like: Tensor
+
+    def of(self, disjunct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        count = len(self.entries)
+        place = self.entries[disjunct % count].reshape(-1, 1, 1)
+        sign = torch.where(disjunct < count, 1, -1).to(self.like.dtype).reshape(-1, 1, 1)
+        offsets = self.like.new_zeros(len(disjunct), 1)
+        rows = self.like.new_zeros(len(disjunct), 1, self.size).scatter_(2, place, sign)
+        return rows, offsets, torch.ones_like(offsets, dtype=torch.bool)
+
+
+class _Problems:
+    """Some of the ends of a site, the ``disjunct`` ``(problems,)`` of ``bounding``; ``known`` has a number for all."""
+
+    def __init__(self, bounding: Bounding, disjunct: Tensor, known: Tensor, effort: Effort) -> None:
+        self.bounding, self.disjunct, self.known = bounding, disjunct, known
+        self.branching = Branching(bounding)
+        first, self.onward = (climb.within(effort) for climb in (FROM_SCRATCH, ONWARD))
+        self.leaves = self._optimised(bounding.roots(known[:, None]).rows(disjunct), first)
+        bounding.calibrate(self.leaves)
 
     def least(self, deadline: float) -> Tensor:
         """``(problems,)``, never less than what was known."""
@@ -99,7 +119,7 @@ class _Problems:
 
     def _least(self, leaves: Domains) -> Tensor:
         start = torch.full_like(self.known, torch.inf)
-        return start.scatter_reduce(0, leaves.disjunct, leaves.margin, "amin")
+        return start.scatter_reduce(0, leaves.disjunct, leaves.margin, "amin")[self.disjunct]
 
     def _loosest(self, leaves: Domains) -> Tensor:
         """Of each problem whose sign is open, the leaves at or below the mean."""
@@ -116,7 +136,7 @@ class _Problems:
             branched = self.branching.split(part, self.bounding.closer(part))
             yield branched.whole
             if len(branched.halves):
-                yield self._optimised(branched.halves, ONWARD)
+                yield self._optimised(branched.halves, self.onward)
 
     def _optimised(self, domains: Domains, climb: Climb) -> Domains:
         size = self.bounding.capacity

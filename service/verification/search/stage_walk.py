@@ -19,7 +19,7 @@ from service.bounds.interval import Interval
 from service.bounds.relaxation import Relaxed
 from service.bounds.stages import Line, Staged
 from service.verification.search.numbering import Numbering, Numbers, Placed
-from service.verification.search.walk import Fixed, Question, Walk
+from service.verification.search.walk import Asked, Fixed, Walk
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class StageWalk(Walk):
 
     is_alone = False
 
-    def __init__(self, staged: Staged, box: Interval, bounds: Interval, question: Question) -> None:
+    def __init__(self, staged: Staged, box: Interval, bounds: Interval, question: Asked) -> None:
         self.line = staged.line
         super().__init__(staged.network, box, bounds, question)
 

@@ -16,10 +16,12 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.planes import Known, Planes, minimum
+from service.bounds.rigorous import RIGOROUS
 from service.bounds.split import Sites
-from service.bounds.stages import Staged
+from service.bounds.stages import Staged, StagedAnalysis
 from service.verification.certify import Verdict
 from service.verification.search.activations import split_activations
+from service.verification.search.bounder import Rigorously
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.goal import Goal
 from service.verification.search.subject import Subject
@@ -60,6 +62,17 @@ class ByStages:
         return nothing.expand(batch, rows, -1)
 
 
+def rigorously_by_stages(staged: Staged, method: str) -> Rigorously:
+    """The same for boxes of float64, with planes that lie below in real arithmetic."""
+
+    def analyse(box: Interval) -> StagedAnalysis:
+        analysis = staged.method(RIGOROUS[method])(staged.network, box, Effort())
+        assert isinstance(analysis, StagedAnalysis)
+        return analysis
+
+    return Rigorously(analyse, ByStages(staged, method), staged.entries * staged.widest)
+
+
 @dataclass(frozen=True, eq=False)
 class _Watched(Interval):
     """Keeps the coefficients ``(batch or 1, rows, *shape)`` that it was asked about."""
@@ -91,7 +104,8 @@ def _bound_whole(subject: Subject, goal: Goal, method: str, deadline: float, wat
     for name in (method, TIGHTER.get(method)):
         if name is None or bound > 0 or subject.late(deadline):
             continue
-        analysis = staged.method(METHODS[name])(staged.network, box, Effort())
+        method_of_stages = (RIGOROUS if subject.rigorous else METHODS)[name]
+        analysis = staged.method(method_of_stages)(staged.network, box, subject.effort)
         below = staged.network.exchange.agree(analysis.lower_bounds(torch.cat([rows, -rows]).unsqueeze(0)))
         bound = max(bound, _least_margin(goal, below[0]))
     watcher(Moment(goal.disjuncts, 0 if bound > 0 else goal.disjuncts, bound))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from service.bounds.methods import Effort
 from service.bounds.network import Network, prepare
 from service.bounds.stages import Staged
 from service.verification.search.crew import SOLO, Crew
@@ -28,7 +29,7 @@ class Subject:
     """``module`` and ``network`` are in ``dtype``; ``judge`` is the module in float64, ``runtime`` onnxruntime,
     for a model that came from ONNX. The ranks of ``crew`` decide together. Where it is ``rigorous`` only bounds that
     hold in real arithmetic close a domain; ``network`` is then in float64. Of a model in stages ``network`` is this
-    rank's, and all stages decide alike.
+    rank's, and all stages decide alike. ``effort`` is for bounds that are optimised.
     """
 
     module: nn.Module
@@ -39,6 +40,7 @@ class Subject:
     crew: Crew = SOLO
     rigorous: bool = False
     staged: Staged | None = None
+    effort: Effort = field(default_factory=Effort)
 
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> Subject:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,11 +25,19 @@ from service.verification.search.domains import Domains
 from service.verification.search.numbering import Numbering, Numbers, Placed
 
 
+class Asked(Protocol):
+    """Rows of some disjuncts over the value of node ``start``, filled up to equally many."""
+
+    @property
+    def start(self) -> str: ...
+
+    def of(self, disjunct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """For disjuncts ``(n,)``: rows ``(n, rows, entries)``, what each must exceed, and which of them are used."""
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
-    """Rows of each disjunct over the value of node ``start``, filled up to equally many.
-
-    ``rows`` ``(disjuncts, rows, entries)``; ``offsets`` ``(disjuncts, rows)`` is what a row must exceed, thresholds
+    """``rows`` ``(disjuncts, rows, entries)``; ``offsets`` ``(disjuncts, rows)`` is what a row must exceed, thresholds
     with the margin for rounding; ``used`` tells the rows that are there from the filling.
     """
 
@@ -36,6 +45,9 @@ class Question:
     rows: Tensor
     offsets: Tensor
     used: Tensor
+
+    def of(self, disjunct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.rows[disjunct], self.offsets[disjunct], self.used[disjunct]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +95,7 @@ class Walk:
     The network is all here, or divided over tensor-parallel ranks.
     """
 
-    def __init__(self, network: Network, box: Interval, bounds: Interval, question: Question) -> None:
+    def __init__(self, network: Network, box: Interval, bounds: Interval, question: Asked) -> None:
         self.network, self.box, self.bounds, self.question = network, box, bounds, question
         self.sites = Sites.of(network)
         self.numbering = self._numbered(box.lower.device)
@@ -125,8 +137,9 @@ class Walk:
         """``scale`` of the multipliers is by number."""
         splits = self.numbering.placed(domains.index, domains.sign)
         clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.bounds)
-        within, disjunct = clipped.meet(clipped), domains.disjunct
+        within = clipped.meet(clipped)
         bounds = self.shaped(within)
+        rows, offsets, used = self.question.of(domains.disjunct)
         return Fixed(
             number=domains.index,
             splits=splits,
@@ -134,9 +147,9 @@ class Walk:
             empty=self.numbering.anywhere(_empty(clipped, self._reach)),
             bounds=bounds,
             families=self.choices.families(bounds),
-            rows=self.question.rows[disjunct],
-            offsets=self.question.offsets[disjunct],
-            used=self.question.used[disjunct],
+            rows=rows,
+            offsets=offsets,
+            used=used,
             scale=scale[domains.index],
         )
 
