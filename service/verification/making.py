@@ -100,7 +100,7 @@ def _of_reference(spec: VerifySpec, context: RunContext, place: _Place) -> Task:
         shape = (asked.samples.inputs.shape[1],)
     tp = place.mesh.tp
     if place.line is not None:
-        return place.task(spec, module, prepare_stages(module, shape, tp, place.line), asked)
+        return place.task(spec, module, prepare_stages(_bounded(spec, module), shape, tp, place.line), asked)
     return place.task(spec, module, prepare(_bounded(spec, module), shape, tp), asked)
 
 
@@ -177,11 +177,12 @@ def _of_onnx(spec: VerifySpec, content: bytes, place: _Place, ask: Callable[[tup
     tp, runtime = place.mesh.tp, Runtime.of(parse(content))
     if place.line is not None:
         # Only what is left of the graph goes to the device, and is what witnesses are judged on.
-        staged = divide_into_stages(shard(capture(module, (module.features,)), tp), tp, place.line)
+        graph = shard(capture(_bounded(spec, module), (module.features,)), tp)
+        staged = divide_into_stages(graph, tp, place.line)
         return place.task(spec, Evaluated(staged.network.graph), staged, asked, runtime)
     if tp.size > 1:
         # Only this rank's shares of the graph go to the device, and are what witnesses are judged on.
-        graph = shard(capture(module, (module.features,)), tp).to(place.device)
+        graph = shard(capture(_bounded(spec, module), (module.features,)), tp).to(place.device)
         return place.task(spec, Evaluated(graph), from_graph(graph, tp), asked, runtime)
     module = module.to(place.device)
     return place.task(spec, module, prepare(_bounded(spec, module), (module.features,)), asked, runtime)

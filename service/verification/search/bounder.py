@@ -38,6 +38,13 @@ class Bounder(Protocol):
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes: ...
 
 
+class Planar(Protocol):
+    """A rigorous analysis of the whole network; all ranks that have a part of it call it."""
+
+    def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Below ``(1, rows, outputs)`` rows of the output: ``(batch, rows, features)`` and ``(batch, rows)``."""
+
+
 def bounder(network: Network, method: str, whole: Interval) -> Bounder:
     """For boxes within ``whole`` ``(1, features)``, in its dtype and on its device."""
     if method in WEAK or network.exchange.axis.size > 1:
@@ -49,8 +56,14 @@ def bounder(network: Network, method: str, whole: Interval) -> Bounder:
 
 
 def rigorous_bounder(network: Network, method: str, whole: Interval) -> Rigorously:
-    """For boxes of float64 within ``whole``; the network is on one rank."""
-    return Rigorously(network, method if method in WEAK else "crown", bounder(network, method, whole))
+    """For boxes of float64 within ``whole``."""
+    graph, bound = network.graph, RIGOROUS[method if method in WEAK else "crown"]
+
+    def analyse(box: Interval) -> Planar:
+        return bound(network, box.map(lambda end: end.reshape(-1, *graph.input.shape)), Effort())
+
+    sizes = [node.size for node in graph.nodes]
+    return Rigorously(analyse, bounder(network, method, whole), sum(sizes) * max(sizes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,23 +112,23 @@ class ByPass:
 
 @dataclass(frozen=True, eq=False)
 class Rigorously:
-    """Planes that lie below in real arithmetic; ``plain`` ones tell what each input's width costs."""
+    """Planes that lie below in real arithmetic; ``plain`` ones tell what each input's width costs.
 
-    network: Network
-    method: str
+    ``largest`` is how many entries the rows of a pass may have, one for each value of the network.
+    """
+
+    analyse: Callable[[Interval], Planar]
     plain: Bounder
+    largest: int
 
     @property
     def entries(self) -> int:
-        return max(self.plain.entries, 8 * sum(node.size for node in self.network.graph.nodes) * self.network.widest)
+        return max(self.plain.entries, 8 * self.largest)
 
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
-        graph = self.network.graph
-        shaped = box.map(lambda end: end.reshape(-1, *graph.input.shape))
-        analysis = RIGOROUS[self.method](self.network, shaped, Effort())
-        coefficients, bias = analysis.planes(rows.reshape(1, -1, *graph.output.shape))
+        coefficients, bias = self.analyse(box).planes(rows.unsqueeze(0))
         plain = self.plain.planes(box, {}, rows)
-        return replace(plain, coefficients=coefficients.flatten(2), bias=bias, known={})
+        return replace(plain, coefficients=coefficients, bias=bias, known={})
 
 
 def _by_method(method: str, network: Network, box: Interval, effort: Effort) -> Pass:

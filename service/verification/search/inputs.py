@@ -22,7 +22,7 @@ from service.verification.search.clipping import Cut, clipped
 from service.verification.search.crew import Meeting, Standing
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.goal import Goal
-from service.verification.search.stages import ByStages
+from service.verification.search.stages import ByStages, rigorously_by_stages
 from service.verification.search.subject import Subject
 
 FEW_INPUTS = 64
@@ -51,7 +51,8 @@ def split_inputs(subject: Subject, goal: Goal, method: str, deadline: float, wat
 
 def _bounder(subject: Subject, goal: Goal, method: str) -> Bounder:
     if subject.staged is not None:
-        return ByStages(subject.staged, method if method in WEAK else "crown")
+        by_stages = rigorously_by_stages if subject.rigorous else ByStages
+        return by_stages(subject.staged, method if method in WEAK else "crown")
     chosen = rigorous_bounder if subject.rigorous else bounder
     return chosen(subject.network, method, goal.box(subject.dtype))
 
