@@ -21,18 +21,21 @@ class Repeat(Protocol):
 class Memory:
     """What records work in that never run at once and leave each other nothing but tensors from elsewhere.
 
-    ``bytes`` were reserved for it: they count as free where nothing is in them at the moment, and are not.
+    ``bytes`` were reserved for it: they count as free where nothing is in them at the moment, and are not. A pool ends
+    with the last record in it, and may not be named again: ``anchor`` is one that stays.
     """
 
     bytes: int = 0
-    _handle: Any = None
+    _anchor: torch.cuda.CUDAGraph | None = None
 
-    @property
-    def handle(self) -> Any:
-        """Of the pool that records on a CUDA device share."""
-        if self._handle is None:
-            self._handle = torch.cuda.graph_pool_handle()
-        return self._handle
+    def pool(self, device: torch.device) -> Any:
+        """Of the records on a CUDA device, as ``capture_begin`` takes it; called on the stream that records."""
+        if self._anchor is None:
+            self._anchor = torch.cuda.CUDAGraph()
+            self._anchor.capture_begin(capture_error_mode="thread_local")
+            torch.zeros(1, device=device)
+            self._anchor.capture_end()
+        return self._anchor.pool()
 
 
 class Plain:
@@ -81,7 +84,7 @@ class Recorded:
         torch.cuda.synchronize(self.device)
         before = torch.cuda.memory_reserved(self.device)
         with torch.cuda.stream(stream), _no_collection():
-            record.capture_begin(self.memory.handle, capture_error_mode="thread_local")
+            record.capture_begin(self.memory.pool(self.device), capture_error_mode="thread_local")
             try:
                 body()
             except BaseException:

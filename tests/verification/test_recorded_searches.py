@@ -182,6 +182,10 @@ def test_records_of_a_device_give_what_runs_there(name: str) -> None:
         for column, value in found.columns.items():
             torch.testing.assert_close(value, expected.columns[column], rtol=0, atol=0)
     assert recorded.memory.bytes > 0
+    recorded._kept.clear()  # as where there is room for one only: the memory stays without a record
+    again = batches[0].to(device)
+    found, expected = (each.optimised(again, climb, scale) for each in (recorded, plain))
+    torch.testing.assert_close(found.margin, expected.margin, rtol=0, atol=0)
     recorded.forget()
     assert recorded.held == 0
 
