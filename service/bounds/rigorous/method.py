@@ -51,9 +51,12 @@ class RigorousAnalysis:
             return torch.cat([self.bounding(self.walk, output, part) for part in parts], dim=1)
 
     def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Coefficients and constants of affine functions of the model's input below ``rows · output``."""
+        """Coefficients ``(batch, rows, features)`` and constants ``(batch, rows)`` of affine functions of the model's
+        input below ``rows · output``, whose rows may come flattened.
+        """
+        output = self.walk.network.graph.output
         with torch.no_grad(), plain_convolutions():
-            return self.walk.planes(self.walk.network.graph.output.name, rows)
+            return self.walk.planes(output.name, rows.reshape(*rows.shape[:2], *output.shape))
 
 
 def rigorous_ibp(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
