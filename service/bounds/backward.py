@@ -53,7 +53,8 @@ class Pass:
     The input always ends it, or hands it over to the stages before. ``intervals`` holds the frontier's,
     ``relaxations`` one for each non-linear node on the way. Where it is ``divided``, each rank has a share of the rows
     outside of tensor-parallel regions; gradients of what all ranks have are then those of a rank's own rows. ``before``
-    answers instead of the network's own stages before.
+    answers instead of the network's own stages before. A pass that ``ascends`` is differentiated only to choose
+    relaxations, so that gradients need not be exact; those of parameters that are trained must be.
     """
 
     network: Network
@@ -62,6 +63,7 @@ class Pass:
     frontier: frozenset[str] = frozenset()
     divided: bool = False
     before: Climbing | None = None
+    ascends: bool = False
 
     @property
     def batch(self) -> int:
@@ -198,9 +200,15 @@ class Pass:
             return rule.pull_divided(node, coefficients, exchange), own, False
         if isinstance(rule, EnteringRule) and own:
             return rule.pull_own(node, coefficients, exchange), own, False
+        return self._pull_dense(node, coefficients), own, own
+
+    def _pull_dense(self, node: Node, coefficients: Tensor) -> Pulled:
+        rule = RULES[node.operator]
+        if self.ascends and isinstance(rule, AffineRule):
+            return rule.pull_in_ascent(node, coefficients)
         if isinstance(rule, LinearRule):
-            return rule.pull(node, coefficients, exchange), own, own
-        return Pulled(*self.relaxations[node.name].pull(coefficients)), own, own
+            return rule.pull(node, coefficients, self.network.exchange)
+        return Pulled(*self.relaxations[node.name].pull(coefficients))
 
     def _settled(self, node: Node, waiting: Pending) -> tuple[Tensor, bool]:
         """Dense coefficients, of this rank's share of the rows where they are divided; whether they are its own."""

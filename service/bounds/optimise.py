@@ -120,7 +120,7 @@ class Ascending:
         self.before: Climbing | None = None
         if network.before is not None and self.anchor is not None:
             self.before = network.before.climbing(self.anchor)
-        self.walk = replace(families.backward, relaxations=self.chosen, before=self.before)
+        self.walk = replace(families.backward, relaxations=self.chosen, before=self.before, ascends=True)
         self.optimizer: Adam | None = None
 
     @property

@@ -11,10 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nets import mlp, prepared
 from torch import Tensor
 
 from service.bounds import fused, planes
+from service.bounds.capture import local_state
 from service.bounds.fused import adam, boxes, building, images, lines, matrices, products, tables
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
+from service.bounds.network import prepare_stage
+from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Relaxation
 from service.bounds.windows import Windows
 
@@ -98,7 +104,7 @@ def test_steps_are_those_of_torchs_adam_within_the_box() -> None:
             with torch.no_grad():
                 theirs.clamp_(0, 1)
             other.param_groups[0]["lr"] *= 0.9
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def test_without_a_compiler_there_is_a_word_and_no_kernel(
@@ -144,6 +150,37 @@ def test_a_product_is_one_of_two_matrices_whatever_the_order_in_memory(order: tu
     names = [event.key for event in profile.key_averages()]
     assert "aten::mm" in names
     assert "aten::bmm" not in names
+
+
+class Rough:
+    """Stands for the kernel, and counts."""
+
+    def __init__(self) -> None:
+        self.rough_product, self.count = self, 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return self._run
+
+    def _run(self, onto: Tensor, weight: Tensor, out: Tensor, *sizes: int, **tile: int) -> None:
+        self.count += 1
+        out.copy_(onto @ weight.mT)
+
+
+def test_gradients_are_rough_where_they_choose_relaxations_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = mlp([5, 8, 8, 3], torch.nn.ReLU(), seed=3)
+    x, rows = randoms(2, dtype=torch.float32)(4, 5), torch.eye(3).unsqueeze(0)
+    box = Interval(x - 0.2, x + 0.2)
+    kernels = Rough()
+    monkeypatch.setattr(matrices, "kernels_for", lambda *tensors, entries=None: kernels)
+    frozen = [each for each in module if isinstance(each, torch.nn.Linear)][1].requires_grad_(False)
+    network = prepare_stage(module, (5,)).network(local_state(module))
+    METHODS["crown-ibp"](network, box, Effort()).lower_bounds(rows).sum().backward()
+    trained = [each.grad for each in module.parameters() if each.requires_grad]
+    assert all(each is not None and bool(each.any()) for each in trained)
+    assert frozen.weight.grad is None
+    assert kernels.count == 0
+    METHODS["alpha-crown"](prepared(module.requires_grad_(False), 5), box, Effort(ascent=Ascent(2))).lower_bounds(rows)
+    assert kernels.count > 0
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -247,3 +284,22 @@ def test_gradients_without_kernels_are_those_of_differences(name: str) -> None:
     if given:
         assert torch.autograd.gradcheck(function, given)
     assert all(each.isfinite().all() for each in results(function, inputs))
+
+
+@cuda
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_of_a_kernel_are_torchs(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(building, "FEWEST", 0)
+    number = randoms(5, "cuda", dtype)
+    places = [number(70, 30).sigmoid()] * 2
+    ours, theirs = (each.clone().requires_grad_() for each in places)
+    own, other = fused.Adam([ours], 0.3, 0.98), fused.Adam([theirs], 0.3, 0.98)
+    for _ in range(5):
+        ours.grad = theirs.grad = number(70, 30)
+        own.step()
+        with torch.no_grad():
+            other._move_in_steps(theirs, theirs.grad, other.means[0], other.squares[0])
+            other.steps += 1
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)

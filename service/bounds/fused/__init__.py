@@ -8,7 +8,7 @@ from service.bounds.fused.adam import Adam
 from service.bounds.fused.boxes import least
 from service.bounds.fused.images import least_in_windows, pull_in_windows
 from service.bounds.fused.lines import FreeSlopes, Picked, pull, pull_free, weighted
-from service.bounds.fused.matrices import product
+from service.bounds.fused.matrices import product, product_in_ascent
 from service.bounds.fused.products import pull_matrices, pull_products
 from service.bounds.fused.tables import pull_table
 
@@ -19,6 +19,7 @@ __all__ = [
     "least",
     "least_in_windows",
     "product",
+    "product_in_ascent",
     "pull",
     "pull_free",
     "pull_in_windows",

@@ -14,8 +14,8 @@ from service.bounds.fused.building import kernels_for
 class Adam:
     """Adam (Kingma and Ba, 2015; its usual constants) on ``parameters``, which stay between 0 and 1.
 
-    A gradient's entry that is no number counts as 0. The rate is multiplied by ``decay`` after each step. All state is
-    in tensors that stay where they are, so that a recorded step replays.
+    They are of one type. A gradient's entry that is no number counts as 0. The rate is multiplied by ``decay`` after
+    each step. All state is in tensors that stay where they are, so that a recorded step replays.
     """
 
     def __init__(self, parameters: Sequence[Tensor], rate: float, decay: float) -> None:
@@ -23,7 +23,10 @@ class Adam:
         self.rate, self.decay = rate, decay
         self.means = [torch.zeros_like(each) for each in self.parameters]
         self.squares = [torch.zeros_like(each) for each in self.parameters]
-        self.steps = torch.zeros((), dtype=torch.float32, device=self.parameters[0].device)
+        like = self.parameters[0]
+        self.steps = like.new_zeros(()).detach()
+        # Filled, not copied: a record that begins with this takes nothing from the host.
+        self.pace = torch.stack([torch.full_like(self.steps, each) for each in (rate, math.log(decay))])
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -49,9 +52,8 @@ class Adam:
             mean,
             square,
             self.steps,
+            self.pace,
             count,
-            self.rate,
-            math.log(self.decay),
             BLOCK=BLOCK,
         )
 

@@ -11,18 +11,21 @@ from torch import Tensor
 from service.bounds.fused.building import kernels_for
 
 
-def product(coefficients: Tensor, weight: Tensor) -> Tensor:
-    """``coefficients @ weight``. Its gradient, which decides on no bound but only where to look, is made of TF32."""
+def product_in_ascent(coefficients: Tensor, weight: Tensor) -> Tensor:
+    """:func:`product` whose gradient is made of TF32: for where it decides on no bound but only where to look."""
     kernels = kernels_for(coefficients, weight) if coefficients.requires_grad else None
     plain = weight.ndim != 2 or weight.requires_grad or coefficients.dtype != torch.float32
     if kernels is None or plain:
-        return _plain(coefficients, weight)
+        return product(coefficients, weight)
     found: Tensor = _Product.apply(coefficients, weight, kernels)  # type: ignore[no-untyped-call]
     return found
 
 
-def _plain(coefficients: Tensor, weight: Tensor) -> Tensor:
-    """One product of two matrices: of coefficients in another order torch makes as many products as there are rows."""
+def product(coefficients: Tensor, weight: Tensor) -> Tensor:
+    """``coefficients @ weight``.
+
+    One product of two matrices: of coefficients in another order torch makes as many products as there are rows.
+    """
     if weight.ndim != 2:
         return coefficients @ weight
     return (coefficients.reshape(-1, weight.shape[0]) @ weight).reshape(*coefficients.shape[:-1], weight.shape[1])
@@ -33,7 +36,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, coefficients: Tensor, weight: Tensor, kernels: ModuleType) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.kernels = kernels
-        return _plain(coefficients, weight)
+        return product(coefficients, weight)
 
     @staticmethod
     def backward(ctx: Any, onto: Tensor) -> tuple[Tensor, None, None]:

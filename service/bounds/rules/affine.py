@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.fused import Picked, product
+from service.bounds.fused import Picked, product, product_in_ascent
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.rules.arithmetic import unbroadcast
@@ -44,6 +44,12 @@ class AffineRule(LinearRule):
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         layer = self.read(node)
         through = unbroadcast(product(coefficients, layer.weight), node.input_shapes[0])
+        return Pulled((through,), _constant(layer, coefficients))
+
+    def pull_in_ascent(self, node: Node, coefficients: Tensor) -> Pulled:
+        """:meth:`pull` whose gradient may be rounded: it decides only where to look for better relaxations."""
+        layer = self.read(node)
+        through = unbroadcast(product_in_ascent(coefficients, layer.weight), node.input_shapes[0])
         return Pulled((through,), _constant(layer, coefficients))
 
     def pull_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:

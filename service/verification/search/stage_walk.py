@@ -86,7 +86,7 @@ class StageWalk(Walk):
 
     def walked(self, fixed: Fixed, relaxed: Mapping[str, Relaxed], boxes: Interval, weights: Tensor) -> Tensor:
         before = None if self.line.is_first else _Before(self.line)
-        backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed, before=before)
+        backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed, before=before, ascends=True)
         start = self.network.graph.output
         if self.line.is_last:
             rows, offset = self._combined(fixed, weights)

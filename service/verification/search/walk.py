@@ -172,7 +172,7 @@ class Walk:
         """What a pass through the relaxations proves, ``(n,)``."""
         rows, offset = self._combined(fixed, weights)
         start = self.network.nodes[self.question.start]
-        backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed)
+        backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed, ascends=True)
         found = backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
         return self.network.exchange.agree(found)
 

@@ -24,7 +24,7 @@ def rough_product(
     down = group * GROUP + (program % (GROUP * across)) % height
     right = (program % (GROUP * across)) // height
     i = down.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    j = right * BLOCK_N + tl.arange(0, BLOCK_N)
+    j = right.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
     a_at = a + (i % m)[:, None] * k + inner[None, :]
     b_at = b + (j % n)[:, None] * k + inner[None, :]
@@ -39,8 +39,12 @@ def rough_product(
 
 
 @triton.jit
-def adam(place, gradient, mean, square, steps, count, rate, decay_log, BLOCK: tl.constexpr):
-    """A step of Adam (Kingma and Ba, 2015) down the gradient, kept within 0 and 1; ``steps`` made before this one."""
+def adam(place, gradient, mean, square, steps, pace, count, BLOCK: tl.constexpr):
+    """A step of Adam (Kingma and Ba, 2015) down the gradient, kept within 0 and 1; ``steps`` made before this one.
+
+    ``pace`` has the first step's rate and the logarithm of what it is multiplied by: as tensors, since Triton takes
+    plain numbers as float32. All tensors are of one type, and so is the arithmetic.
+    """
     j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     here = j < count
     step = tl.load(steps) + 1
@@ -48,10 +52,10 @@ def adam(place, gradient, mean, square, steps, count, rate, decay_log, BLOCK: tl
     g = tl.where(tl.abs(g) < float("inf"), g, 0.0)
     m = 0.9 * tl.load(mean + j, here, 0.0) + 0.1 * g
     v = 0.999 * tl.load(square + j, here, 0.0) + 0.001 * g * g
-    tl.store(mean + j, m.to(mean.dtype.element_ty), here)
-    tl.store(square + j, v.to(square.dtype.element_ty), here)
+    tl.store(mean + j, m, here)
+    tl.store(square + j, v, here)
     # ln 0.9 and ln 0.999
     first, second = 1 - tl.exp(step * -0.10536051565782628), 1 - tl.exp(step * -0.0010005003335835335)
-    speed = rate * tl.exp((step - 1) * decay_log) / first
+    speed = tl.load(pace) * tl.exp((step - 1) * tl.load(pace + 1)) / first
     moved = tl.load(place + j, here, 0.0) - speed * m / (tl.sqrt(v / second) + 1e-8)
-    tl.store(place + j, tl.minimum(tl.maximum(moved, 0.0), 1.0).to(place.dtype.element_ty), here)
+    tl.store(place + j, tl.minimum(tl.maximum(moved, 0.0), 1.0), here)
