@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -62,12 +63,12 @@ class Node:
     input_shapes: tuple[tuple[int, ...], ...] = ()
     where: str = ""
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Names of the values it is computed from, in the schema's order."""
         return tuple(ref.name for value in self.arguments.values() for ref in refs(value))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Entries of the output for one instance."""
         return prod(self.shape)
