@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from onnx_models import dense
-from pydantic import ValidationError
 from test_onnx_job import BOX, DECLARED, NETWORK, reach, specification, upload
 from test_verify_job import Recorder, context, trained, trained_model
 from test_verify_job import specification as of_digits
@@ -158,9 +157,3 @@ def test_rigorous_bounds_are_a_method_of_their_own(trained: DataLayout, method: 
     for row, expected in zip(rigorous[1].bounds, plain[1].bounds, strict=True):
         assert row["verdict"] == expected["verdict"]
         assert row["margin"] == pytest.approx(expected["margin"], abs=1e-3)
-
-
-@pytest.mark.parametrize("parallel", [{"tp": 2}, {"pp": 2}])
-def test_a_mesh_whose_roundings_are_not_accounted_for_is_refused(parallel: dict[str, int]) -> None:
-    with pytest.raises(ValidationError, match="expected tp=1 and pp=1, dp is free"):
-        of_digits(parallel=parallel, rigorous=True)

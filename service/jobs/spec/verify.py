@@ -177,12 +177,3 @@ class VerifySpec(CommonSpec):
                 "method=alpha-crown with intermediate=fixed"
             )
         return self
-
-    @model_validator(mode="after")
-    def _accounts_for_rounding(self) -> VerifySpec:
-        if self.rigorous and self.parallel.pp > 1:
-            raise ValueError(
-                f"rigorous: roundings are not accounted for with {self.parallel.arithmetic}; expected pp=1, tp and dp "
-                "are free"
-            )
-        return self
