@@ -114,11 +114,11 @@ class StagedAnalysis:
 
     def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Of a rigorous analysis, as :meth:`~service.bounds.rigorous.RigorousAnalysis.planes`."""
-        analysis, output = self.analysis, self.staged.network.graph.output
+        analysis = self.analysis
         assert isinstance(analysis, RigorousAnalysis)
 
         def find() -> Tensor:
-            slopes, constants = analysis.planes(rows.reshape(*rows.shape[:2], *output.shape))
+            slopes, constants = analysis.planes(rows)
             return torch.cat([slopes, constants.unsqueeze(2)], dim=2)
 
         found = self.staged._answer(analysis, find)
