@@ -21,6 +21,8 @@ class BoundsRow(BaseModel):
     ``margin`` is the least certified distance from a violation: above zero (beyond rounding) means verified.
     ``name`` is the query's path in its archive. ``decided_by`` says what gave the verdict: bounds, a witness (the
     sample itself, the centre of the box), an attack, or a search by splitting inputs or activations.
+    ``counterexample_outputs`` are the model's at the counterexample, computed in float64; ``onnxruntime_outputs`` are
+    those that onnxruntime gives there, of a model from ONNX.
     """
 
     instance: int
@@ -34,6 +36,8 @@ class BoundsRow(BaseModel):
     seconds: float
     domains: int
     counterexample: list[float] | None
+    counterexample_outputs: list[float | None] | None = None
+    onnxruntime_outputs: list[float | None] | None = None
 
 
 class BoundsPage(BaseModel):

@@ -35,7 +35,9 @@ class MetricEvent(Event):
 
 
 class BoundEvent(Event):
-    """One instance of a verification job."""
+    """One instance of a verification job. Outputs are those at the counterexample: the model's own in float64, and
+    onnxruntime's of a model from ONNX; ``None`` for one that is not finite.
+    """
 
     instance: int
     name: str | None
@@ -48,6 +50,8 @@ class BoundEvent(Event):
     seconds: float
     domains: int
     counterexample: list[float] | None
+    counterexample_outputs: NotRequired[list[float | None] | None]
+    onnxruntime_outputs: NotRequired[list[float | None] | None]
 
 
 class SearchEvent(Event):

@@ -17,7 +17,7 @@ from service.parallel import distributed
 from service.verification import report, tally
 from service.verification.certify import certify
 from service.verification.clock import PHASES, Clock, peak_memory_gib
-from service.verification.ledger import Entry, Ledger
+from service.verification.ledger import Entry, Ledger, Row
 from service.verification.making import make
 from service.verification.ranks import Ranks
 from service.verification.searching import Searches, StoppedError
@@ -100,13 +100,13 @@ class _Own:
     def _run(self, task: Task, decided: set[int]) -> None:
         """Raises :class:`StoppedError`."""
         referee = Referee(task.module, task.network.exchange, task.runtime)
-        searches = Searches(task, self.context, self.clock)
+        searches = Searches(task, self.context, self.clock, referee)
         for instances in task.batches(without=decided):
             # A group stops as one: its ranks would otherwise wait for each other in a collective.
             if task.anywhere(self.context.should_stop()):
                 raise StoppedError
             for entry in self._bounded(task, instances, referee, searches):
-                self._decided([Entry(searches.decided(entry.row), entry.layers)])
+                self._decided([Entry(_shown(searches.decided(entry.row), task, referee), entry.layers)])
 
     def _resumed(self) -> set[int]:
         """Instances that all ranks know as decided. Their rows are told again: the last ones may not have arrived."""
@@ -128,7 +128,7 @@ class _Own:
         question = task.asked.ask(instances, task.like)
         outcome = certify(task.network, referee, task.method, task.effort, question, clock=self.clock)
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
-        rows = tally.rows_of(outcome, task.method_name, task.asked)
+        rows = [_shown(row, task, referee) for row in tally.rows_of(outcome, task.method_name, task.asked)]
         layers = task.of_all_stages(tally.layer_sums(task.network, outcome, task.mesh)).tolist()
         entries = [Entry(row, sums) for row, sums in zip(rows, layers, strict=True)]
         waiting = [entry for entry in entries if task.crew.anywhere(searches.wants(entry.row), task.device)]
@@ -151,3 +151,11 @@ class _Own:
         if more and self.context.rank == 0:
             total = self._any.asked.count
             self.context.report.progress(min(self.done * self._any.groups, total), total, "instances")
+
+
+def _shown(row: Row, task: Task, referee: Referee) -> Row:
+    """With the outputs at the counterexample, where there is one; all ranks that bound the instance call it."""
+    if row["counterexample"] is None:
+        return row
+    x = torch.tensor(row["counterexample"], dtype=torch.float64, device=task.device)
+    return {**row, **tally.at_counterexample(referee.outputs(x))}

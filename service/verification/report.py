@@ -26,6 +26,8 @@ SCHEMA = pyarrow.schema(
         ("seconds", pyarrow.float64()),
         ("domains", pyarrow.int64()),
         ("counterexample", _NUMBERS),
+        ("counterexample_outputs", _NUMBERS),
+        ("onnxruntime_outputs", _NUMBERS),
     ]
 )
 

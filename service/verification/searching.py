@@ -13,7 +13,6 @@ import torch
 from service.bounds.evaluated import Evaluated
 from service.jobs.runtime import RunContext
 from service.jobs.vnnlib import Query
-from service.parallel.tensor import local_copy
 from service.verification.certify import Verdict
 from service.verification.clock import Clock
 from service.verification.ledger import Row
@@ -22,6 +21,7 @@ from service.verification.search import Decision, Subject, decide
 from service.verification.search.decide import Progress
 from service.verification.search.decision import Means
 from service.verification.task import Task
+from service.verification.witness import Referee
 
 EVERY_S = 0.5
 """Between two reports of one search."""
@@ -42,6 +42,7 @@ class Searches:
     task: Task
     context: RunContext
     clock: Clock
+    referee: Referee
 
     def wants(self, row: Row) -> bool:
         """Whether a row of bounds leaves something for a search."""
@@ -90,7 +91,7 @@ class Searches:
     @cached_property
     def _subject(self) -> Subject:
         task = self.task
-        judge, rigorous = local_copy(task.module).double(), task.spec.rigorous
+        judge, rigorous = self.referee.precise, task.spec.rigorous
         module, dtype = (judge, torch.float64) if rigorous else (task.module, torch.float32)
         if task.mesh.tp.size > 1 and task.staged is None:
             # The model's own collectives need not have gradients; those of its graph do.

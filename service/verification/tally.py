@@ -16,6 +16,7 @@ from service.parallel.mesh import Mesh
 from service.verification.certify import Outcome, Verdict
 from service.verification.ledger import Entry, Row
 from service.verification.properties import Property
+from service.verification.witness import Outputs
 
 VERDICTS = (*(each.value for each in Verdict), "timeout")
 _DECIDED_BY = {Verdict.VERIFIED: "bounds", Verdict.FALSIFIED: "witness", Verdict.UNKNOWN: None}
@@ -38,9 +39,19 @@ def rows_of(outcome: Outcome, method: str, asked: Property) -> list[Row]:
             "seconds": outcome.seconds,
             "domains": 1,
             "counterexample": witnesses[index] if verdict is Verdict.FALSIFIED else None,
+            **at_counterexample(None),
         }
         for index, (instance, verdict) in enumerate(zip(outcome.question.instances, outcome.verdicts, strict=True))
     ]
+
+
+def at_counterexample(outputs: Outputs | None) -> Row:
+    """The fields of a row that tell of the model's outputs at the counterexample; ``None`` for what there is not."""
+    precise, there = (None, None) if outputs is None else (outputs.precise, outputs.runtime)
+    return {
+        "counterexample_outputs": None if precise is None else [_finite(value) for value in precise],
+        "onnxruntime_outputs": None if there is None else [_finite(value) for value in there],
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from service.bounds.onnx.reading import Runtime
 
 
+@dataclass(frozen=True)
+class Outputs:
+    """At one input: in float64 by the model itself, and by onnxruntime where it came from ONNX."""
+
+    precise: tuple[float, ...]
+    runtime: tuple[float, ...] | None
+
+
 @dataclass(eq=False)
 class Referee:
     """Evaluates inputs on the model itself, not on its graph; all ranks of the group take part.
@@ -27,7 +36,11 @@ class Referee:
     module: nn.Module
     exchange: Exchange
     runtime: Runtime | None = None
-    _precise: nn.Module | None = field(default=None, repr=False)
+
+    @cached_property
+    def precise(self) -> nn.Module:
+        """The model in float64, made when it is first needed."""
+        return local_copy(self.module).double()
 
     @torch.no_grad()
     def violated(self, question: Question) -> Tensor:
@@ -35,10 +48,15 @@ class Referee:
         suspects = self._least(self.module, question, _dtype_of(self.module) or question.rows.dtype) < 0
         if not bool(suspects.any()):
             return suspects
-        if self._precise is None:
-            self._precise = local_copy(self.module).double()
-        suspects = suspects & (self._least(self._precise, question, torch.float64) < 0)
+        suspects = suspects & (self._least(self.precise, question, torch.float64) < 0)
         return suspects if self.runtime is None else suspects & self._violated_there(self.runtime, question)
+
+    @torch.no_grad()
+    def outputs(self, x: Tensor) -> Outputs:
+        """Of one input ``(features,)`` in float64; all ranks of the group call it."""
+        found = self.exchange.agree(self.precise(x[None]))[0]
+        there = None if self.runtime is None else self.runtime.flat(np.asarray(x.cpu()))
+        return Outputs(tuple(found.tolist()), None if there is None else tuple(there.tolist()))
 
     @staticmethod
     def _violated_there(runtime: Runtime, question: Question) -> Tensor:

@@ -164,7 +164,7 @@ def test_bounds_are_rows_by_instance_and_page(client: TestClient, worker: Worker
     job_id = submit(client, VERIFY)
     ref = worker.start(job_id)
     worker.emit(ref, [bound(n) for n in (2, 0, 1, 4)])
-    worker.emit(ref, [bound(2, "falsified", counterexample=[0.5])])
+    worker.emit(ref, [bound(2, "falsified", counterexample=[0.5], counterexample_outputs=[1.5, None])])
     path = f"/v1/jobs/{job_id}/bounds"
     first = client.get(path, params={"limit": 3}).json()
     rest = client.get(path, params={"limit": 3, "cursor": first["next_cursor"]}).json()
@@ -173,9 +173,10 @@ def test_bounds_are_rows_by_instance_and_page(client: TestClient, worker: Worker
     assert rest["next_cursor"] is None
     row = first["items"][2]
     assert (row["verdict"], row["counterexample"], row["lower"]) == ("falsified", [0.5], [0.5, None])
+    assert (row["counterexample_outputs"], row["onnxruntime_outputs"]) == ([1.5, None], None)
     assert set(row) == {
         "instance", "name", "verdict", "lower", "upper", "margin", "method", "decided_by", "seconds", "domains",
-        "counterexample",
+        "counterexample", "counterexample_outputs", "onnxruntime_outputs",
     }  # fmt: skip
 
 

@@ -77,12 +77,17 @@ def test_a_counterexample_is_copied_to_the_last_digit(page: Page, context: Brows
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     values = [0.1 + 0.2, 1 / 3, -1e-17, 5e300, 0.0, 1.0]
     attempt = fleet.run(verify_spec())
-    attempt.bound(0, -0.25, "falsified", counterexample=values)
+    outputs = {"counterexample_outputs": [1 / 3, None], "onnxruntime_outputs": [0.3, -2.5]}
+    attempt.bound(0, -0.25, "falsified", counterexample=values, **outputs)
     page.goto(f"/jobs/{attempt.job_id}")
     page.locator(".verify tbody .link").click()
     page.get_by_text("Counterexample (6 inputs)").click()
-    assert json.loads(page.locator(".values").inner_text()) == values
-    page.locator(".outputs details").get_by_role("button", name="Copy").click()
+    expect(page.locator(".outputs details h4")).to_have_text(
+        ["Outputs there, in float64", "Outputs there, by onnxruntime"]
+    )
+    shown = page.locator(".values").all_inner_texts()
+    assert [json.loads(text) for text in shown] == [values, *outputs.values()]
+    page.locator(".outputs details").get_by_role("button", name="Copy").first.click()
     expect(page.locator(".notice")).to_have_text("The counterexample is on the clipboard.")
     assert json.loads(page.evaluate("navigator.clipboard.readText()")) == values
 

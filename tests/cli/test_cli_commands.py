@@ -256,9 +256,17 @@ def test_bounds_of_a_verify_job(trivet: Cli, worker: Worker) -> None:
         "margin": 0.25,
     }
     row |= {"method": "crown", "seconds": 0.1, "domains": 1, "counterexample": None}
-    worker.emit(worker.start(job_id), [row])
-    assert all(word in trivet.ok("bounds", job_id).out for word in ("verified", "0.25", "0.5"))
-    assert trivet.ok("bounds", job_id, "--json").json["items"][0]["instance"] == 3
+    seen = {"counterexample": [0.5], "counterexample_outputs": [0.25, None, *[1.0] * 9], "onnxruntime_outputs": [0.75]}
+    worker.emit(worker.start(job_id), [row, {**row, "instance": 4, "verdict": "falsified", **seen}])
+    printed = trivet.ok("bounds", job_id).out
+    assert all(word in printed for word in ("verified", "0.25", "0.5"))
+    told = (
+        "instance 4: outputs at its counterexample: 0.25, not finite, 1, 1, 1, 1, 1, 1, 1, 1, … (by onnxruntime: 0.75)"
+    )
+    assert told in " ".join(printed.split())
+    first, second = trivet.ok("bounds", job_id, "--json").json["items"]
+    assert (first["instance"], first["counterexample_outputs"]) == (3, None)
+    assert {name: second[name] for name in seen} == seen
 
 
 def test_artifacts_are_listed_and_fetched_whole(trivet: Cli, worker: Worker, store: Store) -> None:

@@ -61,6 +61,8 @@ def test_a_query_is_decided(data: DataLayout, reached: bool) -> None:
     if reached:
         y = load(NETWORK).double()(torch.tensor([row["counterexample"]], dtype=torch.float64))
         assert float(y[0, 0]) >= threshold
+        assert row["counterexample_outputs"] == pytest.approx(y[0].tolist(), rel=1e-12)
+        assert row["onnxruntime_outputs"] == pytest.approx(y[0].tolist(), rel=1e-4)
         assert all(-1 <= entry <= 1 for entry in row["counterexample"])
     else:
         assert row["counterexample"] is None
@@ -137,6 +139,8 @@ def test_an_onnx_model_on_a_mesh_is_verified_and_searched(
     assert proved["rows"][0]["verdict"] == "verified"
     assert proved["rows"][0]["decided_by"] == "input splitting"
     assert refuted["rows"][0]["verdict"] == "falsified"
+    assert refuted["rows"][0]["counterexample_outputs"][0] >= at[1]
+    assert refuted["rows"][0]["onnxruntime_outputs"][0] >= at[1]
     x = torch.tensor(refuted["rows"][0]["counterexample"], dtype=torch.float64)
     assert float(load(NETWORK).double()(x[None])[0, 0]) >= at[1]
     ranked, report = context(data)

@@ -28,7 +28,7 @@ TRAINED = "job_" + "0" * 20
 CONFIG = MlpConfig(in_features=64, hidden=(32, 16, 32), out_features=10)
 ROW_FIELDS = {
     "instance", "name", "verdict", "lower", "upper", "margin", "method", "decided_by", "seconds", "domains",
-    "counterexample",
+    "counterexample", "counterexample_outputs", "onnxruntime_outputs",
 }  # fmt: skip
 JOBS = count(1)
 
@@ -132,9 +132,11 @@ def test_certified_samples_survive_an_attack_and_falsified_ones_are_wrong(traine
         assert (torch.tensor(row["upper"]) >= output - 1e-4).all()
         if row["verdict"] == "falsified":
             assert row["counterexample"] == x[0].tolist()
+            assert row["counterexample_outputs"] == pytest.approx(output.tolist(), rel=1e-12)
+            assert row["onnxruntime_outputs"] is None
             assert output.argmax() != label
         else:
-            assert row["counterexample"] is None
+            assert row["counterexample"] is row["counterexample_outputs"] is None
         if row["verdict"] == "verified":
             moved = x.clone().requires_grad_()
             nn.functional.cross_entropy(model(moved), label[None]).backward()

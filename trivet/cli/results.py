@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,9 @@ from rich.table import Table
 
 from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, print_json_line, table
 from trivet.client import Client
+
+FALSIFIED, OUTPUTS = 5, 10
+"""Instances of which a table is followed by the outputs at their counterexamples, and outputs of each."""
 
 
 def register(app: typer.Typer) -> None:
@@ -82,6 +86,22 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     if found:
         out.print(f"method: {found[0]['method']}", markup=False)
     out.print(rows if found else "no bounds yet")
+    for row in [row for row in found if row.get("counterexample_outputs")][:FALSIFIED]:
+        out.print(_at_counterexample(row), markup=False)
+
+
+def _at_counterexample(row: Mapping[str, Any]) -> str:
+    """The outputs by which an instance is falsified, and onnxruntime's where they are known."""
+    own, there = _listed(row["counterexample_outputs"]), row.get("onnxruntime_outputs")
+    runtime = f" (by onnxruntime: {_listed(there)})" if there else ""
+    return f"instance {row['instance']}: outputs at its counterexample: {own}{runtime}"
+
+
+def _listed(values: Sequence[float | None]) -> str:
+    return ", ".join(
+        ["not finite" if value is None else _number(value) for value in values[:OUTPUTS]]
+        + ["…"] * (len(values) > OUTPUTS)
+    )
 
 
 def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:

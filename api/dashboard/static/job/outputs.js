@@ -31,7 +31,7 @@ export class OutputBounds {
     fill(this.element, h("header", {}, h("h3", {}, `Instance ${row.instance}`), stateMark(row.verdict),
       h("span", { class: "muted" }, words.filter(Boolean).join(" · ")), close),
       h("ol", { class: "bars" }, ...bars), row.lower.length > MOST && h("p", { class: "muted" }, `first ${MOST} of ${row.lower.length} outputs`),
-      row.counterexample && counterexample(row.counterexample));
+      row.counterexample && counterexample(row.counterexample, row));
     this.element.hidden = false;
   }
 }
@@ -43,11 +43,20 @@ function bar(index, low, high, [from, to]) {
     rail(share(low ?? from), share(high ?? to), { zero: share(0) }), h("span", {}, high === null ? "∞" : fixed(high)));
 }
 
-/** As many digits as it takes to have the same numbers again. @param {number[]} values */
-function counterexample(values) {
-  const text = `[${values.join(", ")}]`;
+/** The input and the outputs there. @param {number[]} values @param {BoundRow} row */
+function counterexample(values, row) {
+  const outputs = row.counterexample_outputs, runtime = row.onnxruntime_outputs;
+  return h("details", {}, h("summary", {}, `Counterexample (${many(values.length, "input")})`),
+    ...numbers("The counterexample", values),
+    ...(outputs ? [h("h4", {}, "Outputs there, in float64"), ...numbers("The list of outputs", outputs)] : []),
+    ...(runtime ? [h("h4", {}, "Outputs there, by onnxruntime"), ...numbers("The list of onnxruntime's outputs", runtime)] : []));
+}
+
+/** As many digits as it takes to have the same numbers again. @param {string} what @param {(number | null)[]} values */
+function numbers(what, values) {
+  const text = `[${values.map(String).join(", ")}]`;
   const shown = h("p", { class: "code values", tabindex: 0 }, text);
   const button = h("button", { class: "tiny", type: "button" }, "Copy");
-  button.addEventListener("click", () => void copy(text, shown, "The counterexample"));
-  return h("details", {}, h("summary", {}, `Counterexample (${many(values.length, "input")})`), button, shown);
+  button.addEventListener("click", () => void copy(text, shown, what));
+  return [button, shown];
 }

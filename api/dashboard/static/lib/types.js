@@ -52,6 +52,8 @@
  * @property {number} seconds
  * @property {number} domains
  * @property {number[] | null} counterexample
+ * @property {(number | null)[] | null} [counterexample_outputs] in float64; null where one is not finite
+ * @property {(number | null)[] | null} [onnxruntime_outputs] of a model from ONNX
  *
  * @typedef {{type: string, time: number, rank: number | null} & Record<string, any>} JobEvent
  * @typedef {{id: string, job: string | null, event: JobEvent}} StreamedEvent
