@@ -47,10 +47,13 @@ class Interval:
         return Interval(torch.minimum(lower, upper), torch.maximum(lower, upper))
 
     def without_nan(self) -> Interval:
-        """Not-a-number compares false with everything, so a rule would take it for a sign that is known."""
+        """Not-a-number compares false with everything, so a rule would take it for a sign that is known.
+
+        A lower end that has overflowed is the largest number instead, since values are finite; an upper one alike.
+        """
         return Interval(
-            self.lower.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf),
-            self.upper.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf),
+            self.lower.nan_to_num(nan=-torch.inf, neginf=-torch.inf),
+            self.upper.nan_to_num(nan=torch.inf, posinf=torch.inf),
         )
 
     def arranged(self, function: Callable[[Tensor], Tensor]) -> Interval:

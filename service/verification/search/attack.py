@@ -12,6 +12,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.verification.search.goal import Goal
 from service.verification.search.subject import Subject, worst_first
@@ -109,21 +110,55 @@ class _Attack:
         return x
 
     def _descend(self, x: Tensor, scale: Tensor, sizes: Tensor) -> Counterexample | None:
-        """Adam in units of the box's width, on the rows of the aim that are still positive."""
-        first, second = torch.zeros_like(x), torch.zeros_like(x)
+        """On the rows of the aim that are still positive."""
+        ahead = _Straight(self.box) if isinstance(self.box, Ball) else _Adam(self.box)
         for step in range(STEPS):
             values, gradient = descent(self.subject, self.goal, x, self.aim, scale)
             if found := self._convinced(x, values):
                 return found
             if self.subject.late(self.deadline):
                 return None
-            gradient = gradient * self.box.width
-            gradient = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
-            first, second = 0.7 * first + 0.3 * gradient, 0.9 * second + 0.1 * gradient**2
-            steady = (first / (1 - 0.7 ** (step + 1))) / ((second / (1 - 0.9 ** (step + 1))).sqrt() + 1e-8)
             size = sizes * ((1 - step / STEPS) ** 2 + 0.002)
-            x = inside(x - size * steady * self.box.width, self.box)
+            x = inside(x - size * ahead(gradient), self.box)
         return self._convinced(x, descent(self.subject, self.goal, x, self.aim)[0])
+
+
+class _Adam:
+    """Ways as long as a box is wide, from all gradients so far (Kingma and Ba, 2015), in units of its width."""
+
+    def __init__(self, box: Interval) -> None:
+        self.width, self.times = box.width, 0
+        self.first, self.second = torch.zeros_like(box.lower), torch.zeros_like(box.lower)
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        gradient = gradient * self.width
+        gradient = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
+        self.first, self.second = 0.7 * self.first + 0.3 * gradient, 0.9 * self.second + 0.1 * gradient**2
+        self.times += 1
+        deviation = (self.second / (1 - 0.9**self.times)).sqrt() + 1e-8
+        return self.first / (1 - 0.7**self.times) / deviation * self.width
+
+
+class _Straight:
+    """Ways as long as a ball is wide, along the gradients: its inputs are not bounded one by one."""
+
+    def __init__(self, ball: Ball) -> None:
+        self.ball = ball
+        self.mean = torch.zeros_like(ball.lower)
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        self.mean = 0.5 * self.mean + 0.5 * _unit(gradient)
+        return across(self.ball, self.mean)
+
+
+def across(box: Interval, gradient: Tensor) -> Tensor:
+    """The way through the set, at its widest, along which a linear function of this gradient grows most."""
+    return 2 * box.distance * _unit(gradient) if isinstance(box, Ball) else gradient.sign() * box.width
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    lengths: Tensor = vectors.norm(dim=1, keepdim=True)
+    return vectors / lengths.clamp(min=1e-30)
 
 
 def _spread(excess: Tensor) -> Tensor:
@@ -134,7 +169,7 @@ def _spread(excess: Tensor) -> Tensor:
 
 @torch.no_grad()
 def attack_boxes(subject: Subject, goal: Goal, box: Interval, shares: Tensor) -> Counterexample | None:
-    """From the best of some points of each of the boxes ``(n, features)``, a few signed steps to the nearest disjunct.
+    """From the best of some points of each of the boxes ``(n, features)``, a few long steps to the nearest disjunct.
 
     ``shares`` ``(points, features)`` are places in a box, from 0 to 1.
     """
@@ -146,14 +181,14 @@ def attack_boxes(subject: Subject, goal: Goal, box: Interval, shares: Tensor) ->
 
 
 def descend(subject: Subject, goal: Goal, box: Interval, x: Tensor) -> Counterexample | None:
-    """A few signed steps from each of ``x`` ``(n, features)`` in boxes ``(n, features)``, to the nearest disjunct."""
+    """A few long steps from each of ``x`` ``(n, features)`` in boxes ``(n, features)``, to the nearest disjunct."""
     for step in range(FEW_STEPS):
         values, gradient = descent(subject, goal, x)
         if bool((values <= 0).any()):
             found = subject.convinced(goal, x[worst_first(values, CONVINCING)])
             if found is not None:
                 return found
-        x = inside(x - gradient.sign() * box.width / 2 ** (step + 1), box)
+        x = inside(x - across(box, gradient) / 2 ** (step + 1), box)
     return None
 
 

@@ -14,13 +14,12 @@ from service.verification.search.attack import RESTARTS, attack
 from service.verification.search.decision import Decision, Finding, Means, Moment, Search
 from service.verification.search.goal import Goal, goals
 from service.verification.search.inputs import FEW_INPUTS, split_inputs
-from service.verification.search.stages import split_in_stages
 from service.verification.search.subject import Subject
+from service.verification.search.whole import bound_whole, has_activations
 
 ATTACKING = 0.2
 """Share of the time in which the attack must be over; on small networks it takes much less."""
 SEARCHES: dict[Means, Search] = {Means.INPUTS: split_inputs, Means.ACTIVATIONS: split_activations}
-IN_STAGES: dict[Means, Search] = {Means.INPUTS: split_inputs, Means.ACTIVATIONS: split_in_stages}
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def means_for(goal: Goal) -> Means:
     """Halving an input gains nothing where there are many; activations are few that matter."""
     free = int((goal.upper > goal.lower).sum())
     few = free <= FEW_INPUTS and goal.distance is None  # halves of a ball are none
-    return Means.INPUTS if few or Means.ACTIVATIONS not in SEARCHES else Means.ACTIVATIONS
+    return Means.INPUTS if few else Means.ACTIVATIONS
 
 
 @dataclass(eq=False)
@@ -100,8 +99,9 @@ class _Run:
         return self.end(verdict, means)
 
     def _search(self, goal: Goal, means: Means) -> Finding:
-        searches = SEARCHES if self.subject.staged is None else IN_STAGES
-        finding = searches[means](self.subject, goal, self.method, self.started + self.limit, self._heard)
+        whole = means is Means.ACTIVATIONS and not has_activations(self.subject)
+        search = bound_whole if whole else SEARCHES[means]
+        finding = search(self.subject, goal, self.method, self.started + self.limit, self._heard)
         self.domains += finding.domains
         self.bounds.append(finding.bound)
         return finding

@@ -52,7 +52,9 @@ class Goal:
         if self.distance is not None:
             away = x - self.middle
             # A little less than the distance: no rounding of the sum may lead outside.
-            share = (self.distance * (1 - 1e-12) / away.norm(dim=1, keepdim=True).clamp(min=1e-300)).clamp(max=1)
+            rounding = torch.finfo(x.dtype).eps * (self.middle.norm() + self.distance)
+            room = (self.distance * (1 - 1e-12) - rounding).clamp(min=0)
+            share = (room / away.norm(dim=1, keepdim=True).clamp(min=1e-300)).clamp(max=1)
             x = self.middle + share * away
         return torch.minimum(torch.maximum(x, self.lower), self.upper)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf
 
 import torch
 from torch import Tensor
@@ -17,18 +16,11 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.planes import Known, Planes, minimum
 from service.bounds.rigorous import RIGOROUS
-from service.bounds.split import Sites
 from service.bounds.stages import Staged, StagedAnalysis
-from service.verification.certify import Verdict
-from service.verification.search.activations import split_activations
 from service.verification.search.bounder import Rigorously
-from service.verification.search.decision import Finding, Moment, Watcher
-from service.verification.search.goal import Goal
-from service.verification.search.subject import Subject
 
 COPIES = 64
 """Of the widest value, that a box takes in a stage."""
-TIGHTER = {"crown": "alpha-crown"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,35 +77,3 @@ class _Watched(Interval):
     def least(self, coefficients: Tensor) -> Tensor:
         self.arrived.append(coefficients)
         return super().least(coefficients)
-
-
-def split_in_stages(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
-    """:func:`split_activations`; the whole box is all that is bounded where a stage has no activations."""
-    assert subject.staged is not None
-    found = subject.staged.line.joined(torch.tensor([Sites.of(subject.network).entries]))
-    search = split_activations if bool(found.all()) else _bound_whole
-    return search(subject, goal, method, deadline, watcher)
-
-
-@torch.no_grad()
-def _bound_whole(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
-    """One domain for each disjunct: the whole box."""
-    assert subject.staged is not None
-    staged, box, bound = subject.staged, goal.box(subject.dtype), -inf
-    rows = goal.rows.to(subject.dtype)
-    for name in (method, TIGHTER.get(method)):
-        if name is None or bound > 0 or subject.late(deadline):
-            continue
-        method_of_stages = (RIGOROUS if subject.rigorous else METHODS)[name]
-        analysis = staged.method(method_of_stages)(staged.network, box, subject.effort)
-        below = staged.network.exchange.agree(analysis.lower_bounds(torch.cat([rows, -rows]).unsqueeze(0)))
-        bound = max(bound, _least_margin(goal, below[0]))
-    watcher(Moment(goal.disjuncts, 0 if bound > 0 else goal.disjuncts, bound))
-    return Finding(Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, goal.disjuncts, bound)
-
-
-def _least_margin(goal: Goal, both: Tensor) -> float:
-    """Over the disjuncts, of the best of their rows; ``both`` bounds the rows and their negations from below."""
-    least, most = both.chunk(2)
-    margins = (least - goal.offsets(least, -most)).nan_to_num(nan=-torch.inf)
-    return float(goal.per_disjunct(margins.unsqueeze(0)).min())

@@ -1,0 +1,33 @@
+"""Models without any activation: their bounds are exact, and nothing can be split."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from service.bounds.network import prepare
+from service.jobs.vnnlib import Case, Halfspace, Query, Within
+from service.verification.certify import Verdict
+from service.verification.search import Means, Subject, decide
+
+FEATURES = 70
+
+
+@pytest.mark.parametrize("rigorous", [False, True])
+@pytest.mark.parametrize("ball", [False, True])
+def test_affine_models_are_decided_next_to_their_exact_minimum(ball: bool, rigorous: bool) -> None:
+    torch.manual_seed(0)
+    last = nn.Linear(FEATURES, 2)
+    module = nn.Sequential(nn.Unflatten(1, (7, 10)), nn.Flatten(), last).double()
+    module.requires_grad_(False)
+    subject = Subject(module, prepare(module, (FEATURES,)), module, None, torch.float64, rigorous=rigorous)
+    weight, bias = last.weight[0], float(last.bias[0])
+    least = bias - float(weight.norm() if ball else weight.abs().sum())
+    within = Within((0.0,) * FEATURES, 1.0) if ball else None
+    for above, verdict in ((1e-3, Verdict.FALSIFIED), (-1e-3, Verdict.VERIFIED)):
+        case = Case((-1.0,) * FEATURES, (1.0,) * FEATURES, (Halfspace(((0, 1.0),), least + above),))
+        decision = decide(subject, Query(FEATURES, 2, (case,), within), "crown", 20.0)
+        assert decision.verdict is verdict
+        assert decision.verdict is Verdict.FALSIFIED or decision.means is Means.ACTIVATIONS
+        assert decision.verdict is Verdict.FALSIFIED or decision.bound == pytest.approx(1e-3, rel=1e-3)
