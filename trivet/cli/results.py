@@ -98,10 +98,8 @@ def _at_counterexample(row: Mapping[str, Any]) -> str:
 
 
 def _listed(values: Sequence[float | None]) -> str:
-    return ", ".join(
-        ["not finite" if value is None else _number(value) for value in values[:OUTPUTS]]
-        + ["…"] * (len(values) > OUTPUTS)
-    )
+    shown = ["not finite" if value is None else _number(value) for value in values[:OUTPUTS]]
+    return ", ".join([*shown, "…"] if len(values) > OUTPUTS else shown)
 
 
 def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
