@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from compile_report import REPORT
 from conftest import Complaints, Service
 from fleet import Fleet, compile_spec, event, train_spec, verify_spec
 from playwright.sync_api import Page, expect
@@ -226,114 +227,19 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
     attempt = fleet.run(compile_spec())
     page.goto(f"/jobs/{attempt.job_id}")
     expect(page.get_by_text("No report yet")).to_be_visible()
-    worst = {
-        "kind": "gradient",
-        "name": "layers.0.weight",
-        "iteration": 2,
-        "excess": 41.0,
-        "max_abs": 0.017,
-        "ratio": 9.5,
-    }
-    report = {
-        "summary": ["Training may be compiled with eager: inductor gave fail_parity."],
-        "rungs": [
-            {
-                "rung": "eager",
-                "phase": "train",
-                "verdict": "pass",
-                "findings": [],
-                "graph_breaks": [],
-                "recompiles": [],
-            },
-            {
-                "rung": "inductor",
-                "phase": "train",
-                "verdict": "fail_parity",
-                "findings": [{"verdict": "fail_parity", "message": "gradients are too far from float64"}],
-                "parity": {
-                    "compared": 40,
-                    "judged_by": "float64",
-                    "note": "",
-                    "worst": {"gradient": worst},
-                    "failed": [worst],
-                },
-                "graph_breaks": [
-                    {"reason": "Tensor.item()", "file": "model.py", "line": 118, "function": "forward", "count": 2}
-                ],
-                "recompiles": None,
-                "invocations": [
-                    {
-                        "module": "scorer",
-                        "phase": "train",
-                        "grad": True,
-                        "thread": "MainThread",
-                        "shape": "[8, 4]",
-                        "calls": 12,
-                        "per_step": 3.0,
-                    }
-                ],
-                "lifetimes": [
-                    {
-                        "module": "scorer",
-                        "step": 2,
-                        "site": "search.py:40 in choose",
-                        "shape": [8],
-                        "dtype": "torch.float32",
-                        "holders": ["Search.scores"],
-                    }
-                ],
-                "cudagraph": {
-                    "captures": 3,
-                    "launches_per_step": 2.0,
-                    "skips": [{"reason": "mutated inputs", "count": 2}],
-                    "rerecords": [],
-                    "late": [],
-                    "errors": [],
-                },
-                "profile": {
-                    "compiled_share": 0.8,
-                    "enqueue_ms": 1.2,
-                    "launches": 40.0,
-                    "graph_launches": 2.0,
-                    "busy_ms": 1,
-                },
-                "eager_profile": None,
-                "compile_s": {"cold": 38.4, "warm": 3.2},
-                "step_ms": 2.0,
-                "eager_step_ms": 4.125,
-                "ratio": 0.5,
-                "noisy": True,
-            },
-        ],
-        "selftest": [
-            {"detector": "parity", "fault": "gradients 5 % off", "fired": True, "holds": True, "message": ""},
-            {"detector": "none", "fault": "nothing", "fired": True, "holds": False, "message": ""},
-        ],
-        "diagnoses": [
-            {
-                "rung": "inductor",
-                "phase": "train",
-                "module": "model.blocks.1",
-                "fault": "gradient layers.0.weight, iteration 0: off by 0.017",
-                "trace": "diagnosis/train-inductor/trace",
-                "reproduction": {
-                    "script": "diagnosis/train-inductor/reproduction.py",
-                    "operators": 2,
-                    "confirmed": True,
-                    "said": "result 0 is off by 0.02",
-                    "bisection": "lowerings",
-                },
-            }
-        ],
-        "gate": {
-            "train": None,
-            "inference": None,
-            "fingerprint": {"torch": "2.13.0"},
-            "worth": {"train": {"worth_it": False, "ratio": None, "noisy": None, "break_even_steps": None}},
-        },
-    }
-    attempt.artifact("report.json", json.dumps(report).encode(), "application/json")
+    attempt.artifact("report.json", json.dumps(REPORT).encode(), "application/json")
     attempt.succeed()
+    check_rungs(page)
+    check_detail_of_a_rung(page)
+    check_permissions(page)
+    expect(page.locator(".sentences")).to_contain_text("inductor gave fail_parity")
+    expect(page.locator(".diagnosis")).to_contain_text("model.blocks.1")
+    script = re.compile("/artifacts/diagnosis/train-inductor/repro")
+    expect(page.locator(".diagnosis a")).to_have_attribute("href", script)
+    expect(page.locator(".selftest summary")).to_have_text("Self-test: 1 of 2 injected faults judged right")
+
+
+def check_rungs(page: Page) -> None:
     row = page.locator("[data-rung='inductor train']")
     expect(row).to_contain_text("fail parity")
     expect(row).to_contain_text("1.7e−2")
@@ -341,26 +247,29 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
     expect(row.locator("td").nth(-2)).to_contain_text("4.13")
     expect(page.locator("[data-rung='eager train']")).to_contain_text("eager (Dynamo)")
     expect(page.locator("[data-rung='eager train'] .noisy")).to_have_count(0)
-    row.get_by_role("button").click()
+
+
+def check_detail_of_a_rung(page: Page) -> None:
+    page.locator("[data-rung='inductor train']").get_by_role("button").click()
     detail = page.locator(".ladder > tbody > .detail").nth(1)
-    expect(detail).to_contain_text("gradients are too far from float64")
-    expect(detail).to_contain_text("Tensor.item()")
-    expect(detail).to_contain_text("model.py:118 in forward")
+    for words in (
+        "gradients are too far from float64",
+        "Tensor.item()",
+        "model.py:118 in forward",
+        "mutated inputs",
+        "kernel launches",
+    ):
+        expect(detail).to_contain_text(words)
     expect(detail.locator("[data-failed]")).to_have_count(1)
-    expect(page.locator(".sentences")).to_contain_text("inductor gave fail_parity")
+    expect(page.get_by_role("row", name="Search.scores")).to_contain_text("search.py:40 in choose")
+    expect(page.get_by_role("row", name="[8, 4]")).to_contain_text("scorer")
+
+
+def check_permissions(page: Page) -> None:
     expect(page.locator(".permission")).to_have_count(1)
     expect(page.locator(".permission[data-phase='train'] .state")).to_have_text("denied")
     expect(page.locator(".permission .rungs li")).to_have_text(["eager (Dynamo)", "inductor"])
     expect(page.locator(".permission .rungs li").nth(1)).to_have_attribute("data-tone", "failed")
-    expect(page.locator(".diagnosis")).to_contain_text("model.blocks.1")
-    expect(page.locator(".diagnosis a")).to_have_attribute(
-        "href", re.compile("/artifacts/diagnosis/train-inductor/repro")
-    )
-    expect(detail).to_contain_text("mutated inputs")
-    expect(detail).to_contain_text("kernel launches")
-    expect(page.get_by_role("row", name="Search.scores")).to_contain_text("search.py:40 in choose")
-    expect(page.get_by_role("row", name="[8, 4]")).to_contain_text("scorer")
-    expect(page.locator(".selftest summary")).to_have_text("Self-test: 1 of 2 injected faults judged right")
 
 
 def test_artifacts_appear_and_can_be_downloaded(page: Page, fleet: Fleet) -> None:
