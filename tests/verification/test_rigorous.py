@@ -11,8 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nets import mlp, output_bounds, prepared
+from nets import box_around, mlp, output_bounds, prepared, samples
 from test_operators import blame, made
+from test_transformer_bounds import tokens, transformer
 from torch import Tensor, nn
 
 from service.bounds.ball import Ball
@@ -23,13 +24,14 @@ from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, from_graph
 from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Lines, Relaxation
-from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
+from service.bounds.rigorous import RIGOROUS, rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
 from service.bounds.rigorous.curves import Curve
 from service.bounds.rigorous.functions import CURVES
 from service.bounds.rigorous.optimised import Climbed
 from service.bounds.rigorous.steps import _lines_step, interval, nonlinear_step
 from service.bounds.rules import RULES
 from service.bounds.rules.base import NonlinearRule
+from service.models.embedded import AfterEmbedding, embedded
 
 DOUBLE = torch.float64
 mpmath.mp.dps = 60
@@ -324,6 +326,21 @@ def test_a_ball_is_bounded_tighter_than_its_box() -> None:
     for point in (middle + 0.0999 * directions).tolist():
         for index, entry in enumerate(exactly(net, point)):
             assert Fraction(found[0, index].item()) <= entry <= -Fraction(found[0, index + 2].item())
+
+
+def test_what_attention_masks_counts_for_nothing() -> None:
+    """Scores of −∞, which no coefficient reaches: as tight as plain bounds, and never passed by outputs."""
+    model = transformer(heads=2, kv_heads=2)
+    module, x = AfterEmbedding(model, 3), embedded(model, tokens(3))
+    network, box = prepared(module, 3, 8), box_around(x, 1e-3)
+    for method in ("crown-ibp", "crown"):
+        lower, negated = RIGOROUS[method](network, box, Effort()).lower_bounds(both_sides(16)).chunk(2, dim=1)
+        plain = output_bounds(network, box, method)
+        torch.testing.assert_close(lower, plain.lower, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(-negated, plain.upper, rtol=1e-6, atol=1e-9)
+        for outputs in module(samples(box, 50, torch.Generator().manual_seed(1)).flatten(0, 1)).unflatten(0, (50, 2)):
+            assert (outputs >= lower - 1e-12).all()
+            assert (outputs <= -negated + 1e-12).all()
 
 
 def test_what_is_not_supported_is_refused() -> None:

@@ -74,6 +74,8 @@ def backward_error(node: Node, inputs: Sequence[Interval], exchange: Exchange) -
         return sizes[0].new_zeros(()).expand(batch, *node.shape), sizes[0].new_zeros(batch)
     whole = _of_magnitude(node, sizes, exchange)
     constant = _of_magnitude(node, [torch.zeros_like(size) for size in sizes], exchange)
+    # A mask's −∞ with a coefficient of 0 is no term, and with any other no rounding matters.
+    whole, constant = (torch.where(constant.isinf(), 0.0, each) for each in (whole, constant))
     error = gamma(coefficient) * whole + gamma(roundings.bias) * constant
     steps = coefficient + roundings.bias
     lost = sum(size.flatten(1).sum(dim=1) for size in sizes) + whole.flatten(1).sum(dim=1) + node.size

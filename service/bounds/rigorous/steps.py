@@ -116,8 +116,9 @@ def _periodic_lines(rule: Periodic, bounds: Interval, lower_slope: Tensor, upper
 
 
 def _lines_step(bounds: Interval, lines: Lines) -> Step:
-    size = magnitude(bounds)
     slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
+    # Where lines are level nothing is multiplied, and values may be infinite.
+    size = torch.where((slope == 0).all(dim=1, keepdim=True), 0.0, magnitude(bounds))
     intercepts = [each.abs() for each in (lines.lower_intercept, lines.upper_intercept) if each is not None]
     constant = reduce(torch.maximum, intercepts, torch.zeros_like(slope))
     entries = size[0].numel()
