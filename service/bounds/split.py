@@ -7,13 +7,14 @@ proved of a value is worth keeping when the operator that reads it leaves nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
+from service.bounds.fused import FreeSlopes, pull_free
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
@@ -63,6 +64,11 @@ class Sites:
     @property
     def sizes(self) -> list[int]:
         return [site.size for site in self.each]
+
+    def numbers(self, device: torch.device) -> Tensor:
+        """Of the site of every entry, int64 ``(entries,)``."""
+        sizes = torch.tensor(self.sizes, dtype=torch.int64)
+        return torch.arange(len(self.each)).repeat_interleave(sizes).to(device)
 
     def unflattened(self, entries: Tensor) -> dict[str, Tensor]:
         """``(batch, entries)`` as ``(batch, *shape)`` of each value."""
@@ -124,13 +130,16 @@ class Multipliers:
         """What is added to the coefficients of all sites, ``(batch, entries)``."""
         return self.values.new_zeros(len(self.values), entries).scatter_add(1, self.index, -self.values)
 
-    def biases(self, entries: int) -> Tensor:
-        """And to the bias on account of each entry, ``(batch, entries)``; without a gradient, see ``climbing``."""
+    def biases(self, site: Tensor, sites: int) -> Tensor:
+        """And to the bias on account of each site, ``(batch, sites)``; without a gradient, see ``climbing``.
+
+        ``site`` ``(batch, depth)`` numbers those of the entries.
+        """
         values = self.values.detach()
         least = torch.where(values > 0, self.held.lower, self.held.upper) * values
         # No multiplier, no term, even where there is no bound.
         least = torch.where(values == 0, torch.zeros_like(least), least)
-        return least.new_zeros(len(least), entries).scatter_add(1, self.index, least)
+        return least.new_zeros(len(least), sites).scatter_add(1, site, least)
 
     def climbing(self, gradient: Tensor) -> Tensor:
         """The direction of ascent, from the coefficients' ``gradient`` alone: at 0 the bias has a kink.
@@ -163,19 +172,21 @@ class Constrained:
 def constrained(
     network: Network, sites: Sites, relaxed: Mapping[str, Relaxed], coefficients: Tensor, biases: Tensor
 ) -> dict[str, Relaxed]:
-    """``relaxed``, by node, with what multipliers add at the values that they read, ``(batch, entries)``."""
-    added = sites.unflattened(coefficients)
+    """``relaxed``, by node, with what multipliers add at the values that they read.
+
+    ``coefficients`` are ``(batch, entries)``, ``biases`` ``(batch, sites)``.
+    """
+    added, bias = sites.unflattened(coefficients), dict(zip(sites.each, biases.unbind(dim=1), strict=True))
     result = dict(relaxed)
     for name in {site.reader: None for site in sites.each if site.reader in relaxed}:
         own = {site.position: site for site in sites.each if site.reader == name}
         extra = [added[own[place].value] if place in own else None for place in range(len(network.nodes[name].inputs))]
-        result[name] = Constrained(relaxed[name], extra, _sum_of(biases, own.values()))
+        result[name] = Constrained(relaxed[name], extra, _sum_of([bias[site] for site in own.values()]))
     return result
 
 
-def _sum_of(entries: Tensor, sites: Iterable[Site]) -> Tensor:
-    """``(batch, entries)`` to ``(batch,)``: over the entries of some sites."""
-    return torch.stack([entries[:, site.offset : site.offset + site.size].sum(dim=1) for site in sites]).sum(dim=0)
+def _sum_of(values: list[Tensor]) -> Tensor:
+    return sum(values[1:], start=values[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,22 +203,43 @@ class Recorded:
 
 
 @dataclass(frozen=True, eq=False)
+class Places:
+    """Entries ``index`` ``(places,)`` of a value; ``open_`` and ``closed`` ``(1, entries)`` are their codes, int32.
+
+    As :class:`~service.bounds.fused.FreeSlopes` takes them: of entries whose place is in use, and is not.
+    """
+
+    index: Tensor
+    open_: Tensor
+    closed: Tensor
+
+    @classmethod
+    def of(cls, mask: Tensor) -> Places:
+        """Those that are set in any instance of ``mask`` ``(batch, *shape)``."""
+        chosen = mask.flatten(1).any(dim=0, keepdim=True)
+        open_ = torch.where(chosen, chosen.cumsum(dim=1) - 1, -1).to(torch.int32)
+        return cls(chosen[0].nonzero().squeeze(1), open_, -2 - open_)
+
+
+@dataclass(frozen=True, eq=False)
 class Bent:
-    """The relaxations of a function of two pieces that meet at 0, with free lower slopes at the entries ``index``.
+    """The relaxations of a function of two pieces that meet at 0, with free lower slopes at some places.
 
     A family of :class:`~service.bounds.relaxation.Relaxed` whose parameters are for the same entries whatever the
     bounds are: domains of one search agree on them. Where an entry is not open its parameter has no effect.
+    ``codes`` are ``(batch, entries)``, ``index`` ``(places,)``.
     """
 
     relaxation: Relaxation
-    open_: Tensor
+    codes: Tensor
     index: Tensor
     flattest: float
 
     @classmethod
-    def on(cls, node: Node, rule: LeakyRelu, bounds: Interval, index: Tensor) -> Bent:
-        flattest = rule.negative_slope(node)
-        return cls(rule.relax(node, bounds), rule.improvable(node, bounds), index, flattest)
+    def on(cls, node: Node, rule: LeakyRelu, bounds: Interval, places: Places) -> Bent:
+        open_ = rule.improvable(node, bounds).flatten(1)
+        codes = torch.where(open_, places.open_, places.closed)
+        return cls(rule.relax(node, bounds), codes, places.index, rule.negative_slope(node))
 
     @property
     def start(self) -> tuple[Tensor, ...]:
@@ -219,9 +251,29 @@ class Bent:
         free = self.flattest + (1 - self.flattest) * parameters[0]
         rows = free.shape[1]
         whole = fixed.flatten(1).unsqueeze(1).expand(-1, rows, -1).index_copy(2, self.index, free)
-        lower = torch.where(
-            self.open_.unsqueeze(1), whole.reshape(len(fixed), rows, *fixed.shape[1:]), fixed.unsqueeze(1)
-        )
+        open_ = (self.codes >= 0).unsqueeze(1)
+        lower = torch.where(open_, whole, fixed.flatten(1).unsqueeze(1)).reshape(len(fixed), rows, *fixed.shape[1:])
         assert self.relaxation.upper_intercept is not None
         upper = self.relaxation.upper_slope.unsqueeze(1), self.relaxation.upper_intercept.unsqueeze(1)
         return Lines(lower, upper[0], None, upper[1])
+
+    def pulling(self, parameters: tuple[Tensor, ...]) -> PulledFreely:
+        """The member where only a pass through it is wanted."""
+        relaxation, shape = self.relaxation, tuple(self.relaxation.lower_slope.shape[1:])
+        assert relaxation.upper_intercept is not None
+        lines = relaxation.lower_slope, relaxation.upper_slope, relaxation.upper_intercept
+        index = self.index.expand(len(self.codes), -1)
+        free = FreeSlopes(shape, self.flattest, index, self.codes, *(each.flatten(1) for each in lines))
+        return PulledFreely(free, parameters[0])
+
+
+@dataclass(frozen=True, eq=False)
+class PulledFreely:
+    """Lines with free slopes ``(batch, rows, places)``, in as few steps as there are for them."""
+
+    free: FreeSlopes
+    parameters: Tensor
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        through, bias = pull_free(coefficients, self.free, self.parameters)
+        return (through,), bias

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Relaxed
+from service.bounds.relaxation import Family, Relaxed
 from service.bounds.split import Recorded
 from service.verification.search.ascent import Climb
 from service.verification.search.domains import Domains
@@ -24,14 +24,15 @@ FLOATS_PER_VALUE = 40
 class Closer:
     """A look at bounded domains: what arrives at each non-linear operator, and where the bound is attained.
 
-    ``coefficients`` ``(n, 1, *shape)`` by node, at its output; ``relaxed`` and ``bounds`` are those of the operators,
-    by node, and of the values that they read, by value; ``minimiser`` ``(n, *input shape)`` is the input with the
-    least value of the linear bound over the box, or near it over a ball. ``reached`` ``(n, entries)`` are the values
-    of all sites there, if every operator were the line that bounds it.
+    ``coefficients`` ``(n, 1, *shape)`` by node, at its output; ``families``, ``relaxed`` and ``bounds`` are those of
+    the operators, by node, and of the values that they read, by value; ``minimiser`` ``(n, *input shape)`` is the
+    input with the least value of the linear bound over the box, or near it over a ball. ``reached`` ``(n, entries)``
+    are the values of all sites there, if every operator were the line that bounds it.
     """
 
     margin: Tensor
     coefficients: Mapping[str, Tensor]
+    families: Mapping[str, Family]
     relaxed: Mapping[str, Relaxed]
     bounds: Mapping[str, Interval]
     minimiser: Tensor
@@ -140,7 +141,7 @@ class Bounding:
         coefficients = {name: each.detach() for name, each in arrived.items()}
         minimiser = self.walk.minimiser(boxes, box.arrived)
         reached = torch.zeros_like(probe) if reached is None else reached
-        return Closer(margin.detach(), coefficients, relaxed, fixed.bounds, minimiser, reached)
+        return Closer(margin.detach(), coefficients, fixed.families, relaxed, fixed.bounds, minimiser, reached)
 
     def calibrate(self, domains: Domains) -> None:
         """Take the size of the multipliers' steps from the coefficients that arrive in some domains."""

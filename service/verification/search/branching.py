@@ -18,7 +18,7 @@ from service.bounds.interval import Interval
 from service.bounds.parts import Parts
 from service.bounds.relaxation import Lines, Relaxation
 from service.bounds.rules.piecewise import LeakyRelu
-from service.bounds.split import kink
+from service.bounds.split import Bent, kink
 from service.verification.search.bounding import Bounding, Closer
 from service.verification.search.domains import Domains
 
@@ -124,12 +124,9 @@ class Branching:
         """Losses at ``points`` and at the minimiser, ``(n, entries)``; −inf where a split is of no use."""
         lower = self.sites.flattened({name: each.lower for name, each in closer.bounds.items()})
         upper = self.sites.flattened({name: each.upper for name, each in closer.bounds.items()})
-        useful = self._useful(closer, lower, upper)
-        found = []
-        for at in (points, closer.reached.clamp(min=lower, max=upper)):
-            losses = self._losses(closer, self.sites.unflattened(at))
-            found.append(torch.where(useful, self.sites.flattened(losses).nan_to_num(), -torch.inf))
-        return found[0], found[1]
+        losses = self._losses(closer, torch.stack([points, closer.reached.clamp(min=lower, max=upper)]))
+        first, second = torch.where(self._useful(closer, lower, upper), losses.nan_to_num(), -torch.inf).unbind()
+        return first, second
 
     def _useful(self, closer: Closer, lower: Tensor, upper: Tensor) -> Tensor:
         wanted = {
@@ -148,26 +145,31 @@ class Branching:
         wide = kinked | (upper - lower > NARROWEST * self._root_width)
         return self.sites.flattened(wanted) & wide & lower.isfinite() & upper.isfinite()
 
-    def _losses(self, closer: Closer, at: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the relaxations lose at one point of every site, by value."""
-        losses = {value: torch.zeros_like(point) for value, point in at.items()}
+    def _losses(self, closer: Closer, at: Tensor) -> Tensor:
+        """What the relaxations lose at ``(points, n, entries)``."""
+        points = self.sites.unflattened(at.flatten(0, 1))
+        losses = {value: torch.zeros_like(point) for value, point in points.items()}
         for node in self.bounding.walk.relaxed:
             if node.name not in closer.coefficients:
                 continue
-            bounds = [closer.bounds[name] for name in node.inputs]
-            arrived = closer.coefficients[node.name].squeeze(1)
-            if isinstance(rule := self.network.rule_of(node), Parts):
-                arrived = arrived - rule.middle(arrived.unsqueeze(1), rule.widths(bounds)).squeeze(1)
-            if len(bounds) > 1:
-                for name, loss in zip(node.inputs, self._spread(node, bounds, arrived), strict=True):
-                    losses[name] = losses[name] + loss
-                continue
-            relaxed = self.network.rule_of(node).relax_on(node, bounds)
-            assert isinstance(relaxed, Relaxation)
-            z = at[node.inputs[0]]
-            value = self.network.interval(node, {node.inputs[0]: Interval.point(z)}).centre
-            losses[node.inputs[0]] = losses[node.inputs[0]] + _loss(relaxed, arrived, z, value)
-        return losses
+            for name, loss in zip(node.inputs, self._losses_of(node, closer, points, len(at)), strict=True):
+                losses[name] = losses[name] + loss
+        return self.sites.flattened(losses).reshape(at.shape)
+
+    def _losses_of(self, node: Node, closer: Closer, points: dict[str, Tensor], times: int) -> list[Tensor]:
+        """By input, ``(times · n, *shape)``."""
+        bounds = [closer.bounds[name] for name in node.inputs]
+        arrived, rule = closer.coefficients[node.name].squeeze(1), self.network.rule_of(node)
+        if isinstance(rule, Parts):
+            arrived = arrived - rule.middle(arrived.unsqueeze(1), rule.widths(bounds)).squeeze(1)
+        if len(bounds) > 1:
+            return [_repeated(loss, times) for loss in self._spread(node, bounds, arrived)]
+        family, z = closer.families[node.name], points[node.inputs[0]]
+        relaxed = family.relaxation if isinstance(family, Bent) else rule.relax_on(node, bounds)
+        assert isinstance(relaxed, Relaxation)
+        value = self.network.interval(node, {node.inputs[0]: Interval.point(z)}).lower
+        shape = times, *arrived.shape
+        return [_loss(relaxed, arrived, z.reshape(shape), value.reshape(shape)).flatten(0, 1)]
 
     def _multipliers(self, closer: Closer) -> list[Tensor]:
         """Where the multipliers of a split at each entry begin, ``(n, entries)``: of the upper and the lower half.
@@ -199,6 +201,10 @@ class Branching:
             weight = (self.network.interval(node, known).radius * arrived.abs()).sum()
             gradients = torch.autograd.grad(weight, radii)
         return [gradient * radius.detach() for gradient, radius in zip(gradients, radii, strict=True)]
+
+
+def _repeated(values: Tensor, times: int) -> Tensor:
+    return values.expand(times, *values.shape).flatten(0, 1)
 
 
 def _loss(relaxed: Relaxation, coefficients: Tensor, z: Tensor, value: Tensor) -> Tensor:

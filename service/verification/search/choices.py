@@ -15,7 +15,7 @@ from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.rules.piecewise import LeakyRelu
-from service.bounds.split import Bent
+from service.bounds.split import Bent, Places
 
 Bounds = Mapping[str, Interval]
 """Of the values that non-linear operators read, by value."""
@@ -26,7 +26,7 @@ class Choices:
 
     def __init__(self, network: Network, nodes: Sequence[Node], root: Bounds) -> None:
         self.network, self.nodes = network, nodes
-        self._open = {node.name: _entries(self._improvable(node, root)) for node in nodes}
+        self._open = {node.name: Places.of(self._improvable(node, root)) for node in nodes}
         self.tighten(root)
 
     def tighten(self, root: Bounds) -> None:
@@ -55,14 +55,22 @@ class Choices:
 
     def members(self, families: Mapping[str, Family], parameters: Tensor) -> dict[str, Relaxed]:
         """Those that rows ``(n, parameters)`` choose, by node."""
+        return {name: families[name].member(own) for name, own in self._by_node(parameters)}
+
+    def pulling(self, families: Mapping[str, Family], parameters: Tensor) -> dict[str, Relaxed]:
+        """The same, where only a pass through them is wanted."""
+        found: dict[str, Relaxed] = {}
+        for name, own in self._by_node(parameters):
+            family = families[name]
+            found[name] = family.pulling(own) if isinstance(family, Bent) else family.member(own)
+        return found
+
+    def _by_node(self, parameters: Tensor) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+        """Every node's share, ``(n, 1, *any)`` as its family takes it."""
         sizes = [start.numel() for starts in self._starts.values() for start in starts]
         parts = iter(torch.split(parameters, sizes, dim=1)) if sizes else iter(())
-        return {name: families[name].member(self._shaped(name, parts)) for name in self._starts}
-
-    def _shaped(self, name: str, parts: Iterator[Tensor]) -> tuple[Tensor, ...]:
-        """A node's share of what comes, ``(n, 1, *any)`` as its family wants it."""
-        shares = ((next(parts), start) for start in self._starts[name])
-        return tuple(part.reshape(len(part), 1, *start.shape[1:]) for part, start in shares)
+        for name, starts in self._starts.items():
+            yield name, tuple(next(parts).reshape(len(parameters), 1, *start.shape[1:]) for start in starts)
 
     def _improvable(self, node: Node, bounds: Bounds) -> Tensor:
         return self.network.rule_of(node).improvable_on(node, [bounds[value] for value in node.inputs])[0]
@@ -72,8 +80,3 @@ class Choices:
         if isinstance(rule, LeakyRelu):
             return Bent.on(node, rule, bounds[0], self._open[node.name])
         return rule.family(node, bounds)
-
-
-def _entries(mask: Tensor) -> Tensor:
-    """Numbers of the entries that are set in any instance, int64."""
-    return mask.flatten(1).any(dim=0).nonzero().squeeze(1)

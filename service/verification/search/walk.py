@@ -71,14 +71,15 @@ class Parameters:
 class Fixed:
     """What does not change while a batch of ``n`` domains is optimised.
 
-    ``number`` and ``splits`` ``(n, depth)`` are the splits over all ranks and this rank's, ``held`` the bounds of
-    their entries; ``empty`` ``(n,)`` are the domains in which nothing is. ``bounds`` are by value, ``families`` by
-    node; ``rows`` ``(n, rows, entries)``, ``offsets`` and ``used`` ``(n, rows)`` those of the domains' disjuncts. A
-    multiplier's step is in units of ``scale`` ``(n, depth)``.
+    ``number`` and ``splits`` ``(n, depth)`` are the splits over all ranks and this rank's, ``site`` and ``held`` the
+    sites and bounds of their entries; ``empty`` ``(n,)`` are the domains in which nothing is. ``bounds`` are by value,
+    ``families`` by node; ``rows`` ``(n, rows, entries)``, ``offsets`` and ``used`` ``(n, rows)`` those of the domains'
+    disjuncts. A multiplier's step is in units of ``scale`` ``(n, depth)``.
     """
 
     number: Tensor
     splits: Placed
+    site: Tensor
     held: Interval
     empty: Tensor
     bounds: Mapping[str, Interval]
@@ -98,6 +99,7 @@ class Walk:
     def __init__(self, network: Network, box: Interval, bounds: Interval, question: Asked) -> None:
         self.network, self.box, self.bounds, self.question = network, box, bounds, question
         self.sites = Sites.of(network)
+        self._site_of = self.sites.numbers(box.lower.device)
         self.numbering = self._numbered(box.lower.device)
         before = {node.name for node in network.graph.until(question.start)}
         self.relaxed = tuple(node for node in network.nonlinear if node.name in before)
@@ -143,6 +145,7 @@ class Walk:
         return Fixed(
             number=domains.index,
             splits=splits,
+            site=self._site_of[splits.index],
             held=within.arranged(lambda end: end.gather(1, splits.index)),
             empty=self.numbering.anywhere(_empty(clipped, self._reach)),
             bounds=bounds,
@@ -155,7 +158,7 @@ class Walk:
 
     def margins(self, fixed: Fixed, boxes: Interval, parameters: Parameters) -> Tensor:
         """``(n,)``."""
-        relaxed = self.constrained(fixed, self.choices.members(fixed.families, parameters.slopes), parameters.beta)
+        relaxed = self.constrained(fixed, self.choices.pulling(fixed.families, parameters.slopes), parameters.beta)
         return self.walked(fixed, relaxed, boxes, parameters.weights)
 
     def constrained(
@@ -165,7 +168,10 @@ class Walk:
         if not beta.shape[1] and probe is None:
             return relaxed
         multipliers = Multipliers(beta * fixed.splits.here, fixed.splits.index, fixed.held)
-        added, biases = multipliers.coefficients(self.sites.entries), multipliers.biases(self.sites.entries)
+        added, biases = (
+            multipliers.coefficients(self.sites.entries),
+            multipliers.biases(fixed.site, len(self.sites.each)),
+        )
         return constrained(self.network, self.sites, relaxed, added if probe is None else added + probe, biases)
 
     def walked(self, fixed: Fixed, relaxed: Mapping[str, Relaxed], boxes: Interval, weights: Tensor) -> Tensor:
