@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -15,16 +16,19 @@ from torch import Tensor, nn
 
 from service.bounds.capture import capture
 from service.bounds.evaluated import Evaluated
+from service.bounds.exchange import Exchange
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.network import Network, from_graph, prepare
 from service.bounds.shard import shard
 from service.bounds.stages import InStages, Line, Staged, divide_into_stages, prepare_stages
+from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, RobustnessProperty, VerifySpec
 from service.jobs.vnnlib import Bundle, Pair, VnnlibError, bundle
 from service.models import build, load_into
 from service.models.embedded import AfterEmbedding, embedded
+from service.models.once import once
 from service.models.reference import resolve
 from service.models.transformer import Transformer
 from service.parallel.mesh import Mesh
@@ -34,11 +38,12 @@ from service.verification.properties import Property, PropertyError, read
 from service.verification.properties.queried import Queried, check_sizes, paired
 from service.verification.properties.robustness import RobustSamples
 from service.verification.properties.tokens import robust_tokens
+from service.verification.running import OnFirst
 from service.verification.tally import Layer, layers_of
 from service.verification.task import Task
 
 if TYPE_CHECKING:
-    from service.bounds.onnx.reading import Runtime
+    from service.bounds.onnx.model import Running
 
 
 def make(spec: VerifySpec, context: RunContext, device: torch.device) -> tuple[Task, ...]:
@@ -49,10 +54,11 @@ def make(spec: VerifySpec, context: RunContext, device: torch.device) -> tuple[T
     mesh = build_mesh(spec.parallel, context.device_type)
     place = _Place(mesh, device, Line(mesh, device) if mesh.pp.size > 1 else None)
     if isinstance(spec.property, InstancesProperty):
-        return tuple(_of_pairs(spec, context.data.file(spec.property.instances), place))
+        return tuple(_of_pairs(spec, spec.property.instances, context.data, place))
     if isinstance(spec.model, FromOnnx):
-        content, asked = context.data.file(spec.model.onnx).read_bytes(), spec.property
-        return (_of_onnx(spec, content, place, lambda sizes: read(asked, *sizes, context.data)),)
+        file, asked = spec.model.onnx, spec.property
+        source = _Source(context.data.cache, file, context.data.file(file).read_bytes)
+        return (_of_onnx(spec, source, place, lambda sizes: read(asked, *sizes, context.data)),)
     return (_of_reference(spec, context, place),)
 
 
@@ -70,7 +76,7 @@ class _Place:
         module: nn.Module,
         bounded: Network | Staged,
         asked: Property,
-        runtime: Runtime | None = None,
+        runtime: Running | None = None,
     ) -> Task:
         """Of a module, or of a stage of one, and what bounds it."""
         staged = bounded if isinstance(bounded, Staged) else None
@@ -136,8 +142,8 @@ def _bounded(spec: VerifySpec, module: nn.Module) -> nn.Module:
     return local_copy(module).double() if spec.rigorous else module
 
 
-def _of_pairs(spec: VerifySpec, archive: Path, place: _Place) -> Iterator[Task]:
-    name = ""
+def _of_pairs(spec: VerifySpec, file: str, data: DataLayout, place: _Place) -> Iterator[Task]:
+    name, archive = "", data.file(file)
     try:
         with bundle(archive) as opened:
             asked, parts = paired(opened), defaultdict[str, list[int]](list)
@@ -145,7 +151,8 @@ def _of_pairs(spec: VerifySpec, archive: Path, place: _Place) -> Iterator[Task]:
                 parts[pair.model].append(instance)
             for name, part in parts.items():
                 fitting = partial(_fitting, opened, asked, part)
-                task = _of_onnx(spec, _model(opened, opened.pairs[part[0]]), place, fitting)
+                source = _Source(data.cache, f"{file}:{name}", partial(_model, archive, opened.pairs[part[0]]))
+                task = _of_onnx(spec, source, place, fitting)
                 layers = [replace(layer, name=f"{name}: {layer.name}") for layer in task.layers]
                 yield replace(task, layers=layers, part=frozenset(part))
     except UnsupportedModelError as error:
@@ -154,8 +161,9 @@ def _of_pairs(spec: VerifySpec, archive: Path, place: _Place) -> Iterator[Task]:
         raise PropertyError(f"property.instances: {error}") from error
 
 
-def _model(opened: Bundle, pair: Pair) -> bytes:
-    content = opened.model(pair)
+def _model(archive: Path, pair: Pair) -> bytes:
+    with bundle(archive) as opened:
+        content = opened.model(pair)
     if content is None:
         raise PropertyError(f"property.instances: {pair.model} is larger than an ONNX file can be")
     return content
@@ -168,21 +176,56 @@ def _fitting(opened: Bundle, asked: Queried, part: Sequence[int], sizes: tuple[i
     return asked
 
 
-def _of_onnx(spec: VerifySpec, content: bytes, place: _Place, ask: Callable[[tuple[int, int]], Property]) -> Task:
+@dataclass(frozen=True)
+class _Source:
+    """An ONNX file, whose content is read only where it is needed; ``name`` is of this content alone."""
+
+    cache: Path
+    name: str
+    read: Callable[[], bytes]
+
+    @property
+    def folder(self) -> Path:
+        """For what ranks map."""
+        from service.bounds.onnx.stored import VERSION  # noqa: PLC0415 - brings onnxruntime
+
+        return self.cache / f"onnx-{VERSION}" / hashlib.sha256(self.name.encode()).hexdigest()
+
+
+def _of_onnx(spec: VerifySpec, source: _Source, place: _Place, ask: Callable[[tuple[int, int]], Property]) -> Task:
     from service.bounds.onnx import load  # noqa: PLC0415 - brings onnxruntime, which only these models need
     from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
 
+    if place.line is not None or place.mesh.tp.size > 1:
+        return _of_divided_onnx(spec, source, place, ask)
+    content = source.read()
     module = load(content)
-    asked = ask((module.features, module.outputs))
-    tp, runtime = place.mesh.tp, Runtime.of(parse(content))
-    if place.line is not None:
-        # Only what is left of the graph goes to the device, and is what witnesses are judged on.
-        graph = shard(capture(_bounded(spec, module), (module.features,)), tp)
-        staged = divide_into_stages(graph, tp, place.line)
-        return place.task(spec, Evaluated(staged.network.graph), staged, asked, runtime)
-    if tp.size > 1:
-        # Only this rank's shares of the graph go to the device, and are what witnesses are judged on.
-        graph = shard(capture(_bounded(spec, module), (module.features,)), tp).to(place.device)
-        return place.task(spec, Evaluated(graph), from_graph(graph, tp), asked, runtime)
+    asked, runtime = ask((module.features, module.outputs)), Runtime.of(parse(content))
     module = module.to(place.device)
     return place.task(spec, module, prepare(_bounded(spec, module), (module.features,)), asked, runtime)
+
+
+def _of_divided_onnx(
+    spec: VerifySpec, source: _Source, place: _Place, ask: Callable[[tuple[int, int]], Property]
+) -> Task:
+    """Only this rank's stage and shares go to its memory and its device, and are what witnesses are judged on."""
+    from service.bounds.onnx.model import check  # noqa: PLC0415
+    from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
+    from service.bounds.onnx.stored import store, stored, type_of  # noqa: PLC0415
+
+    folder = once(source.folder, lambda path: store(path, source.read()))
+    module, tp = stored(folder), place.mesh.tp
+    sizes = module.features, module.outputs
+    asked = ask(sizes)
+    runtime = OnFirst(
+        lambda: Runtime.of(parse(source.read())), sizes[1], type_of(folder), Exchange(tp), place.line, place.device
+    )
+    graph = shard(capture(_bounded(spec, module), sizes[:1]), tp)
+    if place.line is not None:
+        staged = divide_into_stages(graph, tp, place.line)
+        task = place.task(spec, Evaluated(staged.network.graph), staged, asked, runtime)
+    else:
+        graph = graph.to(place.device)
+        task = place.task(spec, Evaluated(graph), from_graph(graph, tp), asked, runtime)
+    check(lambda x: task.module(x.to(task.like)), sizes[0], replace(runtime))
+    return task

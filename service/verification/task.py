@@ -22,7 +22,7 @@ from service.verification.search.crew import SOLO, Crew
 from service.verification.tally import Layer
 
 if TYPE_CHECKING:
-    from service.bounds.onnx.reading import Runtime
+    from service.bounds.onnx.model import Running
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Task:
     network: Network
     asked: Property
     layers: Sequence[Layer]
-    runtime: Runtime | None = None
+    runtime: Running | None = None
     staged: Staged | None = None
     part: frozenset[int] | None = None
 

@@ -15,7 +15,7 @@ from service.parallel.tensor import local_copy
 from service.verification.properties import Question
 
 if TYPE_CHECKING:
-    from service.bounds.onnx.reading import Runtime
+    from service.bounds.onnx.model import Running
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Referee:
 
     module: nn.Module
     exchange: Exchange
-    runtime: Runtime | None = None
+    runtime: Running | None = None
 
     @cached_property
     def precise(self) -> nn.Module:
@@ -59,7 +59,7 @@ class Referee:
         return Outputs(tuple(found.tolist()), None if there is None else tuple(there.tolist()))
 
     @staticmethod
-    def _violated_there(runtime: Runtime, question: Question) -> Tensor:
+    def _violated_there(runtime: Running, question: Question) -> Tensor:
         inputs = np.asarray(question.witnesses.cpu())
         output = torch.stack([torch.from_numpy(runtime.flat(each)) for each in inputs]).to(question.rows.device)
         values = torch.einsum("brk,bk->br", question.rows.double(), output) - question.thresholds.double()

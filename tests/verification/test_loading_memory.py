@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from onnx_models import dense
 from test_verify_job import context
 
 from service.jobs.layout import DataLayout
@@ -56,3 +58,38 @@ def test_a_checkpoint_of_any_layout_is_never_held_whole(tmp_path: Path, torchrun
     for found in torchrun(peaks_of_loading, 2, folder=str(tmp_path)):
         # A half, which stages cannot have to the last layer, and one of eight weights on its way from several files.
         assert max(found) <= 0.7
+
+
+def peaks_of_onnx(folder: str, file: str, whole: int) -> list[float]:
+    """On this rank, as shares of the model, which the first job on each layout finds as another one left it."""
+    from census import peak_allocated
+
+    from service.jobs.spec.verify import VerifySpec
+    from service.parallel import distributed
+    from service.verification.making import make
+
+    data, device = DataLayout(Path(folder)), distributed.start("cpu")
+    found = []
+    for parallel in LAYOUTS:
+        ranked, _ = context(data, int(os.environ["RANK"]), 2)
+        spec = VerifySpec.model_validate({"model": {"onnx": file}, "property": BOX, "parallel": parallel})
+
+        def load(spec: VerifySpec = spec, ranked: RunContext = ranked) -> None:
+            make(spec, ranked, device)
+
+        found.append(peak_allocated(load, data.root) / whole)
+    distributed.stop()
+    return found
+
+
+def test_constants_of_other_ranks_are_never_made_tensors(tmp_path: Path, torchrun: Any) -> None:
+    """Of an ONNX model: what a stage has stays mapped, and a share is copied from what is mapped."""
+    widths = [64, *[256] * 8, 10]
+    content = dense(widths)
+    file = f"file_{hashlib.sha256(content).hexdigest()}"
+    data = DataLayout(tmp_path)
+    data.file(file).parent.mkdir(parents=True)
+    data.file(file).write_bytes(content)
+    for on_tp, on_pp in torchrun(peaks_of_onnx, 2, folder=str(tmp_path), file=file, whole=WHOLE):
+        assert on_tp <= 0.6
+        assert on_pp <= 0.2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,7 @@ from service.bounds.network import Network
 from service.bounds.onnx import OnnxModel, load
 from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.reading import Runtime, parse
+from service.bounds.onnx.stored import store, stored, type_of
 
 
 def ints(*values: int) -> np.ndarray:
@@ -246,6 +248,16 @@ def doubled(name: str) -> tuple[OnnxModel, Network]:
     module = load(MODELS[name]).double()
     assert isinstance(module, OnnxModel)
     return module, prepared(module, module.features)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_was_stored_is_the_same(tmp_path: Path, name: str) -> None:
+    store(tmp_path / "stored", MODELS[name])
+    whole, mapped = load(MODELS[name]), stored(tmp_path / "stored")
+    assert type_of(tmp_path / "stored") is Runtime.of(parse(MODELS[name])).dtype
+    x = torch.randn(3, whole.features, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(mapped(x), whole(x), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(mapped.double()(x.double()), whole.double()(x.double()), rtol=0, atol=0, equal_nan=True)
 
 
 def test_the_check_on_load_finds_a_wrong_converter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Self
+from typing import Any, Protocol, Self
 
 import numpy as np
-import onnx
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +27,8 @@ class OnnxModel(nn.Module):
     ``double()`` gives the function that has the file's own weights in float64.
     """
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: Description, floats: Mapping[str, Tensor] | None = None) -> None:
+        """``floats`` are the constants of floating-point numbers in float32, where they are at hand."""
         super().__init__()
         self._description = description
         # Of a model without weights, the type and the device in which it is traced.
@@ -36,7 +37,8 @@ class OnnxModel(nn.Module):
         for index, (name, array) in enumerate(description.constants.items()):
             if is_float(array):
                 self._names[name] = f"constant_{index}"
-                self.register_buffer(self._names[name], torch.from_numpy(array.astype(np.float32)))
+                held = torch.from_numpy(array.astype(np.float32)) if floats is None else floats[name]
+                self.register_buffer(self._names[name], held)
 
     def double(self) -> Self:
         super().double()
@@ -84,24 +86,40 @@ def load(data: bytes) -> OnnxModel:
     Raises :class:`UnsupportedModelError` that names the operator and its node where it cannot be done.
     """
     proto = parse(data)
-    description = describe(proto)
+    model = model_of(describe(proto))
+    check(model, model.features, Runtime.of(proto))
+    return model
+
+
+def model_of(description: Description, floats: Mapping[str, Tensor] | None = None) -> OnnxModel:
+    """Raises :class:`UnsupportedModelError` that names the operators that there are no converters for."""
     unknown = [call for call in description.calls if call.operator not in CONVERTERS]
     if unknown:
         named = "; ".join(str(call) for call in unknown)
         raise UnsupportedModelError(f"{named}: no converter. Supported operators: {', '.join(sorted(CONVERTERS))}")
-    model = OnnxModel(description).eval()
-    check(model, proto)
-    return model
+    return OnnxModel(description, floats).eval()
+
+
+class Running(Protocol):
+    """A model in onnxruntime; ``dtype`` is its input's."""
+
+    @property
+    def dtype(self) -> type[np.floating[Any]]: ...
+
+    def flat(self, instance: Array) -> Array:
+        """All outputs for one flat instance, side by side, in float64."""
 
 
 @torch.no_grad()
-def check(model: OnnxModel, proto: onnx.ModelProto) -> None:
-    """Compare with onnxruntime. All instances at once here, one by one there: batches must not matter."""
-    runtime = Runtime.of(proto)
-    inputs = np.random.default_rng(0).normal(size=(CHECKED_INPUTS, model.features)).astype(np.float32)
+def check(model: Callable[[Tensor], Tensor], features: int, runtime: Running) -> None:
+    """Compare with onnxruntime. All instances at once here, one by one there: batches must not matter.
+
+    The model takes float32. Ranks that have it together all call this.
+    """
+    inputs = np.random.default_rng(0).normal(size=(CHECKED_INPUTS, features)).astype(np.float32)
     inputs[0] = 0
     expected = np.stack([runtime.flat(instance) for instance in inputs])
-    found = model(torch.from_numpy(inputs)).numpy()
+    found = model(torch.from_numpy(inputs)).cpu().numpy()
     tolerance = TOLERANCE[runtime.dtype]
     scale = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
     if not np.allclose(found, expected, rtol=tolerance, atol=tolerance * scale, equal_nan=True):

@@ -110,7 +110,7 @@ def describe(model: onnx.ModelProto) -> Description:
         if node.op_type in SHAPE_ONLY or not depends.intersection(node.input):
             continue
         depends.update(name for name in node.output if name)
-        calls.append(_call(node, index, opset))
+        calls.append(call_of(node, index, opset))
     calls = _needed(calls, [output.name for output in model.graph.output])
     outputs = tuple(output.name for output in model.graph.output)
     for name in outputs:
@@ -142,7 +142,7 @@ def run_alone(call: Call, inputs: Sequence[Array | None]) -> Array:
     return found[0]
 
 
-def _call(node: onnx.NodeProto, index: int, opset: int) -> Call:
+def call_of(node: onnx.NodeProto, index: int, opset: int) -> Call:
     attributes = {entry.name: _attribute(entry) for entry in node.attribute}
     domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."
     name = node.name or f"{node.op_type}_{index}"

@@ -18,7 +18,7 @@ from service.verification.search.crew import SOLO, Crew
 from service.verification.search.goal import Goal
 
 if TYPE_CHECKING:
-    from service.bounds.onnx.reading import Runtime
+    from service.bounds.onnx.model import Running
 
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ class Subject:
     module: nn.Module
     network: Network
     judge: nn.Module
-    runtime: Runtime | None
+    runtime: Running | None
     dtype: torch.dtype
     crew: Crew = SOLO
     rigorous: bool = False
@@ -91,7 +91,7 @@ class Subject:
                 return tuple(float(entry) for entry in instance)
         return None
 
-    def _violated_there(self, goal: Goal, runtime: Runtime, instance: Tensor) -> bool:
+    def _violated_there(self, goal: Goal, runtime: Running, instance: Tensor) -> bool:
         outputs = torch.from_numpy(runtime.flat(np.asarray(instance.cpu()))).to(instance.device)
         outputs = self.network.exchange.agree(outputs)
         return bool((goal.per_disjunct(goal.excess(outputs[None])) <= 0).any())

@@ -1,0 +1,88 @@
+"""An ONNX model that was read once, in files that ranks map: a rank reads only the constants that it uses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+
+from service.bounds.onnx.model import OnnxModel, is_float, model_of
+from service.bounds.onnx.reading import Array, Call, Description, call_of, describe, parse
+from service.jobs.onnx import FLOATS, graph_input, opset_of
+
+NODES, CONSTANTS, ABOUT = "nodes.onnx", "constants.safetensors", "about.json"
+EXACT, FLOAT = "exact.", "float."
+"""Of a constant as the file has it, and of one of another floating-point type in float32."""
+VERSION = 1
+"""Of the files' form."""
+
+
+def store(folder: Path, content: bytes) -> None:
+    """Write the model of an ONNX file's content. Raises :class:`UnsupportedModelError` where it cannot be read."""
+    model = parse(content)
+    found = describe(model)
+    folder.mkdir(parents=True)
+    (folder / NODES).write_bytes(_without_weights(model, found.calls).SerializeToString())
+    save_file(
+        {name: each for key, array in found.constants.items() for name, each in _forms(key, array)}, folder / CONSTANTS
+    )
+    about = {
+        "shapes": found.shapes,
+        "input": found.input,
+        "outputs": found.outputs,
+        "type": np.dtype(FLOATS[graph_input(model).type.tensor_type.elem_type]).name,
+    }
+    (folder / ABOUT).write_text(json.dumps(about))
+
+
+def stored(folder: Path) -> OnnxModel:
+    """The model in float32, its weights mapped; it is not checked yet.
+
+    Raises :class:`UnsupportedModelError` that names the operators that there are no converters for.
+    """
+    nodes, about = onnx.load_from_string((folder / NODES).read_bytes()), json.loads((folder / ABOUT).read_bytes())
+    opset, tensors = opset_of(nodes), load_file(folder / CONSTANTS)
+    description = Description(
+        [call_of(node, index, opset) for index, node in enumerate(nodes.graph.node)],
+        {name.removeprefix(EXACT): each.numpy() for name, each in tensors.items() if name.startswith(EXACT)},
+        {name: tuple(shape) for name, shape in about["shapes"].items()},
+        about["input"],
+        tuple(about["outputs"]),
+    )
+    floats = {name.removeprefix(FLOAT): each for name, each in tensors.items() if name.startswith(FLOAT)}
+    same = {name: tensors[EXACT + name] for name in description.constants if name not in floats}
+    return model_of(description, same | floats)
+
+
+def type_of(folder: Path) -> type[np.floating]:
+    """The input's."""
+    found: type[np.floating] = np.dtype(json.loads((folder / ABOUT).read_bytes())["type"]).type
+    return found
+
+
+def _forms(name: str, array: Array) -> list[tuple[str, Array]]:
+    """numpy knows bfloat16 only as a type of ours; float32 has all of its numbers."""
+    exact = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    # Of an array without dimensions this would make one with a dimension.
+    forms = [(EXACT + name, np.ascontiguousarray(exact).reshape(exact.shape))]
+    if is_float(exact) and exact.dtype != np.float32:
+        forms.append((FLOAT + name, exact.astype(np.float32)))
+    return forms
+
+
+def _without_weights(model: onnx.ModelProto, calls: Sequence[Call]) -> onnx.ModelProto:
+    """The nodes that are called, under the names that errors have for them."""
+    bare = onnx.ModelProto(ir_version=model.ir_version)
+    bare.opset_import.extend(model.opset_import)
+    names = {call.outputs: call.name for call in calls}
+    for node in model.graph.node:
+        if tuple(node.output) in names:
+            kept = bare.graph.node.add()
+            kept.CopyFrom(node)
+            kept.name = names[tuple(node.output)]
+    return bare
