@@ -10,14 +10,17 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.relaxation import Family, Relaxed
+from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.split import Recorded
 from service.verification.search.ascent import Climb
 from service.verification.search.domains import Domains
-from service.verification.search.recording import AsWritten, FromRecords, free_bytes
+from service.verification.search.memory import free_bytes
+from service.verification.search.recording import AsWritten, FromRecords
 from service.verification.search.walk import Fixed, Parameters, Walk
 
-FLOATS_PER_VALUE = 40
-"""What a pass with gradients keeps for each value of each domain, roughly."""
+FLOATS_PER_VALUE, FLOATS_PER_PIECEWISE, FLOATS_PER_CURVED = 8, 24, 100
+"""What a pass with gradients keeps of each domain, roughly: for each value, and for each that is relaxed by two lines,
+or by one of a family of curves or planes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +74,11 @@ class Bounding:
     @property
     def _bytes(self) -> int:
         """Of one domain."""
-        values = sum(node.size for node in self.network.graph.nodes)
-        return FLOATS_PER_VALUE * values * self.box.lower.element_size()
+        floats = FLOATS_PER_VALUE * sum(node.size for node in self.network.graph.nodes)
+        for node in self.network.nonlinear:
+            is_piecewise = isinstance(self.network.rule_of(node), LeakyRelu)
+            floats += node.size * (FLOATS_PER_PIECEWISE if is_piecewise else FLOATS_PER_CURVED)
+        return floats * self.box.lower.element_size()
 
     def _free(self) -> int:
         return max(0, free_bytes(self.box.lower.device) - self.ascents.held)

@@ -22,8 +22,10 @@ from service.bounds.split import Bent, kink
 from service.verification.search.bounding import Bounding, Closer
 from service.verification.search.domains import Domains
 
-CANDIDATES = 4
+CANDIDATES = 2
 """Of each estimate."""
+TRIED_AT_ONCE = 2
+"""Times as many as can be optimised together, since passes without gradients keep less."""
 TRIED_SHARES = (0.0, 0.5)
 """Of a half's first multiplier."""
 HOPE = 0.02
@@ -86,7 +88,7 @@ class Branching:
 
     def _in_parts(self, domains: Domains, tried: _Candidates) -> Domains:
         """First all of one side and then all of the other, tried part by part as memory allows."""
-        size = max(1, self.bounding.capacity // (2 * tried.index.shape[1]))
+        size = max(1, TRIED_AT_ONCE * self.bounding.capacity // (2 * tried.index.shape[1]))
         parts = [slice(start, start + size) for start in range(0, len(domains), size)]
         halves = [self._best_of(domains.rows(part), tried.rows(part)) for part in parts]
         return Domains.joined([upper for upper, _ in halves] + [lower for _, lower in halves])

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from service.verification.search.memory import free_bytes
+
 
 @dataclass(frozen=True, eq=False)
 class Domains:
@@ -95,8 +97,8 @@ def _widened(column: Tensor, name: str, depth: int) -> Tensor:
     return torch.nn.functional.pad(column, (0, depth - column.shape[1]))
 
 
-ON_DEVICE = 2**32
-"""Bytes of a pool beyond which it waits in host memory."""
+SHARE = 4
+"""Of the device's memory that is free and the pool's, beyond which a pool waits in host memory."""
 
 
 class Pool:
@@ -155,7 +157,7 @@ class Pool:
         missing = count - len(self._free)
         if missing <= 0 and depth <= self._store.depth:
             return
-        if self._store.bytes > ON_DEVICE:
+        if self.device.type != "cpu" and self._store.bytes > (free_bytes(self.device) + self._store.bytes) // SHARE:
             self._store = self._store.to(torch.device("cpu"))
         size, wide = len(self._store), self._store.depth
         if depth > wide:

@@ -16,6 +16,7 @@ from torch import Tensor
 from service.bounds.replay import Memory, Plain, Recorded, Repeat
 from service.verification.search.ascent import Ascending, Climb
 from service.verification.search.domains import Domains
+from service.verification.search.memory import free_bytes
 from service.verification.search.walk import Walk
 
 SMALLEST, SHALLOWEST = 8, 8
@@ -24,15 +25,6 @@ FINER = 64
 """Domains beyond which sizes are a quarter of a power of two apart."""
 SHARE = 4
 """All records together take no more of the memory that is free."""
-HOST_BYTES = 2**31
-"""For a batch on a device without a memory of its own."""
-
-
-def free_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return HOST_BYTES
-    # What torch holds without using it is free for it too.
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def filled(count: int, least: int) -> int:

@@ -27,7 +27,8 @@ from service.verification.search.walk import Walk
 
 FROM_SCRATCH, ONWARD = Climb(20, slopes=0.2), Climb(10, slopes=0.02)
 FEWEST, MOST = 32, 1024
-"""Entries that are split together: more where the first few did not take long."""
+"""Entries that are split together: more where the first few did not take long, and on a CUDA device at once, where
+many take as long as few."""
 NOT_LONG = 0.5
 """Seconds."""
 
@@ -62,7 +63,7 @@ def _of_ends(bounding: Bounding, place: Tensor, deadline: float, effort: Effort)
     """The bounds of all sites with better ends of the entries ``place``, part by part."""
     bounds, entries = bounding.bounds, len(place)
     known = torch.cat([bounds.lower[0, place], -bounds.upper[0, place]])
-    least, count, done = known.clone(), FEWEST, 0
+    least, count, done = known.clone(), MOST if known.is_cuda else FEWEST, 0
     while done < entries and (now := time.monotonic()) < deadline:
         part = torch.arange(done, min(done + count, entries), device=known.device)
         problems = _Problems(bounding, torch.cat([part, part + entries]), known, effort)
