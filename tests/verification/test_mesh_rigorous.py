@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -166,7 +167,7 @@ def compare() -> dict[str, dict[str, Any]]:
             }
         found[f"{name}, other forms"] = other_forms(networks[0], box, exactly, points)
     found["cancelling"] = cancelling(mesh.tp)
-    found["searches"] = searches(lambda graph: cut(graph, mesh.tp))
+    found["searches"] = searches(lambda graph: cut(graph, mesh.tp), "INPUTS", "ACTIVATIONS")
     distributed.stop()
     return found
 
@@ -273,8 +274,8 @@ def cut_into_stages(graph: Any, axis: Any, line: Any) -> Any:
     return Subject(module, staged.network, module, None, torch.float64, rigorous=True, staged=staged)
 
 
-def searches(divided: Callable[[Any], Any]) -> dict[str, list[str]]:
-    """Verdicts by splits of inputs and of activations, for graphs that are ``divided``; of the last also plain ones."""
+def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]]:
+    """Verdicts by splits of inputs or of activations, for graphs that are ``divided``; the last are not rigorous."""
     from unittest.mock import patch
 
     from nets import mlp
@@ -299,7 +300,7 @@ def searches(divided: Callable[[Any], Any]) -> dict[str, list[str]]:
         "wrong": (replace(cancelling, rigorous=False), reached, 60.0),
     }
     found: dict[str, list[str]] = {}
-    for means in (Means.INPUTS, Means.ACTIVATIONS):
+    for means in (Means[each] for each in splits):
         with patch("service.verification.search.decide.means_for", lambda goal, means=means: means):
             for name, (each, query, limit) in cases.items():
                 decision = decide(each, query, "crown", limit, restarts=0)
@@ -309,10 +310,9 @@ def searches(divided: Callable[[Any], Any]) -> dict[str, list[str]]:
 
 
 def check_searches(found: dict[str, list[str]]) -> None:
-    assert found["verified"] == ["verified"] * 2
-    assert found["falsified"] == ["falsified"] * 2
-    assert found["wrong"] == ["verified"] * 2, "a plain search must be wrong there"
-    assert len(found["open"]) == 2
+    assert set(found["verified"]) == {"verified"}
+    assert set(found["falsified"]) == {"falsified"}
+    assert set(found["wrong"]) == {"verified"}, "a plain search must be wrong there"
     assert "verified" not in found["open"]
 
 
@@ -359,7 +359,8 @@ def in_stages() -> dict[str, dict[str, Any]]:
                 "planes": [slopes.tolist(), constants.tolist()],
             }
         if mesh.tp.size > 1:  # of four stages some have no activations, and nothing to be split
-            found["searches"] = searches(lambda graph, axis=mesh.tp, line=line: cut_into_stages(graph, axis, line))
+            divide = partial(cut_into_stages, axis=mesh.tp, line=line)
+            found["searches"] = searches(divide, "ACTIVATIONS")
     distributed.stop()
     return found
 
