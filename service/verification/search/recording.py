@@ -23,6 +23,8 @@ SMALLEST, SHALLOWEST = 8, 8
 """Domains, and splits."""
 FINER = 64
 """Domains beyond which sizes are a quarter of a power of two apart."""
+WORTHWHILE = 2**33
+"""Bytes of a batch beyond which kernels take longer than their launches."""
 SHARE = 4
 """All records together take no more of the memory that is free."""
 
@@ -114,7 +116,7 @@ class FromRecords:
         """Whether there is memory for one more record, perhaps after others were dropped."""
         held, need = sum(each.count for each in self._kept) * self.cost, size.count * self.cost
         limit = (self.free() - self.held + held) // SHARE
-        if need > limit:
+        if need > min(limit, WORTHWHILE):
             return False
         while held + need > limit:
             oldest = next(iter(self._kept))
