@@ -107,38 +107,40 @@ class Reader:
 
         A collective that wrote its result in place is the result.
         """
-        if node.operator in _RESULTS and isinstance(node.arguments[_RESULTS[node.operator]], Ref):
-            result = node.arguments[_RESULTS[node.operator]]
-            shape = self.shapes[result.name]
-            node = Node(node.name, "aten.alias.default", {"self": result}, node.shape, (shape,), node.where)
-        if node.operator == ALL_REDUCE and node.arguments["reduce_op"] == "sum":
-            total = {"x": node.arguments["input"], "group": node.arguments["group_name"]}
-            node = replace(node, operator="trivet.reduce_from_group.default", arguments=total)
-        if node.operator == BATCHED:
-            factors = {"self": node.arguments["self"], "other": node.arguments["mat2"]}
-            node = replace(node, operator="aten.matmul.default", arguments=factors)
+        node = self._renamed(node)
         own, other = node.arguments.get("self"), node.arguments.get("other")
         if not isinstance(other, Ref) or node.operator not in _OF_TWO:
             self._add(node)
         elif node.operator == "aten.div.Tensor":
-            inverse = Node(
-                f"{node.name}_divisor",
-                RECIPROCAL,
-                {"self": other},
-                self.shapes[other.name],
-                (self.shapes[other.name],),
-                node.where,
-            )
-            self._add(inverse)
-            factors = {"self": own, "other": Ref(inverse.name)}
-            operator = PRODUCT if isinstance(own, Ref) else "aten.mul.Tensor"
-            self._add(replace(node, operator=operator, arguments=factors))
+            self._add_quotient(node, own, other)
         elif own == other and node.operator == "aten.mul.Tensor":
             shapes = node.input_shapes[:1]
             self._add(replace(node, operator=POWER, arguments={"self": own, "exponent": 2}, input_shapes=shapes))
         else:
             constant = MATRIX_FROM_LEFT if node.operator == "aten.matmul.default" else node.operator
             self._add(replace(node, operator=_OF_TWO[node.operator] if isinstance(own, Ref) else constant))
+
+    def _renamed(self, node: Node) -> Node:
+        """By the operator's one name here, where torch has several."""
+        if node.operator in _RESULTS and isinstance(node.arguments[_RESULTS[node.operator]], Ref):
+            result = node.arguments[_RESULTS[node.operator]]
+            shape = self.shapes[result.name]
+            return Node(node.name, "aten.alias.default", {"self": result}, node.shape, (shape,), node.where)
+        if node.operator == ALL_REDUCE and node.arguments["reduce_op"] == "sum":
+            total = {"x": node.arguments["input"], "group": node.arguments["group_name"]}
+            return replace(node, operator="trivet.reduce_from_group.default", arguments=total)
+        if node.operator == BATCHED:
+            factors = {"self": node.arguments["self"], "other": node.arguments["mat2"]}
+            return replace(node, operator="aten.matmul.default", arguments=factors)
+        return node
+
+    def _add_quotient(self, node: Node, own: Any, other: Ref) -> None:
+        """As the product with the divisor's reciprocal."""
+        shape = self.shapes[other.name]
+        inverse = Node(f"{node.name}_divisor", RECIPROCAL, {"self": other}, shape, (shape,), node.where)
+        self._add(inverse)
+        operator = PRODUCT if isinstance(own, Ref) else "aten.mul.Tensor"
+        self._add(replace(node, operator=operator, arguments={"self": own, "other": Ref(inverse.name)}))
 
     def _add(self, node: Node) -> None:
         self.nodes.append(node)

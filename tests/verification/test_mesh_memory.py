@@ -2,64 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from census import largest_bytes, peak_bytes
+from nets import box_around
+from torch import nn
+
+from service.bounds.methods import METHODS, Effort
+from service.bounds.network import prepare
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.model import MlpConfig, TransformerConfig
+from service.models import build
+from service.models.embedded import AfterEmbedding
+from service.models.transformer import Transformer
+from service.parallel import distributed
+from service.parallel.mesh import Mesh, plan
+from service.parallel.mesh import build as build_mesh
 
 pytestmark = pytest.mark.distributed
 
+TOKENS, DIM = 4, 32
 LIMIT = 2**14
 """Elements of a coefficient tensor."""
 
 
+def mlp(mesh: Mesh) -> tuple[nn.Module, tuple[int, ...]]:
+    return build(MlpConfig(in_features=32, hidden=(256, 32, 256, 32), out_features=4), mesh), (32,)
+
+
+def transformer(mesh: Mesh) -> tuple[nn.Module, tuple[int, ...]]:
+    config = TransformerConfig(
+        vocab_size=16, dim=DIM, layers=1, heads=4, kv_heads=4, ffn_dim=4 * DIM, max_sequence=TOKENS
+    )
+    module = build(config, mesh)
+    assert isinstance(module, Transformer)
+    return AfterEmbedding(module, TOKENS), (TOKENS, DIM)
+
+
+def bounding(mesh: Mesh, module: nn.Module, shape: tuple[int, ...], radius: float) -> Callable[[Effort], None]:
+    """CROWN on all outputs."""
+    network = prepare(module.eval().requires_grad_(False), shape, mesh.tp)
+    box = box_around(torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)), radius)
+    rows = torch.eye(network.graph.output.size)[None].reshape(1, -1, *network.graph.output.shape)
+
+    def bound(effort: Effort) -> None:
+        with torch.no_grad():
+            METHODS["crown"](network, box, effort).lower_bounds(rows)
+
+    bound(Effort())
+    return bound
+
+
 def taken() -> dict[str, dict[str, list[float]]]:
-    """By CROWN on two ranks and in one process: bytes at most, and of the largest tensor where rows walk in parts."""
-    import torch
-    from census import largest_bytes, peak_bytes
-    from nets import box_around
-
-    from service.bounds.methods import METHODS, Effort
-    from service.bounds.network import prepare
-    from service.jobs.spec.base import ParallelSpec
-    from service.jobs.spec.model import MlpConfig, TransformerConfig
-    from service.models import build
-    from service.models.embedded import AfterEmbedding
-    from service.models.transformer import Transformer
-    from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
-    from service.parallel.mesh import plan
-
-    tokens, dim = 4, 32
-
-    def mlp(mesh: Any) -> tuple[Any, tuple[int, ...]]:
-        return build(MlpConfig(in_features=32, hidden=(256, 32, 256, 32), out_features=4), mesh), (32,)
-
-    def transformer(mesh: Any) -> tuple[Any, tuple[int, ...]]:
-        config = TransformerConfig(
-            vocab_size=16, dim=dim, layers=1, heads=4, kv_heads=4, ffn_dim=4 * dim, max_sequence=tokens
-        )
-        module = build(config, mesh)
-        assert isinstance(module, Transformer)
-        return AfterEmbedding(module, tokens), (tokens, dim)
-
+    """On two ranks and in one process: bytes at most, and of the largest tensor where rows walk in parts."""
     distributed.start("cpu")
     single, mesh = plan(ParallelSpec()), build_mesh(ParallelSpec(tp=2), "cpu")
     found: dict[str, dict[str, list[float]]] = {}
     for make, radius in ((mlp, 1.0), (transformer, 1e-3)):
-        found[make.__name__] = {"most": [], "largest": []}
-        for each in (mesh, single):
-            module, shape = make(each)
-            network = prepare(module.eval().requires_grad_(False), shape, each.tp)
-            box = box_around(torch.randn(1, *shape, generator=torch.Generator().manual_seed(1)), radius)
-            rows = torch.eye(network.graph.output.size)[None].reshape(1, -1, *network.graph.output.shape)
-
-            def bound(effort: Effort, network: Any = network, box: Any = box, rows: Any = rows) -> None:
-                with torch.no_grad():
-                    METHODS["crown"](network, box, effort).lower_bounds(rows)
-
-            bound(Effort())
-            found[make.__name__]["most"].append(peak_bytes(lambda bound=bound: bound(Effort())))
-            found[make.__name__]["largest"].append(largest_bytes(lambda bound=bound: bound(Effort(elements=LIMIT))))
+        ways = [bounding(each, *make(each), radius) for each in (mesh, single)]
+        found[make.__name__] = {
+            "most": [peak_bytes(partial(bound, Effort())) for bound in ways],
+            "largest": [largest_bytes(partial(bound, Effort(elements=LIMIT))) for bound in ways],
+        }
     distributed.stop()
     return found
 
