@@ -48,7 +48,7 @@ OPTIMISING_SHARE = 0.6
 """What the first time may take, of the time that is left: it optimises relaxations and splits nothing."""
 REFINING_SHARE = 1.0
 """What later times may take, of the time that went by."""
-LARGEST_BATCH = 16384
+LARGEST_BATCH = 8192
 CHEAPER = {"alpha-crown": "crown"}
 COST = 60
 """How many times the cheaper method's time the other may take."""

@@ -21,6 +21,8 @@ from service.verification.search.walk import Fixed, Parameters, Walk
 FLOATS_PER_VALUE, FLOATS_PER_PIECEWISE, FLOATS_PER_CURVED = 8, 24, 100
 """What a pass with gradients keeps of each domain, roughly: for each value, and for each that is relaxed by two lines,
 or by one of a family of curves or planes."""
+ENOUGH = 2**15
+"""Domains at once: more are no faster, and other processes may want the memory, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +88,7 @@ class Bounding:
     @property
     def capacity(self) -> int:
         """How many domains may be optimised together."""
-        return self.numbering.least(max(2, self._free() // 2 // self._bytes))
+        return self.numbering.least(max(2, min(ENOUGH, self._free() // 2 // self._bytes)))
 
     def roots(self, margins: Tensor) -> Domains:
         """One domain for each disjunct, without splits, of which ``margins`` ``(disjuncts, rows)`` are proved."""

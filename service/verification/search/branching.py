@@ -24,10 +24,10 @@ from service.verification.search.domains import Domains
 
 CANDIDATES = 2
 """Of each estimate."""
-TRIED_AT_ONCE = 2
-"""Times as many as can be optimised together, since passes without gradients keep less."""
 TRIED_SHARES = (0.0, 0.5)
 """Of a half's first multiplier."""
+BETTER_HALF = 0.5
+"""What the gain of the half that gains more counts for beside that of the other."""
 HOPE = 0.02
 """What an estimate counts for beside a gain that is there."""
 NARROWEST = 1e-4
@@ -88,7 +88,7 @@ class Branching:
 
     def _in_parts(self, domains: Domains, tried: _Candidates) -> Domains:
         """First all of one side and then all of the other, tried part by part as memory allows."""
-        size = max(1, TRIED_AT_ONCE * self.bounding.capacity // (2 * tried.index.shape[1]))
+        size = max(1, self.bounding.capacity // (2 * tried.index.shape[1]))
         parts = [slice(start, start + size) for start in range(0, len(domains), size)]
         halves = [self._best_of(domains.rows(part), tried.rows(part)) for part in parts]
         return Domains.joined([upper for upper, _ in halves] + [lower for _, lower in halves])
@@ -108,7 +108,7 @@ class Branching:
         # What is proved needs no more.
         gains = torch.minimum(best.margin - repeated.margin, -repeated.margin).nan_to_num(nan=0.0)
         above, below = gains.view(count, 2, each).unbind(dim=1)
-        score = torch.minimum(above, below) + 0.1 * torch.maximum(above, below) + tried.hope
+        score = torch.minimum(above, below) + BETTER_HALF * torch.maximum(above, below) + tried.hope
         chosen = score.argmax(dim=1) + torch.arange(count, device=index.device) * 2 * each
         return best.rows(chosen), best.rows(chosen + each)
 
