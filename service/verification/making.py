@@ -184,12 +184,12 @@ class _Source:
     name: str
     read: Callable[[], bytes]
 
-    @property
-    def folder(self) -> Path:
-        """For what ranks map."""
+    def folder(self, dtype: torch.dtype) -> Path:
+        """For what ranks map, to bound the model in ``dtype``."""
         from service.bounds.onnx.stored import VERSION  # noqa: PLC0415 - brings onnxruntime
 
-        return self.cache / f"onnx-{VERSION}" / hashlib.sha256(self.name.encode()).hexdigest()
+        name = hashlib.sha256(f"{self.name} {dtype}".encode()).hexdigest()
+        return self.cache / f"onnx-{VERSION}" / name
 
 
 def _of_onnx(spec: VerifySpec, source: _Source, place: _Place, ask: Callable[[tuple[int, int]], Property]) -> Task:
@@ -213,14 +213,15 @@ def _of_divided_onnx(
     from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
     from service.bounds.onnx.stored import store, stored, type_of  # noqa: PLC0415
 
-    folder = once(source.folder, lambda path: store(path, source.read()))
-    module, tp = stored(folder), place.mesh.tp
+    dtype, tp = torch.float64 if spec.rigorous else torch.float32, place.mesh.tp
+    folder = once(source.folder(dtype), lambda path: store(path, source.read(), dtype))
+    module = stored(folder, dtype)
     sizes = module.features, module.outputs
     asked = ask(sizes)
     runtime = OnFirst(
         lambda: Runtime.of(parse(source.read())), sizes[1], type_of(folder), Exchange(tp), place.line, place.device
     )
-    graph = shard(capture(_bounded(spec, module), sizes[:1]), tp)
+    graph = shard(capture(module, sizes[:1]), tp)
     if place.line is not None:
         staged = divide_into_stages(graph, tp, place.line)
         task = place.task(spec, Evaluated(staged.network.graph), staged, asked, runtime)

@@ -28,7 +28,7 @@ class OnnxModel(nn.Module):
     """
 
     def __init__(self, description: Description, floats: Mapping[str, Tensor] | None = None) -> None:
-        """``floats`` are the constants of floating-point numbers in float32, where they are at hand."""
+        """``floats`` are the constants of floating-point numbers in one type, where they are at hand."""
         super().__init__()
         self._description = description
         # Of a model without weights, the type and the device in which it is traced.

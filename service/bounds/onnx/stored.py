@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import torch
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
@@ -17,20 +19,23 @@ from service.jobs.onnx import FLOATS, graph_input, opset_of
 
 NODES, CONSTANTS, ABOUT = "nodes.onnx", "constants.safetensors", "about.json"
 EXACT, FLOAT = "exact.", "float."
-"""Of a constant as the file has it, and of one of another floating-point type in float32."""
+"""Of a constant as the file has it, and of one of another floating-point type in the type of bounds."""
 VERSION = 1
 """Of the files' form."""
+NUMPY: Mapping[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-def store(folder: Path, content: bytes) -> None:
-    """Write the model of an ONNX file's content. Raises :class:`UnsupportedModelError` where it cannot be read."""
+def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
+    """Write the model of an ONNX file's content, for bounds in ``dtype``.
+
+    Raises :class:`UnsupportedModelError` where it cannot be read.
+    """
     model = parse(content)
     found = describe(model)
     folder.mkdir(parents=True)
     (folder / NODES).write_bytes(_without_weights(model, found.calls).SerializeToString())
-    save_file(
-        {name: each for key, array in found.constants.items() for name, each in _forms(key, array)}, folder / CONSTANTS
-    )
+    forms = (_forms(name, array, NUMPY[dtype]) for name, array in found.constants.items())
+    save_file({name: each for constant in forms for name, each in constant}, folder / CONSTANTS)
     about = {
         "shapes": found.shapes,
         "input": found.input,
@@ -40,8 +45,8 @@ def store(folder: Path, content: bytes) -> None:
     (folder / ABOUT).write_text(json.dumps(about))
 
 
-def stored(folder: Path) -> OnnxModel:
-    """The model in float32, its weights mapped; it is not checked yet.
+def stored(folder: Path, dtype: torch.dtype) -> OnnxModel:
+    """The model in the ``dtype`` that it was stored for, its weights mapped; it is not checked yet.
 
     Raises :class:`UnsupportedModelError` that names the operators that there are no converters for.
     """
@@ -56,22 +61,22 @@ def stored(folder: Path) -> OnnxModel:
     )
     floats = {name.removeprefix(FLOAT): each for name, each in tensors.items() if name.startswith(FLOAT)}
     same = {name: tensors[EXACT + name] for name in description.constants if name not in floats}
-    return model_of(description, same | floats)
+    return model_of(description, same | floats).to(dtype)
 
 
-def type_of(folder: Path) -> type[np.floating]:
+def type_of(folder: Path) -> type[np.floating[Any]]:
     """The input's."""
-    found: type[np.floating] = np.dtype(json.loads((folder / ABOUT).read_bytes())["type"]).type
+    found: type[np.floating[Any]] = np.dtype(json.loads((folder / ABOUT).read_bytes())["type"]).type
     return found
 
 
-def _forms(name: str, array: Array) -> list[tuple[str, Array]]:
+def _forms(name: str, array: Array, kind: type[np.floating[Any]]) -> list[tuple[str, Array]]:
     """numpy knows bfloat16 only as a type of ours; float32 has all of its numbers."""
     exact = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     # Of an array without dimensions this would make one with a dimension.
     forms = [(EXACT + name, np.ascontiguousarray(exact).reshape(exact.shape))]
-    if is_float(exact) and exact.dtype != np.float32:
-        forms.append((FLOAT + name, exact.astype(np.float32)))
+    if is_float(exact) and exact.dtype != kind:
+        forms.append((FLOAT + name, exact.astype(kind)))
     return forms
 
 
