@@ -71,7 +71,7 @@ def _chosen(graph: Graph, possible: Sequence[Cut], stages: int) -> list[Cut]:
     """The least sum of what crosses, where no stage holds much more than it must."""
     if len(possible) < stages - 1:
         raise UnsupportedModelError(
-            f"the model has {len(possible)} places for a cut, too few for {stages} stages; expected parallel.pp of at "
+            f"parallel.pp: {stages} stages, but the model's graph has {len(possible)} places for a cut; expected at "
             f"most {len(possible) + 1}"
         )
     totals = [0, *accumulate(held(node) for node in graph.nodes)]
