@@ -46,8 +46,8 @@ QUICK_SECONDS, QUICK_SHARE = 1.0, 0.05
 whenever it has taken twice as long."""
 OPTIMISING_SHARE = 0.6
 """What the first time may take, of the time that is left: it optimises relaxations and splits nothing."""
-REFINING_SHARE = 1.0
-"""What later times may take, of the time that went by."""
+REFINING_SHARE = 0.5
+"""What later times may take, of the time that is left; and no more than went by."""
 LARGEST_BATCH = 8192
 CHEAPER = {"alpha-crown": "crown"}
 COST = 60
@@ -231,7 +231,7 @@ class _Search:
         if not self.is_optimised:
             self.is_optimised = True
             return optimised(network, box, bounds, now + OPTIMISING_SHARE * left, effort)
-        return refined(network, box, bounds, now + REFINING_SHARE * min(now - self.started, left), effort)
+        return refined(network, box, bounds, now + min(now - self.started, REFINING_SHARE * left), effort)
 
     def _tighten(self, bounds: Interval) -> None:
         """Take bounds that all domains share; where that alone gains more than all splits, begin again."""

@@ -31,6 +31,8 @@ FEWEST, MOST = 32, 1024
 many take as long as few."""
 NOT_LONG = 0.5
 """Seconds."""
+KEPT = 16
+"""Leaves, as a multiple of how many are optimised together, each of which takes many times as much."""
 
 
 @torch.no_grad()
@@ -112,9 +114,9 @@ class _Problems:
         leaves = self.leaves
         while time.monotonic() < deadline:
             chosen = self._loosest(leaves)
-            if not bool(chosen.any()) or 2 * int(chosen.sum()) + len(leaves) > 4 * self.bounding.capacity:
+            if not bool(chosen.any()) or 2 * int(chosen.sum()) + len(leaves) > KEPT * self.bounding.capacity:
                 break
-            parts = [leaves.rows(~chosen), *self._split(leaves.rows(chosen))]
+            parts = [leaves.rows(~chosen), *self._split(leaves.rows(chosen), deadline)]
             leaves = Domains.joined(parts)
         return self._least(leaves)
 
@@ -129,11 +131,14 @@ class _Problems:
         )
         return (leaves.margin <= mean[leaves.disjunct]) & (leaves.margin <= 0)
 
-    def _split(self, leaves: Domains) -> Iterator[Domains]:
-        """Both halves, part by part as memory allows."""
+    def _split(self, leaves: Domains, deadline: float) -> Iterator[Domains]:
+        """Both halves, part by part as memory allows; the leaves themselves when the time is over."""
         size = max(1, self.bounding.capacity // 2)
         for start in range(0, len(leaves), size):
             part = leaves.rows(slice(start, start + size))
+            if time.monotonic() > deadline:
+                yield part
+                continue
             branched = self.branching.split(part, self.bounding.closer(part))
             yield branched.whole
             if len(branched.halves):
