@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from census import largest_bytes, peak_bytes
 from nets import box_around
 from torch import nn
 
-from service.bounds.methods import METHODS, Effort
-from service.bounds.network import prepare
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Analysis, Effort
+from service.bounds.network import Network, prepare
+from service.bounds.stages import Line, prepare_stages
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.models import build
@@ -79,3 +83,25 @@ def test_two_ranks_take_half_each_and_each_up_to_its_own_limit(torchrun: Any) ->
         # The limit is of a rank's own tensors: each takes as much as one process does.
         for largest in found["mlp"]["largest"]:
             assert 0.9 * LIMIT <= largest / 4 <= LIMIT
+
+
+def effort_of_stages() -> list[int]:
+    """What a method is given on this rank, where the second stage's device has twice the memory."""
+    distributed.start("cpu")
+    mesh, cpu = build_mesh(ParallelSpec(pp=2), "cpu"), torch.device("cpu")
+    module = build(MlpConfig(in_features=8, hidden=(8, 8), out_features=4), mesh).requires_grad_(False)
+    staged = prepare_stages(module, (8,), mesh.tp, Line(mesh, cpu))
+    given: list[int] = []
+
+    def method(network: Network, box: Interval, effort: Effort) -> Analysis:
+        given.append(effort.elements)
+        return METHODS["crown"](network, box, effort)
+
+    with patch.object(Effort, "within", lambda self, device: replace(self, elements=1000 * (1 + mesh.pp.rank))):
+        staged.method(method)(staged.network, box_around(torch.zeros(1, 8), 0.1), Effort())
+    distributed.stop()
+    return given
+
+
+def test_stages_take_parts_that_fit_each_of_them(torchrun: Any) -> None:
+    assert torchrun(effort_of_stages, 2) == [[1000], [1000]]

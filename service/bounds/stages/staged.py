@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -55,7 +55,7 @@ class Staged:
         """
 
         def bounded(network: Network, box: Interval, effort: Effort) -> Analysis:
-            line = self.line
+            line, effort = self.line, self._affordable(effort)
             analysis = method(self.network, self._entering(box), effort)
             assert isinstance(analysis, Crossing), f"{method} does not cross stages"
             if not line.is_last:
@@ -65,6 +65,11 @@ class Staged:
             return StagedAnalysis(self, analysis)
 
         return bounded
+
+    def _affordable(self, effort: Effort) -> Effort:
+        """Within the memory of the stage that has the least: as many rows as one sends walk through those before it."""
+        own = effort.within(self.line.device)
+        return replace(own, elements=int(self.line.joined(torch.tensor([own.elements])).min()))
 
     def _entering(self, box: Interval) -> Interval:
         if not self.line.is_first:
