@@ -129,7 +129,7 @@ class VerifyBudget(Strict):
         ge=1,
         le=10**5,
         description="of the optimisation of slopes; a search over activations takes three times as many of a whole "
-        "box, and half as many of each domain that it splits off",
+        "box, and a quarter of each domain that it splits off",
     )
     seconds: float = Field(60.0, gt=0, le=10**6, description="of search for an instance; then its verdict is timeout")
     domains: int = Field(10**6, ge=1, le=10**9, description="subdomains of an instance that a search may bound")

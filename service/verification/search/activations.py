@@ -39,7 +39,7 @@ from service.verification.search.stage_walk import StageWalk
 from service.verification.search.subject import Subject, worst_first
 from service.verification.search.walk import Question, Walk
 
-FROM_SCRATCH, ONWARD = Climb(60, slopes=0.1), Climb(10, slopes=0.03)
+FROM_SCRATCH, ONWARD = Climb(60, slopes=0.1), Climb(5, slopes=0.03)
 """Of whole boxes, and of halves, whose parameters begin where those of the whole were best."""
 QUICK_SECONDS, QUICK_SHARE = 1.0, 0.05
 """A search that is not over after so long, or so much of its time, tightens what all its domains share, and again
