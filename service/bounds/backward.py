@@ -152,7 +152,8 @@ class Pass:
         interval, whole = self.intervals.get(node.name), self.intervals[self.network.graph.input.name]
         if interval is None or not isinstance(waiting.coefficients, Windows) or type(whole) is not Interval:
             return False
-        self._account(biases, node, waiting.own, waiting.coefficients.least(interval.lower, interval.upper))
+        box = interval.outward
+        self._account(biases, node, waiting.own, waiting.coefficients.least(box.lower, box.upper))
         return True
 
     def _pull_units(self, node: Node, coefficients: Carried) -> Pulled | None:

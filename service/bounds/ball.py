@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from service.bounds import fused
 from service.bounds.interval import Interval
 
 
@@ -44,10 +45,10 @@ class Ball(Interval):
 
     def least(self, coefficients: Tensor) -> Tensor:
         """``a·middle − distance·‖a‖₂`` (Cauchy and Schwarz), or what the box gives where rounding makes that more."""
-        batch = len(self.lower)
-        flat = coefficients.flatten(2).expand(batch, -1, -1)
-        at_middle = torch.bmm(flat, self.middle.reshape(batch, -1, 1)).squeeze(-1)
-        inside = at_middle - self._distance[:, None] * flat.norm(dim=2)
+        flat, middle, eps = coefficients.flatten(2), self.middle.flatten(1), torch.finfo(self.middle.dtype).eps
+        # As for a box, with what rounding may cost a sum over the entries.
+        at_middle = fused.least(flat, middle, 2 * eps * middle.abs())
+        inside = at_middle - self._distance[:, None] * (1 + 4 * eps) * flat.norm(dim=2)
         return torch.maximum(inside, super().least(coefficients))
 
     @property

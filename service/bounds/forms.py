@@ -80,7 +80,7 @@ def _linear(network: Network, node: Node, inputs: Sequence[Form]) -> Form:
     rule, exchange = RULES[node.operator], network.exchange
 
     def at(points: list[Tensor]) -> Tensor:
-        return rule.interval(node, [Interval.point(point) for point in points], exchange).lower
+        return rule.interval(node, [Interval.point(point) for point in points], exchange).centre
 
     batch, count = inputs[0].slopes.shape[:2]
     constant = at([torch.zeros_like(form.centre[:1]) for form in inputs])

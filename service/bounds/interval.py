@@ -34,6 +34,17 @@ class Interval:
         return torch.sub(self.upper / 2, self.lower, alpha=0.5)
 
     @property
+    def spread(self) -> Tensor:
+        """The radius, with what rounding may cost a sum over the entries: values may be small next to the terms.
+
+        Bounds that are trained are no proof, and do without.
+        """
+        radius, centre = self.radius, self.centre
+        if radius.requires_grad:
+            return radius
+        return torch.add(radius, radius + centre.abs(), alpha=2 * torch.finfo(radius.dtype).eps)
+
+    @property
     def width(self) -> Tensor:
         return self.upper - self.lower
 
@@ -56,6 +67,11 @@ class Interval:
             self.upper.nan_to_num(nan=torch.inf, posinf=torch.inf),
         )
 
+    @cached_property
+    def outward(self) -> Interval:
+        """As far apart as the centre and the spread."""
+        return Interval.around(self.centre, self.spread)
+
     def arranged(self, function: Callable[[Tensor], Tensor]) -> Interval:
         """Apply a function that only moves entries or instances around; what it leaves is the same set of values."""
         return self.map(function)
@@ -72,8 +88,8 @@ class Interval:
 
     @cached_property
     def _middle(self) -> tuple[Tensor, Tensor]:
-        """Centre and radius, flattened: every pass asks for them."""
-        return self.centre.flatten(1), self.radius.flatten(1)
+        """Centre and spread, flattened: every pass asks for them."""
+        return self.centre.flatten(1), self.spread.flatten(1)
 
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:

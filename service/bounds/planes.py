@@ -87,7 +87,7 @@ class Walk:
         centre, radius = form.bias, torch.zeros_like(form.bias)
         for source, matrix in form.matrices.items():
             centre = centre + self._values[source].centre @ matrix.mT
-            radius = radius + self._values[source].radius @ matrix.mT.abs()
+            radius = radius + self._values[source].spread @ matrix.mT.abs()
         found = Interval.around(centre, radius).without_nan()
         found = found.map(lambda end: end.expand(len(self.box.lower), -1))
         return found.meet(self.known[name]) if name in self.known else found
@@ -206,5 +206,5 @@ def both(rows: Tensor) -> Tensor:
 
 def minimum(box: Interval, coefficients: Tensor, bias: Tensor) -> Tensor:
     """The least values of planes over their boxes, ``(batch, rows)``."""
-    centre, radius = box.centre.unsqueeze(1), box.radius.unsqueeze(1)
+    centre, radius = box.centre.unsqueeze(1), box.spread.unsqueeze(1)
     return (coefficients * centre).sum(dim=2) - (coefficients.abs() * radius).sum(dim=2) + bias

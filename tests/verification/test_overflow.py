@@ -1,4 +1,4 @@
-"""What overflows proves nothing."""
+"""What overflows proves nothing, nor what rounding took from small values beside large ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TERMS = 32
 
 
 def overflowing(features: int) -> Subject:
-    """In float32: terms whose sum is small, and infinite when the positive ones come first."""
+    """In float32: terms whose sum, −4.8e38, is infinite when the positive ones come first."""
     inner, outer = nn.Linear(features, TERMS), nn.Linear(TERMS, 1)
     module = nn.Sequential(inner, nn.ReLU(), outer).requires_grad_(False)
     for each in module.parameters():
@@ -31,9 +31,23 @@ def overflowing(features: int) -> Subject:
     return Subject(module, prepare(module, (features,)), deepcopy(module).double(), None, torch.float32)
 
 
-def asked(features: int) -> Query:
-    """Whether the output, −4.8e38, ever is −1e38 or less."""
-    return Query(features, 1, (Case((0.0,) * features, (1.0,) * features, (Halfspace(((0, 1.0),), -1e38),)),))
+def narrow(features: int) -> Subject:
+    """In float32: 1 − max(1 − |x|, 0) of the first input."""
+    inner, outer, last = nn.Linear(features, 2), nn.Linear(2, 1), nn.Linear(1, 1)
+    module = nn.Sequential(inner, nn.ReLU(), outer, nn.ReLU(), last).requires_grad_(False)
+    inner.weight.zero_()
+    inner.weight[0, 0], inner.weight[1, 0] = 1.0, -1.0
+    inner.bias.zero_()
+    for layer in (outer, last):
+        layer.weight.fill_(-1.0)
+        layer.bias.fill_(1.0)
+    return Subject(module, prepare(module, (features,)), deepcopy(module).double(), None, torch.float32)
+
+
+def asked(features: int, lower: float = 0.0, upper: float = 1.0, threshold: float = -1e38) -> Query:
+    """Whether the output is ever the threshold or less."""
+    case = Case((lower,) * features, (upper,) * features, (Halfspace(((0, 1.0),), threshold),))
+    return Query(features, 1, (case,))
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -50,9 +64,21 @@ def test_an_infinite_sum_is_no_proof(features: int) -> None:
     assert decision.verdict is not Verdict.VERIFIED
 
 
+@pytest.mark.parametrize("features", [2, FEW_INPUTS + 1])
+def test_a_narrow_dip_in_a_wide_box_is_not_rounded_away(features: int) -> None:
+    subject = narrow(features)
+    for width in (1e6, 1e8, 1e12):
+        box = Interval(torch.full((1, features), -0.7 * width), torch.full((1, features), width))
+        for method in METHODS.values():
+            with torch.no_grad():
+                assert float(method(subject.network, box, Effort()).lower_bounds(torch.ones(1, 1, 1))) <= 0
+        decision = decide(subject, asked(features, -0.7 * width, width, 0.5), "crown", 0.3)
+        assert decision.verdict is not Verdict.VERIFIED
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_may_explain_everything_where_a_bound_is_infinite(dtype: torch.dtype) -> None:
-    (goal,) = goals(Query(1, 1, (Case((0.0,), (1.0,), (Halfspace(((0, 1.0),), 2.0),)),)), torch.device("cpu"))
+    (goal,) = goals(asked(1, threshold=2.0), torch.device("cpu"))
     least = torch.tensor([5.0], dtype=dtype)
     tells = [float(goal.offsets(least, torch.tensor([most], dtype=dtype))) for most in (5.0, 1e6, torch.inf)]
     tells += [float(goal.offsets(torch.tensor([torch.nan], dtype=dtype), least))]

@@ -39,7 +39,7 @@ class AffineRule(LinearRule):
         centre = inputs[0].centre @ layer.weight.mT
         if layer.bias is not None:
             centre = centre + layer.bias
-        return Interval.around(centre, inputs[0].radius @ layer.weight.abs().mT)
+        return Interval.around(centre, inputs[0].spread @ layer.weight.abs().mT)
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         layer = self.read(node)
@@ -137,7 +137,7 @@ class MatrixFromLeft(LinearRule):
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         matrix = node.constant("self")
-        return Interval.around(matrix @ inputs[0].centre, matrix.abs() @ inputs[0].radius)
+        return Interval.around(matrix @ inputs[0].centre, matrix.abs() @ inputs[0].spread)
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((unbroadcast(node.constant("self").mT @ coefficients, node.input_shapes[0]),))

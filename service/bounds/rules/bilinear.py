@@ -136,8 +136,8 @@ class MatrixOfTwo(_Bilinear):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         """``|x·y − cx·cy| ≤ |cx|·ry + rx·|cy| + rx·ry``, summed."""
         x, y = inputs
-        magnitude = y.centre.abs() + y.radius
-        return Interval.around(x.centre @ y.centre, x.centre.abs() @ y.radius + x.radius @ magnitude)
+        magnitude = y.centre.abs() + y.spread
+        return Interval.around(x.centre @ y.centre, x.centre.abs() @ y.spread + x.spread @ magnitude)
 
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> _MatrixPlanes:
         return _MatrixPlanes(bounds[0], bounds[1], node.input_shapes)

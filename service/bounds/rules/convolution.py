@@ -29,7 +29,7 @@ class Convolution(LinearRule):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         weight, bias = node.constant("weight"), node.arguments["bias"]
         centre = torch.ops.aten.convolution(inputs[0].centre, weight, bias, *_geometry(node))
-        radius = torch.ops.aten.convolution(inputs[0].radius, weight.abs(), None, *_geometry(node))
+        radius = torch.ops.aten.convolution(inputs[0].spread, weight.abs(), None, *_geometry(node))
         return Interval.around(centre, radius)
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
