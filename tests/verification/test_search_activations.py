@@ -34,7 +34,7 @@ from service.verification.search.decision import Finding, Means, Moment
 from service.verification.search.domains import Domains, Pool
 from service.verification.search.goal import Goal
 from service.verification.search.programs import Programs
-from service.verification.search.refining import refined
+from service.verification.search.refining import _Problems, refined
 from service.verification.search.subject import Subject
 from service.verification.search.walk import Question, Walk
 
@@ -392,6 +392,21 @@ def test_refined_bounds_are_tighter_and_hold() -> None:
     values = evaluated(subject.network, x)
     hidden = bounding.sites.flattened({site.value: values[site.value] for site in bounding.sites.each})
     assert bool(((hidden >= after.lower - 1e-9) & (hidden <= after.upper + 1e-9)).all())
+
+
+def test_refining_looks_at_the_clock_between_parts() -> None:
+    """Leaves whose turn comes too late stay as they are."""
+    subject = subject_of("relu", 1)
+    centre = torch.zeros(3, dtype=torch.float64)
+    bounding = bounding_of(subject, centre - 0.5, centre + 0.5, torch.tensor([[1.0, -1.0]], dtype=torch.float64))
+    known = torch.tensor([-5.0], dtype=torch.float64)
+    problems = _Problems(bounding, torch.zeros(1, dtype=torch.int64), known, Effort())
+    (late,) = problems._split(problems.leaves, time.monotonic() - 1)
+    assert len(late) == 1
+    assert late.depth == 0
+    halves = Domains.joined(list(problems._split(problems.leaves, time.monotonic() + 60)))
+    assert len(halves) == 2
+    assert halves.depth == 1
 
 
 def test_operators_that_read_each_other_are_refined() -> None:
