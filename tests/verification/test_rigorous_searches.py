@@ -92,7 +92,7 @@ def test_a_plain_search_verifies_what_a_point_violates_and_a_rigorous_one_does_n
     """``y ≥ 1/2`` at x = 1 over the rational numbers, but rounded bounds are those of ``y = 0``."""
     net = vanishing(bits)
     assert exactly(net, [1.0]) == [Fraction(1)]
-    query = Query(1, 1, (Case((0.0,), (1.0,), (Halfspace(((0, -1.0),), -0.5),)),))
+    query = Query(1, 1, (Case((0.5,), (1.0,), (Halfspace(((0, -1.0),), -0.5),)),))
 
     def decided(dtype: torch.dtype, *, rigorous: bool) -> Decision:
         return decide(subject(net, 1, dtype, rigorous=rigorous), query, "crown", 2.0, restarts=0)
