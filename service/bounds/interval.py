@@ -93,6 +93,8 @@ class Interval:
 
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:
+        """Without a number where the centre, which may be a sum, is infinite: what overflowed early tells no sign."""
+        radius = torch.add(radius, centre, alpha=0)
         return Interval(centre - radius, centre + radius)
 
     @staticmethod

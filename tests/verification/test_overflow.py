@@ -76,6 +76,25 @@ def test_a_narrow_dip_in_a_wide_box_is_not_rounded_away(features: int) -> None:
         assert decision.verdict is not Verdict.VERIFIED
 
 
+@pytest.mark.parametrize("features", [2, FEW_INPUTS + 1])
+def test_an_infinite_sum_has_no_sign_for_the_next_layer(features: int) -> None:
+    """The output is 0: the sum is negative, so that nothing passes the last ReLU."""
+    last = nn.Linear(1, 1)
+    last.weight.data.fill_(2e-38)
+    last.bias.data.zero_()
+    module = nn.Sequential(overflowing(features).module, nn.ReLU(), last).requires_grad_(False)
+    judge = deepcopy(module).double()
+    assert float(judge(torch.zeros(1, features, dtype=torch.float64))) == 0
+    subject = Subject(module, prepare(module, (features,)), judge, None, torch.float32)
+    box = Interval(torch.zeros(1, features), torch.ones(1, features))
+    for method in METHODS.values():
+        with torch.no_grad():
+            lower, negated = method(subject.network, box, Effort()).lower_bounds(torch.tensor([[[1.0], [-1.0]]]))[0]
+        assert lower <= 0 <= -negated
+    decision = decide(subject, asked(features, threshold=0.1), "crown", 0.1, restarts=0)
+    assert decision.verdict is not Verdict.VERIFIED
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_may_explain_everything_where_a_bound_is_infinite(dtype: torch.dtype) -> None:
     (goal,) = goals(asked(1, threshold=2.0), torch.device("cpu"))
