@@ -23,6 +23,7 @@ from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.rigorous.rounding import TINY, UNIT, down, gamma, magnitude, up
 from service.bounds.rigorous.steps import Step
+from service.bounds.rigorous.sums import charge, least_in, weighted
 from service.bounds.rigorous.tally import Tallies, Tally
 from service.bounds.rules import RULES
 from service.bounds.rules.base import Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
@@ -162,7 +163,7 @@ class RigorousPass:
                 continue
             step = self.steps[node.name]
             tally = self._tally(walk, node.name, waiting.own)
-            tally.errors.append(_charge(waiting.coefficients, step))
+            tally.errors.append(charge(waiting.coefficients, step))
             pulled, own = self._pull(walk, node, waiting, step)
             if pulled.bias is not None:
                 tally.values.append(self._for_batch(pulled.bias))
@@ -231,7 +232,7 @@ class RigorousPass:
         node, own = self.network.nodes[name], earlier.own and new.own
         total = self._in_rows(node, earlier, own) + self._in_rows(node, new, own)
         size = magnitude(self.intervals[name])
-        self._tally(walk, name, own).errors.append(_weighted(total.abs(), 2 * UNIT * size.unsqueeze(1)))
+        self._tally(walk, name, own).errors.append(weighted(total.abs(), 2 * UNIT * size.unsqueeze(1)))
         return _Waiting(total, own)
 
     def _in_rows(self, node: Node, waiting: _Waiting, own: bool) -> Tensor:
@@ -250,11 +251,11 @@ class RigorousPass:
         centre = box.centre
         radius = up(torch.maximum(box.upper - centre, centre - box.lower))
         terms, sizes = coefficients[0, 0].numel(), coefficients.abs()
-        least = _weighted(coefficients, centre.unsqueeze(1)) - _weighted(sizes, radius.unsqueeze(1))
-        error = _weighted(sizes, gamma(terms + 6) * (centre.abs() + radius).unsqueeze(1)) + terms * 8 * TINY
+        least = weighted(coefficients, centre.unsqueeze(1)) - weighted(sizes, radius.unsqueeze(1))
+        error = weighted(sizes, gamma(terms + 6) * (centre.abs() + radius).unsqueeze(1)) + terms * 8 * TINY
         found = down(least - error)
         if isinstance(box, Ball):
-            found = torch.maximum(found, _least_in(box, coefficients))
+            found = torch.maximum(found, least_in(box, coefficients))
         self._tally(walk, node.name, waiting.own).values.append(found)
 
     def _dense(self, node: Node, waiting: _Waiting) -> Tensor:
@@ -267,37 +268,3 @@ class RigorousPass:
 
     def _for_batch(self, bias: Tensor) -> Tensor:
         return bias.expand(len(self._like), bias.shape[1])
-
-
-def _least_in(ball: Ball, coefficients: Tensor) -> Tensor:
-    """``A·m − d·‖A‖₂``, rounded down."""
-    batch, terms = len(ball.lower), coefficients[0, 0].numel()
-    distance = ball.distance.flatten(1)[:, :1]
-    reach = distance * coefficients.flatten(2).expand(batch, -1, -1).norm(dim=2)
-    at_middle, sizes = ball.middle.unsqueeze(1), coefficients.abs()
-    # Squares below the normal numbers are lost, of which the root is far above them.
-    lost = terms * 2.0**-500 * (1 + distance)
-    error = gamma(terms + 8) * (_weighted(sizes, at_middle.abs()) + reach) + lost
-    return down(_weighted(coefficients, at_middle) - reach - error)
-
-
-def _charge(waiting: Coefficients, step: Step) -> Tensor:
-    """``|A|·error + lost``, ``(batch, rows)``."""
-    if isinstance(waiting, UnitRows) and step.error.shape[1] == 1:
-        entries = step.error.flatten(1)
-        one = entries.gather(1, waiting.index.expand(len(entries), -1))
-        charged = torch.cat([one, one], dim=1) if waiting.mirrored else one
-    else:
-        like = step.error
-        dense = waiting if isinstance(waiting, Tensor) else waiting.dense(tuple(like.shape[2:]), like)
-        charged = _weighted(dense.abs(), step.error)
-    return charged + step.lost.unsqueeze(1)
-
-
-def _weighted(coefficients: Tensor, entries: Tensor) -> Tensor:
-    """``(batch or 1, rows, *shape)`` times ``(batch, rows or 1, *shape)``: ``(batch, rows)``."""
-    batch = len(entries)
-    flat = coefficients.flatten(2).expand(batch, -1, -1)
-    if entries.shape[1] == 1:
-        return torch.bmm(flat, entries.reshape(batch, -1, 1)).squeeze(-1)
-    return (flat * entries.flatten(2)).sum(dim=2)
