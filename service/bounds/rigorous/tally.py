@@ -48,7 +48,8 @@ class Tallies:
     def of_own_rows(self, exchange: Exchange) -> Tensor:
         """Lower bounds of this rank's share of the rows."""
         found = _with_parts(self.own, self.partial, lambda ends: exchange.own_sum(ends, 2), exchange.axis.size)
-        before = [exchange.own(self.replicated.lower_bound(), 1)] if self.replicated.values else []
+        common = self.replicated
+        before = [exchange.own(common.lower_bound(), 1)] if common.values or common.errors else []
         return Tally([*found.values, *before], found.errors).lower_bound()
 
 
