@@ -30,6 +30,7 @@ def search() -> list[dict[str, Any]]:
     from service.parallel.mesh import build as build_mesh
     from service.parallel.tensor import local_copy
     from service.verification.search import activations, inputs
+    from service.verification.search import root as rooted
     from service.verification.search.ascent import Climb
     from service.verification.search.bounding import Bounding
     from service.verification.search.programs import Programs
@@ -60,7 +61,7 @@ def search() -> list[dict[str, Any]]:
 
     def pattern(each: Subject, goal: Any) -> float:
         """The margin of the domain in which every operator does what it does at one input, by a linear program."""
-        root = activations._root(each, goal, "crown", time.monotonic() + 60)
+        root = rooted.bounded(each, goal, "crown", time.monotonic() + 60)
         bounding = Bounding(Walk(each.network, root.box, root.bounds, root.question))
         graph, numbering = each.network.graph, bounding.numbering
         known = {graph.input.name: Interval.point(goal.lower[None] / 2)}

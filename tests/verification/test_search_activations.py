@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,9 +27,9 @@ from service.bounds.split import Multipliers, Sites, kink
 from service.jobs.layout import DataLayout
 from service.verification import job
 from service.verification.certify import Verdict
-from service.verification.search import activations
+from service.verification.search import root as root_of_search
 from service.verification.search.activations import split_activations
-from service.verification.search.ascent import Climb
+from service.verification.search.ascent import CHECK_EVERY, Climb
 from service.verification.search.bounding import Bounding
 from service.verification.search.decision import Finding, Means, Moment
 from service.verification.search.domains import Domains, Pool
@@ -297,6 +298,37 @@ def test_small_networks_are_decided_on_both_sides_of_the_exact_minimum(
             assert float(net(x[None])[0] @ row) <= least + offset
 
 
+def test_a_device_without_memory_is_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process takes in the middle of a search costs time, and no domain is lost."""
+    net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
+    lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    row = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    least, refused, optimised = exact_minimum(net, lower, upper, row), [], Bounding.optimised
+
+    def scarce(self: Bounding, domains: Domains, climb: Climb) -> Domains:
+        if len(domains) > 2:
+            refused.append(len(domains))
+            raise torch.OutOfMemoryError
+        return optimised(self, domains, climb)
+
+    monkeypatch.setattr(Bounding, "optimised", scarce)
+    for offset, verdict in ((-1e-2, Verdict.VERIFIED), (1e-2, Verdict.FALSIFIED)):
+        finding, _ = searched(subject_from(net, 3), goal_of(lower, upper, row[None], [least + offset], [0]))
+        assert finding.verdict is verdict
+    assert refused
+
+
+def test_an_ascent_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, one = subject_of("relu", 0), torch.ones(3, dtype=torch.float64)
+    bounding = bounding_of(subject, -one, one, torch.eye(2, dtype=torch.float64))
+    roots = bounding.roots(torch.full((1, 2), -torch.inf, dtype=torch.float64))
+    steps, descent = [], Walk.descent
+    monkeypatch.setattr(Walk, "descent", lambda *given: (steps.append(1), descent(*given))[1])
+    found = bounding.optimised(roots, replace(Climb(1000, slopes=0.1), deadline=time.monotonic()))
+    assert len(steps) == CHECK_EVERY
+    assert bool(found.margin.isfinite().all())
+
+
 def test_a_disjunct_needs_one_row_and_every_disjunct_one_of_its_own() -> None:
     """y0 ≤ t and y1 ≤ t together, or y1 ≤ u alone: rows must not be mixed across disjuncts."""
     net = mlp([3, 7, 6, 2], nn.ReLU(), 5).double().requires_grad_(False)
@@ -360,7 +392,7 @@ def test_a_longer_ascent_takes_smaller_steps_to_the_same_end(iterations: int) ->
 def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both the bounds of the whole box and those of domains."""
     climbs, ascents = [], []
-    climbing, rooted = Bounding.optimised, activations._by
+    climbing, rooted = Bounding.optimised, root_of_search._by
 
     def watched(self: Bounding, domains: Domains, climb: Climb) -> Domains:
         climbs.append(climb.iterations)
@@ -371,7 +403,7 @@ def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monk
         return rooted(subject, method)
 
     monkeypatch.setattr(Bounding, "optimised", watched)
-    monkeypatch.setattr(activations, "_by", by)
+    monkeypatch.setattr(root_of_search, "_by", by)
     deciding = importlib.import_module("service.verification.search.decide")
     monkeypatch.setattr(deciding, "means_for", lambda goal: Means.ACTIVATIONS)
     digits = {"data": {"source": "digits"}, "count": 3, "eps": 0.05}

@@ -90,11 +90,12 @@ def domain_margins(subject: Any, query: Any) -> list[float]:
     import torch
 
     from service.verification.search import activations
+    from service.verification.search import root as rooted
     from service.verification.search.ascent import Climb
     from service.verification.search.goal import goals
 
     (goal,) = goals(query, subject.device)
-    root = activations._root(subject, goal, "crown", float("inf"))
+    root = rooted.bounded(subject, goal, "crown", float("inf"))
     bounding = activations._bounding(subject, root)
     roots = bounding.roots(root.margins)
     bounding.calibrate(roots)

@@ -9,18 +9,16 @@ Of a rigorous search the root's bounds and every margin are certified; no progra
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from math import inf, isnan
 
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Analysis, Method
 from service.bounds.parts import with_parts
-from service.bounds.rigorous import RIGOROUS, RigorousAnalysis
-from service.bounds.split import Sites
+from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.stages import StagedAnalysis
 from service.verification.certify import Verdict
 from service.verification.search.ascent import Climb
@@ -35,9 +33,10 @@ from service.verification.search.goal import Goal
 from service.verification.search.intermediate import optimised
 from service.verification.search.programs import Programs
 from service.verification.search.refining import refined
+from service.verification.search.root import Root, bounded
 from service.verification.search.stage_walk import StageWalk
 from service.verification.search.subject import Subject, worst_first
-from service.verification.search.walk import Question, Walk
+from service.verification.search.walk import Walk
 
 FROM_SCRATCH, ONWARD = Climb(60, slopes=0.1), Climb(5, slopes=0.03)
 """Of whole boxes, and of halves, whose parameters begin where those of the whole were best."""
@@ -49,9 +48,6 @@ OPTIMISING_SHARE = 0.6
 REFINING_SHARE = 0.5
 """What later times may take, of the time that is left; and no more than went by."""
 LARGEST_BATCH = 8192
-CHEAPER = {"alpha-crown": "crown"}
-COST = 60
-"""How many times the cheaper method's time the other may take."""
 TRIED = 16
 """Minimisers of a round from which a counterexample is sought by descent."""
 
@@ -62,80 +58,16 @@ def split_activations(subject: Subject, goal: Goal, method: str, deadline: float
     """A :class:`~service.verification.search.decision.Search`."""
     if not subject.rigorous:
         subject = replace(subject, network=with_parts(subject.network))
-    return _Search(subject, goal, deadline, watcher, _root(subject, goal, method, deadline)).run()
+    return _Search(subject, goal, deadline, watcher, bounded(subject, goal, method, deadline)).run()
 
 
-@dataclass(frozen=True, eq=False)
-class _Root:
-    """The whole box: bounds ``(1, entries)`` of all sites, and margins ``(disjuncts, rows)`` of the question."""
-
-    box: Interval
-    bounds: Interval
-    question: Question
-    margins: Tensor
-    analysis: Analysis
-
-
-@torch.no_grad()
-def _root(subject: Subject, goal: Goal, method: str, deadline: float) -> _Root:
-    """CROWN's, and what an optimising method adds where there is reason and time, and no search that does the same."""
-    network, box = subject.network, goal.box(subject.dtype)
-    if subject.staged is None:
-        box = box.arranged(lambda end: end.reshape(1, *network.graph.input.shape))
-    started = time.monotonic()
-    first = CHEAPER.get(method, method)
-    analysis = _by(subject, first)(network, box, subject.effort)
-    question, margins = _asked(subject, goal, analysis)
-    late = subject.late(deadline - COST * (time.monotonic() - started))
-    enough = late or _optimises_later(subject) or bool((margins.amax(dim=1) > 0).all())
-    if first != method and not subject.crew.anywhere(enough, subject.device):
-        analysis = _by(subject, method)(network, box, subject.effort)
-        question, margins = _asked(subject, goal, analysis)
-    # Domains that are handed over have parameters for the entries that are open here, on all ranks the same.
-    crew = Exchange(subject.crew.axis)
-    bounds = Sites.of(network).bounds(analysis.inputs)
-    box = analysis.entering if isinstance(analysis, StagedAnalysis) else box
-    return _Root(box, Interval(crew.agree(bounds.lower), crew.agree(bounds.upper)), question, margins, analysis)
-
-
-def _optimises_later(subject: Subject) -> bool:
-    """Within the search's time, and only when splits do not decide soon."""
-    return subject.network.exchange.axis.size == 1 and subject.staged is None and not subject.rigorous
-
-
-def _by(subject: Subject, method: str) -> Method:
-    found = (RIGOROUS if subject.rigorous else METHODS)[method]
-    return found if subject.staged is None else subject.staged.method(found)
-
-
-def _asked(subject: Subject, goal: Goal, analysis: Analysis) -> tuple[Question, Tensor]:
-    """Rows by disjunct, and what the root's bounds prove of each."""
-    network, dtype = subject.network, subject.dtype
-    rows = goal.rows.to(dtype)
-    both = torch.cat([rows, -rows])
-    if subject.staged is None:
-        both = both.reshape(-1, *network.graph.output.shape)
-    below = network.exchange.agree(analysis.lower_bounds(both[None])[0])
-    least, most = below[: len(rows)], -below[len(rows) :]
-    offsets = goal.offsets(least, most)
-    place = torch.stack([(goal.disjunct[:index] == own).sum() for index, own in enumerate(goal.disjunct)])
-    shape = goal.disjuncts, int(place.max()) + 1
-    used = torch.zeros(shape, dtype=torch.bool, device=rows.device)
-    used[goal.disjunct, place] = True
-    question = Question(network.graph.output.name, rows.new_zeros(*shape, rows.shape[1]), rows.new_zeros(shape), used)
-    question.rows[goal.disjunct, place], question.offsets[goal.disjunct, place] = rows, offsets
-    margins = rows.new_full(shape, -torch.inf)
-    margins[goal.disjunct, place] = least - offsets
-    return question, margins.nan_to_num(nan=-torch.inf)
-
-
-def _bounding(subject: Subject, root: _Root) -> Bounding:
+def _bounding(subject: Subject, root: Root) -> Bounding:
     if subject.staged is not None:
         return Bounding(StageWalk(subject.staged, root.box, root.bounds, root.question))
     return Bounding(Walk(subject.network, root.box, root.bounds, root.question))
 
 
-def _certificates(subject: Subject, bounding: Bounding, root: _Root) -> Certificates | None:
+def _certificates(subject: Subject, bounding: Bounding, root: Root) -> Certificates | None:
     if not subject.rigorous:
         return None
     if isinstance(root.analysis, StagedAnalysis):
@@ -148,7 +80,7 @@ def _certificates(subject: Subject, bounding: Bounding, root: _Root) -> Certific
 class _Search:
     """The open domains of one goal."""
 
-    def __init__(self, subject: Subject, goal: Goal, deadline: float, watcher: Watcher, root: _Root) -> None:
+    def __init__(self, subject: Subject, goal: Goal, deadline: float, watcher: Watcher, root: Root) -> None:
         self.subject, self.goal, self.deadline, self.watcher = subject, goal, deadline, watcher
         self.bounding = _bounding(subject, root)
         self.branching = Branching(self.bounding)
@@ -159,8 +91,8 @@ class _Search:
         self.pool = Pool(self.roots)
         self.domains, self.bound = 0, -inf
         self.proved, self.stuck = inf, inf
-        self.pace = 0.0
-        self.first, self.onward = (climb.within(subject.effort) for climb in (FROM_SCRATCH, ONWARD))
+        self.pace, self.most = 0.0, LARGEST_BATCH
+        self.first, self.onward = (climb.within(subject.effort, deadline) for climb in (FROM_SCRATCH, ONWARD))
         self.started = now = time.monotonic()
         self.patience = now + min(QUICK_SECONDS, QUICK_SHARE * (deadline - now))
         self.is_optimised = False
@@ -201,8 +133,24 @@ class _Search:
     def _round(self) -> Counterexample | None:
         started = time.monotonic()
         left = max(self.deadline - started, 0)
-        count = min(LARGEST_BATCH, self.bounding.capacity // 2, int(left / self.pace) if self.pace else 1)
+        count = min(self.most, self.bounding.capacity // 2, int(left / self.pace) if self.pace else 1)
         parents = self.pool.take(self.bounding.numbering.least(max(1, count))).to(self.subject.device)
+        if len(parents) == 1 or not self.bounding.walk.is_alone:
+            return self._worked_off(parents, started)
+        # Whatever was free may have gone to another process since.
+        with suppress(torch.OutOfMemoryError):
+            return self._worked_off(parents, started)
+        self._make_room()
+        self.most = len(parents) // 2
+        self.pool.put(parents)
+        return None
+
+    def _make_room(self) -> None:
+        self.bounding.ascents.forget()
+        if self.subject.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _worked_off(self, parents: Domains, started: float) -> Counterexample | None:
         closer = self.bounding.closer(parents)
         found = self._tried(closer.minimiser)
         if found is not None:
@@ -220,8 +168,9 @@ class _Search:
     def _refine_in_time(self) -> None:
         now = time.monotonic()
         if len(self.pool):
-            self.bounding.ascents.forget()  # what comes has use for the memory
-            self._tighten(self._better_bounds(now, self.deadline - now))
+            self._make_room()  # what comes has use for the memory
+            with suppress(torch.OutOfMemoryError):
+                self._tighten(self._better_bounds(now, self.deadline - now))
         now = time.monotonic()
         self.patience = now + (now - self.started)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -22,7 +24,8 @@ CHECK_EVERY = 5
 @dataclass(frozen=True)
 class Climb:
     """An ascent: steps of the slopes in units of their range, of the multipliers in units of the coefficients that
-    arrive, of the weights; all are multiplied by ``decay`` after each iteration.
+    arrive, of the weights; all are multiplied by ``decay`` after each iteration. It ends early at ``deadline``
+    (``time.monotonic``), but not where others take part, who may see another time.
     """
 
     iterations: int
@@ -30,12 +33,13 @@ class Climb:
     multipliers: float = 0.1
     weights: float = 0.1
     decay: float = 0.97
+    deadline: float = inf
 
-    def within(self, effort: Effort) -> Climb:
+    def within(self, effort: Effort, deadline: float = inf) -> Climb:
         """The same course in more steps or fewer, as a method that optimises is to take more or fewer than usual."""
         usual, wanted = Ascent().iterations, effort.ascent.iterations
         iterations = -(-self.iterations * wanted // usual)
-        return replace(self, iterations=iterations, decay=self.decay ** (usual / wanted))
+        return replace(self, iterations=iterations, decay=self.decay ** (usual / wanted), deadline=deadline)
 
 
 class Stepping:
@@ -117,6 +121,8 @@ class Ascending:
             self.stepping.run(self._step, min(CHECK_EVERY, self.climb.iterations - done))
             if bool((self.best > 0).all()):
                 return
+            if self.walk.is_alone and time.monotonic() > self.climb.deadline:
+                break
         self.looking.run(self._look, 1)
 
     def _step(self) -> None:
