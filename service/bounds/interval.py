@@ -98,6 +98,11 @@ class Interval:
         return Interval(centre - radius, centre + radius)
 
     @staticmethod
+    def summed(lower: Tensor, upper: Tensor) -> Interval:
+        """Of ends that are sums, the same: an infinite one, which may have overflowed early, leaves no number."""
+        return Interval(torch.add(lower, lower, alpha=0), torch.add(upper, upper, alpha=0))
+
+    @staticmethod
     def enclosing(lower: Tensor, upper: Tensor, dtype: torch.dtype) -> Interval:
         """The smallest interval of ``dtype`` around float64 ends: rounded outwards."""
         low, high = lower.to(dtype), upper.to(dtype)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
@@ -29,6 +30,19 @@ def overflowing(features: int) -> Subject:
     inner.bias.fill_(3e37)
     outer.weight[:, : TERMS // 2], outer.weight[:, TERMS // 2 :] = 3.0, -4.0
     return Subject(module, prepare(module, (features,)), deepcopy(module).double(), None, torch.float32)
+
+
+class Summed(nn.Module):
+    """The same terms, without weights: their sum is the output."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(features, TERMS)
+        self.inner.weight.data.zero_()
+        self.inner.bias.data[: TERMS // 2], self.inner.bias.data[TERMS // 2 :] = 9e37, -12e37
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).sum(dim=1, keepdim=True)
 
 
 def narrow(features: int) -> Subject:
@@ -77,12 +91,13 @@ def test_a_narrow_dip_in_a_wide_box_is_not_rounded_away(features: int) -> None:
 
 
 @pytest.mark.parametrize("features", [2, FEW_INPUTS + 1])
-def test_an_infinite_sum_has_no_sign_for_the_next_layer(features: int) -> None:
+@pytest.mark.parametrize("first", [lambda features: overflowing(features).module, Summed], ids=["weighted", "summed"])
+def test_an_infinite_sum_has_no_sign_for_the_next_layer(first: Callable[[int], nn.Module], features: int) -> None:
     """The output is 0: the sum is negative, so that nothing passes the last ReLU."""
     last = nn.Linear(1, 1)
     last.weight.data.fill_(2e-38)
     last.bias.data.zero_()
-    module = nn.Sequential(overflowing(features).module, nn.ReLU(), last).requires_grad_(False)
+    module = nn.Sequential(first(features), nn.ReLU(), last).requires_grad_(False)
     judge = deepcopy(module).double()
     assert float(judge(torch.zeros(1, features, dtype=torch.float64))) == 0
     subject = Subject(module, prepare(module, (features,)), judge, None, torch.float32)

@@ -74,7 +74,7 @@ class ReduceFromGroup(End):
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         lower, upper = exchange.sum(torch.stack([inputs[0].lower, inputs[0].upper])).unbind()
-        return Interval(lower, upper)
+        return Interval.summed(lower, upper)
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((exchange.enter(coefficients),))
@@ -160,7 +160,7 @@ class ReduceScatter(EnteringRule):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
         lower, upper = exchange.own_sum(ends, dimension(node) + 1).unbind()
-        return Interval(lower, upper)
+        return Interval.summed(lower, upper)
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((exchange.join(coefficients, dimension(node) + 1),))

@@ -217,7 +217,8 @@ class Total(LinearRule):
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         over, scale = self._over(node), self._scale(node)
-        return inputs[0].map(lambda end: end.sum(dim=over, keepdim=bool(node.arguments["keepdim"])) * scale)
+        found = inputs[0].map(lambda end: end.sum(dim=over, keepdim=bool(node.arguments["keepdim"])) * scale)
+        return Interval.summed(found.lower, found.upper)
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         shape = node.input_shapes[0]
