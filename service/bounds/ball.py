@@ -47,7 +47,7 @@ class Ball(Interval):
         """``a·middle − distance·‖a‖₂`` (Cauchy and Schwarz), or what the box gives where rounding makes that more."""
         flat, middle, eps = coefficients.flatten(2), self.middle.flatten(1), torch.finfo(self.middle.dtype).eps
         # As for a box, with what rounding may cost a sum over the entries.
-        at_middle = fused.least(flat, middle, 2 * eps * middle.abs())
+        at_middle = fused.least(flat, middle, Interval.point(middle).spread)
         inside = at_middle - self._distance[:, None] * (1 + 4 * eps) * flat.norm(dim=2)
         return torch.maximum(inside, super().least(coefficients))
 

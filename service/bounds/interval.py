@@ -12,6 +12,9 @@ from torch import Tensor
 
 from service.bounds import fused
 
+ORDINARY = 2.0**10
+"""A size of values beside which those that decide are rarely so small that rounding hides them."""
+
 
 @dataclass(frozen=True, eq=False)
 class Interval:
@@ -37,12 +40,14 @@ class Interval:
     def spread(self) -> Tensor:
         """The radius, with what rounding may cost a sum over the entries: values may be small next to the terms.
 
-        Bounds that are trained are no proof, and do without.
+        Terms of up to :data:`ORDINARY` are left to the margins of verdicts. Bounds that are trained are no proof, and
+        do without.
         """
         radius, centre = self.radius, self.centre
         if radius.requires_grad:
             return radius
-        return torch.add(radius, radius + centre.abs(), alpha=2 * torch.finfo(radius.dtype).eps)
+        large = (radius + centre.abs()).sub_(ORDINARY).clamp_(min=0)
+        return torch.add(radius, large, alpha=2 * torch.finfo(radius.dtype).eps)
 
     @property
     def width(self) -> Tensor:
