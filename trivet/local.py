@@ -27,6 +27,8 @@ from trivet.errors import TrivetError
 
 READY_WITHIN_S = 60.0
 CHILD_WITHIN_S = 15.0
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Nothing that lies where the service is started takes the place of a module of the same name."""
 _POLL_S = 0.1
 _REPORT_S = 10.0
 """Beyond the ranks' grace: time for a supervisor to report its attempt's end."""
@@ -120,7 +122,7 @@ class LocalService:
             if not isinstance(value, SecretStr)  # the children have the environment and the file that it came from
         }
         own = {f"{ENV_PREFIX}DATA": str(self.settings.layout.root), f"{ENV_PREFIX}REDIS_URL": url}
-        return {**os.environ, **chosen, **own, "PYTHONUNBUFFERED": "1"}
+        return {**os.environ, **chosen, **own, **SAFE_PATH, "PYTHONUNBUFFERED": "1"}
 
     def _spawn(
         self, name: str, arguments: list[str], environment: dict[str, str], descriptors: tuple[int, ...] = ()

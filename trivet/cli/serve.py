@@ -11,6 +11,7 @@ import typer
 
 from service.jobs.settings import Settings
 from trivet.cli.context import fails_well, out
+from trivet.local import SAFE_PATH
 
 
 def register(app: typer.Typer) -> None:
@@ -53,4 +54,4 @@ def worker() -> None:
 def _become(module: str, options: list[str]) -> NoReturn:
     """Replace this process, so that signals reach the part itself."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", module, *options])  # noqa: S606
+    os.execve(sys.executable, [sys.executable, "-m", module, *options], {**os.environ, **SAFE_PATH})  # noqa: S606
