@@ -64,7 +64,7 @@ def measure(name: str, mesh: Mesh, device: torch.device, given: argparse.Namespa
     box = Interval(centre - eps, centre + eps)
     identity = torch.eye(network.graph.output.size, device=device)
     rows = torch.cat([identity, -identity])[None]
-    seconds, effort = [], Effort(elements=given.elements)
+    seconds, effort = [], Effort(elements=given.elements // mesh.tp.size)
     for repeat in range(given.repeats + 1):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
