@@ -20,7 +20,8 @@ class BoundsRow(BaseModel):
 
     ``margin`` is the least certified distance from a violation: above zero (beyond rounding) means verified.
     ``name`` is the query's path in its archive. ``decided_by`` says what gave the verdict: bounds, a witness (the
-    sample itself, the centre of the box), an attack, or a search by splitting inputs or activations.
+    sample itself, the centre of the box), an attack, or a search by splitting inputs or activations; ``reason`` why
+    none was reached.
     ``counterexample_outputs`` are the model's at the counterexample, computed in float64; ``onnxruntime_outputs`` are
     those that onnxruntime gives there, of a model from ONNX.
     """
@@ -33,6 +34,7 @@ class BoundsRow(BaseModel):
     margin: float | None
     method: str
     decided_by: str | None = None
+    reason: str | None = None
     seconds: float
     domains: int
     counterexample: list[float] | None

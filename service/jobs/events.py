@@ -35,8 +35,8 @@ class MetricEvent(Event):
 
 
 class BoundEvent(Event):
-    """One instance of a verification job. Outputs are those at the counterexample: the model's own in float64, and
-    onnxruntime's of a model from ONNX; ``None`` for one that is not finite.
+    """One instance of a verification job; ``reason`` is why it is undecided. Outputs are those at the counterexample:
+    the model's own in float64, and onnxruntime's of a model from ONNX; ``None`` for one that is not finite.
     """
 
     instance: int
@@ -47,6 +47,7 @@ class BoundEvent(Event):
     margin: float | None
     method: str
     decided_by: str | None
+    reason: NotRequired[str | None]
     seconds: float
     domains: int
     counterexample: list[float] | None

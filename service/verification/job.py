@@ -21,7 +21,7 @@ from service.verification.ledger import Entry, Ledger, Row
 from service.verification.making import make
 from service.verification.ranks import Ranks
 from service.verification.searching import Searches, StoppedError
-from service.verification.task import Task
+from service.verification.task import Refused, Task
 from service.verification.witness import Referee
 
 
@@ -39,10 +39,10 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     device = distributed.start(context.device_type)
     clock = Clock(device)
     with clock.phase("prepare"):
-        tasks = make(spec, context, device)
+        tasks, refused = make(spec, context, device)
     first, ranks = tasks[0], Ranks(tasks[0].mesh, device)
     context.report.log(f"{first.asked.count} instances by {first.method_name} on {spec.parallel.arithmetic} ranks")
-    own = _Own(tasks, context, clock, ranks)
+    own = _Own(tasks, refused, context, clock, ranks)
     own.run()
     spent = ranks.mean(torch.tensor(list(clock.seconds.values()), dtype=torch.float64))
     memory = ranks.most(peak_memory_gib(device))
@@ -76,6 +76,7 @@ class _Own:
     """The instances of this rank, on the way from open to decided; a task has those of one model."""
 
     tasks: Sequence[Task]
+    refused: Sequence[Refused]
     context: RunContext
     clock: Clock
     ranks: Ranks
@@ -93,9 +94,16 @@ class _Own:
     def run(self) -> None:
         """Until every instance is decided or the attempt is asked to end."""
         decided = self._resumed()
+        for each in self.refused:
+            self._refuse(each, decided)
         with suppress(StoppedError):
             for task in self.tasks:
                 self._run(task, decided)
+
+    def _refuse(self, refused: Refused, decided: set[int]) -> None:
+        own = [instance for instance in self._any.own if instance in refused.part and instance not in decided]
+        method, asked = self._any.method_name, self._any.asked
+        self._decided([Entry(tally.refused_row(instance, method, asked, refused.reason), []) for instance in own])
 
     def _run(self, task: Task, decided: set[int]) -> None:
         """Raises :class:`StoppedError`."""

@@ -40,26 +40,34 @@ from service.verification.properties.robustness import RobustSamples
 from service.verification.properties.tokens import robust_tokens
 from service.verification.running import OnFirst
 from service.verification.tally import Layer, layers_of
-from service.verification.task import Task
+from service.verification.task import Refused, Task
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
 
 
-def make(spec: VerifySpec, context: RunContext, device: torch.device) -> tuple[Task, ...]:
-    """One for each model.
+def make(spec: VerifySpec, context: RunContext, device: torch.device) -> tuple[tuple[Task, ...], tuple[Refused, ...]]:
+    """One for each model; of several models those that cannot be bounded are told apart.
 
-    Raises :class:`UnsupportedModelError` or ``PropertyError`` when a model or the property cannot be done.
+    Raises :class:`UnsupportedModelError` or ``PropertyError`` when no model or the property cannot be done.
     """
     mesh = build_mesh(spec.parallel, context.device_type)
     place = _Place(mesh, device, Line(mesh, device) if mesh.pp.size > 1 else None)
     if isinstance(spec.property, InstancesProperty):
-        return tuple(_of_pairs(spec, spec.property.instances, context.data, place))
+        return _parted(list(_of_pairs(spec, spec.property.instances, context.data, place)))
     if isinstance(spec.model, FromOnnx):
         file, asked = spec.model.onnx, spec.property
         source = _Source(context.data.cache, file, context.data.file(file).read_bytes)
-        return (_of_onnx(spec, source, place, lambda sizes: read(asked, *sizes, context.data)),)
-    return (_of_reference(spec, context, place),)
+        return (_of_onnx(spec, source, place, lambda sizes: read(asked, *sizes, context.data)),), ()
+    return (_of_reference(spec, context, place),), ()
+
+
+def _parted(found: Sequence[Task | Refused]) -> tuple[tuple[Task, ...], tuple[Refused, ...]]:
+    tasks = tuple(each for each in found if isinstance(each, Task))
+    refused = tuple(each for each in found if isinstance(each, Refused))
+    if not tasks:
+        raise UnsupportedModelError(refused[0].reason)
+    return tasks, refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +150,10 @@ def _bounded(spec: VerifySpec, module: nn.Module) -> nn.Module:
     return local_copy(module).double() if spec.rigorous else module
 
 
-def _of_pairs(spec: VerifySpec, file: str, data: DataLayout, place: _Place) -> Iterator[Task]:
-    name, archive = "", data.file(file)
+def _of_pairs(spec: VerifySpec, file: str, data: DataLayout, place: _Place) -> Iterator[Task | Refused]:
+    """Raises what a model cannot do where it is divided over ranks: each of them would have to know of it."""
+    archive = data.file(file)
+    divided = place.line is not None or place.mesh.tp.size > 1
     try:
         with bundle(archive) as opened:
             asked, parts = paired(opened), defaultdict[str, list[int]](list)
@@ -152,11 +162,15 @@ def _of_pairs(spec: VerifySpec, file: str, data: DataLayout, place: _Place) -> I
             for name, part in parts.items():
                 fitting = partial(_fitting, opened, asked, part)
                 source = _Source(data.cache, f"{file}:{name}", partial(_model, archive, opened.pairs[part[0]]))
-                task = _of_onnx(spec, source, place, fitting)
+                try:
+                    task = _of_onnx(spec, source, place, fitting)
+                except UnsupportedModelError as error:
+                    if divided:
+                        raise UnsupportedModelError(f"{name}: {error}") from error
+                    yield Refused(frozenset(part), f"{name}: {error}")
+                    continue
                 layers = [replace(layer, name=f"{name}: {layer.name}") for layer in task.layers]
                 yield replace(task, layers=layers, part=frozenset(part))
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{name}: {error}") from error
     except (OSError, VnnlibError) as error:
         raise PropertyError(f"property.instances: {error}") from error
 

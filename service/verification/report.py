@@ -23,6 +23,7 @@ SCHEMA = pyarrow.schema(
         ("margin", pyarrow.float64()),
         ("method", pyarrow.string()),
         ("decided_by", pyarrow.string()),
+        ("reason", pyarrow.string()),
         ("seconds", pyarrow.float64()),
         ("domains", pyarrow.int64()),
         ("counterexample", _NUMBERS),

@@ -55,16 +55,20 @@ class Searches:
         """The row with what the search found. Raises :class:`StoppedError`."""
         query = self._query(row)
         assert query is not None
-        decision, left = self._searched(row["instance"], query)
+        decision, left, spent = self._searched(row["instance"], query)
         self.clock.seconds["attack"] += decision.attacking
         self.clock.seconds["search"] += decision.seconds - decision.attacking
         if decision.domains:
             self._report(row["instance"], Progress(decision.domains, left, decision.bound, decision.seconds))
-        late = decision.verdict is Verdict.UNKNOWN and decision.seconds >= self._limit(row["instance"])
-        return {**row, **_found(decision, row), "verdict": "timeout" if late else decision.verdict.value}
+        found, limit = {**row, **_found(decision, row)}, self._limit(row["instance"])
+        if decision.verdict is not Verdict.UNKNOWN:
+            return {**found, "verdict": decision.verdict.value, "reason": None}
+        if decision.seconds >= limit:
+            return {**found, "verdict": "timeout", "reason": f"its {limit:g} seconds were spent"}
+        return {**found, "verdict": decision.verdict.value, "reason": spent or "what is left open cannot be split"}
 
-    def _searched(self, instance: int, query: Query) -> tuple[Decision, int]:
-        """What was decided, and how many domains were left open."""
+    def _searched(self, instance: int, query: Query) -> tuple[Decision, int, str | None]:
+        """What was decided, how many domains were left open, and what part of the budget was spent before the time."""
         budget, last = self.task.spec.budget, Progress(0, 1, -inf, 0.0)
         report = self._reporting(instance)
 
@@ -77,8 +81,9 @@ class Searches:
             limit = self._limit(instance)
             decision = decide(self._subject, query, self.task.inside, limit, hear, restarts=budget.restarts)
         except _SpentError:
-            return Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Means.ACTIVATIONS), last.open
-        return decision, last.open if decision.verdict is Verdict.UNKNOWN else 0
+            halted = Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Means.ACTIVATIONS)
+            return halted, last.open, f"budget.domains: {budget.domains} were bounded"
+        return decision, last.open if decision.verdict is Verdict.UNKNOWN else 0, None
 
     def _limit(self, instance: int) -> float:
         """Seconds."""

@@ -36,6 +36,7 @@ def rows_of(outcome: Outcome, method: str, asked: Property) -> list[Row]:
             "margin": _finite(margins[index]),
             "method": method,
             "decided_by": _DECIDED_BY[verdict],
+            "reason": _undecided(asked, instance) if verdict is Verdict.UNKNOWN else None,
             "seconds": outcome.seconds,
             "domains": 1,
             "counterexample": witnesses[index] if verdict is Verdict.FALSIFIED else None,
@@ -43,6 +44,29 @@ def rows_of(outcome: Outcome, method: str, asked: Property) -> list[Row]:
         }
         for index, (instance, verdict) in enumerate(zip(outcome.question.instances, outcome.verdicts, strict=True))
     ]
+
+
+def _undecided(asked: Property, instance: int) -> str:
+    return "only bounds were asked for" if asked.query(instance) is None else "the bounds do not decide it"
+
+
+def refused_row(instance: int, method: str, asked: Property, reason: str) -> Row:
+    """Of an instance that could not be bounded."""
+    return {
+        "instance": instance,
+        "name": asked.name(instance),
+        "verdict": Verdict.UNKNOWN.value,
+        "lower": [],
+        "upper": [],
+        "margin": None,
+        "method": method,
+        "decided_by": None,
+        "reason": reason,
+        "seconds": 0.0,
+        "domains": 0,
+        "counterexample": None,
+        **at_counterexample(None),
+    }
 
 
 def at_counterexample(outputs: Outputs | None) -> Row:

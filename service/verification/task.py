@@ -110,3 +110,11 @@ class Task:
         left = [instance for instance in self.own if self.is_about(instance) and instance not in without]
         size = self.spec.budget.batch
         return (left[start : start + size] for start in range(0, len(left), size))
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Instances whose model cannot be bounded, and why."""
+
+    part: frozenset[int]
+    reason: str

@@ -175,8 +175,8 @@ def test_bounds_are_rows_by_instance_and_page(client: TestClient, worker: Worker
     assert (row["verdict"], row["counterexample"], row["lower"]) == ("falsified", [0.5], [0.5, None])
     assert (row["counterexample_outputs"], row["onnxruntime_outputs"]) == ([1.5, None], None)
     assert set(row) == {
-        "instance", "name", "verdict", "lower", "upper", "margin", "method", "decided_by", "seconds", "domains",
-        "counterexample", "counterexample_outputs", "onnxruntime_outputs",
+        "instance", "name", "verdict", "lower", "upper", "margin", "method", "decided_by", "reason", "seconds",
+        "domains", "counterexample", "counterexample_outputs", "onnxruntime_outputs",
     }  # fmt: skip
 
 

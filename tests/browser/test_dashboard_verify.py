@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from fleet import Fleet, paired_spec, verify_spec
@@ -71,6 +72,15 @@ def test_verdict_and_times_of_long_names_are_in_view(page: Page, fleet: Fleet) -
     assert cells.last.evaluate(edge) <= frame.evaluate(edge)
     page.set_viewport_size({"width": 400, "height": 900})
     assert page.locator(".verify tbody .state").evaluate(edge) <= frame.evaluate(edge)
+
+
+def test_what_is_undecided_says_why(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(verify_spec())
+    nothing: dict[str, Any] = {"lower": [], "upper": [], "decided_by": None}
+    attempt.bound(0, None, "unknown", reason="odd.onnx: ONNX Det: no converter", **nothing)
+    page.goto(f"/jobs/{attempt.job_id}")
+    page.locator(".verify tbody .link").click()
+    expect(page.locator(".outputs header")).to_contain_text("undecided: odd.onnx: ONNX Det: no converter")
 
 
 def test_a_counterexample_is_copied_to_the_last_digit(page: Page, context: BrowserContext, fleet: Fleet) -> None:

@@ -257,12 +257,16 @@ def test_bounds_of_a_verify_job(trivet: Cli, worker: Worker) -> None:
     }
     row |= {"method": "crown", "seconds": 0.1, "domains": 1, "counterexample": None}
     seen = {"counterexample": [0.5], "counterexample_outputs": [0.25, None, *[1.0] * 9], "onnxruntime_outputs": [0.75]}
-    worker.emit(worker.start(job_id), [row, {**row, "instance": 4, "verdict": "falsified", **seen}])
+    late = {**row, "instance": 5, "verdict": "timeout", "lower": [], "upper": [], "margin": None}
+    late["reason"] = "its 20 seconds were spent"
+    worker.emit(worker.start(job_id), [row, {**row, "instance": 4, "verdict": "falsified", **seen}, late])
     printed = trivet.ok("bounds", job_id).out
+    assert "undecided (1): its 20 seconds were spent" in printed
     assert all(word in printed for word in ("verified", "0.25", "0.5"))
     own = ", ".join(["0.25", "not finite", *["1"] * 8, "…"])
     assert f"instance 4: outputs at its counterexample: {own} (by onnxruntime: 0.75)" in " ".join(printed.split())
-    first, second = trivet.ok("bounds", job_id, "--json").json["items"]
+    first, second, third = trivet.ok("bounds", job_id, "--json").json["items"]
+    assert third["reason"] == late["reason"]
     assert (first["instance"], first["counterexample_outputs"]) == (3, None)
     assert {name: second[name] for name in seen} == seen
 

@@ -76,6 +76,7 @@ def test_a_search_that_is_out_of_time_says_so(data: DataLayout) -> None:
     assert result is not None
     assert result["verdicts"]["timeout"] == 1
     assert report.bounds[0]["verdict"] == "timeout"
+    assert report.bounds[0]["reason"].endswith("seconds were spent")
 
 
 def test_a_box_of_an_onnx_model(data: DataLayout) -> None:

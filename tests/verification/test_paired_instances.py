@@ -99,12 +99,25 @@ def test_what_an_attempt_decided_is_not_done_again(data: DataLayout) -> None:
     assert sorted(row["instance"] for row in second.bounds) == [0, 1, 2]
 
 
-def test_a_model_that_cannot_be_bounded_is_named_before_anything_is(data: DataLayout) -> None:
+def test_a_model_that_cannot_be_bounded_is_named_and_the_others_are_done(data: DataLayout) -> None:
     odd = model([node("Det", ["x"], "y")], [1, 2, 2], {}, opset=17)
-    rows = "onnx/three.onnx,far.vnnlib\nodd.onnx,far.vnnlib\n"
+    ranked, report = context(data)
+    rows = "odd.onnx,far.vnnlib\nonnx/three.onnx,far.vnnlib\n"
+    result = job.run(specification(data, archive(rows, **{"bench/odd.onnx": odd})), ranked)
+    assert result is not None
+    refused, bounded = sorted(report.bounds, key=lambda row: row["instance"])
+    assert (refused["verdict"], refused["lower"], refused["margin"]) == ("unknown", [], None)
+    assert refused["reason"].startswith("odd.onnx: ONNX Det")
+    assert bounded["reason"] is None
+    assert result["verdicts"]["unknown"] == 1
+    assert result["instances"] == 2
+
+
+def test_no_model_that_can_be_bounded_ends_the_job(data: DataLayout) -> None:
+    odd = model([node("Det", ["x"], "y")], [1, 2, 2], {}, opset=17)
     ranked, report = context(data)
     with pytest.raises(UnsupportedModelError, match=r"^odd\.onnx: ONNX Det"):
-        job.run(specification(data, archive(rows, **{"bench/odd.onnx": odd})), ranked)
+        job.run(specification(data, archive("odd.onnx,far.vnnlib\n", **{"bench/odd.onnx": odd})), ranked)
     assert not report.bounds
 
 

@@ -120,6 +120,7 @@ def test_a_search_ends_with_its_domains(trained: DataLayout) -> None:
     job.run(specification(trained, query(most + 0.01 * (most - least)), method="ibp", budget=budget), ranked)
     (row,) = report.bounds
     assert (row["verdict"], row["decided_by"]) == ("unknown", None)
+    assert row["reason"] == "budget.domains: 2 were bounded"
     assert row["domains"] < 2000
     assert row["seconds"] < 50
     assert report.searches[-1]["open"] > 0

@@ -27,7 +27,7 @@ from service.verification.properties import PropertyError
 TRAINED = "job_" + "0" * 20
 CONFIG = MlpConfig(in_features=64, hidden=(32, 16, 32), out_features=10)
 ROW_FIELDS = {
-    "instance", "name", "verdict", "lower", "upper", "margin", "method", "decided_by", "seconds", "domains",
+    "instance", "name", "verdict", "lower", "upper", "margin", "method", "decided_by", "reason", "seconds", "domains",
     "counterexample", "counterexample_outputs", "onnxruntime_outputs",
 }  # fmt: skip
 JOBS = count(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,6 +89,8 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     out.print(rows if found else "no bounds yet")
     for row in [row for row in found if row.get("counterexample_outputs")][:FALSIFIED]:
         out.print(_at_counterexample(row), markup=False)
+    for reason, count in Counter(row["reason"] for row in found if row.get("reason")).most_common():
+        out.print(f"undecided ({count}): {reason}", markup=False)
 
 
 def _at_counterexample(row: Mapping[str, Any]) -> str:

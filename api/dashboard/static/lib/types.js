@@ -49,6 +49,7 @@
  * @property {number | null} margin
  * @property {string} method
  * @property {string | null} [decided_by]
+ * @property {string | null} [reason] why it is undecided
  * @property {number} seconds
  * @property {number} domains
  * @property {number[] | null} counterexample
