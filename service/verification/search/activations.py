@@ -1,6 +1,6 @@
 """Branch and bound over activations (beta-CROWN, Wang et al., 2021): domains are sets of halfspaces of hidden values.
 
-Every disjunct starts one domain, the whole box. Domains that are not proved wait in a pool on the host; those with
+Every disjunct starts one domain, the whole box. Domains that are not proved wait in a pool; those with
 the least margins are taken out in batches, split in two where that gains most, bounded on the device, and tried for
 a counterexample where their bounds are attained. A domain that leaves only affine operators is a linear program.
 Of a rigorous search the root's bounds and every margin are certified; no program or refinement proves anything there.
