@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +22,9 @@ from service.jobs.settings import ENV_PREFIX, Settings
 from trivet.client import Client
 from trivet.connection import read_key
 from trivet.errors import TrivetError
+from trivet.part import Part, how
 
 READY_WITHIN_S = 60.0
-CHILD_WITHIN_S = 15.0
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Nothing that lies where the service is started takes the place of a module of the same name."""
 _POLL_S = 0.1
@@ -44,7 +42,8 @@ class LocalService:
 
     settings: Settings
     broker: EmbeddedBroker | None = None
-    children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+    listening: socket.socket | None = None
     url: str = ""
     key: str | None = None
     first_start: bool = False
@@ -53,8 +52,8 @@ class LocalService:
         self.settings.data.mkdir(parents=True, exist_ok=True)
         had_key = self.settings.admin_key_file.exists()
         try:
-            with _listener(self.settings) as listening:
-                self._start(listening)
+            self.listening = _listener(self.settings)
+            self._start(self.listening)
             self._wait_until_ready()
         except BaseException:
             self.stop()
@@ -70,32 +69,43 @@ class LocalService:
     def client(self) -> Client:
         return Client(self.url, self.key)
 
-    def dead_child(self) -> str | None:
-        """What to say of a part that ended by itself, if one did."""
-        for name, process in self.children.items():
-            if (code := process.poll()) is not None:
-                return f"the {name} ended with {code}; {self._log(name)} says:\n{_last_lines(self._log(name))}"
+    def revive(self) -> list[str]:
+        """Start again what ended by itself, jobs go on meanwhile; what to say of it.
+
+        Raises :class:`StartError` for a part that soon ended once more.
+        """
+        said = []
         if self.broker is not None and (code := self.broker.process.poll()) is not None:
-            return f"the broker ended with {code}; its log is {self.broker.folder / 'server.log'}"
-        return None
+            said.append(f"the broker {how(code)} and is started again; its log is {self.broker.folder / 'server.log'}")
+            try:
+                self.broker.restart()
+            except BrokerError as error:
+                raise StartError(f"the broker {how(code)} and does not start again: {error}") from error
+        for part in self.parts.values():
+            if (ended := part.ended) is not None:
+                if not part.settled:
+                    raise StartError(_obituary(part, ended))
+                said.append(f"{ended} and is started again; its log is {part.log}")
+                part.start_again()
+        return said
 
     def stop(self) -> None:
         """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start."""
-        worker = self.children.pop("worker", None)
+        worker = self.parts.pop("worker", None)
         if worker is not None:  # without a worker of its own, what runs on this host belongs to another service
             self._end_jobs(worker)
-        _end(self.children.pop("API", None))
+        if (api := self.parts.pop("API", None)) is not None:
+            api.end()
+        if self.listening is not None:
+            self.listening.close()
         if self.broker is not None:
             self.broker.stop()
             self.broker = None
 
-    def _end_jobs(self, worker: subprocess.Popen[bytes]) -> None:
-        launched = _children(worker.pid)
-        _end(worker)
-        ended = end_supervisors(self.settings, launched)
-        if ended and "API" in self.children:
-            with contextlib.suppress(TrivetError):
-                self._queue_again(ended)
+    def _end_jobs(self, worker: Part) -> None:
+        launched = _children(worker.process.pid)
+        worker.end()
+        end_supervisors(self.settings, launched)
 
     def _start(self, listening: socket.socket) -> None:
         host, port = listening.getsockname()[:2]
@@ -127,22 +137,8 @@ class LocalService:
     def _spawn(
         self, name: str, arguments: list[str], environment: dict[str, str], descriptors: tuple[int, ...] = ()
     ) -> None:
-        """A child in a session of its own: Ctrl-C reaches this process only, which ends the parts in order."""
-        log = self._log(name)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as output:
-            self.children[name] = subprocess.Popen(
-                [sys.executable, *arguments],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                pass_fds=descriptors,
-            )
-
-    def _log(self, name: str) -> Path:
-        return self.settings.layout.root / "logs" / f"{name.lower()}.log"
+        log = self.settings.layout.root / "logs" / f"{name.lower()}.log"
+        self.parts[name] = Part(name, arguments, environment, log, descriptors)
 
     def _wait_until_ready(self) -> None:
         key_file = self.settings.admin_key_file
@@ -159,44 +155,26 @@ class LocalService:
             )
 
     def _alive(self) -> bool:
-        if reason := self.dead_child():
-            raise StartError(reason)
+        for part in self.parts.values():
+            if (ended := part.ended) is not None:
+                raise StartError(_obituary(part, ended))
         return True
 
-    def _queue_again(self, job_ids: set[str]) -> None:
-        """What ran here did not fail: it, and what failed only because it needed it, waits for the next start."""
-        with self.client() as client:
-            interrupted = [client.job(job_id) for job_id in sorted(job_ids)]
-            for job in interrupted:
-                if job.state == "failed" and job.error is not None and job.error.type == "SupervisorTerminated":
-                    client.retry(job.id)
-                    _revive_dependents(client, job.id)
 
-
-def _revive_dependents(client: Client, job_id: str) -> None:
-    for job in client.jobs(state="failed", limit=1000).items:
-        if job.error is not None and job.error.type == "DependencyFailed" and job_id in job.error.message:
-            with contextlib.suppress(TrivetError):  # it may need another job that failed for a reason of its own
-                client.retry(job.id)
-                _revive_dependents(client, job.id)
-
-
-def end_supervisors(settings: Settings, launched: Sequence[psutil.Process] = ()) -> set[str]:
-    """Ask every supervisor of this host to end its group and report; returns the ids of the jobs they ran.
+def end_supervisors(settings: Settings, launched: Sequence[psutil.Process] = ()) -> None:
+    """Ask every supervisor of this host to end its group and to give its part back to the queue.
 
     ``launched`` are processes of the worker that may have a part to run and have not entered themselves yet.
     """
-    found = dict(_supervisors(settings.layout.host(settings.worker_name)))
-    processes = list({*found, *launched})
+    processes = list({*_supervisors(settings.layout.host(settings.worker_name)), *launched})
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
     _, alive = psutil.wait_procs(processes, timeout=settings.stop_grace_s + _REPORT_S)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()  # its keeper ends the group
     psutil.wait_procs(alive, timeout=_REPORT_S)
-    return set(found.values())
 
 
 def _children(pid: int) -> list[psutil.Process]:
@@ -206,14 +184,14 @@ def _children(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _supervisors(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
-    """(process, job id) of the supervisors that the worker entered in its folder and that still live."""
+def _supervisors(folder: Path) -> Iterator[psutil.Process]:
+    """The supervisors that the worker entered in its folder and that still live."""
     for path in folder.glob("*.json"):
         with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
             entry = json.loads(path.read_text())
             process = psutil.Process(entry["supervisor"]["pid"])
             if _start_ticks(process.pid) == entry["supervisor"]["started"]:
-                yield process, entry["name"].rpartition(":")[0]
+                yield process
 
 
 def _start_ticks(pid: int) -> str | None:
@@ -248,16 +226,5 @@ def _until(holds: Callable[[], bool], otherwise: str) -> None:
         time.sleep(_POLL_S)
 
 
-def _end(process: subprocess.Popen[bytes] | None) -> None:
-    if process is None:
-        return
-    process.terminate()
-    try:
-        process.wait(CHILD_WITHIN_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _last_lines(log: Path, count: int = 8) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+def _obituary(part: Part, ended: str) -> str:
+    return f"{ended}; {part.log} says:\n{part.last_lines()}"

@@ -11,13 +11,13 @@ from types import FrameType
 from rich.console import Console
 
 from service.jobs.settings import Settings
-from trivet.local import LocalService
+from trivet.local import LocalService, StartError
 
 _POLL_S = 0.2
 
 
 def run(settings: Settings, console: Console) -> int:
-    """Run until a signal (0) or until a part dies (1)."""
+    """Run until a signal (0) or until a part dies that cannot be started again (1)."""
     try:
         with interruptible(), LocalService(settings) as service:
             _announce(service, console)
@@ -36,13 +36,16 @@ def _announce(service: LocalService, console: Console) -> None:
 
 def _watch(service: LocalService, console: Console) -> int:
     try:
-        while (reason := service.dead_child()) is None:
+        while True:
+            for line in service.revive():
+                console.print(line, style="yellow", markup=False)
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         console.print("stopping …")
         return 0
-    console.print(reason, style="red", markup=False)
-    return 1
+    except StartError as lost:
+        console.print(str(lost), style="red", markup=False)
+        return 1
 
 
 @contextmanager

@@ -84,12 +84,14 @@ class PartRun:
         self._lease = Lease(store.attempts, claim.ref, claim.lease_s, sent_at, self._on_news)
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._end, "interrupted")
+        loop.add_signal_handler(signal.SIGTERM, self._end, "terminated")
         await self._relay.start()
         exited = asyncio.create_task(self._group.wait())
         uploads = self._start(self._uploader.run())
         work = (self._lease.keep(), self._limit_time(), self._launch(), self._watch(exited), self._keep_files_fresh())
         tasks = [self._start(each) for each in work]
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._end, "terminated")
         try:
             ending = await self._ending
             await self._end_group(ending, exited)
@@ -171,7 +173,7 @@ class PartRun:
             await asyncio.wait({exited}, timeout=_SETTLE_S)
             self._relay.kill()
             await asyncio.wait({exited}, timeout=_TORCHRUN_REPORT_S)
-        elif ending in ("stop", "timeout", "terminated") and self._relay.stop():
+        elif ending in ("stop", "timeout", "interrupted", "terminated") and self._relay.stop():
             urgent = asyncio.create_task(self._urgent.wait())
             await asyncio.wait({exited, urgent}, timeout=self._order.stop_grace_s, return_when="FIRST_COMPLETED")
             urgent.cancel()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,11 @@ RANK_PROGRAM: tuple[str, ...] = ("-m", "workers.rank")
 
 
 def main(program: Sequence[str] = RANK_PROGRAM) -> int:
-    """Run until the attempt has ended. ``program`` is what torchrun starts as ranks; no spec can choose it."""
+    """Run until the attempt has ended. ``program`` is what torchrun starts as ranks; no spec can choose it.
+
+    SIGINT gives a part back to the queue, as when the service on this host stops; before there is one it just ends.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     group = Group(scrubbed(os.environ))
     try:
         # Imported while the launcher imports torch beside it.

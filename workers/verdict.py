@@ -10,11 +10,15 @@ from typing import Any, Literal
 from service.jobs.events import ErrorEvent
 from service.jobs.records import JobError, Outcome
 
-Cause = Literal["exited", "rank_failed", "stop", "timeout", "terminated", "fenced", "fault"]
-"""What made the group end: of itself; a rank; a request; the time limit; a signal to the supervisor; its lease; an
-error of the supervisor's own."""
+Cause = Literal["exited", "rank_failed", "stop", "timeout", "interrupted", "terminated", "fenced", "fault"]
+"""What made the group end: of itself; a rank; a request; the time limit; the end of the service on this host, which is
+not the job's; another signal to the supervisor; its lease; an error of the supervisor's own."""
 
 _LONGEST_MESSAGE = 4000
+_HOSTS_FAULTS = {
+    "terminated": ("SupervisorTerminated", "the supervisor got SIGTERM, as when a host shuts down"),
+    "fenced": ("LeaseLost", "the broker was out of reach for most of the lease, so the group was ended"),
+}
 _AFTERMATH = frozenset({-signal.SIGABRT, -signal.SIGTERM})
 """How a rank dies when a peer failed first: a communication library aborts, torchrun ends the rest."""
 
@@ -43,18 +47,22 @@ class Evidence:
 
 def judge(evidence: Evidence) -> Outcome:
     """The outcome to report. A failure names the rank that failed *first*: its peers fail in its wake."""
+    return _from_outside(evidence) or _failure(evidence) or _success(evidence)
+
+
+def _from_outside(evidence: Evidence) -> Outcome | None:
     match evidence.cause:
         case "stop":
             return Outcome("stopped")
         case "timeout":
             return _failed("TimeoutExceeded", f"the attempt ran longer than timeout_s = {evidence.timeout_s:g}")
-        case "terminated":
-            return _failed("SupervisorTerminated", "the supervisor got SIGTERM, as when a host shuts down")
-        case "fenced":
-            return _failed("LeaseLost", "the broker was out of reach for most of the lease, so the group was ended")
+        case "interrupted":
+            return Outcome("interrupted", error=JobError(type="Interrupted", message="the service on its host stopped"))
+        case "terminated" | "fenced" as cause:
+            return _failed(*_HOSTS_FAULTS[cause])
         case "fault":
             return _failed("SupervisorFault", evidence.fault)
-    return _failure(evidence) or _success(evidence)
+    return None
 
 
 def traceback_name(attempt: int, rank: int) -> str:

@@ -68,14 +68,7 @@ class EmbeddedBroker:
         lock = _lock(folder / "lock")
         socket = _socket_path(folder)
         socket.unlink(missing_ok=True)
-        with (folder / "server.log").open("ab") as log:
-            process = subprocess.Popen(
-                [str(find_server()), *_options(folder, socket)],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        broker = cls(folder, socket, process, lock)
+        broker = cls(folder, socket, _server(folder, socket), lock)
         try:
             broker._wait_until_ready(ready_within_s)
         except BaseException:
@@ -86,6 +79,12 @@ class EmbeddedBroker:
     @property
     def url(self) -> str:
         return f"unix://{self.socket}"
+
+    def restart(self, *, ready_within_s: float = 10.0) -> None:
+        """Start the server again, at the same address, after it ended by itself. Raises :class:`BrokerError`."""
+        self.socket.unlink(missing_ok=True)
+        self.process = _server(self.folder, self.socket)
+        self._wait_until_ready(ready_within_s)
 
     def stop(self, *, within_s: float = 10.0) -> None:
         """Let the server flush and exit; kill it only when it does not."""
@@ -124,6 +123,13 @@ class EmbeddedBroker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _server(folder: Path, socket: Path) -> subprocess.Popen[bytes]:
+    with (folder / "server.log").open("ab") as log:
+        return subprocess.Popen(
+            [str(find_server()), *_options(folder, socket)], stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def _lock(path: Path) -> IO[Any]:

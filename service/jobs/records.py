@@ -158,9 +158,9 @@ Directive = Literal["run", "stop", "lost"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one host's part of an attempt ended."""
+    """How one host's part of an attempt ended; one that was ``interrupted`` is to be done again."""
 
-    status: Literal["succeeded", "failed", "stopped"]
+    status: Literal["succeeded", "failed", "stopped", "interrupted"]
     result: dict[str, Any] | None = None
     error: JobError | None = None
 

@@ -111,14 +111,22 @@ def test_a_second_one_on_the_same_data_is_refused_and_the_first_goes_on(tmp_path
         said(data).write_text(first)
 
 
-def test_a_part_that_dies_ends_it_with_a_message(tmp_path: Path) -> None:
+def part_of(process: subprocess.Popen[bytes], word: str) -> psutil.Process:
+    return next(each for each in psutil.Process(process.pid).children() if any(word in text for text in each.cmdline()))
+
+
+def test_a_part_that_dies_is_started_again_and_one_that_soon_dies_once_more_ends_it(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with up(data) as process:
-        address(process, data)
-        worker = next(child for child in psutil.Process(process.pid).children() if "workers" in child.cmdline())
-        worker.kill()
+    with up(data) as process, Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
+        for word, name in (("valkey", "broker"), ("api", "API"), ("workers", "worker")):
+            part_of(process, word).kill()
+            line = f"the {name} was ended by SIGKILL and is started again"
+            wait_until(lambda line=line: line in said(data).read_text(), 30)  # type: ignore[misc]
+        wait_until(client.is_ready, 60)
+        wait_until(lambda: any(host.alive for host in client.hosts()), 60)
+        part_of(process, "workers").kill()
         assert process.wait(STOP_S) == 1
-    assert "the worker ended" in said(data).read_text()
+    assert "the worker was ended by SIGKILL; " in said(data).read_text()
     assert belonging_to(data) == []
 
 
@@ -139,6 +147,8 @@ def test_jobs_that_run_when_it_stops_resume_when_it_starts(tmp_path: Path) -> No
     with up(data) as process, Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
         assert "Admin key" not in said(data).read_text()
         assert client.job(dependent.id).state == "queued"
+        passed = [event["state"] for event in client.events(job.id, types=["state"])["items"]]
+        assert "failed" not in passed
         wait_until(lambda: client.job(job.id).state == "running", 60)
         after = client.events(job.id, limit=1000)["next_after"]
         step = next(e["step"] for e in client.follow(job.id, after=after, types=["metric"]) if "step" in e)

@@ -74,7 +74,7 @@ class Model:
         job.state, job.retries_used, job.unclaimed = "queued", 0, 0
 
     def end_part(self, job: ModelJob, host: str, status: str) -> None:
-        """A part ended as ``succeeded``, ``failed``, ``stopped``, ``lost`` or ``unclaimed``."""
+        """A part ended as ``succeeded``, ``failed``, ``stopped``, ``interrupted``, ``lost`` or ``unclaimed``."""
         assert job.attempt is not None
         job.attempt.parts[host] = status
         if status != "succeeded" and job.attempt.fault is None:
@@ -94,6 +94,8 @@ class Model:
             self._end(job, "succeeded" if all_succeeded and not attempt.told_to_stop else "cancelled")
         elif attempt.fault is None:
             self._end(job, "succeeded")
+        elif attempt.fault == "interrupted":
+            job.state = "queued"
         elif attempt.fault == "unclaimed" and job.unclaimed < self.max_unclaimed:
             job.unclaimed += 1
             job.state = "queued"

@@ -46,7 +46,7 @@ specs = st.fixed_dictionaries(
         "device": st.sampled_from(["auto", "cpu", "cuda"]),
     }
 )
-statuses = st.sampled_from(["succeeded", "failed", "stopped"])
+statuses = st.sampled_from(["succeeded", "failed", "stopped", "interrupted"])
 
 
 class StoreMachine(RuleBasedStateMachine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 
 import pytest
 from worker_fleet import Fleet, all_gone, eventually, family, processes_of
@@ -196,6 +197,18 @@ def test_sigterm_to_the_supervisor_ends_the_attempt_in_good_order(fleet: Fleet) 
     job = fleet.job(ref)
     assert (job.state, job.attempt) == ("queued", 1)
     assert "SIGTERM" in (job.reason or "")
+    assert processes_of(ref) == []
+
+
+def test_sigint_to_the_supervisor_gives_the_part_back_to_the_queue(fleet: Fleet) -> None:
+    ref = fleet.submit("endless")
+    supervisor = fleet.supervise(ref)
+    eventually(lambda: fleet.printed(ref, "working"))
+    supervisor.send_signal(signal.SIGINT)
+    assert supervisor.wait(20) == 0
+    job = fleet.job(ref)
+    assert (job.state, job.attempt, job.error) == ("queued", 1, None)
+    assert (job.reason or "").startswith("attempt 1: the service on its host stopped; queued again")
     assert processes_of(ref) == []
 
 

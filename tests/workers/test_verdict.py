@@ -82,6 +82,7 @@ def test_reasons_from_outside_hide_what_the_ranks_did_on_the_way(cause: str, err
     seen: dict[str, Any] = {"errors": [raised(0)], "silent": [1], "exit_codes": {1: -9}, "timeout_s": 1.0}
     assert blame(cause=cause, **seen) == (error, None)
     assert judge(Evidence("stop", 1, errors=[raised(0)])).status == "stopped"
+    assert judge(Evidence("interrupted", 1, errors=[raised(0)])).status == "interrupted"
 
 
 codes = st.dictionaries(st.integers(0, 3), st.integers(-64, 255).filter(bool), max_size=4)

@@ -122,7 +122,8 @@ class Attempts:
     def finish(self, ref: AttemptRef, outcome: Outcome) -> Job:
         """End a part and free its devices. The last part ends the attempt: the first fault among the parts decides.
 
-        Faults requeue the job while retries are left; a cancelled job never comes back.
+        Faults requeue the job while retries are left, an interruption always and without one; a cancelled job never
+        comes back.
         """
         view = stubs.finish(
             self.client,
@@ -165,5 +166,9 @@ def _progress(event: ProgressEvent) -> str:
 def _error(ref: AttemptRef, outcome: Outcome) -> JobError:
     if outcome.error is not None:
         return outcome.error
-    said = {"failed": "failed without saying why", "stopped": "was stopped from outside"}[outcome.status]
+    said = {
+        "failed": "failed without saying why",
+        "stopped": "was stopped from outside",
+        "interrupted": "was interrupted",
+    }[outcome.status]
     return JobError(type=outcome.status.capitalize(), message=f"the part on host {ref.host} {said}")

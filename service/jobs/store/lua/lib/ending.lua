@@ -7,7 +7,7 @@ local function give_up_part(id, attempt, host, status)
   redis.call("ZREM", KEY.outbox(), name)
 end
 
--- The first fault of an attempt decides how it ends; kind is failed, stopped, lost or unclaimed.
+-- The first fault of an attempt decides how it ends; kind is failed, stopped, interrupted, lost or unclaimed.
 local function add_fault(id, kind, error_text)
   redis.call("HSETNX", KEY.job(id), "fault_kind", kind)
   redis.call("HSETNX", KEY.job(id), "fault", error_text)
@@ -74,7 +74,9 @@ end
 local function end_faulty(id, limits, now, kind, fault)
   local job = redis.call("HMGET", KEY.job(id), "attempt", "retries", "retries_used", "unclaimed")
   local message = "attempt " .. job[1] .. ": " .. cjson.decode(fault).message
-  if kind == "unclaimed" and tonumber(job[4]) < limits.max_unclaimed then
+  if kind == "interrupted" then
+    requeue(id, limits.stream_cap, now, message .. "; queued again")
+  elseif kind == "unclaimed" and tonumber(job[4]) < limits.max_unclaimed then
     redis.call("HINCRBY", KEY.job(id), "unclaimed", 1)
     requeue(id, limits.stream_cap, now, message .. "; queued again")
   elseif tonumber(job[3]) < tonumber(job[2]) then
