@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from service.bounds.methods import METHODS, Effort, Method
+from service.bounds.methods import METHODS, Effort, Method, repeatedly
 from service.bounds.network import Network
 from service.bounds.optimise import Ascent
 from service.bounds.rigorous import RIGOROUS
@@ -82,11 +82,11 @@ class Task:
         """Of the dtype and on the device in which bounds are computed."""
         return torch.empty(0, dtype=torch.float64 if self.spec.rigorous else torch.float32, device=self.device)
 
-    @property
+    @cached_property
     def method(self) -> Method:
-        """It bounds the whole model: all stages call it."""
+        """It bounds the whole model: all stages call it. What it keeps to be faster next time ends with the task."""
         method: Method = RIGOROUS[self.inside] if self.spec.rigorous else METHODS[self.inside]
-        return method if self.staged is None else self.staged.method(method)
+        return repeatedly(method, self.device) if self.staged is None else self.staged.method(method)
 
     def anywhere(self, flag: bool) -> bool:
         """Whether the flag is set on a rank that bounds the same instances; all of them call it."""

@@ -33,9 +33,7 @@ class Effort:
         """Less where a device has little memory left, so that running out of it is not an outcome."""
         if device.type != "cuda":
             return self
-        free = torch.cuda.mem_get_info(device)[0]
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return replace(self, elements=max(1, min(self.elements, free // BYTES_FOR_AN_ELEMENT)))
+        return replace(self, elements=max(1, min(self.elements, free_bytes(device) // BYTES_FOR_AN_ELEMENT)))
 
     def passing(self, total: int) -> Effort:
         """For ``total`` elements of coefficients: parts are larger where there is much, since each costs launches."""
@@ -47,6 +45,11 @@ class Effort:
         Small parts stay in the device's cache, but too many of them cost launches.
         """
         return replace(self, elements=max(1, self.elements // 32, min(self.elements // 8, total // 8)))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of a CUDA device, with what torch holds without using it."""
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 USUAL = 2**24

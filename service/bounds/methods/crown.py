@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Analysis, Effort, LinearAnalysis, affordable
+from service.bounds.methods.base import Effort, LinearAnalysis, affordable
 from service.bounds.methods.ibp import inputs_of
-from service.bounds.methods.layers import bound_layers, one_pass
+from service.bounds.methods.layers import Choose, bound_layers, one_pass
+from service.bounds.methods.passes import Passes
 from service.bounds.network import Network
 
 
-def crown(network: Network, box: Interval, effort: Effort) -> Analysis:
-    effort = affordable(network, box, effort)
-    backward = bound_layers(network, box, effort, one_pass)
+def _bounded(network: Network, box: Interval, effort: Effort, choose: Choose) -> LinearAnalysis:
+    backward = bound_layers(network, box, effort, one_pass, choose)
     return LinearAnalysis(backward, inputs_of(network, backward.intervals), effort)
+
+
+crown = Passes("crown", _bounded, affordable)

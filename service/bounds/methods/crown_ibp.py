@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from service.bounds.backward import Pass
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Analysis, Effort, LinearAnalysis
+from service.bounds.methods.base import Effort, LinearAnalysis
 from service.bounds.methods.ibp import inputs_of, propagate
+from service.bounds.methods.layers import Choose
+from service.bounds.methods.passes import Passes
 from service.bounds.network import Network
 
 
-def crown_ibp(network: Network, box: Interval, effort: Effort) -> Analysis:
+def _bounded(network: Network, box: Interval, effort: Effort, choose: Choose) -> LinearAnalysis:
     intervals = propagate(network, box)
     inputs = inputs_of(network, intervals)
     relaxations = {node.name: network.rule_of(node).relax_on(node, inputs[node.name]) for node in network.nonlinear}
     return LinearAnalysis(Pass(network, intervals, relaxations), inputs, effort)
+
+
+crown_ibp = Passes("crown-ibp", _bounded)

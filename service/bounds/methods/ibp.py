@@ -9,8 +9,9 @@ import torch
 from service.bounds.backward import Pass
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Analysis, Effort, LinearAnalysis
-from service.bounds.methods.layers import one_pass
+from service.bounds.methods.base import Effort, LinearAnalysis
+from service.bounds.methods.layers import Choose, one_pass
+from service.bounds.methods.passes import Passes
 from service.bounds.network import Network
 
 
@@ -39,7 +40,10 @@ def inputs_of(network: Network, intervals: Mapping[str, Interval]) -> dict[str, 
     return {node.name: tuple(intervals[name] for name in node.inputs) for node in network.nonlinear}
 
 
-def ibp(network: Network, box: Interval, effort: Effort) -> Analysis:
+def _bounded(network: Network, box: Interval, effort: Effort, choose: Choose) -> LinearAnalysis:
     intervals = propagate(network, box)
     frontier = frozenset(node.name for node in network.nonlinear)
     return LinearAnalysis(Pass(network, intervals, {}, frontier), inputs_of(network, intervals), effort)
+
+
+ibp = Passes("ibp", _bounded)

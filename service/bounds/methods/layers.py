@@ -25,9 +25,42 @@ from service.bounds.rules.base import UnitRows
 Refine = Callable[[Pass, str, Tensor, Effort], Interval]
 """``(backward, name, index, effort)``: bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a
 node's value."""
+Choose = Callable[[Pass, Node, int], tuple[Tensor, Tensor]]
+"""``(backward, node, index of an input)``: what :func:`wanted_rows` gives, of all that matter or of some of them."""
 
 
-def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine) -> Pass:
+def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:
+    """Which entries of an input matter, bool ``(batch, n)``."""
+    known = [backward.intervals[each] for each in node.inputs]
+    return backward.network.rule_of(node).improvable_on(node, known)[index_of_input].flatten(1)
+
+
+def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor, Tensor]:
+    """Which entries of an input matter, bool ``(batch, n)``, and their numbers, ``(batch or 1, rows)``.
+
+    Rows are those of each instance, filled up with entries that it does not need, or the same for all where that is
+    hardly more. There are as many on each rank.
+    """
+    network, name = backward.network, node.inputs[index_of_input]
+    wanted = wanted_entries(backward, node, index_of_input)
+    anywhere = wanted.any(dim=0, keepdim=True)
+    most, union = (int(count) for count in torch.stack([wanted.sum(dim=1).amax(), anywhere.sum()]).tolist())
+    if network.is_own(name):
+        most, union = (network.exchange.largest(count, wanted.device) for count in (most, union))
+    chosen, count = (wanted, most) if most < union * PER_INSTANCE else (anywhere, union)
+    return wanted, numbers(chosen, count)
+
+
+PER_INSTANCE = 0.8
+"""Rows of their own are worth it below this share: common rows of a layer start as its weights, without a batch."""
+
+
+def numbers(chosen: Tensor, count: int) -> Tensor:
+    """``(batch or 1, count)``, of entries that are chosen first."""
+    return chosen.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
+
+
+def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine, choose: Choose = wanted_rows) -> Pass:
     """A pass that has the intervals of every node and the relaxations of all non-linear ones."""
     intervals = {network.graph.input.name: box}
     relaxations: dict[str, Relaxed] = {}
@@ -41,7 +74,7 @@ def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine
                     refined.add(name)
                     intervals[name] = network.agreed(name, intervals[name])
                     if name not in exact:
-                        found = _refined(backward, node, index, effort, refine)
+                        found = _refined(backward, name, choose(backward, node, index), effort, refine)
                         intervals[name] = network.agreed(name, found)
             bounds = [intervals[name] for name in node.inputs]
             relaxations[node.name] = network.rule_of(node).relax_on(node, bounds)
@@ -57,32 +90,9 @@ def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interv
     return Interval(torch.cat([low for low, _ in halves], dim=1), -torch.cat([high for _, high in halves], dim=1))
 
 
-def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor, Tensor]:
-    """Which entries of an input matter, bool ``(batch, n)``, and their numbers, ``(batch or 1, rows)``.
-
-    Rows are those of each instance, filled up with entries that it does not need, or the same for all where that is
-    hardly more. There are as many on each rank.
-    """
-    network, name = backward.network, node.inputs[index_of_input]
-    known = [backward.intervals[each] for each in node.inputs]
-    wanted = network.rule_of(node).improvable_on(node, known)[index_of_input].flatten(1)
-    anywhere = wanted.any(dim=0, keepdim=True)
-    most, union = (int(count) for count in torch.stack([wanted.sum(dim=1).amax(), anywhere.sum()]).tolist())
-    if network.is_own(name):
-        most, union = (network.exchange.largest(count, wanted.device) for count in (most, union))
-    chosen, count = (wanted, most) if most < union * PER_INSTANCE else (anywhere, union)
-    return wanted, chosen.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
-
-
-PER_INSTANCE = 0.8
-"""Rows of their own are worth it below this share: common rows of a layer start as its weights, without a batch."""
-
-
-def _refined(backward: Pass, node: Node, index_of_input: int, effort: Effort, refine: Refine) -> Interval:
-    """Tighter bounds on an input of ``node``, entry by entry where they matter to the instance."""
-    name = node.inputs[index_of_input]
-    before = backward.intervals[name]
-    wanted, index = wanted_rows(backward, node, index_of_input)
+def _refined(backward: Pass, name: str, chosen: tuple[Tensor, Tensor], effort: Effort, refine: Refine) -> Interval:
+    """Tighter bounds on a value, entry by entry where they matter to the instance."""
+    before, (wanted, index) = backward.intervals[name], chosen
     if not index.shape[1]:
         return before
     rows = refine(backward, name, index, effort)

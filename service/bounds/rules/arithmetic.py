@@ -27,7 +27,8 @@ def operand(node: Node, argument: str, like: Tensor) -> Tensor:
     """A constant number or tensor as a tensor of ``node.shape``."""
     value = node.arguments[argument]
     value = value.value if isinstance(value, Repeated) else value
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    # A number is filled in on the device: a copy from the host would wait for all that the device has still to do.
+    tensor = value if isinstance(value, Tensor) else like.new_full((), value)
     if tensor.ndim > len(node.shape):
         tensor = tensor.squeeze(0)
     return tensor.to(like.dtype).expand(node.shape)

@@ -1,0 +1,32 @@
+"""Methods that take intervals and backward passes and nothing else: what they do depends little on the boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from service.bounds.interval import Interval
+from service.bounds.methods.base import Effort, LinearAnalysis
+from service.bounds.methods.layers import Choose, wanted_rows
+from service.bounds.network import Network
+
+
+def whole(network: Network, box: Interval, effort: Effort) -> Effort:
+    """All of an effort: for methods that bound no intermediate rows."""
+    return effort
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A :data:`~service.bounds.methods.base.Method`.
+
+    ``bounded`` is what it does with an effort that it can afford and a choice of the entries that are worth a row.
+    ``affordable`` may ask the device, and ranks each other.
+    """
+
+    name: str
+    bounded: Callable[[Network, Interval, Effort, Choose], LinearAnalysis]
+    affordable: Callable[[Network, Interval, Effort], Effort] = whole
+
+    def __call__(self, network: Network, box: Interval, effort: Effort) -> LinearAnalysis:
+        return self.bounded(network, box, self.affordable(network, box, effort), wanted_rows)

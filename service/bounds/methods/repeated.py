@@ -1,0 +1,188 @@
+"""Analyses of one network again and again, batch by batch: on a CUDA device replayed from records.
+
+An analysis of few boxes is hundreds of small kernels, whose launches take longer than the work. Which rows it needs
+depends on the boxes, and a record cannot: it has as many as earlier analyses needed and some more, and counts on the
+way whether that was enough. Where it was not, the analysis is done as written, and the next record has more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from service.bounds.contents import own_copy
+from service.bounds.interval import Interval
+from service.bounds.methods.base import Analysis, Effort, LinearAnalysis, Method, elements_of_a_row, free_bytes
+from service.bounds.methods.passes import Passes
+from service.bounds.methods.record import Record
+from service.bounds.methods.rows import Noted, Plan, planned
+from service.bounds.network import Network
+from service.bounds.replay import Memory, Recorded, Repeat
+
+LOG = logging.getLogger(__name__)
+WORTHWHILE = 2**28
+"""Elements of all rows' coefficients beyond which kernels take longer than their launches."""
+TENSORS = 8
+"""Of the size of the largest coefficients, what a pass takes at most."""
+SHARE = 8
+"""All records take no more of the memory that is free."""
+MOST = 4
+"""Shapes of boxes that are kept."""
+TRIES = 8
+"""Records of one shape, each with more rows than the one before."""
+
+
+@dataclass(frozen=True)
+class _Shape:
+    network: Network
+    effort: Effort
+    of: type[Interval]
+    size: torch.Size
+    dtype: torch.dtype
+
+
+@dataclass(eq=False)
+class _Known:
+    """Of one shape of boxes: the most rows that were needed, the record if there is one, and how often it was made."""
+
+    plan: Plan = field(default_factory=dict)
+    record: Record | None = None
+    tries: int = 0
+
+
+@dataclass(eq=False)
+class Repeated:
+    """A method for someone who analyses a network again and again, under ``torch.no_grad()``, alone on its ranks.
+
+    The first analysis of boxes of one shape is as written, the second is recorded, the rest replay the record. What
+    an analysis says stays true whatever comes after it. ``free`` tells the bytes that there are, ``repeat`` makes what
+    repeats a body in some memory. The records end with this object.
+    """
+
+    passes: Passes
+    free: Callable[[], int]
+    repeat: Callable[[Memory], Repeat]
+    memory: Memory = field(default_factory=Memory)
+    turn: int = 0
+    _known: dict[_Shape, _Known] = field(default_factory=dict)
+
+    @classmethod
+    def on(cls, device: torch.device, passes: Passes) -> Repeated:
+        return cls(passes, lambda: free_bytes(device), lambda memory: Recorded(device, memory))
+
+    def __call__(self, network: Network, box: Interval, effort: Effort) -> Analysis:
+        if network.exchange.axis.size > 1 or network.before is not None or torch.is_grad_enabled():
+            return self.passes(network, box, effort)
+        shape = _Shape(network, effort, type(box), box.lower.shape, box.lower.dtype)
+        known = self._known.pop(shape, None)
+        if known is None:
+            while len(self._known) >= MOST:
+                del self._known[next(iter(self._known))]
+            self._known[shape] = known = _Known()
+            return self.as_written(known, network, box, effort)
+        self._known[shape] = known
+        record = self._taking(known, network, box, effort)
+        if record is None:
+            return self.passes(network, box, effort)
+        self.turn += 1
+        return _Replayed(_Asked(self, known, network, box, effort), record, self.turn)
+
+    def as_written(self, known: _Known, network: Network, box: Interval, effort: Effort) -> LinearAnalysis:
+        """And another record next time, with what was needed now."""
+        noted = Noted()
+        found = self.passes.bounded(network, box, self.passes.affordable(network, box, effort), noted)
+        known.plan, known.record = planned(network, len(box.lower), noted.found, known.plan), None
+        return found
+
+    def _taking(self, known: _Known, network: Network, box: Interval, effort: Effort) -> Record | None:
+        """The record of this shape, perhaps a new one, with the bounds of the box."""
+        if known.record is not None:
+            known.record.take(box)
+        elif known.tries < TRIES and self._has_room(known.plan, network, box):
+            known.tries += 1
+            affordable = self.passes.affordable(network, box, effort)
+            repeat = partial(self.repeat, self.memory)
+            try:
+                known.record = Record(network, self.passes, affordable, own_copy(box), known.plan, repeat)
+            except RuntimeError as error:  # an operator that asks the host, or too little memory after all
+                LOG.warning("%s is not recorded: %s: %s", self.passes.name, type(error).__name__, error)
+                known.tries = TRIES
+                self.forget()
+        return known.record
+
+    def _has_room(self, plan: Plan, network: Network, box: Interval) -> bool:
+        """Whether there is memory for one more record, perhaps after all others were dropped."""
+        each = elements(plan, network, len(box.lower))
+        if sum(each) > WORTHWHILE:
+            return False
+        need, limit = TENSORS * max(each, default=0) * box.lower.element_size(), self.free() // SHARE
+        if self.memory.bytes + need > limit:
+            self.forget()
+        return need <= limit
+
+    def forget(self) -> None:
+        """All records."""
+        for known in self._known.values():
+            known.record = None
+        self.memory = Memory()
+
+
+def repeatedly(method: Method, device: torch.device) -> Method:
+    """A method whose analyses on a device are many."""
+    return Repeated.on(device, method) if isinstance(method, Passes) and device.type == "cuda" else method
+
+
+def elements(plan: Plan, network: Network, batch: int) -> list[int]:
+    """Of the largest coefficients of each value's rows, both sides."""
+    return [2 * rows.count * elements_of_a_row(network, name, batch) for name, rows in plan.items()]
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    repeated: Repeated
+    known: _Known
+    network: Network
+    box: Interval
+    effort: Effort
+
+    @torch.no_grad()
+    def as_written(self, *, noting: bool) -> LinearAnalysis:
+        given = self.network, self.box, self.effort
+        return self.repeated.as_written(self.known, *given) if noting else self.repeated.passes(*given)
+
+
+@dataclass(frozen=True, eq=False)
+class _Replayed:
+    """An analysis that a record holds until the next one; done as written where it no longer does, or never did."""
+
+    asked: _Asked
+    record: Record
+    turn: int
+
+    @cached_property
+    def inputs(self) -> Mapping[str, tuple[Interval, ...]]:
+        return own_copy(self.record.analysis.inputs) if self._is_held else self._written.inputs
+
+    def lower_bounds(self, rows: Tensor) -> Tensor:
+        return self.record.lower_bounds(rows) if self._is_held else self._written.lower_bounds(rows)
+
+    @property
+    def _is_latest(self) -> bool:
+        return self.turn == self.asked.repeated.turn
+
+    @property
+    def _is_held(self) -> bool:
+        return self._is_latest and self._suffices
+
+    @cached_property
+    def _suffices(self) -> bool:
+        return self.record.suffices
+
+    @cached_property
+    def _written(self) -> LinearAnalysis:
+        return self.asked.as_written(noting=self._is_latest)
