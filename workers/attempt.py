@@ -184,7 +184,8 @@ class PartRun:
         """Everything that the part produced, then its end; the lease is renewed meanwhile."""
         self._group.keep_output(self._folder / f"launcher.{self._order.host}.log")
         for event in self._relay.errors:
-            self._publish_traceback(event)
+            if event["traceback"]:
+                self._publish_traceback(event)
         await self._publisher.drain()
         self._uploader.close()
         await asyncio.wait({uploads})

@@ -24,7 +24,7 @@ import orjson
 
 from service.jobs.layout import DataLayout
 from service.jobs.reporting import Channel, SocketReporter, connect
-from service.jobs.runtime import RunContext
+from service.jobs.runtime import RefusedError, RunContext
 from workers.parentage import die_with_parent
 
 Runner = Callable[[Any, RunContext], Mapping[str, Any] | None]
@@ -101,11 +101,12 @@ def _redirect(descriptor: int, address: str, rank: int, channel: Channel) -> Non
 
 def _give_up(report: SocketReporter, error: BaseException) -> None:
     """Say why, and leave without the interpreter's farewell: it may wait for peers that wait for this rank."""
+    refused = isinstance(error, RefusedError)
     text = "".join(traceback.format_exception(error))
-    report.error(type(error).__name__, str(error), text)
+    report.error(type(error).__name__, str(error), "" if refused else text)
     report.close(done=False)
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(f"refused: {error}" if refused else text, file=sys.stderr, flush=True)
     os._exit(1)
 
 

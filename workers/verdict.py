@@ -118,7 +118,8 @@ def _rank_died(rank: int, evidence: Evidence) -> Outcome:
 def _rank_raised(event: ErrorEvent, attempt: int) -> Outcome:
     rank = event["rank"]
     assert rank is not None
-    return _failed(event["error"], event["message"], rank, traceback_name(attempt, rank))
+    trace = traceback_name(attempt, rank) if event["traceback"] else None
+    return _failed(event["error"], event["message"], rank, trace)
 
 
 def _success(evidence: Evidence) -> Outcome:

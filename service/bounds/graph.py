@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from service.jobs.runtime import RefusedError
+
 INPUT = "input"
 PRODUCT = "trivet.product"
 """Arguments ``self`` and ``other``, both dependent on the input: their entrywise product."""
@@ -24,7 +26,7 @@ MATRIX_FROM_LEFT = "trivet.matrix_from_left"
 """The matrix product of a constant ``self`` and a value ``other``."""
 
 
-class UnsupportedModelError(ValueError):
+class UnsupportedModelError(RefusedError, ValueError):
     """The model holds something that cannot be bounded; the message names the node."""
 
 

@@ -97,7 +97,7 @@ class ProgressEvent(Event):
 
 
 class ErrorEvent(Event):
-    """The exception that ended a rank; ``error`` is its class name."""
+    """The exception that ended a rank; ``error`` is its class name, ``traceback`` empty where it would tell nothing."""
 
     error: str
     message: str

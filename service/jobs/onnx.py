@@ -21,6 +21,19 @@ FLOATS: Mapping[int, type[np.floating[Any]]] = {
     TensorProto.DOUBLE: np.float64,
     TensorProto.FLOAT16: np.float16,
 }
+_OPERATORS = """
+Abs Add Atan AveragePool BatchNormalization Cast Ceil Celu Clip Compress Concat Conv ConvTranspose Cos Cosh CumSum
+DepthToSpace Div Dropout Einsum Elu Erf Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm
+GlobalAveragePool GlobalMaxPool GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization LRN
+LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Mean Min Mish Mul Neg PRelu Pad Pow Reciprocal
+ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare
+Relu Reshape Resize ReverseSequence Round Selu Shrink Sigmoid Sin Sinh Slice Softmax Softplus Softsign SpaceToDepth
+Split Sqrt Squeeze Sub Sum Tan Tanh Tile Transpose Trilu Unsqueeze Upsample Where
+"""
+OPERATORS = frozenset(_OPERATORS.split())
+"""Those of which :mod:`service.bounds.onnx` has a converter; of what is a constant for it, any operator is."""
+SHAPE_ONLY = {"Shape", "Size"}
+"""Operators whose result does not depend on their input's values."""
 LARGEST, LARGEST_READ = 2**31, 2**28
 """Bytes of a model, which are those that protobuf can hold; and of one that is read to check a spec: only ranks read
 larger ones.
@@ -37,11 +50,12 @@ class _TooLargeError(OnnxError):
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Entries of one instance. ``outputs`` is ``None`` where only running the model tells."""
+class Outline:
+    """Entries of one instance, and nodes that no rule bounds. ``outputs`` is ``None`` where only running it tells."""
 
     inputs: int
     outputs: int | None
+    unsupported: tuple[str, ...] = ()
 
 
 def parse(data: bytes) -> onnx.ModelProto:
@@ -106,12 +120,12 @@ def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     return tuple(max(length, 1) for length in lengths)
 
 
-def sizes(path: Path) -> Sizes | None:
-    """What the model of an uploaded file takes and gives; ``None`` if the file is large. Raises :class:`OnnxError`."""
-    return None if path.stat().st_size > LARGEST_READ else sizes_of(path.read_bytes())
+def outline(path: Path) -> Outline | None:
+    """Of the model in an uploaded file; ``None`` if the file is large. Raises :class:`OnnxError`."""
+    return None if path.stat().st_size > LARGEST_READ else outline_of(path.read_bytes())
 
 
-def sizes_of(data: bytes) -> Sizes | None:
+def outline_of(data: bytes) -> Outline | None:
     """The same of a file's content."""
     try:
         model = parse(unpacked(data, LARGEST_READ))
@@ -119,7 +133,40 @@ def sizes_of(data: bytes) -> Sizes | None:
         return None
     outputs = [_entries(value) for value in model.graph.output]
     known = [each for each in outputs if each is not None]
-    return Sizes(prod(batch_of_one(graph_input(model))), sum(known) if len(known) == len(outputs) else None)
+    inputs = prod(batch_of_one(graph_input(model)))
+    unsupported = tuple(
+        f"ONNX {operator_of(node)} (node {name_of(node, index)!r})"
+        for index, node in working_nodes(model)
+        if operator_of(node) not in OPERATORS
+    )
+    return Outline(inputs, sum(known) if len(known) == len(outputs) else None, unsupported)
+
+
+def working_nodes(model: onnx.ModelProto) -> list[tuple[int, onnx.NodeProto]]:
+    """The nodes, with their numbers, that depend on the input's values and that an output needs."""
+    depends = {graph_input(model).name}
+    found = []
+    for index, node in enumerate(model.graph.node):
+        if node.op_type not in SHAPE_ONLY and depends.intersection(node.input):
+            depends.update(name for name in node.output if name)
+            found.append((index, node))
+    wanted = {output.name for output in model.graph.output}
+    needed = []
+    for index, node in reversed(found):
+        if wanted.intersection(node.output):
+            wanted.update(node.input)
+            needed.append((index, node))
+    return needed[::-1]
+
+
+def operator_of(node: onnx.NodeProto) -> str:
+    """With its domain, where it is not ONNX's own."""
+    kind: str = node.op_type
+    return kind if node.domain in ("", "ai.onnx") else f"{node.domain}.{kind}"
+
+
+def name_of(node: onnx.NodeProto, index: int) -> str:
+    return node.name or f"{node.op_type}_{index}"
 
 
 def _entries(value: onnx.ValueInfoProto) -> int | None:

@@ -93,7 +93,7 @@ class SocketReporter:
         raise ValueError(f"artifact {path}: only files below the job's folder {self._paths.root} can be announced")
 
     def error(self, error: str, message: str, traceback: str) -> None:
-        """Report the exception that ends this rank; ``error`` is its class name."""
+        """Report the exception that ends this rank; ``error`` is its class name, ``traceback`` may be empty."""
         self._put({"type": "error", "error": error, "message": message, "traceback": traceback})
 
     def close(self, *, done: bool, within_s: float = 10.0) -> None:

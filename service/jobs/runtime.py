@@ -29,6 +29,10 @@ class Reporter(Protocol):
         """Announce a finished file (or folder) below the job's artifact folder; its name is its relative path."""
 
 
+class RefusedError(Exception):
+    """What the spec asks for cannot be done: the message is all that its author needs, no traceback."""
+
+
 @dataclass(frozen=True)
 class RunContext:
     """One rank of one attempt.

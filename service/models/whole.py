@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from service.jobs.layout import JobPaths
+from service.jobs.runtime import RefusedError
 from service.jobs.spec.model import FamilyConfig as AnyFamilyConfig
 from service.models.registry import FamilyConfig
 from service.parallel import checkpoint
@@ -40,7 +41,7 @@ Weights = Mapping[str, Weight]
 """By the name of the parameter."""
 
 
-class WeightsError(ValueError):
+class WeightsError(RefusedError, ValueError):
     """Weights that are not there, or do not fit the model that asks for them."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from service.jobs.layout import DataLayout
+from service.jobs.runtime import RefusedError
 from service.jobs.spec.train import CompileChoice
 from service.models.compiled import COMPILE_CACHE, RECIPES, cache_file
 from service.models.fingerprint import Fingerprint, difference
@@ -17,7 +18,7 @@ MODES = tuple(name for name in RECIPES if name != "eager")
 """What a job may compile in, from the least to the most that is compiled."""
 
 
-class GateError(RuntimeError):
+class GateError(RefusedError, RuntimeError):
     """The report does not allow what the spec asks for."""
 
 

@@ -77,10 +77,10 @@ def test_verdict_and_times_of_long_names_are_in_view(page: Page, fleet: Fleet) -
 def test_what_is_undecided_says_why(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(verify_spec())
     nothing: dict[str, Any] = {"lower": [], "upper": [], "decided_by": None}
-    attempt.bound(0, None, "unknown", reason="odd.onnx: ONNX Det: no converter", **nothing)
+    attempt.bound(0, None, "unknown", reason="odd.onnx: no rule for ONNX Det", **nothing)
     page.goto(f"/jobs/{attempt.job_id}")
     page.locator(".verify tbody .link").click()
-    expect(page.locator(".outputs header")).to_contain_text("undecided: odd.onnx: ONNX Det: no converter")
+    expect(page.locator(".outputs header")).to_contain_text("undecided: odd.onnx: no rule for ONNX Det")
 
 
 def test_a_counterexample_is_copied_to_the_last_digit(page: Page, context: BrowserContext, fleet: Fleet) -> None:

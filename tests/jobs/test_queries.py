@@ -30,11 +30,13 @@ def query(inputs: int = 2, outputs: int = 1, rest: str = "(assert (<= Y_0 0))") 
 
 
 def network(inputs: int = 2, outputs: int | None = 1, **fields: Any) -> bytes:
-    """``y = x · weight``; without ``outputs`` the file does not say how many there are."""
+    """``y = x · weight``, or what another ``operator`` makes of these; without ``outputs`` the file does not say how
+    many there are.
+    """
     size = outputs or 1
     weight = helper.make_tensor("weight", TensorProto.FLOAT, (inputs, size), [1.0] * inputs * size)
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "weight"], ["y"])],
+        [helper.make_node(fields.get("operator", "MatMul"), ["x", "weight"], ["y"], name="first")],
         "g",
         [helper.make_tensor_value_info("x", fields.get("kind", TensorProto.FLOAT), ("batch", inputs))],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ("batch", outputs))],
@@ -219,6 +221,34 @@ def test_pairs_that_do_not_fit_are_refused_with_their_line(tmp_path: Path, rows:
     found = problems(tmp_path, {SECOND: zipped({**PAIRS, "instances.csv": rows})}, **PAIRED)
     assert [(each.path, each.got) for each in found] == [("property.instances", SECOND)]
     assert found[0].message.removeprefix("instances.csv ").startswith(words)
+
+
+RULELESS = network(operator="BitShift")
+
+
+def test_an_operator_without_a_rule_is_refused_by_name(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, {MODEL: RULELESS, FIRST: query()})
+    assert (found.path, found.message) == ("model.onnx", "no rule for ONNX BitShift (node 'first')")
+    assert found.expected.startswith("a model of Abs, Add, ")
+
+
+@pytest.mark.parametrize(
+    ("rows", "parallel", "refused"),
+    [
+        ("a.onnx,q.vnnlib\nodd.onnx,q.vnnlib\n", {}, False),
+        ("a.onnx,q.vnnlib\nodd.onnx,q.vnnlib\n", {"dp_replicate": 2}, False),
+        ("odd.onnx,q.vnnlib\n", {}, True),
+        ("a.onnx,q.vnnlib\nodd.onnx,q.vnnlib\n", {"tp": 2}, True),
+        ("a.onnx,q.vnnlib\nodd.onnx,q.vnnlib\n", {"pp": 2}, True),
+    ],
+)
+def test_one_of_many_models_may_have_no_rule_where_each_rank_has_it_whole(
+    tmp_path: Path, rows: str, parallel: dict[str, int], refused: bool
+) -> None:
+    content = zipped({**PAIRS, "odd.onnx": RULELESS, "instances.csv": rows})
+    found = problems(tmp_path, {SECOND: content}, **PAIRED, parallel=parallel)
+    message = "odd.onnx: no rule for ONNX BitShift (node 'first')"
+    assert [(each.path, each.message) for each in found] == [("property.instances", message)] * refused
 
 
 def test_a_bundle_that_is_no_archive_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from service.bounds.onnx import OnnxModel, load
 from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.reading import Runtime, parse
 from service.bounds.onnx.stored import store, stored, type_of
+from service.jobs.onnx import OPERATORS
 
 
 def ints(*values: int) -> np.ndarray:
@@ -273,7 +274,7 @@ def test_the_check_on_load_finds_a_wrong_converter(monkeypatch: pytest.MonkeyPat
     [
         (b"no model", "not an ONNX model"),
         (b"", "not an ONNX model"),
-        (model([node("Sign", ["x"])], IMAGE), r"ONNX Sign \(node 'sign_y'\): no converter. Supported operators: Abs"),
+        (model([node("Sign", ["x"])], IMAGE), r"no rule for ONNX Sign \(node 'sign_y'\)"),
         (model([node("Relu", ["x"])], IMAGE, opset=7), "opset 7: 8 to 21"),
         (model([node("Relu", ["x"])], ["batch", "any", 3]), "only its first length may be open"),
         (model([node("Relu", ["x"])], [3], kind=TensorProto.INT32), "input 'x' is INT32"),
@@ -289,6 +290,10 @@ def test_the_check_on_load_finds_a_wrong_converter(monkeypatch: pytest.MonkeyPat
 def test_what_cannot_be_read_is_refused_by_name(data: bytes, message: str) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         load(data)
+
+
+def test_what_is_checked_at_submit_is_what_there_are_rules_for() -> None:
+    assert CONVERTERS.keys() == OPERATORS
 
 
 def test_two_inputs_are_refused() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import zipfile
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from onnx_models import dense
+from onnx_models import dense, model, node
 from test_verify_job import context
 
 from service.bounds.onnx import load
@@ -152,16 +154,23 @@ def test_an_onnx_model_on_a_mesh_is_verified_and_searched(
     assert [layer["neurons"] for layer in bounded["layers"]] == [layer["neurons"] for layer in alone["layers"]]
 
 
-def on_two_ranks(folder: str, box: dict[str, Any]) -> dict[str, Any]:
+def on_two_ranks(folder: str, box: dict[str, Any], odd: str) -> dict[str, Any]:
     import os
 
+    from service.bounds.graph import UnsupportedModelError
     from service.parallel import distributed
 
-    data = DataLayout(Path(folder))
-    ranked, report = context(data, int(os.environ["RANK"]), 2)
+    data, rank = DataLayout(Path(folder)), int(os.environ["RANK"])
+    ranked, report = context(data, rank, 2)
+    try:
+        fields = {"model": None, "property": {"instances": odd}, "parallel": {"tp": 2}}
+        job.run(specification(data, "", **fields), context(data, rank, 2)[0])
+        refused = ""
+    except UnsupportedModelError as error:
+        refused = str(error)
     result = job.run(specification(data, "", property={"box": box}, parallel={"tp": 2}), ranked)
     distributed.stop()
-    return {"rows": report.bounds, "layers": None if result is None else result["layers"]}
+    return {"rows": report.bounds, "layers": None if result is None else result["layers"], "refused": refused}
 
 
 @pytest.mark.distributed
@@ -169,7 +178,13 @@ def test_an_onnx_model_is_divided_over_ranks(data: DataLayout, torchrun: Any) ->
     box = {"lower": [-1, -1, -1], "upper": [1, 1, 1]}
     ranked, report = context(data)
     alone = job.run(specification(data, "", property={"box": box}), ranked)
-    first, _ = torchrun(on_two_ranks, 2, folder=str(data.root), box=box)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("instances.csv", "odd.onnx,q.vnnlib\n")
+        archive.writestr("odd.onnx", model([node("Det", ["x"], "y")], [1, 2, 2], {}, opset=17))
+        archive.writestr("q.vnnlib", f"{DECLARED}{BOX}(assert (>= Y_0 0))")
+    first, other = torchrun(on_two_ranks, 2, folder=str(data.root), box=box, odd=upload(data, made.getvalue()))
+    assert [each["refused"].partition(" (")[0] for each in (first, other)] == ["odd.onnx: no rule for ONNX Det"] * 2
     assert alone is not None
     (row,), (expected,) = first["rows"], report.bounds
     for end in ("lower", "upper"):

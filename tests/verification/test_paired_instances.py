@@ -107,7 +107,7 @@ def test_a_model_that_cannot_be_bounded_is_named_and_the_others_are_done(data: D
     assert result is not None
     refused, bounded = sorted(report.bounds, key=lambda row: row["instance"])
     assert (refused["verdict"], refused["lower"], refused["margin"]) == ("unknown", [], None)
-    assert refused["reason"].startswith("odd.onnx: ONNX Det")
+    assert refused["reason"].startswith("odd.onnx: no rule for ONNX Det")
     assert bounded["reason"] is None
     assert result["verdicts"]["unknown"] == 1
     assert result["instances"] == 2
@@ -116,7 +116,7 @@ def test_a_model_that_cannot_be_bounded_is_named_and_the_others_are_done(data: D
 def test_no_model_that_can_be_bounded_ends_the_job(data: DataLayout) -> None:
     odd = model([node("Det", ["x"], "y")], [1, 2, 2], {}, opset=17)
     ranked, report = context(data)
-    with pytest.raises(UnsupportedModelError, match=r"^odd\.onnx: ONNX Det"):
+    with pytest.raises(UnsupportedModelError, match=r"^odd\.onnx: no rule for ONNX Det"):
         job.run(specification(data, archive("odd.onnx,far.vnnlib\n", **{"bench/odd.onnx": odd})), ranked)
     assert not report.bounds
 

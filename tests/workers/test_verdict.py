@@ -28,6 +28,13 @@ def test_the_first_exception_counts() -> None:
     assert blame(errors=[raised(2), raised(0, "ConnectionError")]) == ("ValueError", 2)
 
 
+def test_a_refusal_has_no_traceback_to_look_at() -> None:
+    for traceback, artifact in (("…", "errors/attempt-1-rank-2.txt"), ("", None)):
+        error = judge(Evidence("rank_failed", 1, errors=[{**raised(2), "traceback": traceback}])).error
+        assert error is not None
+        assert error.traceback_artifact == artifact
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS])
 def test_a_rank_that_was_killed_outranks_its_peers_exceptions(number: signal.Signals) -> None:
     codes = {1: -number, 0: 1}

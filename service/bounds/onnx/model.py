@@ -95,8 +95,7 @@ def model_of(description: Description, floats: Mapping[str, Tensor] | None = Non
     """Raises :class:`UnsupportedModelError` that names the operators that there are no converters for."""
     unknown = [call for call in description.calls if call.operator not in CONVERTERS]
     if unknown:
-        named = "; ".join(str(call) for call in unknown)
-        raise UnsupportedModelError(f"{named}: no converter. Supported operators: {', '.join(sorted(CONVERTERS))}")
+        raise UnsupportedModelError(f"no rule for {', '.join(str(call) for call in unknown)}")
     return OnnxModel(description, floats).eval()
 
 

@@ -18,10 +18,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from service.bounds.graph import UnsupportedModelError
 from service.jobs import onnx as files
-from service.jobs.onnx import FLOATS, batch_of_one, first_line, graph_input, opset_of
+from service.jobs.onnx import (
+    FLOATS,
+    batch_of_one,
+    first_line,
+    graph_input,
+    name_of,
+    operator_of,
+    opset_of,
+    working_nodes,
+)
 
-SHAPE_ONLY = {"Shape", "Size"}
-"""Operators whose result does not depend on their input's values."""
 Array = npt.NDArray[Any]
 
 
@@ -104,14 +111,8 @@ def describe(model: onnx.ModelProto) -> Description:
     """Split the model into calls and constants."""
     given = graph_input(model)
     opset = opset_of(model)
-    depends = {given.name}
-    calls = []
-    for index, node in enumerate(model.graph.node):
-        if node.op_type in SHAPE_ONLY or not depends.intersection(node.input):
-            continue
-        depends.update(name for name in node.output if name)
-        calls.append(call_of(node, index, opset))
-    calls = _needed(calls, [output.name for output in model.graph.output])
+    calls = [call_of(node, index, opset) for index, node in working_nodes(model)]
+    depends = {given.name, *(name for call in calls for name in call.outputs)}
     outputs = tuple(output.name for output in model.graph.output)
     for name in outputs:
         if name not in depends:
@@ -144,9 +145,8 @@ def run_alone(call: Call, inputs: Sequence[Array | None]) -> Array:
 
 def call_of(node: onnx.NodeProto, index: int, opset: int) -> Call:
     attributes = {entry.name: _attribute(entry) for entry in node.attribute}
-    domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."
-    name = node.name or f"{node.op_type}_{index}"
-    return Call(name, domain + node.op_type, attributes, tuple(node.input), tuple(node.output), opset)
+    inputs, outputs = tuple(node.input), tuple(node.output)
+    return Call(name_of(node, index), operator_of(node), attributes, inputs, outputs, opset)
 
 
 def _attribute(entry: onnx.AttributeProto) -> Any:
@@ -154,15 +154,6 @@ def _attribute(entry: onnx.AttributeProto) -> Any:
     if isinstance(value, bytes):
         return value.decode()
     return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
-
-
-def _needed(calls: Sequence[Call], outputs: Sequence[str]) -> list[Call]:
-    wanted, kept = set(outputs), []
-    for call in reversed(calls):
-        if wanted.intersection(call.outputs):
-            wanted.update(call.inputs)
-            kept.append(call)
-    return kept[::-1]
 
 
 def _values(model: onnx.ModelProto, names: set[str]) -> dict[str, Array]:

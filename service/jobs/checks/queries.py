@@ -15,7 +15,7 @@ from service.jobs.spec.verify import BoxProperty, FromOnnx, InstancesProperty, R
 from service.jobs.vnnlib import Bundle, NotThereError, Query, VnnlibError, bundle, parse, sources
 
 if TYPE_CHECKING:
-    from service.jobs.onnx import Sizes
+    from service.jobs.onnx import Outline
 
 MOST_SHOWN = 10
 """Problems of one archive: what is wrong with the first ones is mostly wrong with all."""
@@ -27,14 +27,16 @@ def check_queries(spec: AnySpec, config: ModelConfig | None, path_of: PathOf) ->
     if not isinstance(spec, VerifySpec):
         return
     if isinstance(spec.property, InstancesProperty):
-        yield from _check_instances(spec.property, path_of)
+        yield from _check_instances(spec.property, path_of, divided=spec.parallel.tp * spec.parallel.pp > 1)
         return
     try:
-        model = _sizes(spec, config, path_of)
+        model = _outline(spec, config, path_of)
     except ValueError as error:
         assert isinstance(spec.model, FromOnnx)
         yield Problem("model.onnx", str(error), spec.model.onnx, "an ONNX model with one input, in one file")
         return
+    if isinstance(spec.model, FromOnnx) and model is not None:
+        yield from _check_rules("model.onnx", "", model, spec.model.onnx)
     if isinstance(spec.property, VnnlibProperty):
         for path, file in spec.property.files:
             if (content := path_of(file)) is not None:
@@ -43,29 +45,42 @@ def check_queries(spec: AnySpec, config: ModelConfig | None, path_of: PathOf) ->
         yield from _check_sizes(spec.property, model)
 
 
-def _check_instances(asked: InstancesProperty, path_of: PathOf) -> Iterator[Problem]:
+def _check_rules(path: str, where: str, model: Outline, file: str) -> Iterator[Problem]:
+    from service.jobs.onnx import OPERATORS  # noqa: PLC0415 - brings onnx, which only these jobs need
+
+    if model.unsupported:
+        message = f"{where}no rule for {', '.join(model.unsupported)}"
+        yield Problem(path, message, file, f"a model of {', '.join(sorted(OPERATORS))}")
+
+
+def _check_instances(asked: InstancesProperty, path_of: PathOf, *, divided: bool) -> Iterator[Problem]:
+    """A model that cannot be bounded makes rows, except where it is ``divided`` over ranks, or the only one."""
     if (content := path_of(asked.instances)) is None:
         return
     expected = "a zip or an uncompressed tar of instances.csv and the ONNX and VNN-LIB files that it names"
     try:
         with bundle(content) as opened:
-            problems = (Problem("property.instances", *each) for each in _misfits_of(opened, asked.instances))
-            yield from islice(problems, MOST_SHOWN)
+            models: dict[str, Outline | None] = {}
+            misfits = (Problem("property.instances", *each) for each in _misfits_of(opened, asked.instances, models))
+            yield from islice(misfits, MOST_SHOWN)
+            without = [(name, model) for name, model in models.items() if model is not None and model.unsupported]
+            if divided or len(without) == len(models):
+                for name, model in without[:MOST_SHOWN]:
+                    yield from _check_rules("property.instances", f"{name}: ", model, asked.instances)
     except VnnlibError as error:
         yield Problem("property.instances", str(error), asked.instances, expected)
 
 
-def _misfits_of(opened: Bundle, file: str) -> Iterator[tuple[str, str, str]]:
-    """Messages, the file, and what is expected; each model and each query is read once."""
-    from service.jobs.onnx import LARGEST_READ, sizes_of  # noqa: PLC0415 - brings onnx, see above
+def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) -> Iterator[tuple[str, str, str]]:
+    """Messages, the file, and what is expected; each query is read once, and each model, into ``models``."""
+    from service.jobs.onnx import LARGEST_READ, outline_of  # noqa: PLC0415 - brings onnx, see above
 
-    models: dict[str, Sizes | None] = {}
     queries: dict[str, Query] = {}
     for pair in opened.pairs:
         try:
             if pair.model not in models:
                 data = opened.model(pair, LARGEST_READ)
-                models[pair.model] = None if data is None else sizes_of(data)
+                models[pair.model] = None if data is None else outline_of(data)
             if pair.query not in queries:
                 queries[pair.query] = parse(opened.text(pair))
         except NotThereError as error:
@@ -79,17 +94,17 @@ def _misfits_of(opened: Bundle, file: str) -> Iterator[tuple[str, str, str]]:
             yield f"line {pair.line}, {pair.name}: {message}", file, expected
 
 
-def _sizes(spec: VerifySpec, config: ModelConfig | None, path_of: PathOf) -> Sizes | None:
-    from service.jobs.onnx import Sizes, sizes  # noqa: PLC0415 - brings onnx, which only these jobs need
+def _outline(spec: VerifySpec, config: ModelConfig | None, path_of: PathOf) -> Outline | None:
+    from service.jobs.onnx import Outline, outline  # noqa: PLC0415 - brings onnx, which only these jobs need
 
     if isinstance(spec.model, FromOnnx):
         content = path_of(spec.model.onnx)
-        return None if content is None else sizes(content)
+        return None if content is None else outline(content)
     reads = None if config is None else config.reads
-    return Sizes(reads.features, reads.classes) if isinstance(reads, Features) else None
+    return Outline(reads.features, reads.classes) if isinstance(reads, Features) else None
 
 
-def _check_file(path: str, file: str, content: Path, model: Sizes | None) -> Iterator[Problem]:
+def _check_file(path: str, file: str, content: Path, model: Outline | None) -> Iterator[Problem]:
     try:
         found = sources(content)
     except VnnlibError as error:
@@ -111,7 +126,7 @@ def _check_file(path: str, file: str, content: Path, model: Sizes | None) -> Ite
             shown += 1
 
 
-def _misfits(query: Query, model: Sizes | None) -> Iterator[tuple[str, str]]:
+def _misfits(query: Query, model: Outline | None) -> Iterator[tuple[str, str]]:
     if not query.cases:
         yield "no input satisfies its bounds on inputs, so there is nothing to verify", "a box with an input in it"
     if model is None or (query.inputs == model.inputs and model.outputs in (None, query.outputs)):
@@ -124,7 +139,7 @@ def _misfits(query: Query, model: Sizes | None) -> Iterator[tuple[str, str]]:
     yield message, f"X_0 to X_{model.inputs - 1}{last}"
 
 
-def _check_sizes(asked: BoxProperty | RobustnessProperty, model: Sizes) -> Iterator[Problem]:
+def _check_sizes(asked: BoxProperty | RobustnessProperty, model: Outline) -> Iterator[Problem]:
     if isinstance(asked, BoxProperty):
         if (given := len(asked.box.lower)) != model.inputs:
             message = f"the box has {given} dimensions, the model takes {model.inputs} inputs"

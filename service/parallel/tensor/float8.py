@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from service.jobs.runtime import RefusedError
 from service.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from service.parallel.tensor.placement import local
 
@@ -26,7 +27,7 @@ Scaled = tuple[Tensor, Tensor]
 """A float8 tensor and the float32 scalar that it is to be multiplied by."""
 
 
-class Float8Error(ValueError):
+class Float8Error(RefusedError, ValueError):
     """Float8 was asked for where it cannot run."""
 
 

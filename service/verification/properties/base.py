@@ -10,10 +10,11 @@ from typing import Protocol
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.jobs.runtime import RefusedError
 from service.jobs.vnnlib import Halfspace, Query
 
 
-class PropertyError(ValueError):
+class PropertyError(RefusedError, ValueError):
     """The property does not fit the model or the data."""
 
 
