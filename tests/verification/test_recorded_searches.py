@@ -192,7 +192,24 @@ def test_records_of_a_device_give_what_runs_there(name: str) -> None:
     assert recorded.held == 0
 
 
-def test_memory_is_shared_and_counted_once() -> None:
-    memory = Memory()
-    assert memory.bytes == 0
-    assert Recorded(torch.device("cpu"), memory).memory is memory
+def test_records_share_their_memory_until_they_are_forgotten() -> None:
+    bounding, batches = bounding_and_batches("relu", [(8, 1), (16, 1)])
+    used = []
+
+    def repeat(memory: Memory) -> Plain:
+        used.append(memory)
+        memory.bytes = 60
+        return Plain()
+
+    records = FromRecords(bounding.walk, 1, lambda: 2**40, repeat)
+    climb = Climb(1, slopes=0.1)
+    for domains in batches:
+        records.optimised(domains, climb, bounding.scale)
+    assert len(used) == 2 * len(batches)
+    assert {id(each) for each in used} == {id(records.memory)}
+    assert records.held == 60
+    records.forget()
+    assert records.held == 0
+    records.optimised(batches[0], climb, bounding.scale)
+    assert used[-1] is records.memory
+    assert used[-1] is not used[0]
