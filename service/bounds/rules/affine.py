@@ -62,15 +62,17 @@ class AffineRule(LinearRule):
         return _constant(layer, coefficients)
 
     def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
-        if len(node.shape) != 1:
-            return None
         layer = self.read(node)
+        if node.size != node.shape[-1] or layer.weight.ndim != MATRIX:
+            return None
         bias = None if layer.bias is None else units.select(layer.bias)
         if exchange.axis.size > 1 or layer.weight.requires_grad:
-            return Pulled((units.select(layer.weight),), bias)
+            rows = units.select(layer.weight)
+            return Pulled((rows.reshape(*rows.shape[:2], *node.input_shapes[0]),), bias)
         return Pulled((Picked(layer.weight, units.index, units.mirrored),), bias)
 
 
+MATRIX = 2
 BY_ROW = 2
 """Dimensions of one number for each row of each instance."""
 
@@ -79,7 +81,9 @@ def _constant(layer: Affine, coefficients: Tensor) -> Tensor | None:
     if layer.bias is None:
         return None
     constant = coefficients @ layer.bias
-    return constant if constant.ndim == BY_ROW else constant.flatten(2).sum(dim=2)
+    if constant.ndim == BY_ROW or constant.shape[2:].numel() == 1:
+        return constant.flatten(1)
+    return constant.flatten(2).sum(dim=2)
 
 
 def constant_only(node: Node, *arguments: str) -> str | None:
