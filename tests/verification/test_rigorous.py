@@ -142,7 +142,8 @@ EXACT: dict[str, tuple[Exact, dict[str, object]]] = {
     "aten.silu.default": (lambda z: z / (1 + mpmath.exp(-z)), {}),
     "aten.gelu.default": (lambda z: z * mpmath.erfc(-z / mpmath.sqrt(2)) / 2, {"approximate": "none"}),
     "tanh form": (
-        lambda z: z / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (z + mpmath.mpf(0.044715) * z**3))),
+        # 1 + tanh(u) as a quotient: for u below -69 the sum would be nothing of 60 digits.
+        lambda z: z / (1 + mpmath.exp(-2 * mpmath.sqrt(2 / mpmath.pi) * (z + mpmath.mpf(0.044715) * z**3))),
         {"approximate": "tanh"},
     ),
     "aten.atan.default": (mpmath.atan, {}),
@@ -261,6 +262,18 @@ def test_lines_have_an_allowance_for_products_that_are_not_fused() -> None:
     off = abs(Fraction(computed) - Fraction(coefficient) * Fraction(upper))
     assert off > 4 * Fraction(2) ** -53 * Fraction(upper) * Fraction(-coefficient)
     assert off <= Fraction(float(step.error)) * Fraction(-coefficient)
+
+
+def test_bounds_of_layers_are_those_without_rigour_whatever_else_is_in_the_batch() -> None:
+    net = prepared(mlp([4, 30, 30, 3], nn.ReLU(), 1).double(), 4)
+    centres = torch.randn(6, 4, generator=torch.Generator().manual_seed(3), dtype=DOUBLE)
+    batch = box_around(centres, 0.1)
+    rigorous, plain = (each(net, batch, Effort()).inputs for each in (rigorous_crown, METHODS["crown"]))
+    alone = rigorous_crown(net, batch.map(lambda end: end[2:3]), Effort()).inputs
+    for name, (found,) in rigorous.items():
+        for end in ("lower", "upper"):
+            torch.testing.assert_close(getattr(found, end), getattr(plain[name][0], end), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(getattr(found, end)[2:3], getattr(alone[name][0], end), rtol=1e-9, atol=1e-9)
 
 
 def test_a_branch_confines_the_bounds() -> None:

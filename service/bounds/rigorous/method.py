@@ -177,7 +177,7 @@ def _analysed(
         with plain_convolutions():
             intervals[node.name] = interval(node, [intervals[name] for name in node.inputs], network.exchange)
             if node.name in of_a_ball:
-                everything = torch.arange(node.size, device=box.lower.device)
+                everything = torch.ones(len(box.lower), node.size, dtype=torch.bool, device=box.lower.device)
                 intervals[node.name] = _bounded(walk, bounding, node.name, everything, effort)
     return RigorousAnalysis(walk, effort, bounding)
 
@@ -203,13 +203,18 @@ def _refined(
     known = [walk.intervals[each] for each in node.inputs]
     if branch is not None:
         known = [_confined(each, own) for each, own in zip(known, branch, strict=True)]
-    wanted = walk.network.rule_of(node).improvable_on(node, known)[index].flatten(1).any(dim=0)
-    return _bounded(walk, bounding, name, wanted.nonzero().squeeze(1), effort)
+    wanted = walk.network.rule_of(node).improvable_on(node, known)[index].flatten(1)
+    return _bounded(walk, bounding, name, wanted, effort)
 
 
-def _bounded(walk: RigorousPass, bounding: Bounding, name: str, chosen: Tensor, effort: Effort) -> Interval:
-    """The interval of a value, met with linear bounds of the entries ``chosen``, or of more of them."""
+def _bounded(walk: RigorousPass, bounding: Bounding, name: str, wanted: Tensor, effort: Effort) -> Interval:
+    """The interval of a value, met with linear bounds of the entries ``wanted``, bool ``(batch, n)``.
+
+    Rows are those that any instance wants. One that does not keeps its interval, so that its bounds are the same
+    whatever other instances it is bounded with.
+    """
     before, network = walk.intervals[name], walk.network
+    chosen = wanted.any(dim=0).nonzero().squeeze(1)
     lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
     if network.is_own(name):
         # As many on each rank.
@@ -217,9 +222,10 @@ def _bounded(walk: RigorousPass, bounding: Bounding, name: str, chosen: Tensor, 
         chosen = torch.cat([chosen, chosen.new_zeros(missing)])
     pairs = max(1, _rows_at_once(network, name, len(lower), effort) // 2)
     for part in torch.split(chosen, pairs) if len(chosen) else ():
-        bounds = bounding(walk, name, UnitRows(part.unsqueeze(0)))
-        lower[:, part] = torch.maximum(lower[:, part], bounds[:, : len(part)])
-        upper[:, part] = torch.minimum(upper[:, part], -bounds[:, len(part) :])
+        bounds, own = bounding(walk, name, UnitRows(part.unsqueeze(0))), wanted[:, part]
+        low, high = lower[:, part], upper[:, part]
+        lower[:, part] = torch.where(own, torch.maximum(low, bounds[:, : len(part)]), low)
+        upper[:, part] = torch.where(own, torch.minimum(high, -bounds[:, len(part) :]), high)
     return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
 
 
