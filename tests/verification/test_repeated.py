@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -54,6 +55,12 @@ NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
+@cache
+def network_of(name: str) -> tuple[Network, int]:
+    build, features = NETS[name]
+    return prepared(build().double(), features), features
+
+
 def rehearsed(name: str, repeat: Callable[[], Any] = Rehearsed, free: int = MANY) -> Repeated:
     method = METHODS[name]
     assert isinstance(method, Passes)
@@ -86,17 +93,15 @@ def no_row_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_of_rows, "CHEAP", 0)
 
 
-@pytest.mark.parametrize("cheap", [0, module_of_rows.CHEAP])
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("method", PASSES)
+@pytest.mark.parametrize(("method", "cheap"), [*((each, 0) for each in PASSES), ("crown", module_of_rows.CHEAP)])
 @torch.no_grad()
 def test_what_is_replayed_is_what_would_run(
     method: str, name: str, cheap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of boxes that need few rows and many, in batches of several sizes, with rows of several shapes."""
     monkeypatch.setattr(module_of_rows, "CHEAP", cheap)
-    build, features = NETS[name]
-    network = prepared(build().double(), features)
+    network, features = network_of(name)
     repeated, written = rehearsed(method), METHODS[method]
     for batch in (1, 3):
         for box in boxes(7, batch, features, radii=(0.02, 0.02, 0.05, 0.2)):
@@ -140,7 +145,7 @@ def test_no_operator_needs_the_host(group: str) -> None:
 @pytest.mark.usefixtures("no_row_is_cheap")
 @torch.no_grad()
 def test_an_analysis_stays_true_whatever_comes_after_it() -> None:
-    network = prepared(NETS["relu"][0]().double(), 5)
+    network, _ = network_of("relu")
     repeated, rows = rehearsed("crown"), rows_for(network, 1)
     given_boxes = boxes(5, 2, 5)
     found = [repeated(network, box, Effort()) for box in given_boxes]
@@ -154,7 +159,7 @@ def test_an_analysis_stays_true_whatever_comes_after_it() -> None:
 
 @torch.no_grad()
 def test_balls_are_replayed_too() -> None:
-    network = prepared(NETS["relu"][0]().double(), 5)
+    network, _ = network_of("relu")
     repeated = rehearsed("crown")
     for x in torch.randn(4, 2, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64):
         ball = Ball.within(x, 0.1, torch.float64)
@@ -164,7 +169,7 @@ def test_balls_are_replayed_too() -> None:
 @pytest.mark.usefixtures("no_row_is_cheap")
 @torch.no_grad()
 def test_boxes_that_need_more_rows_get_a_record_with_more() -> None:
-    network = prepared(NETS["relu"][0]().double(), 5)
+    network, _ = network_of("relu")
     repeated, rows = rehearsed("crown"), rows_for(network, 1)
     small, large = box_around(torch.zeros(1, 5, dtype=torch.float64), 1e-3), boxes(1, 1, 5, radii=(1.0,))[0]
     plans = []
@@ -180,7 +185,7 @@ def test_boxes_that_need_more_rows_get_a_record_with_more() -> None:
 def test_what_is_not_worth_a_record_or_cannot_be_one_runs_as_written(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    network = prepared(NETS["relu"][0]().double(), 5)
+    network, _ = network_of("relu")
     rows = rows_for(network, 1)
 
     class Failing:
