@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from math import inf, isnan
 
 import torch
@@ -29,6 +30,7 @@ from service.verification.search.certificates import Certificates, StageCertific
 from service.verification.search.crew import Standing
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.domains import Domains, Handed, Pool
+from service.verification.search.given import CLIMB, GAIN, Given
 from service.verification.search.goal import Goal
 from service.verification.search.intermediate import optimised
 from service.verification.search.programs import Programs
@@ -95,7 +97,8 @@ class _Search:
         self.first, self.onward = (climb.within(subject.effort, deadline) for climb in (FROM_SCRATCH, ONWARD))
         self.started = now = time.monotonic()
         self.patience = now + min(QUICK_SECONDS, QUICK_SHARE * (deadline - now))
-        self.is_optimised = False
+        self.shared, self.is_optimised = root.bounds, False
+        self.question = root.question
 
     @torch.no_grad()
     def run(self) -> Finding:
@@ -171,11 +174,17 @@ class _Search:
             self._make_room()  # what comes has use for the memory
             with suppress(torch.OutOfMemoryError):
                 self._tighten(self._better_bounds(now, self.deadline - now))
+            with suppress(torch.OutOfMemoryError):
+                self._suppose_failure(now - self.started)
         now = time.monotonic()
         self.patience = now + (now - self.started)
 
+    @cached_property
+    def given(self) -> Given:
+        return Given(self.bounding.walk, self.question, CLIMB.within(self.subject.effort, self.deadline))
+
     def _better_bounds(self, now: float, left: float) -> Interval:
-        network, box, bounds = self.bounding.network, self.bounding.box, self.bounding.bounds
+        network, box, bounds = self.bounding.network, self.bounding.box, self.shared
         effort = self.subject.effort
         if not self.is_optimised:
             self.is_optimised = True
@@ -183,16 +192,44 @@ class _Search:
         return refined(network, box, bounds, now + min(now - self.started, REFINING_SHARE * left), effort)
 
     def _tighten(self, bounds: Interval) -> None:
-        """Take bounds that all domains share; where that alone gains more than all splits, begin again."""
-        bounding = self.bounding
-        bounding.walk.tighten(bounds)
-        roots = bounding.roots(torch.full_like(self.margins, -torch.inf))
-        roots = bounding.optimised(roots.rows(self.pool.disjuncts.to(roots.margin.device)), self.first)
+        """Take bounds that all domains share."""
+        self.shared = bounds
+        self.bounding.walk.tighten(self.bounding.bounds.meet(bounds))
+        self._begin_again(self.pool.disjuncts)
+
+    def _begin_again(self, disjuncts: Tensor) -> Domains:
+        """The whole box; a disjunct that gains more that way than by all its splits starts over."""
+        roots = self.bounding.roots(torch.full_like(self.margins, -torch.inf))
+        roots = self.bounding.optimised(roots.rows(disjuncts.to(roots.margin.device)), self.first)
         self.domains += len(roots)
-        if float(roots.margin.min()) > self.pool.bound:
-            self.pool = Pool(roots)
-            bounding.calibrate(roots)
-            self._keep(roots)
+        for index, disjunct in enumerate(disjuncts.tolist()):
+            if float(roots.margin[index]) > self.pool.bound_of(disjunct):
+                self.pool.drop(disjunct)
+                self._keep(roots.rows(slice(index, index + 1)))
+        self.bounding.calibrate(roots)
+        return roots
+
+    def _suppose_failure(self, seconds: float) -> None:
+        """Tighten what the domains of each open disjunct share."""
+        now = time.monotonic()
+        until = now + min(max(seconds, QUICK_SECONDS), REFINING_SHARE * (self.deadline - now))
+        disjuncts = self.pool.disjuncts
+        for index, disjunct in enumerate(disjuncts):
+            now = time.monotonic()
+            self._suppose(disjunct, now + (until - now) / (len(disjuncts) - index))
+        self.given.bounding.ascents.forget()
+
+    def _suppose(self, disjunct: Tensor, deadline: float) -> None:
+        """As long as that brings the whole box nearer to a proof."""
+        self.proved = min(self.proved, 0.0)  # of inputs that satisfy the property no more is known from here on
+        margin, before, sites = float(self._begin_again(disjunct[None]).margin), -inf, self.given.sites
+        while before * (1 - GAIN) < margin <= 0 and sites and time.monotonic() < deadline:
+            left = self.given.tighten(int(disjunct), margin, sites, deadline)
+            if left is None:
+                self.pool.drop(int(disjunct))
+                return
+            before, sites = margin, left
+            margin = float(self._begin_again(disjunct[None]).margin)
 
     def _settle(self, domains: Domains, climb: Climb) -> None:
         """Bound domains; those that stay open go to the pool."""
@@ -217,7 +254,7 @@ class _Search:
                 if self.subject.late(self.deadline):
                     self.pool.put(domains.rows(slice(index, None)))
                     return None
-                solved = self.programs.solved(domain, self.bounding.bounds)
+                solved = self.programs.solved(domain, self.bounding.walk.known(domain.disjunct))
                 if solved.counterexample is not None:
                     self.pool.put(domains.rows(slice(index, None)))
                     return solved.counterexample

@@ -132,9 +132,9 @@ class Ascending:
         self._keep_best(margin.detach())
         _descend(self.slopes, self.moving.slopes, gradients.slopes)
         self.beta.step(self.moving.beta.detach(), gradients.beta, self.fixed.scale)
-        if self.fixed.used.shape[1] > 1:
+        if self.walk.has_weights(self.fixed):
             _descend(self.weights, self.moving.weights, gradients.weights)
-            self._project(self.moving.weights.detach())
+            self.walk.project(self.fixed, self.moving.weights.detach())
 
     def _look(self) -> None:
         self._keep_best(self.walk.margins(self.fixed, self.boxes, self.moving))
@@ -144,13 +144,6 @@ class Ascending:
         torch.where(better, margin, self.best, out=self.best)
         for new, old in zip(self.moving.each, self.kept.each, strict=True):
             torch.where(better[:, None], new.detach(), old, out=old)
-
-    def _project(self, weights: Tensor) -> None:
-        """To weights that sum to 1, of rows that are there."""
-        used = self.fixed.used.to(weights.dtype)
-        weights.mul_(used)
-        total = weights.sum(dim=1, keepdim=True)
-        weights.copy_(torch.where(total > 0, weights / total, used))
 
 
 def _descend(adam: Adam, parameter: Tensor, gradient: Tensor) -> None:

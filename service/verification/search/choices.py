@@ -35,15 +35,15 @@ class Choices:
 
     @property
     def start(self) -> Tensor:
-        """The parameters of the members that CROWN takes, ``(1, parameters)``."""
-        each = [start.reshape(1, -1) for starts in self._starts.values() for start in starts]
+        """The parameters of the members that CROWN takes, ``(1, parameters)``, or as many as there were roots."""
+        each = [start.flatten(1) for starts in self._starts.values() for start in starts]
         return torch.cat(each, dim=1) if each else torch.zeros(1, 0)
 
     @property
     def common(self) -> Tensor:
         """Which parameters, bool ``(parameters,)``, are of operators that all tensor-parallel ranks have."""
         flags = [
-            torch.full((start.numel(),), not self.network.is_own(name), device=start.device)
+            torch.full((start[0].numel(),), not self.network.is_own(name), device=start.device)
             for name, starts in self._starts.items()
             for start in starts
         ]
@@ -67,7 +67,7 @@ class Choices:
 
     def _by_node(self, parameters: Tensor) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
         """Every node's share, ``(n, 1, *any)`` as its family takes it."""
-        sizes = [start.numel() for starts in self._starts.values() for start in starts]
+        sizes = [start[0].numel() for starts in self._starts.values() for start in starts]
         parts = iter(torch.split(parameters, sizes, dim=1)) if sizes else iter(())
         for name, starts in self._starts.items():
             yield name, tuple(next(parts).reshape(len(parameters), 1, *start.shape[1:]) for start in starts)

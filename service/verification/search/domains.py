@@ -100,6 +100,9 @@ def _widened(column: Tensor, name: str, depth: int) -> Tensor:
 SHARE = 4
 """Of the device's memory that is free and the pool's, beyond which a pool waits in host memory."""
 
+MUCH = 2**32
+"""Bytes of open domains."""
+
 
 class Pool:
     """Open domains, slot by slot: what is taken out leaves room for what comes in."""
@@ -116,6 +119,11 @@ class Pool:
     def bound(self) -> float:
         """The least margin of an open domain, +inf without any."""
         return float(self._store.margin.min()) if self._open else float("inf")
+
+    def bound_of(self, disjunct: int) -> float:
+        """The same of one disjunct."""
+        margins = self._store.margin[self._store.disjunct == disjunct]
+        return float(margins.min()) if len(margins) else float("inf")
 
     @property
     def disjuncts(self) -> Tensor:
@@ -144,14 +152,28 @@ class Pool:
         self._open += len(domains)
 
     def take(self, count: int) -> Domains:
-        """The ``count`` domains with the least margins, where the pool is."""
+        """The ``count`` domains with the least margins, where the pool is; with the largest ones where many wait.
+
+        What is nearly proved leaves least behind, so that a pool does not grow for ever.
+        """
+        margins = self._store.margin
+        if self._store.bytes // max(1, len(margins)) * self._open > MUCH:
+            margins = torch.where(margins < torch.inf, -margins, torch.inf)
         # Stable, so that ranks that search together take the same ones wherever their pools are.
-        slots = self._store.margin.argsort(stable=True)[: min(count, self._open)]
+        slots = margins.argsort(stable=True)[: min(count, self._open)]
         taken = self._store.rows(slots)
         self._store.margin[slots] = torch.inf
         self._free += slots.tolist()
         self._open -= len(slots)
         return taken.packed()
+
+    def drop(self, disjunct: int) -> None:
+        """All domains of one disjunct."""
+        store = self._store
+        slots = ((store.disjunct == disjunct) & (store.margin < torch.inf)).nonzero().squeeze(1)
+        store.margin[slots] = torch.inf
+        self._free += slots.tolist()
+        self._open -= len(slots)
 
     def _reserve(self, count: int, depth: int) -> None:
         missing = count - len(self._free)

@@ -38,7 +38,7 @@ KEPT = 16
 @torch.no_grad()
 def refined(network: Network, box: Interval, bounds: Interval, deadline: float, effort: Effort) -> Interval:
     """``bounds`` ``(1, entries)`` of all sites, tightened until ``deadline`` (``time.monotonic``)."""
-    sites = _after_relaxations(network)
+    sites = after_relaxations(network)
     for number, site in enumerate(sites):
         now = time.monotonic()
         if now > deadline:
@@ -52,7 +52,7 @@ def refined(network: Network, box: Interval, bounds: Interval, deadline: float, 
     return bounds
 
 
-def _after_relaxations(network: Network) -> list[Site]:
+def after_relaxations(network: Network) -> list[Site]:
     """Sites with a non-linear operator before them: bounds of the others are exact or as good as that."""
     reached: dict[str, bool] = {}
     relaxed = {node.name for node in network.nonlinear}

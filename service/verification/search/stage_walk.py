@@ -89,7 +89,7 @@ class StageWalk(Walk):
         backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed, before=before, ascends=True)
         start = self.network.graph.output
         if self.line.is_last:
-            rows, offset = self._combined(fixed, weights)
+            rows, offset = self.combined(fixed, weights)
             found = backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
             found = self.network.exchange.agree(found)
         else:

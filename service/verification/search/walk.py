@@ -74,7 +74,8 @@ class Fixed:
     ``number`` and ``splits`` ``(n, depth)`` are the splits over all ranks and this rank's, ``site`` and ``held`` the
     sites and bounds of their entries; ``empty`` ``(n,)`` are the domains in which nothing is. ``bounds`` are by value,
     ``families`` by node; ``rows`` ``(n, rows, entries)``, ``offsets`` and ``used`` ``(n, rows)`` those of the domains'
-    disjuncts. A multiplier's step is in units of ``scale`` ``(n, depth)``.
+    disjuncts. A multiplier's step is in units of ``scale`` ``(n, depth)``. ``own`` ``(n, any)`` are entries of sites
+    whose values are added to the rows', with the sign as a factor.
     """
 
     number: Tensor
@@ -88,11 +89,13 @@ class Fixed:
     offsets: Tensor
     used: Tensor
     scale: Tensor
+    own: Placed
 
 
 class Walk:
     """Back through a network, for domains of one ``box``; all sites have the ``bounds`` ``(1, entries)`` there.
 
+    Bounds may also be ``(disjuncts, entries)``: of each disjunct those that matter to it.
     The network is all here, or divided over tensor-parallel ranks.
     """
 
@@ -138,7 +141,7 @@ class Walk:
     def fixed(self, domains: Domains, scale: Tensor) -> Fixed:
         """``scale`` of the multipliers is by number."""
         splits = self.numbering.placed(domains.index, domains.sign)
-        clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.bounds)
+        clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.known(domains.disjunct))
         within = clipped.meet(clipped)
         bounds = self.shaped(within)
         rows, offsets, used = self.question.of(domains.disjunct)
@@ -147,14 +150,24 @@ class Walk:
             splits=splits,
             site=self._site_of[splits.index],
             held=within.arranged(lambda end: end.gather(1, splits.index)),
-            empty=self.numbering.anywhere(_empty(clipped, self._reach)),
+            empty=self.numbering.anywhere(self.empty(clipped)),
             bounds=bounds,
             families=self.choices.families(bounds),
             rows=rows,
             offsets=offsets,
             used=used,
             scale=scale[domains.index],
+            own=Placed(domains.index[:, :0], domains.sign[:, :0]),
         )
+
+    def known(self, disjunct: Tensor) -> Interval:
+        """Bounds ``(n or 1, entries)`` of all sites for disjuncts ``(n,)``."""
+        bounds = self.bounds
+        return bounds if len(bounds.lower) == 1 else bounds.arranged(lambda end: end[disjunct])
+
+    def empty(self, bounds: Interval) -> Tensor:
+        """Whether ends ``(n, entries)`` of some entry cross by more than rounding, ``(n,)``: nothing is between."""
+        return _empty(bounds, self._reach)
 
     def margins(self, fixed: Fixed, boxes: Interval, parameters: Parameters) -> Tensor:
         """``(n,)``."""
@@ -165,28 +178,41 @@ class Walk:
         self, fixed: Fixed, relaxed: dict[str, Relaxed], beta: Tensor, probe: Tensor | None = None
     ) -> dict[str, Relaxed]:
         """With the multipliers of the splits, and coefficients ``probe`` ``(n, entries)`` at all sites."""
-        if not beta.shape[1] and probe is None:
+        if not beta.shape[1] and not fixed.own.index.shape[1] and probe is None:
             return relaxed
         multipliers = Multipliers(beta * fixed.splits.here, fixed.splits.index, fixed.held)
         added, biases = (
             multipliers.coefficients(self.sites.entries),
             multipliers.biases(fixed.site, len(self.sites.each)),
         )
+        if fixed.own.index.shape[1]:
+            added = added.scatter_add(1, fixed.own.index, fixed.own.sign)
         return constrained(self.network, self.sites, relaxed, added if probe is None else added + probe, biases)
 
     def walked(self, fixed: Fixed, relaxed: Mapping[str, Relaxed], boxes: Interval, weights: Tensor) -> Tensor:
         """What a pass through the relaxations proves, ``(n,)``."""
-        rows, offset = self._combined(fixed, weights)
+        rows, offset = self.combined(fixed, weights)
         start = self.network.nodes[self.question.start]
         backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed, ascends=True)
         found = backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
         return self.network.exchange.agree(found)
 
     @staticmethod
-    def _combined(fixed: Fixed, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def combined(fixed: Fixed, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The combined row ``(n, 1, entries)`` of each domain, and its offset ``(n,)``."""
         weights = weights / weights.sum(dim=1, keepdim=True)
         return torch.bmm(weights[:, None], fixed.rows), (weights * fixed.offsets).sum(dim=1)
+
+    def has_weights(self, fixed: Fixed) -> bool:
+        """Whether there is anything to choose."""
+        return fixed.used.shape[1] > 1
+
+    def project(self, fixed: Fixed, weights: Tensor) -> None:
+        """In place, to weights that sum to 1, of rows that are there."""
+        used = fixed.used.to(weights.dtype)
+        weights.mul_(used)
+        total = weights.sum(dim=1, keepdim=True)
+        weights.copy_(torch.where(total > 0, weights / total, used))
 
     def descent(self, fixed: Fixed, margin: Tensor, parameters: Parameters) -> Parameters:
         """Gradients of the negated margins: 0 where nothing depends on a parameter, perhaps no number without a bound.

@@ -1,0 +1,206 @@
+"""Bounds of hidden values where a property fails: they hold there, are tighter there, and decide what they should."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import mlp
+from test_search_activations import (
+    NETS,
+    bounding_of,
+    evaluated,
+    exact_minimum,
+    goal_of,
+    random_domains,
+    searched,
+    subject_from,
+    subject_of,
+)
+from torch import Tensor, nn
+
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
+from service.bounds.split import Sites
+from service.verification.certify import Verdict
+from service.verification.search import activations
+from service.verification.search.bounding import Bounding
+from service.verification.search.domains import Pool
+from service.verification.search.given import CLIMB, Given
+from service.verification.search.subject import Subject
+from service.verification.search.walk import Question, Walk
+
+ROWS = torch.tensor([[1.0, -1.0], [-0.3, 1.0]], dtype=torch.float64)
+
+
+def walk_of(subject: Subject, box: Interval, rows: Tensor, thresholds: Tensor) -> tuple[Walk, Question]:
+    """Disjuncts of equally many rows: ``rows`` ``(disjuncts, rows, outputs)``, ``thresholds`` ``(disjuncts, rows)``."""
+    analysis = METHODS["crown"](subject.network, box, Effort())
+    used = torch.ones_like(thresholds, dtype=torch.bool)
+    question = Question(subject.network.graph.output.name, rows, thresholds, used)
+    return Walk(subject.network, box, Sites.of(subject.network).bounds(analysis.inputs), question), question
+
+
+def margin_of(walk: Walk, disjunct: int) -> float:
+    """By CROWN's relaxations on what is known."""
+    bounding = Bounding(walk)
+    roots = bounding.roots(torch.zeros_like(bounding.question.of(torch.arange(len(walk.bounds.lower)))[1]))
+    return float(bounding.margins(roots)[min(disjunct, len(roots) - 1)])
+
+
+def hidden_values(subject: Subject, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of all sites ``(n, entries)``, and the outputs."""
+    values = evaluated(subject.network, x)
+    sites = Sites.of(subject.network)
+    hidden = sites.flattened({site.value: values[site.value] for site in sites.each})
+    return hidden, values[subject.network.graph.output.name]
+
+
+@pytest.mark.parametrize("name", sorted(NETS))
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 3), share=st.floats(0.01, 0.5), radius=st.floats(0.1, 1.0), both=st.booleans())
+def test_bounds_hold_wherever_the_property_fails(name: str, seed: int, share: float, radius: float, both: bool) -> None:
+    """Of each disjunct for itself, whatever is taken for the margin that the whole box lacks."""
+    subject, generator = subject_of(name, seed), torch.Generator().manual_seed(seed)
+    centre = 0.3 * torch.randn(1, 3, generator=generator, dtype=torch.float64)
+    x = centre + radius * (2 * torch.rand(1000, 3, generator=generator, dtype=torch.float64) - 1)
+    hidden, outputs = hidden_values(subject, x)
+    rows = ROWS[None] if both else ROWS[:, None]
+    excess = torch.einsum("drk,nk->ndr", rows, outputs)
+    thresholds = excess.quantile(share, dim=0)
+    walk, question = walk_of(subject, Interval(centre - radius, centre + radius), rows, thresholds)
+    known = walk.bounds
+    found = Given(walk, question, CLIMB)
+    for disjunct in range(len(rows)):
+        for margin in (-0.5, -0.01):
+            left = found.tighten(disjunct, margin, found.sites, time.monotonic() + 60)
+            fails = (excess[:, disjunct] <= thresholds[disjunct]).all(dim=1)
+            assert left is not None or not bool(fails.any())
+            bounds = walk.known(torch.tensor([disjunct]))
+            assert bool((hidden[fails] >= bounds.lower - 1e-9).all())
+            assert bool((hidden[fails] <= bounds.upper + 1e-9).all())
+            assert bool((bounds.width <= known.width + 1e-12).all())
+
+
+def test_bounds_are_tighter_than_those_that_always_hold() -> None:
+    """By far, and of one disjunct without a change of the other's."""
+    subject, centre = subject_of("relu", 1), torch.zeros(1, 3, dtype=torch.float64)
+    x = 2 * torch.rand(20000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
+    _, outputs = hidden_values(subject, x)
+    thresholds = (outputs @ ROWS.T).amin(dim=0)[:, None] + 0.05
+    walk, question = walk_of(subject, Interval(centre - 1, centre + 1), ROWS[:, None], thresholds)
+    before, found = walk.bounds, Given(walk, question, CLIMB)
+    for _ in range(3):
+        found.tighten(0, -0.3, found.sites, time.monotonic() + 60)
+    last = Sites.of(subject.network).each[-1]
+    place = slice(last.offset, last.offset + last.size)
+    assert float(walk.bounds.width[0, place].sum()) < 0.7 * float(before.width[0, place].sum())
+    assert torch.equal(walk.bounds.lower[1], before.lower[0])
+    assert torch.equal(walk.bounds.upper[1], before.upper[0])
+
+
+@pytest.mark.parametrize("share", [0.8, -0.02])
+def test_a_property_that_holds_is_proved_without_splits_and_no_other(share: float) -> None:
+    """``share`` of what CROWN loses is between the exact minimum and the threshold."""
+    net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
+    subject, one = subject_from(net, 3), torch.ones(3, dtype=torch.float64)
+    least = exact_minimum(net, -one, one, ROWS[0])
+    box = Interval(-one[None], one[None])
+    lost = least - margin_of(walk_of(subject, box, ROWS[None, :1], torch.zeros(1, 1, dtype=torch.float64))[0], 0)
+    thresholds = torch.tensor([[least - share * lost]], dtype=torch.float64)
+    walk, question = walk_of(subject, box, ROWS[None, :1], thresholds)
+    found = Given(walk, question, CLIMB)
+    margin, proved = margin_of(walk, 0), False
+    assert margin < 0
+    for _ in range(10):
+        left = found.tighten(0, margin, found.sites, time.monotonic() + 60)
+        if left is None or (margin := margin_of(walk, 0)) > 0:
+            proved = True
+            break
+    assert proved == (share > 0)
+
+
+def test_what_time_does_not_suffice_for_stays_as_it_is() -> None:
+    subject, centre = subject_of("relu", 0), torch.zeros(1, 3, dtype=torch.float64)
+    thresholds = torch.zeros(1, 2, dtype=torch.float64)
+    walk, question = walk_of(subject, Interval(centre - 1, centre + 1), ROWS[None], thresholds)
+    before, found = walk.bounds, Given(walk, question, CLIMB)
+    assert found.tighten(0, -1.0, found.sites, time.monotonic() - 1) == []
+    assert walk.bounds is before
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_search_that_supposes_failure_at_once_decides_as_it_should(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two disjuncts, and verdicts of a mixed-integer program; a proof says no more than that it is one."""
+    monkeypatch.setattr(activations, "QUICK_SHARE", 0.0)
+    supposed, tighten = [], Given.tighten
+    monkeypatch.setattr(Given, "tighten", lambda *args: (supposed.append(args[1]), tighten(*args))[1])
+    net = mlp([3, 7, 6, 2], nn.ReLU(), seed).double().requires_grad_(False)
+    centre = torch.randn(3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    lower, upper = centre - 0.7, centre + 0.7
+    least = [exact_minimum(net, lower, upper, row) for row in ROWS]
+    for offset, verdict in ((-1e-3, Verdict.VERIFIED), (1e-3, Verdict.FALSIFIED)):
+        goal = goal_of(lower, upper, ROWS, [least[0] - 1e-3, least[1] + offset], [0, 1])
+        finding, heard = searched(subject_from(net, 3), goal)
+        assert finding.verdict is verdict
+        bounds = [moment.bound for moment in heard]
+        assert bounds == sorted(bounds)
+        assert max(bounds) <= max(-offset, 0) + 1e-6
+    assert supposed
+
+
+def test_a_search_goes_on_without_the_memory_for_better_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations, "QUICK_SHARE", 0.0)
+    refused = []
+
+    def refuse(*given: object, **named: object) -> None:
+        refused.append(given)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(activations, "optimised", refuse)
+    monkeypatch.setattr(Given, "tighten", refuse)
+    net = mlp([3, 9, 8, 2], nn.ReLU(), 0).double().requires_grad_(False)
+    lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    least = exact_minimum(net, lower, upper, ROWS[0])
+    for offset, verdict in ((-1e-3, Verdict.VERIFIED), (1e-3, Verdict.FALSIFIED)):
+        finding, _ = searched(subject_from(net, 3), goal_of(lower, upper, ROWS[:1], [least + offset], [0]))
+        assert finding.verdict is verdict
+    assert refused
+
+
+def test_a_pool_in_which_much_waits_gives_what_is_nearly_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    bounding = bounding_of(
+        subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
+    )
+    domains = random_domains(bounding, 40, 2, generator)
+    domains = domains.with_(margin=-torch.rand(40, generator=generator, dtype=torch.float64))
+    pool = Pool(domains)
+    pool.put(domains)
+    monkeypatch.setattr("service.verification.search.domains.MUCH", domains.bytes * 20 // 40)
+    falling = domains.margin.sort(descending=True).values
+    assert torch.equal(torch.cat([pool.take(5).margin for _ in range(4)]), falling[:20])
+    assert torch.equal(torch.cat([pool.take(5).margin for _ in range(4)]), falling[20:].flip(0))
+    assert len(pool) == 0
+
+
+def test_a_pool_drops_the_domains_of_one_disjunct() -> None:
+    generator = torch.Generator().manual_seed(0)
+    bounding = bounding_of(
+        subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
+    )
+    domains = random_domains(bounding, 10, 2, generator)
+    domains = domains.with_(margin=-torch.arange(1.0, 11).double(), disjunct=torch.arange(10) % 2)
+    pool = Pool(domains)
+    pool.put(domains)
+    assert (pool.bound_of(0), pool.bound_of(1), pool.bound_of(2)) == (-9, -10, float("inf"))
+    pool.drop(1)
+    assert len(pool) == 5
+    assert pool.disjuncts.tolist() == [0]
+    assert pool.take(10).margin.tolist() == [-9, -7, -5, -3, -1]
+    assert len(pool) == 0
