@@ -19,7 +19,8 @@ class BoundsRow(BaseModel):
     """Certified output bounds of one instance.
 
     ``margin`` is the least certified distance from a violation: above zero (beyond rounding) means verified.
-    ``name`` is the query's path in its archive. ``decided_by`` says what gave the verdict: bounds, a witness (the
+    ``name`` is the query's path in its archive; ``label`` and ``prediction`` are the class of a sample and the model's
+    for it. ``decided_by`` says what gave the verdict: bounds, a witness (the
     sample itself, the centre of the box), an attack, or a search by splitting inputs or activations; ``reason`` why
     none was reached.
     ``counterexample_outputs`` are the model's at the counterexample, computed in float64; ``onnxruntime_outputs`` are
@@ -28,6 +29,8 @@ class BoundsRow(BaseModel):
 
     instance: int
     name: str | None = None
+    label: int | None = None
+    prediction: int | None = None
     verdict: Literal["verified", "falsified", "unknown", "timeout"]
     lower: list[float | None]
     upper: list[float | None]

@@ -41,6 +41,8 @@ class BoundEvent(Event):
 
     instance: int
     name: str | None
+    label: NotRequired[int | None]
+    prediction: NotRequired[int | None]
     verdict: Literal["verified", "falsified", "unknown", "timeout"]
     lower: list[float]
     upper: list[float]

@@ -41,7 +41,9 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     with clock.phase("prepare"):
         tasks, refused = make(spec, context, device)
     first, ranks = tasks[0], Ranks(tasks[0].mesh, device)
-    context.report.log(f"{first.asked.count} instances by {first.method_name} on {spec.parallel.arithmetic} ranks")
+    count = first.asked.count
+    instances = f"{count} instance{'' if count == 1 else 's'}"
+    context.report.log(f"{instances} by {first.method_name} on {spec.parallel.arithmetic} ranks")
     own = _Own(tasks, refused, context, clock, ranks)
     own.run()
     spent = ranks.mean(torch.tensor(list(clock.seconds.values()), dtype=torch.float64))
@@ -136,7 +138,9 @@ class _Own:
         question = task.asked.ask(instances, task.like)
         outcome = certify(task.network, referee, task.method, task.effort, question, clock=self.clock)
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
-        rows = [_shown(row, task, referee) for row in tally.rows_of(outcome, task.method_name, task.asked)]
+        predictions = referee.predictions(question) if task.asked.has_labels else None
+        found = tally.rows_of(outcome, task.method_name, task.asked, predictions)
+        rows = [_shown(row, task, referee) for row in found]
         layers = task.of_all_stages(tally.layer_sums(task.network, outcome, task.mesh)).tolist()
         entries = [Entry(row, sums) for row, sums in zip(rows, layers, strict=True)]
         waiting = [entry for entry in entries if task.crew.anywhere(searches.wants(entry.row), task.device)]

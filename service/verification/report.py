@@ -17,6 +17,8 @@ SCHEMA = pyarrow.schema(
     [
         ("instance", pyarrow.int64()),
         ("name", pyarrow.string()),
+        ("label", pyarrow.int64()),
+        ("prediction", pyarrow.int64()),
         ("verdict", pyarrow.string()),
         ("lower", _NUMBERS),
         ("upper", _NUMBERS),

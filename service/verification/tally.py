@@ -22,14 +22,19 @@ VERDICTS = (*(each.value for each in Verdict), "timeout")
 _DECIDED_BY = {Verdict.VERIFIED: "bounds", Verdict.FALSIFIED: "witness", Verdict.UNKNOWN: None}
 
 
-def rows_of(outcome: Outcome, method: str, asked: Property) -> list[Row]:
-    """A row per instance, as the interface has it; numbers that are not finite are ``None``."""
+def rows_of(outcome: Outcome, method: str, asked: Property, predictions: Sequence[int] | None = None) -> list[Row]:
+    """A row per instance, as the interface has it; numbers that are not finite are ``None``.
+
+    ``predictions`` are the model's classes of labelled samples.
+    """
     lower, upper, margins = (tensor.tolist() for tensor in (outcome.output.lower, outcome.output.upper, outcome.margin))
     witnesses = outcome.question.witnesses.double().tolist()
     return [
         {
             "instance": instance,
             "name": asked.name(instance),
+            "label": asked.label(instance),
+            "prediction": None if predictions is None else predictions[index],
             "verdict": verdict.value,
             "lower": [_finite(value) for value in lower[index]],
             "upper": [_finite(value) for value in upper[index]],
@@ -55,6 +60,8 @@ def refused_row(instance: int, method: str, asked: Property, reason: str) -> Row
     return {
         "instance": instance,
         "name": asked.name(instance),
+        "label": asked.label(instance),
+        "prediction": None,
         "verdict": Verdict.UNKNOWN.value,
         "lower": [],
         "upper": [],

@@ -52,6 +52,13 @@ class Referee:
         return suspects if self.runtime is None else suspects & self._violated_there(self.runtime, question)
 
     @torch.no_grad()
+    def predictions(self, question: Question) -> list[int]:
+        """The class that the model gives each witness; all ranks of the group call it."""
+        dtype = _dtype_of(self.module) or question.rows.dtype
+        found: list[int] = self.exchange.agree(self.module(question.witnesses.to(dtype))).argmax(dim=1).tolist()
+        return found
+
+    @torch.no_grad()
     def outputs(self, x: Tensor) -> Outputs:
         """Of one input ``(features,)`` in float64; all ranks of the group call it."""
         found = self.exchange.agree(self.precise(x[None]))[0]

@@ -74,6 +74,41 @@ def test_verdict_and_times_of_long_names_are_in_view(page: Page, fleet: Fleet) -
     assert page.locator(".verify tbody .state").evaluate(edge) <= frame.evaluate(edge)
 
 
+def test_long_names_are_cut_where_they_are_alike(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(paired_spec(fleet.store))
+    for instance, network in enumerate(["1_1", "1_2", "2_1"]):
+        model = f"onnx/ACASXU_run2a_{network}_batch_2000.onnx"
+        attempt.bound(instance, 0.5, name=f"{model} vnnlib/prop_{instance}.vnnlib")
+    page.goto(f"/jobs/{attempt.job_id}")
+    expect(page.locator(".verify tbody .link")).to_have_text(["0 · …1_1…", "1 · …1_2…", "2 · …2_1…"])
+    expect(page.locator(".verify tbody .muted.cut").first).to_have_text("vnnlib/prop_0.vnnlib")
+
+
+def test_a_sample_has_its_class_and_a_row_without_bounds_no_bar(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(verify_spec())
+    attempt.bound(0, 0.5, label=3, prediction=3)
+    attempt.bound(1, -0.5, "falsified", label=3, prediction=5)
+    attempt.bound(2, None, "unknown", lower=[], upper=[], decided_by=None, reason="no rule for ONNX Det")
+    page.goto(f"/jobs/{attempt.job_id}")
+    rows = page.locator(".verify tbody tr")
+    expect(rows.locator(".instance")).to_have_text(["0class 3", "1class 3 taken for 5", "2"])
+    expect(rows.nth(2).locator(".by")).to_have_text("no rule for ONNX Det")
+    expect(rows.locator(".bounds > *")).to_have_count(2)
+
+
+def test_what_is_out_of_sight_is_drawn_for_print(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(verify_spec(method="beta-crown"))
+    attempt.search(0, domains=10, open=4, bound=None, seconds=1.0)
+    page.set_viewport_size({"width": 900, "height": 120})
+    page.goto(f"/jobs/{attempt.job_id}")
+    canvas = page.locator("#search canvas").first
+    expect(canvas).to_have_attribute("data-points", "1")
+    # As wide as the page gives it: an untouched canvas is 300 pixels wide.
+    assert canvas.evaluate("(canvas) => canvas.width === canvas.clientWidth") is False
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert canvas.evaluate("(canvas) => canvas.width === canvas.clientWidth") is True
+
+
 def test_what_is_undecided_says_why(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(verify_spec())
     nothing: dict[str, Any] = {"lower": [], "upper": [], "decided_by": None}

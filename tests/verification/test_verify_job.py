@@ -27,8 +27,8 @@ from service.verification.properties import PropertyError
 TRAINED = "job_" + "0" * 20
 CONFIG = MlpConfig(in_features=64, hidden=(32, 16, 32), out_features=10)
 ROW_FIELDS = {
-    "instance", "name", "verdict", "lower", "upper", "margin", "method", "decided_by", "reason", "seconds", "domains",
-    "counterexample", "counterexample_outputs", "onnxruntime_outputs",
+    "instance", "name", "label", "prediction", "verdict", "lower", "upper", "margin", "method", "decided_by", "reason",
+    "seconds", "domains", "counterexample", "counterexample_outputs", "onnxruntime_outputs",
 }  # fmt: skip
 JOBS = count(1)
 
@@ -128,6 +128,7 @@ def test_certified_samples_survive_an_attack_and_falsified_ones_are_wrong(traine
     for row in report.bounds:
         x, label = test.inputs[row["instance"]].double()[None], test.targets[row["instance"]]
         output = model(x)[0]
+        assert (row["label"], row["prediction"]) == (label, output.argmax())
         assert (torch.tensor(row["lower"]) <= output + 1e-4).all()
         assert (torch.tensor(row["upper"]) >= output - 1e-4).all()
         if row["verdict"] == "falsified":

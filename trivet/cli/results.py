@@ -77,12 +77,13 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json({"items": found})
         return
-    named = ["name"] if any(row["name"] for row in found) else []
+    named = [each for each in ("label", "prediction", "name") if any(row.get(each) is not None for row in found)]
     rows = table("instance", "verdict", "decided by", "margin", "width", "domains", "seconds", *named)
     for row in found:
         rows.add_row(
             str(row["instance"]), row["verdict"], row["decided_by"] or "", _number(row["margin"]),
-            _number(_width(row)), str(row["domains"]), f"{row['seconds']:.3f}", *(row[each] or "" for each in named),
+            _number(_width(row)), str(row["domains"]), f"{row['seconds']:.3f}",
+            *(_text(row.get(each)) for each in named),
         )  # fmt: skip
     if found:
         out.print(f"method: {found[0]['method']}", markup=False)
@@ -196,6 +197,10 @@ def _width(row: dict[str, Any]) -> float | None:
         if lower is not None and upper is not None
     ]
     return max(widths, default=None)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def _number(value: float | None) -> str:

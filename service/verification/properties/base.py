@@ -50,6 +50,9 @@ class Property(Protocol):
     def name(self, instance: int) -> str | None:
         """What the user calls it, where there is such a name."""
 
+    def label(self, instance: int) -> int | None:
+        """The class of its sample, where there is one."""
+
     def seconds(self, instance: int) -> float | None:
         """Of search, where the property says so itself."""
 

@@ -28,6 +28,9 @@ class OneBox:
     def name(self, instance: int) -> None:
         return None
 
+    def label(self, instance: int) -> None:
+        return None
+
     def seconds(self, instance: int) -> None:
         return None
 

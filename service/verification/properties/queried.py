@@ -36,6 +36,9 @@ class Queried:
     def name(self, instance: int) -> str | None:
         return self.names[instance] or None
 
+    def label(self, instance: int) -> None:
+        return None
+
     def seconds(self, instance: int) -> float | None:
         return self.limits[instance] if self.limits else None
 

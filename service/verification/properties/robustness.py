@@ -40,6 +40,9 @@ class RobustSamples:
     def name(self, instance: int) -> None:
         return None
 
+    def label(self, instance: int) -> int:
+        return int(self.samples.take(torch.tensor([instance])).targets[0])
+
     def seconds(self, instance: int) -> None:
         return None
 

@@ -6,6 +6,11 @@ import { rail } from "../ui/rail.js";
 import { Section } from "./section.js";
 
 const COLUMNS = ["Layer", "Operator", "Neurons", "Mean width", "Unstable"];
+/** @type {Record<string, string>} */
+const EXPLAINED = {
+  "Mean width": "Of the bounds of all neurons. Those that a tighter bound would change nothing for, as ReLUs of a known sign, keep the width of their interval.",
+  Unstable: "Neurons that a tighter bound would help, as ReLUs whose sign is not known.",
+};
 
 /** @typedef {{layer: string, operator: string, neurons: number, mean_width: number | null, mean_unstable: number | null}} Layer */
 
@@ -27,7 +32,7 @@ export class Layers extends Section {
     this.shown = signature;
     const groups = job.spec.property?.instances ? byModel(layers) : new Map([["", layers]]);
     this.remark([groups.size > 1 && many(groups.size, "model"), many(layers.length, "nonlinear layer"), "means per instance"].filter(Boolean).join(" · "));
-    const head = h("tr", {}, ...COLUMNS.map((name, index) => h("th", { scope: "col", class: index === 2 ? "right" : null }, name)));
+    const head = h("tr", {}, ...COLUMNS.map((name, index) => h("th", { scope: "col", class: index === 2 ? "right" : null, title: EXPLAINED[name] ?? null }, name)));
     const bodies = [...groups].flatMap(([model, own], index) => group(model, own, index === 0));
     fill(this.body, h("div", { class: "scroll" }, h("table", { class: "table" }, h("thead", {}, head), ...bodies)));
   }

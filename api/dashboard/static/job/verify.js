@@ -1,6 +1,6 @@
 /** Verdicts, margins and bounds of a verification job, row by row as they are found. */
 
-import { VERDICTS, counts, isNumber, pair, span } from "../lib/bounds.js";
+import { VERDICTS, counts, isNumber, pair, span, telling } from "../lib/bounds.js";
 import { duration, fixed, many, number } from "../lib/format.js";
 import { extent } from "../lib/scales.js";
 import { isTerminal } from "../lib/state.js";
@@ -37,6 +37,8 @@ export class Verify extends Section {
     this.spec = {};
     /** @type {[number, number]} of the bars in the table */
     this.scale = [0, 1];
+    /** Names of models and of queries, as short as they can be told apart. */
+    this.short = { model: telling([]), query: telling([]) };
     this.tally = h("div", { class: "tally", role: "group", "aria-label": "Verdicts; choose one to filter the table" });
     this.strip = h("div", { class: "strip", "aria-hidden": "true" });
     this.unit = h("span", { class: "unit" });
@@ -108,6 +110,8 @@ export class Verify extends Section {
     this.margins.set(all);
     setText(this.unit, all.every((row) => isNumber(row.margin)) ? "above zero is certified" : "above zero is certified, × has no margin");
     this.scale = extent([...all.map((row) => span(row).filter(isNumber)), [0]]) ?? [0, 1];
+    const names = all.map((row) => this.named(row));
+    this.short = { model: telling(names.map(([model]) => model)), query: telling(names.map(([, query]) => query)) };
     const passing = all.filter((row) => this.filter === "all" || row.verdict === this.filter);
     keyed(this.tbody, passing.slice(0, this.limit), (row) => String(row.instance), () => this.line(), this.lines);
     this.more.hidden = passing.length <= this.limit;
@@ -140,12 +144,18 @@ export class Verify extends Section {
     return button;
   }
 
+  /** Of its model, where rows have models of their own, and of what is asked about it. @param {BoundRow} row @returns {[string, string]} */
+  named(row) {
+    return this.spec.property?.instances ? pair(row.name) : ["", row.name ?? sample(row)];
+  }
+
   line() {
     const mark = stateMark("unknown");
     const open = h("button", { class: "link cut", type: "button" });
     const query = h("span", { class: "cut muted" });
     const name = h("td", { class: "instance" }, open, query);
-    const by = h("td", { class: "by muted" });
+    const why = h("span", { class: "few" });
+    const by = h("td", { class: "by muted" }, why);
     const bar = h("td", { class: "bounds" });
     const [margin, low, high, domains, time] = /** @type {HTMLElement[]} */ (
       Array.from({ length: 5 }, (_, index) => h("td", { class: index === 2 ? null : "right" })));
@@ -154,12 +164,13 @@ export class Verify extends Section {
     const update = (row) => {
       open.onclick = () => this.choose(row);
       setAttribute(element, "data-instance", row.instance);
-      const [model, asked] = this.spec.property?.instances ? pair(row.name) : [row.name, ""];
-      setText(open, model ? `${row.instance} · ${model}` : String(row.instance));
-      setText(query, asked);
+      const [model, asked] = this.named(row);
+      setText(open, model ? `${row.instance} · ${this.short.model(model)}` : String(row.instance));
+      setText(query, this.short.query(asked));
       setAttribute(name, "title", row.name);
       updateStateMark(mark, row.verdict);
-      setText(by, row.decided_by ?? "–");
+      setText(why, row.decided_by ?? row.reason ?? "–");
+      setAttribute(by, "title", row.reason);
       const [least, most] = span(row);
       /** @type {[Element | undefined, string][]} */
       const texts = [[margin, fixed(row.margin)], [low, fixed(least)], [high, fixed(most)],
@@ -170,10 +181,11 @@ export class Verify extends Section {
     return { element, update };
   }
 
-  /** From the least lower to the greatest upper bound, on the scale of all rows. @param {BoundRow} row */
+  /** From the least lower to the greatest upper bound, on the scale of all rows; nothing where nothing was bounded. @param {BoundRow} row */
   bar(row) {
     const [from, to] = this.scale;
     const [low, high] = span(row);
+    if (row.lower.length === 0) return false;
     const share = (/** @type {number} */ value) => (value - from) / (to - from || 1);
     return rail(share(low ?? from), share(high ?? to), { zero: share(0), tone: TONES[row.verdict] });
   }
@@ -187,6 +199,12 @@ export class Verify extends Section {
       setAttribute(line, "aria-selected", line.getAttribute("data-instance") === String(row.instance) ? "true" : null);
     }
   }
+}
+
+/** The class of a sample, and what the model takes it for where that is another. @param {BoundRow} row */
+function sample({ label, prediction }) {
+  if (!isNumber(label)) return "";
+  return isNumber(prediction) && prediction !== label ? `class ${label} taken for ${prediction}` : `class ${label}`;
 }
 
 /** What is to be certified, in a few words; models are counted as rows name them. @param {Record<string, any>} property @param {BoundRow[]} rows */

@@ -48,7 +48,31 @@ export function pair(name) {
   return [model, query];
 }
 
-/** @param {number | null} value @returns {value is number} */
+const LONG = 24;
+
+/**
+ * Shortens long names to where they differ: what all have in common at either end becomes a dot or three.
+ * @param {Iterable<string>} names
+ * @returns {(name: string) => string}
+ */
+export function telling(names) {
+  const [first = "", ...others] = new Set(names);
+  if (others.length === 0) return (name) => name;
+  const shortest = Math.min(first.length, ...others.map((name) => name.length));
+  const shared = (/** @type {(name: string, at: number) => string | undefined} */ letter, /** @type {number} */ most) => {
+    let count = 0;
+    while (count < most && others.every((name) => letter(name, count) === letter(first, count))) count += 1;
+    return count;
+  };
+  const same = shared((name, at) => name[at], shortest);
+  const head = first.slice(0, same).replace(/[^/_.\- ]+$/, "").length;
+  const alike = shared((name, at) => name.at(-1 - at), shortest - head);
+  const tail = first.slice(first.length - alike).replace(/^[^/_.\- ]+/, "").length;
+  return (name) => (name.length <= LONG ? name
+    : `${head ? "…" : ""}${name.slice(head, name.length - tail)}${tail ? "…" : ""}`);
+}
+
+/** @param {number | null | undefined} value @returns {value is number} */
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 /**

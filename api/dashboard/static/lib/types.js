@@ -43,6 +43,8 @@
  * @typedef {object} BoundRow
  * @property {number} instance
  * @property {string | null} [name] of the query in its archive
+ * @property {number | null} [label] of a sample
+ * @property {number | null} [prediction] the model's class for it
  * @property {"verified" | "falsified" | "unknown" | "timeout"} verdict
  * @property {(number | null)[]} lower null where a bound is not finite
  * @property {(number | null)[]} upper

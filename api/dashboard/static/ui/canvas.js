@@ -10,7 +10,7 @@ import { oncePerFrame } from "./dom.js";
 const LINE = 13;
 const INSET = { left: 52, right: 12, top: 8, bottom: 24 };
 
-/** A canvas that is drawn again when its size, its theme or its data change, and only while it can be seen. */
+/** A canvas that is drawn again when its size, its theme or its data change, and only while it can be seen, or printed. */
 export class Surface {
   /**
    * @param {HTMLCanvasElement} canvas
@@ -29,6 +29,9 @@ export class Surface {
       canvas,
     );
     document.addEventListener("themechange", () => this.changed());
+    window.addEventListener("beforeprint", () => {
+      if (this.stale) this.now();
+    });
   }
 
   changed() {
