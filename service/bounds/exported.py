@@ -32,6 +32,8 @@ ALL_REDUCE = "_c10d_functional.all_reduce.default"
 _RESULTS = {"aten.copy.default": "src", "_c10d_functional.wait_tensor.default": "tensor"}
 """Operators whose result is one of their arguments."""
 REPEATING = {"aten.expand.default", "aten.full.default"}
+VIEWS = {"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"}
+"""Operators that change nothing where the shape stays the same."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class Reader:
         self._check_batch(fx, value)
         shape = tuple(int(length) for length in value.shape[1:])
         inputs = tuple(self.shapes[ref.name] for argument in arguments.values() for ref in refs(argument))
+        if str(target) in VIEWS and inputs == (shape,) and arguments["self"] != Ref(self.nodes[0].name):
+            return arguments["self"]  # exporters write many, and every pass would go through them
         self._add_canonical(Node(fx.name, str(target), arguments, shape, inputs, _where(fx)))
         return Ref(fx.name)
 
