@@ -145,8 +145,8 @@ def break_it() -> dict[str, dict[str, float]]:
     def unsummed_share(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Pulled:
         return Pulled((exchange.own(coefficients, 1),))
 
-    def own_intervals(backward: Pass, node: Any, index: int, effort: Any, refine: Any) -> Any:
-        return backward.intervals[node.inputs[index]]
+    def own_intervals(backward: Pass, name: str, chosen: Any, effort: Any, refine: Any) -> Any:
+        return backward.intervals[name]
 
     def bias_before_the_sum(self: Any, node: Any, inputs: Any, exchange: Exchange) -> Any:
         return inputs[0].map(lambda end: exchange.sum(end) + 0.1)
