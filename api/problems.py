@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from api.locate import Locator, Place
-from service.jobs.fragments import ID_EXPECTED
+from service.jobs.fragments import DISAGREEMENT, ID_EXPECTED
 from service.jobs.records import Problem as Refusal
 
 MEDIA_TYPE = "application/problem+json"
@@ -162,6 +162,9 @@ def _translate(error: Mapping[str, Any], locator: Locator | None) -> FieldError:
     else:
         place = Place(tuple(str(element) for element in location) or (str(source),) * (source != "body"))
     context = error.get("ctx", {})
+    if error["type"] == DISAGREEMENT:
+        path = ".".join((*place.path, context["field"]))
+        return FieldError(path=path, message=context["message"], got=echo(context["got"]), expected=context["expected"])
     if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
         return _wrong_tag(error, place, context)
     got = None if error["type"] == "missing" else error.get("input")

@@ -17,6 +17,8 @@ from pydantic_core import PydanticCustomError
 
 ID_EXPECTED = "id_expected"
 """Type of the error about a value that is no id; its context has ``form``, what one looks like."""
+DISAGREEMENT = "disagreement"
+"""Type of the error about fields that do not go together; its context has what :func:`disagreement` was given."""
 
 
 def _id(what: str, printed_by: str, form: str) -> WrapValidator:
@@ -45,6 +47,14 @@ FileId = Annotated[
 ]
 
 PARALLEL_DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "tp")
+
+
+def disagreement(field: str, message: str, got: Any, expected: str) -> PydanticCustomError:
+    """For a validator of a whole fragment to raise: the field to change first, where it does not go with others."""
+    return PydanticCustomError(
+        DISAGREEMENT, "{field}: {message}; expected {expected}",
+        {"field": field, "message": message, "got": got, "expected": expected},
+    )  # fmt: skip
 
 
 class Strict(BaseModel):

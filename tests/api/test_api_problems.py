@@ -60,6 +60,24 @@ def test_a_bad_field_is_named_by_its_path(
     assert error["expected"] == expected
 
 
+@pytest.mark.parametrize(
+    ("change", "path", "got"),
+    [
+        ({"after": ["job_" + "0" * 20] * 2}, "after", ["job_" + "0" * 20] * 2),
+        ({"pipeline": {"schedule": "zbv", "virtual_stages": 3}}, "pipeline.virtual_stages", 3),
+        ({"compile": {"train": True}}, "compile.gate", None),
+        (
+            {"model": {"family": "convnet", "height": 8, "width": 8, "channels": [4], "out_features": 10, "kernel": 4}},
+            "model.kernel",
+            4,
+        ),
+    ],
+)
+def test_fields_that_do_not_go_together_are_named(client: TestClient, change: Any, path: str, got: Any) -> None:
+    found = refused(client, {**TRAIN, **change})
+    assert [(each, error["got"]) for each, error in found.items()] == [(path, got)]
+
+
 def test_every_bad_field_is_reported_at_once(client: TestClient) -> None:
     found = refused(client, {"kind": "train", "model": {"family": "mlp", "in_features": 0}, "steps": -1})
     assert set(found) == {"model.in_features", "model.out_features", "data", "steps"}

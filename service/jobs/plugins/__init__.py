@@ -25,7 +25,7 @@ A package is the operator's choice: it runs with all rights of the service. One 
 fails, a name that is taken, a wrong type) is logged and listed as unavailable, and stops nothing else.
 """
 
-from service.jobs.fragments import FileId, ParallelSpec, Strict
+from service.jobs.fragments import FileId, ParallelSpec, Strict, disagreement
 from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig, ProgramConfig, Reason
 from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind, ProgramKind
 from service.jobs.plugins.samples import Features, Samples, Tokens
@@ -46,4 +46,5 @@ __all__ = [
     "Samples",
     "Strict",
     "Tokens",
+    "disagreement",
 ]

@@ -6,9 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from service.jobs.fragments import PARALLEL_DIMENSIONS, FileId, JobId, ParallelSpec, Strict
+from service.jobs.fragments import PARALLEL_DIMENSIONS, FileId, JobId, ParallelSpec, Strict, disagreement
 
-__all__ = ["PARALLEL_DIMENSIONS", "CommonSpec", "DeviceChoice", "FileId", "JobId", "ParallelSpec", "Strict"]
+__all__ = [
+    "PARALLEL_DIMENSIONS",
+    "CommonSpec",
+    "DeviceChoice",
+    "FileId",
+    "JobId",
+    "ParallelSpec",
+    "Strict",
+    "disagreement",
+]
 
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=120)]
@@ -32,5 +41,5 @@ class CommonSpec(Strict):
     @model_validator(mode="after")
     def _no_duplicate_dependencies(self) -> CommonSpec:
         if len(set(self.after)) != len(self.after):
-            raise ValueError("'after' names a job twice; name each job once")
+            raise disagreement("after", "it names a job twice", self.after, "each job once")
         return self

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import CommonSpec, Strict
+from service.jobs.spec.base import CommonSpec, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
 from service.jobs.spec.program import ProgramRef
@@ -80,12 +80,14 @@ class CompileSpec(CommonSpec):
     def _one_subject(self) -> CompileSpec:
         if (self.model is None) == (self.program is None):
             got = "neither" if self.model is None else "both"
-            raise ValueError(f"a compile job checks a 'model' or a 'program'; got {got}")
+            raise disagreement("model", f"a compile job checks a model or a program; got {got}", got, "one of them")
         own = [name for name in _OF_A_MODEL if self._says(name)]
         if self.program is not None and own:
-            raise ValueError(f"{own[0]} describes a model; a program brings its own, in the fields of 'program'")
+            message = f"{own[0]} describes a model; a program brings its own, in the fields of program"
+            raise disagreement(own[0], message, self.model_dump(mode="json")[own[0]], "none beside program")
         if self.parallel.pp > 1 and self._says("micro_batches"):
-            raise ValueError("micro_batches is for models in one piece; with pp > 1 it is pipeline.micro_batches")
+            message = f"it is for models in one piece, and parallel.pp={self.parallel.pp}"
+            raise disagreement("micro_batches", message, self.micro_batches, "pipeline.micro_batches instead")
         return self
 
     def _says(self, name: str) -> bool:

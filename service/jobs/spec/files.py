@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from service.jobs.plugins import DataConfig, Features, FileId, Samples, Tokens
+from service.jobs.plugins import DataConfig, Features, FileId, Samples, Tokens, disagreement
 
 TestFraction = Annotated[
     float, Field(gt=0, lt=1, description="of the samples, from the end, unless there is a test_file")
@@ -38,11 +38,9 @@ class FileTokens(DataConfig):
     @model_validator(mode="after")
     def _text_has_a_tokenizer(self) -> FileTokens:
         if (self.encoding == "text") != (self.tokenizer is not None):
-            got = "one" if self.tokenizer else "none"
-            raise ValueError(
-                f"encoding={self.encoding} with {got}; expected encoding=text with the id of a tokenizer.json in "
-                "'tokenizer', or another encoding without one"
-            )
+            message = f"encoding={self.encoding} has {'none' if self.tokenizer else 'one'}"
+            expected = "the id of a tokenizer.json with encoding=text, and null with another encoding"
+            raise disagreement("tokenizer", message, self.tokenizer, expected)
         return self
 
 

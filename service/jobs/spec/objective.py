@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from service.jobs.plugins import Features, ObjectiveConfig, ObjectiveKind, Reason, Samples
+from service.jobs.plugins import Features, ObjectiveConfig, ObjectiveKind, Reason, Samples, disagreement
 from service.jobs.plugins.catalogue import catalogue
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ class Certified(ObjectiveConfig):
     @model_validator(mode="after")
     def _lower_is_below_upper(self) -> Certified:
         if self.lower is not None and self.upper is not None and self.lower >= self.upper:
-            raise ValueError(f"lower={self.lower} must be below upper={self.upper}: inputs lie between them")
+            raise disagreement(
+                "lower", "inputs lie between lower and upper", self.lower, f"less than upper={self.upper}"
+            )
         return self
 
     def limits(self, known: tuple[float, float] | None) -> tuple[float | None, float | None]:

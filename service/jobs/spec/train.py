@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import CommonSpec, JobId, Strict
+from service.jobs.spec.base import CommonSpec, JobId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
@@ -78,12 +78,12 @@ class PipelineSpec(Strict):
     def _stages_of_the_schedule(self) -> PipelineSpec:
         asked = self.stages_per_rank
         if self.schedule == "zbv" and asked != 2:
-            raise ValueError(f"a V schedule has two stages on each rank: virtual_stages={asked}, expected 2 or absent")
-        if self.schedule in ("gpipe", "1f1b", "zero_bubble") and asked != 1:
-            raise ValueError(
-                f"{self.schedule} has one stage on each rank: virtual_stages={asked}, expected 1 or absent; "
-                "interleaved takes any number"
+            raise disagreement(
+                "virtual_stages", f"schedule={self.schedule} has two stages on each rank", asked, "2, or null"
             )
+        if self.schedule in ("gpipe", "1f1b", "zero_bubble") and asked != 1:
+            message = f"schedule={self.schedule} has one stage on each rank"
+            raise disagreement("virtual_stages", message, asked, "1 or null; schedule=interleaved takes any number")
         return self
 
 
@@ -97,7 +97,8 @@ class CompileChoice(Strict):
     @model_validator(mode="after")
     def _needs_gate(self) -> CompileChoice:
         if (self.train or self.inference) and self.gate is None:
-            raise ValueError("compile needs 'gate': the id of a compile job whose report allows it")
+            expected = "the id of a compile job whose report allows it"
+            raise disagreement("gate", "what is compiled needs a gate", self.gate, expected)
         return self
 
 

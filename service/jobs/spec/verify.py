@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from service.jobs.spec.base import CommonSpec, FileId, Strict
+from service.jobs.spec.base import CommonSpec, FileId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
 
@@ -40,10 +40,12 @@ class Box(Strict):
     @model_validator(mode="after")
     def _ordered(self) -> Box:
         if len(self.lower) != len(self.upper):
-            raise ValueError(f"lower has {len(self.lower)} entries and upper {len(self.upper)}; they must match")
+            message = f"lower has {len(self.lower)} entries and upper {len(self.upper)}"
+            raise disagreement("upper", message, len(self.upper), f"{len(self.lower)} numbers")
         for index, (low, high) in enumerate(zip(self.lower, self.upper, strict=True)):
             if low > high:
-                raise ValueError(f"lower[{index}]={low} is above upper[{index}]={high}")
+                message = f"lower.{index}={low} is above upper.{index}={high}"
+                raise disagreement(f"lower.{index}", message, low, f"at most {high}")
         return self
 
 
@@ -164,16 +166,15 @@ class VerifySpec(CommonSpec):
     def _has_models(self) -> VerifySpec:
         brought = isinstance(self.property, InstancesProperty)
         if brought and self.model is not None:
-            raise ValueError("model: the models of property.instances are in its archive; expected no other one")
+            message = "the models of property.instances are in its archive"
+            raise disagreement("model", message, self.model.model_dump(mode="json"), "none")
         if not brought and self.model is None:
-            raise ValueError("model: none is given; expected one, or property.instances, which brings models")
+            raise disagreement("model", "none is given", None, "one, or property.instances, which brings models")
         return self
 
     @model_validator(mode="after")
     def _optimises(self) -> VerifySpec:
         if self.intermediate == "fixed" and self.method != "alpha-crown":
-            raise ValueError(
-                f"intermediate: method={self.method} has no bounds that could be fixed instead of optimised; expected "
-                "method=alpha-crown with intermediate=fixed"
-            )
+            message = f"method={self.method} has no bounds that could be fixed instead of optimised"
+            raise disagreement("intermediate", message, "fixed", "optimised, or method=alpha-crown")
         return self

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from service.jobs.plugins import Features, ModelConfig
+from service.jobs.plugins import Features, ModelConfig, disagreement
 
 Width = Annotated[int, Field(ge=1, le=2**24)]
 
@@ -77,11 +77,14 @@ class ConvnetConfig(ModelConfig):
     @model_validator(mode="after")
     def _fits_the_image(self) -> ConvnetConfig:
         if self.kernel % 2 == 0:
-            raise ValueError(f"kernel={self.kernel} is even; an odd one has a centre that keeps the image's size")
+            message = f"kernel={self.kernel} is even: only an odd one has a centre, which keeps the image's size"
+            raise disagreement("kernel", message, self.kernel, "an odd number")
         for index, (height, width) in enumerate(self._sizes()):
             if height < 1 or width < 1:
-                raise ValueError(
+                message = (
                     f"nothing is left of {self.height}×{self.width} after layer {index} with stride={self.stride} and "
-                    f"pool={self.pool}; fewer channels, or a smaller stride or pool"
+                    f"pool={self.pool}"
                 )
+                expected = "fewer channels, or a smaller stride or pool"
+                raise disagreement("channels", message, list(self.channels), expected)
         return self

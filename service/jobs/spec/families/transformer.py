@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from service.jobs.plugins import ModelConfig, Strict, Tokens
+from service.jobs.plugins import ModelConfig, Strict, Tokens, disagreement
 
 
 class RopeScaling(Strict):
@@ -21,9 +21,8 @@ class RopeScaling(Strict):
     @model_validator(mode="after")
     def _low_below_high(self) -> RopeScaling:
         if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(
-                f"low_freq_factor={self.low_freq_factor} must be below high_freq_factor={self.high_freq_factor}"
-            )
+            got, other = self.low_freq_factor, self.high_freq_factor
+            raise disagreement("low_freq_factor", "it is not the lower one", got, f"less than high_freq_factor={other}")
         return self
 
 
@@ -78,9 +77,12 @@ class TransformerConfig(ModelConfig):
     @model_validator(mode="after")
     def _heads_divide(self) -> TransformerConfig:
         if self.dim % self.heads:
-            raise ValueError(f"dim={self.dim} does not divide into heads={self.heads}")
+            message = f"dim={self.dim} does not divide into heads={self.heads}"
+            raise disagreement("heads", message, self.heads, f"a divisor of {self.dim}")
         if (self.dim // self.heads) % 2:
-            raise ValueError(f"dim/heads = {self.dim // self.heads} must be even for rotary positions")
+            message = f"dim/heads = {self.dim // self.heads} is odd, which rotary positions cannot be"
+            raise disagreement("heads", message, self.heads, "one that makes dim/heads even")
         if self.heads % self.key_value_heads:
-            raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.key_value_heads}")
+            message = f"heads={self.heads} is not a multiple of kv_heads={self.key_value_heads}"
+            raise disagreement("kv_heads", message, self.kv_heads, f"a divisor of {self.heads}")
         return self
