@@ -13,18 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import Residual, box_around, mlp, prepared, redraw
 from test_operators import GROUPS, made
+from test_properties import robustness
 from test_recorded_searches import Rehearsed
 from torch import Tensor, nn
 
 from service.bounds.ball import Ball
+from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Analysis, Effort, repeatedly
 from service.bounds.methods import repeated as module_of_repeated
 from service.bounds.methods import rows as module_of_rows
 from service.bounds.methods.passes import Passes
-from service.bounds.methods.repeated import TRIES, Repeated
+from service.bounds.methods.repeated import TRIES, Repeating
 from service.bounds.network import Network, prepare
 from service.bounds.replay import Memory, Plain, Recorded
+from service.verification.certify import certify
+from service.verification.properties import read
+from service.verification.witness import Referee
 
 PASSES = [name for name, method in METHODS.items() if isinstance(method, Passes)]
 MANY = 2**40
@@ -61,10 +66,10 @@ def network_of(name: str) -> tuple[Network, int]:
     return prepared(build().double(), features), features
 
 
-def rehearsed(name: str, repeat: Callable[[], Any] = Rehearsed, free: int = MANY) -> Repeated:
+def rehearsed(name: str, repeat: Callable[[], Any] = Rehearsed, free: int = MANY) -> Repeating:
     method = METHODS[name]
     assert isinstance(method, Passes)
-    return Repeated(method, lambda: free, lambda memory: repeat())
+    return Repeating(method, lambda: free, lambda memory: repeat())
 
 
 def boxes(count: int, batch: int, features: int, radii: tuple[float, ...] = (0.1,)) -> list[Interval]:
@@ -157,6 +162,29 @@ def test_an_analysis_stays_true_whatever_comes_after_it() -> None:
     assert all(torch.equal(a.lower, b) for name in kept for a, b in zip(inputs[name], kept[name], strict=True))
 
 
+def test_batches_of_a_job_are_decided_as_if_each_was_the_only_one() -> None:
+    """What was found of all of them is compared at the end: a later batch may not change an earlier one's."""
+    module = mlp([64, 24, 16, 10], nn.ReLU(), seed=3).double()
+    network, referee = prepared(module, 64), Referee(module, Exchange())
+    asked = read(robustness(count=30, eps=0.002), 64, 10)
+    like = torch.empty(0, dtype=torch.float64)
+    questions = [asked.ask(range(first, first + 6), like) for first in range(0, 30, 6)]
+    repeating = rehearsed("crown")
+    found, alone = (
+        [certify(network, referee, method, Effort(), question) for question in questions]
+        for method in (repeating, METHODS["crown"])
+    )
+    for one, other in zip(found, alone, strict=True):
+        assert one.verdicts == other.verdicts
+        torch.testing.assert_close(one.margin, other.margin, rtol=1e-9, atol=1e-9)
+        for name, (bounds,) in other.inputs.items():
+            torch.testing.assert_close(one.inputs[name][0].lower, bounds.lower, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(one.inputs[name][0].upper, bounds.upper, rtol=1e-9, atol=1e-9)
+    (known,) = repeating._known.values()
+    assert known.record is not None
+    assert len({verdict for each in alone for verdict in each.verdicts}) > 1
+
+
 @torch.no_grad()
 def test_balls_are_replayed_too() -> None:
     network, _ = network_of("relu")
@@ -192,7 +220,7 @@ def test_what_is_not_worth_a_record_or_cannot_be_one_runs_as_written(
         def run(self, body: Callable[[], None], times: int) -> None:
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    def held(repeated: Repeated) -> int:
+    def held(repeated: Repeating) -> int:
         for box in boxes(4, 2, 5):
             assert_same(repeated(network, box, Effort()), METHODS["crown"](network, box, Effort()), rows)
         return sum(known.record is not None for known in repeated._known.values())
@@ -223,7 +251,7 @@ def test_shapes_that_were_not_used_for_longest_make_room() -> None:
 
 def test_only_passes_on_a_cuda_device_are_worth_it() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
-    assert [name for name in METHODS if isinstance(repeatedly(METHODS[name], cuda), Repeated)] == PASSES
+    assert [name for name in METHODS if isinstance(repeatedly(METHODS[name], cuda), Repeating)] == PASSES
     assert all(repeatedly(method, cpu) is method for method in METHODS.values())
     assert PASSES == ["ibp", "crown-ibp", "crown"]
 
@@ -239,7 +267,7 @@ def test_records_of_a_device_give_what_runs_there(method: str, name: str, monkey
     build, features = NETS[name]
     network = prepare(copy.deepcopy(build()).double().to(device), (features,))
     repeated = repeatedly(METHODS[method], device)
-    assert isinstance(repeated, Repeated)
+    assert isinstance(repeated, Repeating)
     rows = rows_for(network, 1).to(device)
     for batch in (1, 3):
         for box in boxes(7, batch, features, radii=(0.02, 0.02, 0.05, 0.2)):

@@ -97,7 +97,8 @@ def rows_at_once(backward: Pass, start: str, effort: Effort) -> int:
 
 def passing_at_once(backward: Pass, start: str, rows: int, effort: Effort) -> int:
     """The same for one plain pass over ``rows`` rows."""
-    return rows_at_once(backward, start, effort.passing(rows * elements_of_row(backward, start)))
+    each = elements_of_row(backward, start)
+    return max(1, effort.passing(rows * each).elements // each)
 
 
 def affordable(network: Network, box: Interval, effort: Effort) -> Effort:

@@ -25,7 +25,7 @@ from service.bounds.network import Network
 from service.bounds.replay import Memory, Recorded, Repeat
 
 LOG = logging.getLogger(__name__)
-WORTHWHILE = 2**28
+WORTHWHILE = 2**29
 """Elements of all rows' coefficients beyond which kernels take longer than their launches."""
 TENSORS = 8
 """Of the size of the largest coefficients, what a pass takes at most."""
@@ -56,7 +56,7 @@ class _Known:
 
 
 @dataclass(eq=False)
-class Repeated:
+class Repeating:
     """A method for someone who analyses a network again and again, under ``torch.no_grad()``, alone on its ranks.
 
     The first analysis of boxes of one shape is as written, the second is recorded, the rest replay the record. What
@@ -72,7 +72,7 @@ class Repeated:
     _known: dict[_Shape, _Known] = field(default_factory=dict)
 
     @classmethod
-    def on(cls, device: torch.device, passes: Passes) -> Repeated:
+    def on(cls, device: torch.device, passes: Passes) -> Repeating:
         return cls(passes, lambda: free_bytes(device), lambda memory: Recorded(device, memory))
 
     def __call__(self, network: Network, box: Interval, effort: Effort) -> Analysis:
@@ -134,7 +134,7 @@ class Repeated:
 
 def repeatedly(method: Method, device: torch.device) -> Method:
     """A method whose analyses on a device are many."""
-    return Repeated.on(device, method) if isinstance(method, Passes) and device.type == "cuda" else method
+    return Repeating.on(device, method) if isinstance(method, Passes) and device.type == "cuda" else method
 
 
 def elements(plan: Plan, network: Network, batch: int) -> list[int]:
@@ -144,7 +144,7 @@ def elements(plan: Plan, network: Network, batch: int) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class _Asked:
-    repeated: Repeated
+    repeated: Repeating
     known: _Known
     network: Network
     box: Interval
