@@ -15,6 +15,7 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 
+from service.jobs.cache import trim
 from service.jobs.records import AttemptRef, NotFound
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store, StoreLimits, StoreUnavailable
@@ -118,6 +119,8 @@ class Agent:
             logger.warning("reaped an attempt of %s", job_id)
 
     def _expire(self) -> None:
+        for path in trim(self._settings.layout.cache, self._settings.max_cache_bytes):
+            logger.info("deleted %s, which no job has used for longest", path)
         if self._settings.keep_jobs_days is not None:
             for job_id in self._store.jobs.expire(self._settings.keep_jobs_days * _DAY_S):
                 logger.info("deleted %s, which ended more than %g days ago", job_id, self._settings.keep_jobs_days)

@@ -48,7 +48,8 @@ class DataLayout:
     @property
     def cache(self) -> Path:
         """What ranks made of uploaded files (tokens of a text, the parts of an archive, the weights of an ONNX model).
-        May be deleted at any time when no job is starting; it is made again where it is needed.
+        May be deleted at any time when no job is starting; it is made again where it is needed. Workers keep it
+        within ``max_cache_bytes``.
         """
         return self.root / "cache"
 

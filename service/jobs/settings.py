@@ -82,6 +82,10 @@ class Settings(BaseSettings):
         None, gt=0, description="ended jobs are deleted with their files after so many days; kept when absent"
     )
 
+    max_cache_bytes: int = Field(
+        20 << 30, ge=0, description="what jobs make of uploaded files is deleted beyond this, the longest unused first"
+    )
+
     url: str | None = Field(None, description="API that the command line talks to; this machine's when absent")
     key: SecretStr | None = Field(None, description="API key that the command line uses")
 

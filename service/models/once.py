@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from service.jobs.cache import used
+
 POLL_S = 0.1
 
 
@@ -24,6 +26,8 @@ def once(path: Path, make: Callable[[Path], None]) -> Path:
             time.sleep(POLL_S)
     elif not path.exists():
         _make(path, make)
+    else:
+        used(path)
     return path
 
 

@@ -1,0 +1,40 @@
+"""What ranks make of uploaded files is kept within a limit."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from service.jobs.cache import ABANDONED_S, IN_USE_S, trim, used
+
+HOUR = 3600.0
+
+
+def entry(path: Path, hours: float, size: int = 100) -> Path:
+    """A folder with a file in it, last used so many hours ago."""
+    path.mkdir(parents=True)
+    (path / "weights").write_bytes(b"0" * size)
+    at = time.time() - hours * HOUR
+    os.utime(path, (at, at))
+    return path
+
+
+def test_the_longest_unused_go_first_and_what_a_job_may_be_opening_stays(tmp_path: Path) -> None:
+    oldest, old = entry(tmp_path / "onnx-1" / "a", 9), entry(tmp_path / "huggingface" / "b", 5)
+    again = entry(tmp_path / "onnx-1" / "c", 8)
+    new = entry(tmp_path / "onnx-1" / "d", 0.5 * IN_USE_S / HOUR)
+    used(again)
+    assert trim(tmp_path, 400) == []
+    assert trim(tmp_path, 300) == [oldest]
+    assert trim(tmp_path, 0) == [old]
+    assert sorted(tmp_path.glob("*/*")) == sorted([again, new])
+
+
+def test_what_was_never_finished_is_cleared_away_after_a_day(tmp_path: Path) -> None:
+    dead = entry(tmp_path / "onnx-1" / ".making-x", 1.5 * ABANDONED_S / HOUR)
+    made = entry(tmp_path / "onnx-1" / ".making-y", 2)
+    assert trim(tmp_path, 0) == []
+    assert not dead.exists()
+    assert made.exists()
+    assert trim(tmp_path / "nowhere", 0) == []
