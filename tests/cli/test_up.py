@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
+import redis as redis_py
 from cli_world import TRAIN, wait_until
 
 from trivet.client import Client
@@ -43,10 +44,10 @@ def up(data: Path, **changes: str) -> Iterator[subprocess.Popen[bytes]]:
             process.wait(STOP_S)
 
 
-def namesakes(data: Path) -> Path:
+def namesakes(data: Path, *names: str) -> Path:
     """A folder with somebody's own packages, called like the service's: it must not run them."""
     folder = data.with_suffix(".own")
-    for name in ("api", "workers"):
+    for name in ("api", "workers", *names):
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "__init__.py").write_text("raise SystemExit('not the service')\n")
     return folder
@@ -77,6 +78,39 @@ def belonging_to(data: Path) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return [process for process in found if process.pid != os.getpid()]
+
+
+@pytest.mark.parametrize("part", ["api", "worker"])
+def test_a_part_runs_no_modules_of_the_folder_it_is_started_in(
+    part: str, redis: redis_py.Redis, broker: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    settings = {
+        "TRIVET_DATA": str(data),
+        "TRIVET_PORT": "0",
+        "TRIVET_REDIS_URL": broker,
+        "TRIVET_WARM_SUPERVISORS": "0",
+    }
+    with said(data).open("wb") as output:
+        process = subprocess.Popen(
+            # The installed command does not look there either; that is what -P stands for.
+            [sys.executable, "-P", "-m", "trivet", part],
+            env={**os.environ, **settings},
+            stdout=output,
+            stderr=output,
+            cwd=namesakes(data, "service", "trivet"),
+        )
+    try:
+
+        def running() -> bool:
+            assert process.poll() is None, said(data).read_text()
+            return "serving http" in said(data).read_text() if part == "api" else bool(redis.keys("*host*"))
+
+        wait_until(running, 60)
+    finally:
+        process.terminate()
+        process.wait(STOP_S)
+    assert "not the service" not in said(data).read_text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
