@@ -43,7 +43,8 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     first, ranks = tasks[0], Ranks(tasks[0].mesh, device)
     count = first.asked.count
     instances = f"{count} instance{'' if count == 1 else 's'}"
-    context.report.log(f"{instances} by {first.method_name} on {spec.parallel.arithmetic} ranks")
+    if context.rank == 0:
+        context.report.log(f"{instances} by {first.method_name} on {spec.parallel.arithmetic} ranks")
     own = _Own(tasks, refused, context, clock, ranks)
     own.run()
     spent = ranks.mean(torch.tensor(list(clock.seconds.values()), dtype=torch.float64))
