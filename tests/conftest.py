@@ -1,4 +1,5 @@
-"""Fixtures that every room shares: a real broker on a private socket, a clean database, a data directory."""
+"""Fixtures that every room shares: a real broker on a private socket, a clean database, a data directory, and groups of
+ranks."""
 
 from __future__ import annotations
 
@@ -8,9 +9,12 @@ from pathlib import Path
 import pytest
 import redis as redis_py
 from hypothesis import settings
+from launching import fresh_torchrun, torchrun
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
+
+__all__ = ["broker", "data", "fresh_torchrun", "redis", "torchrun"]
 
 # How long an example takes says nothing where other processes have the cores.
 settings.register_profile("trivet", deadline=None)

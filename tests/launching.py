@@ -1,13 +1,18 @@
-"""Real torchrun groups on gloo, for the tests of any room: import the ``torchrun`` fixture in its ``conftest.py``."""
+"""Real groups of ranks on gloo, for the tests of any room.
+
+``torchrun`` forks ranks from a process that imported what they need (``rank_server.py``), which saves each of them
+seconds; ``fresh_torchrun`` is torchrun itself, where a rank must be an interpreter of its own.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +20,10 @@ from typing import Any
 import psutil
 import pytest
 
-RANK_MAIN = Path(__file__).parent / "rank_main.py"
 ROOT = Path(__file__).parents[1]
+RANK_MAIN, RANK_SERVER = (Path(__file__).parent / name for name in ("rank_main.py", "rank_server.py"))
+START_SECONDS = 120.0
+"""A server may take to import, on a busy host."""
 
 
 class GroupFailureError(AssertionError):
@@ -32,59 +39,160 @@ class Torchrun:
     """Call it with a module-level function of the test module: each rank runs it and returns something JSON can hold.
 
     The function imports what it needs from ``service`` and starts the group itself
-    (``service.parallel.distributed.start("cpu")``). Results come back in rank order.
+    (``service.parallel.distributed.start("cpu")``). Results come back in rank order. ``start`` runs a group to its
+    end: of so many ranks, with these arguments for ``rank_main``, for so many seconds, writing to this file.
     """
 
     folder: Path
+    start: Callable[[int, list[str], float, Path], int]
 
     def __call__(self, function: Callable[..., Any], ranks: int, timeout_s: float = 120, **arguments: Any) -> list[Any]:
         results = self.folder / f"{function.__name__}-{len(list(self.folder.iterdir()))}"
         results.mkdir()
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-        # An endpoint of our own with port 0: the system picks the port, so parallel tests never meet.
-        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-        command += [str(RANK_MAIN), function.__code__.co_filename, function.__name__]
-        output = _run([*command, json.dumps(arguments), str(results)], timeout_s)
+        call = [function.__code__.co_filename, function.__name__, json.dumps(arguments), str(results)]
+        written = results / "output.txt"
+        written.touch()
+        try:
+            status = self.start(ranks, call, timeout_s, written)
+        except TimeoutError:
+            message = f"the group was still running after {timeout_s} s"
+            raise GroupFailureError(message, written.read_text(errors="replace")) from None
+        if status:
+            raise GroupFailureError(f"the group ended with exit status {status}", written.read_text(errors="replace"))
         files = [results / f"{rank}.json" for rank in range(ranks)]
         if not all(file.exists() for file in files):
-            raise GroupFailureError("not every rank left a result", output)
+            raise GroupFailureError("not every rank left a result", written.read_text(errors="replace"))
         return [json.loads(file.read_text()) for file in files]
 
 
-def _run(command: list[str], timeout_s: float) -> str:
+def _environment() -> dict[str, str]:
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    return environment
+
+
+def _start_fresh(ranks: int, call: list[str], timeout_s: float, output: Path) -> int:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    # An endpoint of our own with port 0: the system picks the port, so parallel tests never meet.
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            [*command, str(RANK_MAIN), *call], env=_environment(), stdout=file, stderr=subprocess.STDOUT
+        )
     try:
-        output, _ = process.communicate(timeout=timeout_s)
+        return process.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        _kill_with_descendants(process.pid)
-        output, _ = process.communicate()
-        raise GroupFailureError(f"the group was still running after {timeout_s} s", output) from None
-    if process.returncode:
-        raise GroupFailureError(f"the group ended with exit status {process.returncode}", output)
-    return output
+        raise TimeoutError from None
+    finally:
+        _kill_with_descendants(process)
 
 
-def _kill_with_descendants(pid: int) -> None:
+@dataclass(frozen=True)
+class RankServer:
+    """A process that forks groups, with the environment and working folder that a launch of now would have."""
+
+    process: subprocess.Popen[str]
+    environment: dict[str, str]
+    folder: str
+    log: Path
+
+    @classmethod
+    def begin(cls, log: Path) -> RankServer:
+        environment = _environment()
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, str(RANK_SERVER)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                start_new_session=True,
+            )
+        server = cls(process, environment, str(Path.cwd()), log)
+        try:
+            server.answer(START_SECONDS)
+        except BaseException:
+            server.end()
+            raise
+        return server
+
+    def is_as_now(self) -> bool:
+        return self.process.poll() is None and (self.environment, self.folder) == (_environment(), str(Path.cwd()))
+
+    def answer(self, timeout_s: float) -> int:
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
+        if not ready:
+            raise TimeoutError
+        line = self.process.stdout.readline()
+        if not line:
+            raise GroupFailureError("the server of ranks ended", self.log.read_text(errors="replace"))
+        return int(line)
+
+    def run(self, ranks: int, call: list[str], timeout_s: float, output: Path) -> int:
+        """The exit status of a group. A group that outlives its time is killed; what else ends this ends the server."""
+        assert self.process.stdin is not None
+        order = json.dumps({"ranks": ranks, "call": call, "output": str(output)})
+        try:
+            print(order, file=self.process.stdin, flush=True)
+            return self.answer(timeout_s)
+        except TimeoutError:
+            _kill(psutil.Process(self.process.pid).children(recursive=True))
+            self.answer(START_SECONDS)
+            raise
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        _kill_with_descendants(self.process)
+
+
+def _kill_with_descendants(process: subprocess.Popen[Any]) -> None:
     """Ranks are in sessions of their own, so the launcher's end alone would leave them behind."""
-    launcher = psutil.Process(pid)
-    for process in [launcher, *launcher.children(recursive=True)]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        launcher = psutil.Process(process.pid)
+        _kill([launcher, *launcher.children(recursive=True)])
+    process.wait()
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
-@pytest.fixture
-def torchrun(tmp_path: Path) -> Torchrun:
-    folder = tmp_path / "torchrun"
-    folder.mkdir()
-    return Torchrun(folder)
+@dataclass
+class RankServers:
+    """The server of a test process; another one where a test has changed the environment or the working folder."""
+
+    folder: Path
+    current: RankServer | None = None
+
+    def run(self, ranks: int, call: list[str], timeout_s: float, output: Path) -> int:
+        if self.current is None or not self.current.is_as_now():
+            self.end()
+            self.current = RankServer.begin(self.folder / "server.txt")
+        return self.current.run(ranks, call, timeout_s, output)
+
+    def end(self) -> None:
+        if self.current is not None:
+            self.current.end()
+
+
+@pytest.fixture(scope="session")
+def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torchrun]:
+    folder = tmp_path_factory.mktemp("torchrun")
+    servers = RankServers(tmp_path_factory.mktemp("rank-servers"))
+    yield Torchrun(folder, servers.run)
+    servers.end()
+
+
+@pytest.fixture(scope="session")
+def fresh_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Torchrun:
+    return Torchrun(tmp_path_factory.mktemp("fresh-torchrun"), _start_fresh)

@@ -7,9 +7,6 @@ from collections.abc import Iterator
 import climbing
 import pytest
 import torch
-from launching import torchrun
-
-__all__ = ["ascend", "torchrun"]
 
 
 @pytest.fixture(autouse=True)

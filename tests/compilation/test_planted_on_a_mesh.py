@@ -51,8 +51,8 @@ def climb_all() -> Any:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    first, second = Torchrun(tmp_path_factory.mktemp("planted"))(climb_all, 2, timeout_s=300)
+def found(torchrun: Torchrun) -> Any:
+    first, second = torchrun(climb_all, 2, timeout_s=300)
     assert first == second
     return first
 

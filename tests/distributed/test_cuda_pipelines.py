@@ -95,22 +95,22 @@ def assert_equal(results: list[dict[str, Any]]) -> None:
 
 
 @needs_two
-def test_two_stages_over_nccl(torchrun: Any) -> None:
-    assert_equal(torchrun(two_ranks, ranks=2, timeout_s=300))
+def test_two_stages_over_nccl(fresh_torchrun: Any) -> None:
+    assert_equal(fresh_torchrun(two_ranks, ranks=2, timeout_s=300))
 
 
 @needs_four
 @pytest.mark.parametrize("layout", LAYOUTS_OF_FOUR)
-def test_four_ranks_over_nccl(torchrun: Any, layout: str) -> None:
-    assert_equal(torchrun(four_ranks, ranks=4, timeout_s=200, layout=layout))
+def test_four_ranks_over_nccl(fresh_torchrun: Any, layout: str) -> None:
+    assert_equal(fresh_torchrun(four_ranks, ranks=4, timeout_s=200, layout=layout))
 
 
 @needs_two
-def test_a_failing_rank_ends_its_peers_over_nccl(torchrun: Any) -> None:
+def test_a_failing_rank_ends_its_peers_over_nccl(fresh_torchrun: Any) -> None:
     """The peer's host or device waits for a message that never comes; it must not take NCCL's timeout to end."""
     began = time.monotonic()
     with pytest.raises(GroupFailureError) as caught:
-        torchrun(failing_rank, ranks=2, timeout_s=120)
+        fresh_torchrun(failing_rank, ranks=2, timeout_s=120)
     assert "rank 0: instruction " in str(caught.value)
     assert "(forward of stage 3, micro-batch 0) failed: loss is not finite" in str(caught.value)
     assert time.monotonic() - began < 60

@@ -149,10 +149,9 @@ def everything() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    from launching import Torchrun
-
-    return Torchrun(tmp_path_factory.mktemp("torchrun"))(everything, ranks=2)
+def ranks(torchrun: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = torchrun(everything, ranks=2)
+    return found
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -109,8 +109,8 @@ def run_all(folder: str, world: int) -> dict[str, Any]:
 class Outcomes:
     """Results by family and layout; each group of ranks is launched when first asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, torchrun: Torchrun) -> None:
+        self.folder, self._torchrun = folder, torchrun
         self.single = {family: run(folder / "single" / family, family, {}) for family in FAMILIES}
         self._of_ranks: dict[int, dict[str, Any]] = {}
 
@@ -123,16 +123,14 @@ class Outcomes:
     def _run(self, ranks: int) -> dict[str, Any]:
         if ranks == 1:
             return run_all(str(self.folder), 1)
-        launches = self.folder / f"launch-{ranks}"
-        launches.mkdir()
-        launch = Torchrun(launches)
-        results: dict[str, Any] = launch(run_all, ranks, timeout_s=170, folder=str(self.folder), world=ranks)[0]
+        folder = str(self.folder)
+        results: dict[str, Any] = self._torchrun(run_all, ranks, timeout_s=170, folder=folder, world=ranks)[0]
         return results
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return Outcomes(tmp_path_factory.mktemp("layouts"))
+def outcomes(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> Outcomes:
+    return Outcomes(tmp_path_factory.mktemp("layouts"), torchrun)
 
 
 @pytest.mark.distributed

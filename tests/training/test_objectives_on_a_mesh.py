@@ -72,16 +72,14 @@ def run_all(folder: str, world: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("objectives")
     found = {
         subject: train(folder / "single" / subject, spec_of(subject, {}), test_samples=TEST_SAMPLES)
         for subject in SUBJECTS
     }
     for ranks in (2, 4):
-        launches = folder / f"launch-{ranks}"
-        launches.mkdir()
-        found |= Torchrun(launches)(run_all, ranks, folder=str(folder), world=ranks)[0]
+        found |= torchrun(run_all, ranks, folder=str(folder), world=ranks)[0]
     return found
 
 

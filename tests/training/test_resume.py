@@ -59,11 +59,9 @@ def stop_and_resume(folder: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def resumed(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("resume")
-    launches = folder / "launches"
-    launches.mkdir()
-    return folder, Torchrun(launches)(stop_and_resume, 2, folder=str(folder))[0]
+    return folder, torchrun(stop_and_resume, 2, folder=str(folder))[0]
 
 
 @pytest.mark.distributed

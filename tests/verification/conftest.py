@@ -6,9 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from launching import torchrun
-
-__all__ = ["parity", "torchrun"]
 
 
 @pytest.fixture(scope="session")

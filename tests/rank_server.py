@@ -1,0 +1,161 @@
+"""Groups of ranks that are forked from a process which has imported what they need: ``python tests/rank_server.py``.
+
+Standard output says 0 once it is ready. Then one JSON line on standard input, ``{"ranks": 2, "output": file for what
+they write, "call": [arguments of rank_main.main]}``, starts one group, whose exit status is written when all its ranks
+have ended. Ranks find the variables of torchrun, whose store is kept by a process of their group, and join it by
+themselves. The first that fails ends the others, as under torchrun. Ranks have the environment that the server was
+started in, and the hash seed of strings in common.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rank_main
+import torch
+import torch.distributed as dist
+
+from workers.parentage import die_with_parent
+
+BEFOREHAND = (
+    "hypothesis.strategies",
+    "pytest",
+    "service.compilation.job",
+    "service.training.job",
+    "service.verification.job",
+    "sklearn.datasets",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.experimental",
+    "torch.export._trace",
+    "torch.export._unlift",
+)
+"""What ranks import anyway and what starts no thread, as onnxruntime does."""
+ARROW_ALLOCATOR = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
+GRACE_SECONDS = 30.0
+"""From SIGTERM to SIGKILL, as torchrun has it."""
+
+
+@dataclass(frozen=True)
+class Order:
+    ranks: int
+    output: str
+    call: tuple[str, ...]
+
+
+def serve() -> None:
+    die_with_parent()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    os.environ.setdefault(*ARROW_ALLOCATOR)  # which would have a thread
+    for name in BEFOREHAND:
+        importlib.import_module(name)
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1 or torch.cuda.is_initialized():
+        raise RuntimeError(f"a process of {threads} threads cannot be forked safely; imports should start none")
+    gc.freeze()
+    print(0, file=answers, flush=True)
+    for line in sys.stdin:
+        order = Order(**json.loads(line))
+        launcher = os.fork()
+        if not launcher:
+            _as_child(lambda order=order: launch(order))
+        _, status = os.waitpid(launcher, 0)
+        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+
+
+def launch(order: Order) -> int:
+    """Start the ranks, keep their store and wait for them; the exit status of the group."""
+    die_with_parent()
+    _write_to(order.output)
+    listening = socket.create_server(("127.0.0.1", 0))
+    port, running = listening.getsockname()[1], {}
+    for rank in range(order.ranks):
+        pid = os.fork()
+        if not pid:
+            listening.close()
+            _as_child(lambda rank=rank: _run_rank(order, rank, port))
+        running[pid] = rank
+    # Only now: the store has threads, and ranks are forked from a process that has one.
+    store = dist.TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+    status = _wait(running)
+    del store
+    return status
+
+
+def _run_rank(order: Order, rank: int, port: int) -> int:
+    die_with_parent()
+    os.setsid()
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "ROLE_RANK": str(rank),
+        "WORLD_SIZE": str(order.ranks), "LOCAL_WORLD_SIZE": str(order.ranks), "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+    }  # fmt: skip
+    rank_main.main(*order.call)
+    return 0
+
+
+def _wait(running: dict[int, int]) -> int:
+    """Until all ranks, by process id, have ended. 1 when one failed, which ends the others."""
+    failed, deadline = False, float("inf")
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid in running:
+            rank, code = running.pop(pid), os.waitstatus_to_exitcode(status)
+            if code and not failed:
+                failed, deadline = True, time.monotonic() + GRACE_SECONDS
+                cause = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+                print(f"rank {rank} (process {pid}) ended first, with {cause}", file=sys.stderr, flush=True)
+                _signal(running, signal.SIGTERM)
+        elif time.monotonic() > deadline:
+            _signal(running, signal.SIGKILL)
+            deadline = float("inf")
+        else:
+            time.sleep(0.02)
+    return int(failed)
+
+
+def _signal(pids: Any, number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _write_to(file: str) -> None:
+    """Standard output and standard error of this process and its children."""
+    target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, number in ((nothing, 0), (target, 1), (target, 2)):
+        os.dup2(source, number)
+    os.close(nothing)
+    os.close(target)
+
+
+def _as_child(run: Any) -> None:
+    """Run and end this process; its parent's handlers of an exit are not its own."""
+    status = 1
+    try:
+        status = run()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # which names the rank where there is a group
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    serve()
