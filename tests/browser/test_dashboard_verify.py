@@ -76,11 +76,12 @@ def test_verdict_and_times_of_long_names_are_in_view(page: Page, fleet: Fleet) -
 
 def test_long_names_are_cut_where_they_are_alike(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(paired_spec(fleet.store))
-    for instance, network in enumerate(["1_1", "1_2", "2_1"]):
-        model = f"onnx/ACASXU_run2a_{network}_batch_2000.onnx"
+    networks = [f"onnx/ACASXU_run2a_{network}_batch_2000.onnx" for network in ("1_1", "1_2", "2_1")]
+    for instance, model in enumerate([*networks, "onnx/another_model_of_its_own.onnx"]):
         attempt.bound(instance, 0.5, name=f"{model} vnnlib/prop_{instance}.vnnlib")
     page.goto(f"/jobs/{attempt.job_id}")
-    expect(page.locator(".verify tbody .link")).to_have_text(["0 · …1_1…", "1 · …1_2…", "2 · …2_1…"])
+    short = ["0 · …1_1…", "1 · …1_2…", "2 · …2_1…", "3 · onnx/another_model_of_its_own.onnx"]
+    expect(page.locator(".verify tbody .link")).to_have_text(short)
     expect(page.locator(".verify tbody .muted.cut").first).to_have_text("vnnlib/prop_0.vnnlib")
 
 

@@ -51,25 +51,41 @@ export function pair(name) {
 const LONG = 24;
 
 /**
- * Shortens long names to where they differ: what all have in common at either end becomes a dot or three.
+ * Shortens long names to where those that are much alike differ: what these have in common at either end becomes "…".
  * @param {Iterable<string>} names
  * @returns {(name: string) => string}
  */
 export function telling(names) {
-  const [first = "", ...others] = new Set(names);
-  if (others.length === 0) return (name) => name;
-  const shortest = Math.min(first.length, ...others.map((name) => name.length));
-  const shared = (/** @type {(name: string, at: number) => string | undefined} */ letter, /** @type {number} */ most) => {
-    let count = 0;
-    while (count < most && others.every((name) => letter(name, count) === letter(first, count))) count += 1;
-    return count;
-  };
-  const same = shared((name, at) => name[at], shortest);
-  const head = first.slice(0, same).replace(/[^/_.\- ]+$/, "").length;
-  const alike = shared((name, at) => name.at(-1 - at), shortest - head);
-  const tail = first.slice(first.length - alike).replace(/^[^/_.\- ]+/, "").length;
-  return (name) => (name.length <= LONG ? name
-    : `${head ? "…" : ""}${name.slice(head, name.length - tail)}${tail ? "…" : ""}`);
+  /** @type {string[][]} */
+  const groups = [];
+  for (const name of [...new Set(names)].sort()) {
+    const last = groups.at(-1);
+    const before = last?.at(-1) ?? "";
+    if (last && 3 * shared([before, name], 1) >= Math.min(before.length, name.length)) last.push(name);
+    else groups.push([name]);
+  }
+  const short = new Map(groups.flatMap((group) => group.map((name) => /** @type {const} */ ([name, middle(name, group)]))));
+  return (name) => short.get(name) ?? name;
+}
+
+/** @param {string} name @param {string[]} group */
+function middle(name, group) {
+  if (group.length < 2 || name.length <= LONG) return name;
+  const head = name.slice(0, shared(group, 1)).replace(/[^/_.\- ]+$/, "").length;
+  const rests = group.map((each) => each.slice(head));
+  const alike = shared(rests, -1);
+  const tail = alike === 0 ? 0 : name.slice(-alike).replace(/^[^/_.\- ]+/, "").length;
+  return `${head ? "…" : ""}${name.slice(head, name.length - tail)}${tail ? "…" : ""}`;
+}
+
+/** How many letters all have in common at their beginning, or for a step of -1 at their end. @param {string[]} names @param {1 | -1} step */
+function shared(names, step) {
+  const [first = "", ...others] = names;
+  const most = Math.min(...names.map((name) => name.length));
+  const letter = (/** @type {string} */ name, /** @type {number} */ at) => name.at(step === 1 ? at : -1 - at);
+  let count = 0;
+  while (count < most && others.every((name) => letter(name, count) === letter(first, count))) count += 1;
+  return count;
 }
 
 /** @param {number | null | undefined} value @returns {value is number} */
