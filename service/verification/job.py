@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from service.bounds.methods import Method
 from service.bounds.workspace import keep_workspaces_small
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import VerifySpec
@@ -111,12 +112,12 @@ class _Own:
     def _run(self, task: Task, decided: set[int]) -> None:
         """Raises :class:`StoppedError`."""
         referee = Referee(task.module, task.network.exchange, task.runtime)
-        searches = Searches(task, self.context, self.clock, referee)
+        searches, method = Searches(task, self.context, self.clock, referee), task.method()
         for instances in task.batches(without=decided):
             # A group stops as one: its ranks would otherwise wait for each other in a collective.
             if task.anywhere(self.context.should_stop()):
                 raise StoppedError
-            for entry in self._bounded(task, instances, referee, searches):
+            for entry in self._bounded(task, instances, method, referee, searches):
                 self._decided([Entry(_shown(searches.decided(entry.row), task, referee), entry.layers)])
 
     def _resumed(self) -> set[int]:
@@ -133,11 +134,13 @@ class _Own:
             self.context.report.log(f"{len(decided)} instances were decided by an earlier attempt")
         return decided
 
-    def _bounded(self, task: Task, instances: list[int], referee: Referee, searches: Searches) -> list[Entry]:
+    def _bounded(
+        self, task: Task, instances: list[int], method: Method, referee: Referee, searches: Searches
+    ) -> list[Entry]:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
         begun = time.time()
         question = task.asked.ask(instances, task.like)
-        outcome = certify(task.network, referee, task.method, task.effort, question, clock=self.clock)
+        outcome = certify(task.network, referee, method, task.effort, question, clock=self.clock)
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         predictions = referee.predictions(question) if task.asked.has_labels else None
         found = tally.rows_of(outcome, task.method_name, task.asked, predictions)

@@ -82,9 +82,8 @@ class Task:
         """Of the dtype and on the device in which bounds are computed."""
         return torch.empty(0, dtype=torch.float64 if self.spec.rigorous else torch.float32, device=self.device)
 
-    @cached_property
     def method(self) -> Method:
-        """It bounds the whole model: all stages call it. What it keeps to be faster next time ends with the task."""
+        """It bounds the whole model: all stages call it. What it keeps to be faster next time ends with it."""
         method: Method = RIGOROUS[self.inside] if self.spec.rigorous else METHODS[self.inside]
         return repeatedly(method, self.device) if self.staged is None else self.staged.method(method)
 
