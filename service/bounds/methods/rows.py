@@ -16,8 +16,8 @@ from service.bounds.network import Network
 
 CHEAP = 2**22
 """Elements of the coefficients of all of a value's rows below which choosing some is not worth it."""
-STEPS = 16
-"""Of row counts between two powers of two."""
+STEPS, FEWEST = 16, 8
+"""Of row counts below a power of two, and rows that a step has at least."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def _planned(network: Network, batch: int, name: str, found: Rows, earlier: Rows
     size = network.nodes[name].size
     if 2 * size * elements_of_a_row(network, name, batch) <= CHEAP:
         return Rows(size, own=False)
-    step = max(8, (1 << (found.count - 1).bit_length()) // STEPS) if found.count else 0
-    count = -(-(found.count + step // 2) // step) * step if found.count else 0
+    step = max(FEWEST, (1 << (found.count - 1).bit_length()) // STEPS)
+    count = -(-(found.count + step // 2) // step) * step
     if earlier is not None and earlier.own == found.own:
         count = max(count, earlier.count)
     return Rows(count, found.own) if count < size else Rows(size, own=False)
