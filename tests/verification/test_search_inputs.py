@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import time
 from itertools import pairwise
@@ -28,6 +29,7 @@ from service.verification.search.goal import goals
 from service.verification.search.inputs import split_inputs
 
 CPU = torch.device("cpu")
+deciding = importlib.import_module("service.verification.search.decide")
 
 
 def subject(module: nn.Module, features: int) -> Subject:
@@ -283,3 +285,27 @@ def test_a_tie_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     found = search(under, query([-1.0], [1.0], [([1.0], -0.09 - 1e-13)]))
     assert found.verdict is Verdict.UNKNOWN
     assert found.bound <= 0
+
+
+@pytest.mark.parametrize("suffices", [True, False])
+def test_a_box_of_several_inputs_is_looked_at_as_a_whole_before_it_is_halved(
+    suffices: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where splits of activations decide, that is the answer; else the search goes on from what they have shown."""
+    features = deciding.SEVERAL_INPUTS + 1
+    lower, upper, under = [-0.1] * features, [0.1] * features, subject(dense(0, features, 8, 1), features)
+    far = decide(under, query(lower, upper, [([1.0], -1e3)]), "crown", 5.0, restarts=0)
+    if not suffices:
+
+        def undecided(*_: object) -> Finding:
+            return Finding(Verdict.UNKNOWN, None, 3, 0.01)
+
+        monkeypatch.setitem(deciding.SEARCHES, Means.ACTIVATIONS, undecided)
+    heard: list[Progress] = []
+    asked = query(lower, upper, [([1.0], far.bound - 1e3 - 0.05)])
+    found = decide(under, asked, "crown", 5.0, heard.append, restarts=0)
+    assert found.verdict is Verdict.VERIFIED
+    assert found.means is (Means.ACTIVATIONS if suffices else Means.INPUTS)
+    assert min(each.bound for each in heard) >= (-math.inf if suffices else 0.01)
+    assert found.bound >= 0.01
+    assert suffices or found.domains > 3

@@ -32,9 +32,9 @@ from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.domains import Domains, Handed, Pool
 from service.verification.search.given import CLIMB, GAIN, Given
 from service.verification.search.goal import Goal
-from service.verification.search.intermediate import optimised
+from service.verification.search.intermediate import optimised, wanted
 from service.verification.search.programs import Programs
-from service.verification.search.refining import refined
+from service.verification.search.refining import after_relaxations, refined
 from service.verification.search.root import Root, bounded
 from service.verification.search.stage_walk import StageWalk
 from service.verification.search.subject import Subject, worst_first
@@ -49,6 +49,8 @@ OPTIMISING_SHARE = 0.6
 """What the first time may take, of the time that is left: it optimises relaxations and splits nothing."""
 REFINING_SHARE = 0.5
 """What later times may take, of the time that is left; and no more than went by."""
+CLOSED, LONGER = 0.25, 2
+"""Where so large a share of the relaxations was no longer needed, the next time follows at once, and is longer."""
 LARGEST_BATCH = 8192
 TRIED = 16
 """Minimisers of a round from which a counterexample is sought by descent."""
@@ -169,27 +171,40 @@ class _Search:
         return domains if self.certificates is None else self.certificates.certified(domains)
 
     def _refine_in_time(self) -> None:
-        now = time.monotonic()
-        if len(self.pool):
-            self._make_room()  # what comes has use for the memory
-            with suppress(torch.OutOfMemoryError):
-                self._tighten(self._better_bounds(now, self.deadline - now))
-            with suppress(torch.OutOfMemoryError):
-                self._suppose_failure(now - self.started)
+        seconds = time.monotonic() - self.started
+        while len(self.pool) and self._refine(seconds):
+            seconds *= LONGER
         now = time.monotonic()
         self.patience = now + (now - self.started)
+
+    def _refine(self, seconds: float) -> bool:
+        """Whether more time for the same is better spent than on splits."""
+        self._make_room()  # what comes has use for the memory
+        before, first = self._relaxed(), not self.is_optimised
+        with suppress(torch.OutOfMemoryError):
+            self._tighten(self._better_bounds(seconds))
+        with suppress(torch.OutOfMemoryError):
+            self._suppose_failure(seconds)
+        return not first and self._relaxed() < (1 - CLOSED) * before
+
+    def _relaxed(self) -> int:
+        """Values whose relaxation is not exact."""
+        network = self.bounding.network
+        return sum(int(wanted(network, self.shared, site).sum()) for site in after_relaxations(network))
 
     @cached_property
     def given(self) -> Given:
         return Given(self.bounding.walk, self.question, CLIMB.within(self.subject.effort, self.deadline))
 
-    def _better_bounds(self, now: float, left: float) -> Interval:
+    def _better_bounds(self, seconds: float) -> Interval:
+        now = time.monotonic()
+        left = self.deadline - now
         network, box, bounds = self.bounding.network, self.bounding.box, self.shared
         effort = self.subject.effort
         if not self.is_optimised:
             self.is_optimised = True
             return optimised(network, box, bounds, now + OPTIMISING_SHARE * left, effort)
-        return refined(network, box, bounds, now + min(now - self.started, REFINING_SHARE * left), effort)
+        return refined(network, box, bounds, now + min(seconds, REFINING_SHARE * left), effort)
 
     def _tighten(self, bounds: Interval) -> None:
         """Take bounds that all domains share."""

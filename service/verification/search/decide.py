@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from service.jobs.vnnlib import Query
@@ -19,6 +19,8 @@ from service.verification.search.whole import bound_whole, has_activations
 
 ATTACKING = 0.2
 """Share of the time in which the attack must be over; on small networks it takes much less."""
+SEVERAL_INPUTS, LOOKING = 16, 0.1
+"""Half of a box of more inputs is hardly easier than the box: activations come first, for this share of the time."""
 SEARCHES: dict[Means, Search] = {Means.INPUTS: split_inputs, Means.ACTIVATIONS: split_activations}
 
 
@@ -53,9 +55,12 @@ def decide(
 
 def means_for(goal: Goal) -> Means:
     """Halving an input gains nothing where there are many; activations are few that matter."""
-    free = int((goal.upper > goal.lower).sum())
-    few = free <= FEW_INPUTS and goal.distance is None  # halves of a ball are none
+    few = _free(goal) <= FEW_INPUTS and goal.distance is None  # halves of a ball are none
     return Means.INPUTS if few else Means.ACTIVATIONS
+
+
+def _free(goal: Goal) -> int:
+    return int((goal.upper > goal.lower).sum())
 
 
 @dataclass(eq=False)
@@ -91,24 +96,39 @@ class _Run:
         """All goals, one after the other; the first counterexample ends it."""
         verdict, means = Verdict.VERIFIED, Means.ATTACK
         for goal in self.goals:
-            finding = self._search(goal, means_for(goal))
+            finding, by = self._decided(goal)
             if finding.verdict is Verdict.FALSIFIED:
-                return self.end(Verdict.FALSIFIED, means_for(goal), finding.counterexample)
+                return self.end(Verdict.FALSIFIED, by, finding.counterexample)
             if verdict is Verdict.VERIFIED or finding.verdict is Verdict.UNKNOWN:
-                verdict, means = finding.verdict, means_for(goal)
+                verdict, means = finding.verdict, by
         return self.end(verdict, means)
 
-    def _search(self, goal: Goal, means: Means) -> Finding:
-        whole = means is Means.ACTIVATIONS and not has_activations(self.subject)
-        search = bound_whole if whole else SEARCHES[means]
-        finding = search(self.subject, goal, self.method, self.started + self.limit, self._heard)
-        self.domains += finding.domains
+    def _decided(self, goal: Goal) -> tuple[Finding, Means]:
+        means, known = means_for(goal), -inf
+        if means is Means.INPUTS and _free(goal) > SEVERAL_INPUTS:
+            looked = self._search(goal, Means.ACTIVATIONS, LOOKING, known)
+            known = looked.bound
+            if looked.verdict is not Verdict.UNKNOWN:
+                return self._kept(looked), Means.ACTIVATIONS
+        return self._kept(self._search(goal, means, 1.0, known)), means
+
+    def _kept(self, finding: Finding) -> Finding:
         self.bounds.append(finding.bound)
         return finding
 
-    def _heard(self, moment: Moment) -> None:
-        least = self._least([*self.bounds, moment.bound])
-        self.progress(Progress(self.domains + moment.domains, moment.open, least, self.seconds))
+    def _search(self, goal: Goal, means: Means, share: float, known: float) -> Finding:
+        """In a share of the time that is left; ``known`` bounds the margin from below."""
+
+        def heard(moment: Moment) -> None:
+            least = self._least([*self.bounds, max(known, moment.bound)])
+            self.progress(Progress(self.domains + moment.domains, moment.open, least, self.seconds))
+
+        whole = means is Means.ACTIVATIONS and not has_activations(self.subject)
+        search = bound_whole if whole else SEARCHES[means]
+        now = time.monotonic()
+        finding = search(self.subject, goal, self.method, now + share * (self.started + self.limit - now), heard)
+        self.domains += finding.domains
+        return replace(finding, bound=max(known, finding.bound))
 
     def _least(self, bounds: Sequence[float]) -> float:
         """Over all goals: nothing is known of those whose turn has not come."""
