@@ -28,7 +28,7 @@ def rows_of(outcome: Outcome, method: str, asked: Property, predictions: Sequenc
     ``predictions`` are the model's classes of labelled samples.
     """
     lower, upper, margins = (tensor.tolist() for tensor in (outcome.output.lower, outcome.output.upper, outcome.margin))
-    witnesses = outcome.question.witnesses.double().tolist()
+    witnesses = outcome.question.witnesses
     return [
         {
             "instance": instance,
@@ -44,7 +44,7 @@ def rows_of(outcome: Outcome, method: str, asked: Property, predictions: Sequenc
             "reason": _undecided(asked, instance) if verdict is Verdict.UNKNOWN else None,
             "seconds": outcome.seconds,
             "domains": 1,
-            "counterexample": witnesses[index] if verdict is Verdict.FALSIFIED else None,
+            "counterexample": witnesses[index].double().tolist() if verdict is Verdict.FALSIFIED else None,
             **at_counterexample(None),
         }
         for index, (instance, verdict) in enumerate(zip(outcome.question.instances, outcome.verdicts, strict=True))
