@@ -3,6 +3,8 @@ ranks."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,23 @@ __all__ = ["broker", "data", "fresh_torchrun", "redis", "torchrun"]
 # How long an example takes says nothing where other processes have the cores.
 settings.register_profile("trivet", deadline=None)
 settings.load_profile("trivet")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every process of the session compiles C++ through ``compilers/g++``, which builds the same thing once."""
+    compiler = shutil.which("g++")
+    if compiler is None or "CXX" in os.environ:
+        yield
+        return
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    folder.mkdir(exist_ok=True)
+    wrapper = Path(__file__).parent / "compilers" / "g++"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("CXX", wrapper), ("CXX_CACHED", compiler), ("CXX_CACHE", folder)):
+            patch.setenv(name, str(value))
+        yield
 
 
 @pytest.fixture(scope="session")
