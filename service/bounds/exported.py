@@ -98,12 +98,17 @@ class Reader:
             return self._fold(fx, target)
         if not isinstance(value, Tensor):
             return _Unusable(fx)
+        return self._read_tensor(fx, str(target), arguments, value)
+
+    def _read_tensor(self, fx: FxNode, operator: str, arguments: dict[str, Any], value: Tensor) -> Ref:
+        """A call whose result depends on the input."""
         self._check_batch(fx, value)
         shape = tuple(int(length) for length in value.shape[1:])
         inputs = tuple(self.shapes[ref.name] for argument in arguments.values() for ref in refs(argument))
-        if str(target) in VIEWS and inputs == (shape,) and arguments["self"] != Ref(self.nodes[0].name):
-            return arguments["self"]  # exporters write many, and every pass would go through them
-        self._add_canonical(Node(fx.name, str(target), arguments, shape, inputs, _where(fx)))
+        viewed: Ref | None = arguments["self"] if operator in VIEWS and inputs == (shape,) else None
+        if viewed is not None and viewed != Ref(self.nodes[0].name):
+            return viewed  # exporters write many, and every pass would go through them
+        self._add_canonical(Node(fx.name, operator, arguments, shape, inputs, _where(fx)))
         return Ref(fx.name)
 
     def _add_canonical(self, node: Node) -> None:
