@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from service.jobs.runtime import RunContext
+from service.jobs.runtime import RefusedError, RunContext
 from workers.rank import Runner, main
 
 
@@ -65,6 +65,10 @@ def raising(context: RunContext) -> None:
         raise ValueError("the loss is not a number")
 
     meet_then(act, context)
+
+
+def refusing(context: RunContext) -> None:
+    raise RefusedError("model.onnx: no rule for ONNX Det")
 
 
 def killed(context: RunContext) -> None:
@@ -140,8 +144,8 @@ def flood(context: RunContext) -> dict[str, Any]:
 BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
     function.__name__: function
     for function in (
-        succeed, nothing, environment, raising, killed, vanishing, leaving, endless, until_told, stubborn, malformed,
-        flood,
+        succeed, nothing, environment, raising, refusing, killed, vanishing, leaving, endless, until_told, stubborn,
+        malformed, flood,
     )
 }  # fmt: skip
 

@@ -77,6 +77,17 @@ def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
     assert supervisor.wait(10) == 0
 
 
+def test_a_job_that_is_refused_by_its_rank_says_so_in_a_line(fleet: Fleet) -> None:
+    ref = fleet.submit("refusing")
+    supervisor = fleet.supervise(ref)
+    error = fleet.ended(ref).error
+    assert error is not None
+    assert (error.type, error.message) == ("RefusedError", "model.onnx: no rule for ONNX Det")
+    assert error.traceback_artifact is None
+    assert [event["line"] for event in fleet.events(ref, "log")] == ["refused: model.onnx: no rule for ONNX Det"]
+    assert supervisor.wait(10) == 0
+
+
 @pytest.mark.parametrize(
     ("behaviour", "rank", "how"),
     [("killed", 1, "was ended by SIGKILL"), ("vanishing", 1, "exited with code 3"), ("leaving", 0, "ended before")],
