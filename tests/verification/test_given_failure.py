@@ -189,6 +189,21 @@ def test_a_pool_in_which_much_waits_gives_what_is_nearly_proved(monkeypatch: pyt
     assert len(pool) == 0
 
 
+def test_a_pool_in_which_much_waits_loses_nothing_that_has_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    bounding = bounding_of(
+        subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
+    )
+    domains = random_domains(bounding, 4, 2, generator)
+    domains = domains.with_(margin=torch.tensor([-1.0, -torch.inf, -2, -torch.inf]).double(), disjunct=torch.arange(4))
+    pool = Pool(domains)
+    pool.put(domains)
+    monkeypatch.setattr("service.verification.search.domains.MUCH", 0)
+    taken = [pool.take(1).disjunct.item() for _ in range(4)]
+    assert taken[:2] == [0, 2]
+    assert set(taken[2:]) == {1, 3}
+
+
 def test_a_pool_drops_the_domains_of_one_disjunct() -> None:
     generator = torch.Generator().manual_seed(0)
     bounding = bounding_of(

@@ -158,7 +158,8 @@ class Pool:
         """
         margins = self._store.margin
         if self._store.bytes // max(1, len(margins)) * self._open > MUCH:
-            margins = torch.where(margins < torch.inf, -margins, torch.inf)
+            # Of what is not bounded at all the least number: an empty slot is not to come before it.
+            margins = torch.where(margins < torch.inf, -margins.clamp(min=torch.finfo(margins.dtype).min), torch.inf)
         # Stable, so that ranks that search together take the same ones wherever their pools are.
         slots = margins.argsort(stable=True)[: min(count, self._open)]
         taken = self._store.rows(slots)
