@@ -144,9 +144,9 @@ export class Verify extends Section {
     return button;
   }
 
-  /** Of its model, where rows have models of their own, and of what is asked about it. @param {BoundRow} row @returns {[string, string]} */
+  /** Of its model, or of its query where all are about one model; and of what else tells rows apart. @param {BoundRow} row @returns {[string, string]} */
   named(row) {
-    return this.spec.property?.instances ? pair(row.name) : ["", row.name ?? sample(row)];
+    return this.spec.property?.instances ? pair(row.name) : [row.name ?? "", sample(row)];
   }
 
   line() {
