@@ -157,7 +157,7 @@ def test_a_job_that_is_asked_to_stop_reaches_no_further_rung(data: DataLayout) -
     ("fields", "message"),
     [
         ({"model": MLP, "parallel": {"pp": 1, "tp": 2}}, "2 ranks were asked for, but 1 were started"),
-        ({"model": MLP, "micro_batches": 4, "parallel": {"pp": 2}}, "with pp > 1 it is pipeline.micro_batches"),
+        ({"model": MLP, "micro_batches": 4, "parallel": {"pp": 2}}, "expected pipeline.micro_batches instead"),
         ({"model": {**MLP, "in_features": 65}, "data": {"source": "digits"}}, "the data has 64 features"),
         ({"model": {**MLP, "out_features": 9}, "data": {"source": "digits"}}, "the data has 10 classes"),
         ({"model": MLP, "data": {"source": "tokens"}}, "family mlp reads features"),
