@@ -27,6 +27,7 @@ from service.bounds.methods import METHODS, Effort
 from service.bounds.split import Sites
 from service.verification.certify import Verdict
 from service.verification.search import activations
+from service.verification.search import domains as domains_of_searches
 from service.verification.search.bounding import Bounding
 from service.verification.search.domains import Pool
 from service.verification.search.given import CLIMB, Given
@@ -202,6 +203,32 @@ def test_a_pool_in_which_much_waits_loses_nothing_that_has_no_bound(monkeypatch:
     taken = [pool.take(1).disjunct.item() for _ in range(4)]
     assert taken[:2] == [0, 2]
     assert set(taken[2:]) == {1, 3}
+
+
+def test_a_pool_without_memory_for_others_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, widened = torch.Generator().manual_seed(0), domains_of_searches._widened
+    bounding = bounding_of(
+        subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
+    )
+    domains = random_domains(bounding, 6, 2, generator)
+    domains = domains.with_(margin=-torch.arange(1.0, 7).double(), disjunct=torch.arange(6) % 2)
+    pool = Pool(domains)
+    pool.put(domains)
+    pool.take(2)
+
+    def refuse(column: Tensor, name: str, depth: int) -> Tensor:
+        if name == "slopes":
+            raise torch.OutOfMemoryError
+        return widened(column, name, depth)
+
+    with monkeypatch.context() as scarce:
+        scarce.setattr(domains_of_searches, "_widened", refuse)
+        with pytest.raises(torch.OutOfMemoryError):
+            pool.replace(1, domains.rows(slice(5, 6)))
+    assert pool.take(3).margin.tolist() == [-4, -3, -2]
+    pool.replace(0, domains.rows(slice(2, 3)))
+    assert pool.take(9).margin.tolist() == [-3]
+    assert len(pool) == 0
 
 
 def test_a_pool_drops_the_domains_of_one_disjunct() -> None:

@@ -219,8 +219,7 @@ class _Search:
         self.domains += len(roots)
         for index, disjunct in enumerate(disjuncts.tolist()):
             if float(roots.margin[index]) > self.pool.bound_of(disjunct):
-                self.pool.drop(disjunct)
-                self._keep(roots.rows(slice(index, index + 1)))
+                self.pool.replace(disjunct, self._without_proved(roots.rows(slice(index, index + 1))))
         self.bounding.calibrate(roots)
         return roots
 

@@ -88,6 +88,8 @@ class Domains:
 
 
 _NAMES = tuple(field.name for field in fields(Domains))
+_MARGIN_LAST = tuple(sorted(_NAMES, key="margin".__eq__))
+"""A slot is empty until all else is written: memory may come to an end on the way."""
 _HISTORY = ("index", "sign", "at", "beta")
 
 
@@ -147,8 +149,9 @@ class Pool:
         self._reserve(len(domains), domains.depth)
         domains = domains.to(self.device)
         slots = torch.tensor([self._free.pop() for _ in range(len(domains))], dtype=torch.int64).to(self.device)
-        for name, column in self._store.columns.items():
-            column[slots] = _widened(domains.columns[name], name, self._store.depth).to(column.dtype)
+        columns = self._store.columns
+        for name in _MARGIN_LAST:
+            columns[name][slots] = _widened(domains.columns[name], name, self._store.depth).to(columns[name].dtype)
         self._open += len(domains)
 
     def take(self, count: int) -> Domains:
@@ -170,9 +173,20 @@ class Pool:
 
     def drop(self, disjunct: int) -> None:
         """All domains of one disjunct."""
-        store = self._store
-        slots = ((store.disjunct == disjunct) & (store.margin < torch.inf)).nonzero().squeeze(1)
-        store.margin[slots] = torch.inf
+        self._empty(self._slots_of(disjunct))
+
+    def replace(self, disjunct: int, domains: Domains) -> None:
+        """All domains of one disjunct by others; without the memory for that they stay."""
+        before = self._slots_of(disjunct)
+        self.put(domains)
+        self._empty(before)
+
+    def _slots_of(self, disjunct: int) -> Tensor:
+        open_ = (self._store.disjunct == disjunct) & (self._store.margin < torch.inf)
+        return open_.nonzero().squeeze(1)
+
+    def _empty(self, slots: Tensor) -> None:
+        self._store.margin[slots.to(self.device)] = torch.inf
         self._free += slots.tolist()
         self._open -= len(slots)
 
