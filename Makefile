@@ -19,8 +19,8 @@ up: $(STAMP)
 
 # Tests that start groups of ranks wait for each other much of the time: two files of them at a time leave no core idle.
 test: check browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not distributed" --numprocesses auto --maxprocesses 8 --dist loadfile
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m distributed --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not distributed" --numprocesses auto --maxprocesses 8 --dist loadfile --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m distributed --numprocesses 2 --dist loadfile --durations=15
 
 check: $(STAMP)
 	$(BIN)/ruff check .

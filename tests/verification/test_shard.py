@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -126,20 +125,23 @@ def compare() -> dict[str, dict[str, float]]:
 
     axes = _axes()
     found: dict[str, dict[str, float]] = {}
-    for (ranks, axis), (name, (module, features)) in product(axes.items(), networks().items()):
+    efforts = [("ibp", Effort()), ("crown", Effort()), ("crown", Effort(elements=4000))]
+    for name, (module, features) in networks().items():
         graph = capture(module, (features,))
-        divided, whole = from_graph(shard(graph, axis), axis), from_graph(graph)
         x = torch.randn(3, features, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-        at_a_point = output_bounds(divided, box_around(x, 0.0), "ibp").centre
-        case = found[f"{name} on {ranks}"] = {
-            "own": float(sum(divided.is_own(node.name) for node in divided.nonlinear)),
-            "function": _difference(at_a_point, module(x).detach()),
-        }
-        for method, effort in (("ibp", Effort()), ("crown", Effort()), ("crown", Effort(elements=4000))):
-            both = [output_bounds(network, box_around(x, 0.1), method, effort) for network in (divided, whole)]
-            case[f"{method} {effort.elements}"] = max(
-                _difference(both[0].lower, both[1].lower), _difference(both[0].upper, both[1].upper)
-            )
+        alone = [output_bounds(from_graph(graph), box_around(x, 0.1), *how) for how in efforts]
+        for ranks, axis in axes.items():
+            divided = from_graph(shard(graph, axis), axis)
+            at_a_point = output_bounds(divided, box_around(x, 0.0), "ibp").centre
+            case = found[f"{name} on {ranks}"] = {
+                "own": float(sum(divided.is_own(node.name) for node in divided.nonlinear)),
+                "function": _difference(at_a_point, module(x).detach()),
+            }
+            for (method, effort), right in zip(efforts, alone, strict=True):
+                bounds = output_bounds(divided, box_around(x, 0.1), method, effort)
+                case[f"{method} {effort.elements}"] = max(
+                    _difference(bounds.lower, right.lower), _difference(bounds.upper, right.upper)
+                )
     distributed.stop()
     return found
 
@@ -195,19 +197,20 @@ def classify(shared: str) -> dict[str, dict[str, float]]:
         module = load(gzip.decompress((folder / "onnx" / f"mnist-net_{name}.onnx.gz").read_bytes()))
         expected = torch.tensor(peer[f"{name}_0.03_CROWN"])[numbers]
         rows = torch.tensor(peer[f"{name}_0.03_C"])[numbers]
-        for dtype, (ranks, axis) in product((torch.float64, torch.float32), axes.items()):
+        for dtype in (torch.float64, torch.float32):
             graph = capture(module.to(dtype), (784,))
-            divided, whole = from_graph(shard(graph, axis), axis), from_graph(graph)
-            box = Interval(lower.to(dtype), upper.to(dtype))
-            margins = [
-                METHODS["crown"](network, box, Effort(intersect=False)).lower_bounds(rows.to(dtype)).double()
-                for network in (divided, whole)
-            ]
-            found[f"{name} on {ranks} in {dtype}"] = {
-                "own": float(sum(divided.is_own(node.name) for node in divided.nonlinear)),
-                "whole": _difference(margins[0], margins[1]),
-                "looser": float((expected - margins[0]).max() / expected.abs().max()),
-            }
+            divided = {ranks: from_graph(shard(graph, axis), axis) for ranks, axis in axes.items()}
+            box, asked = Interval(lower.to(dtype), upper.to(dtype)), rows.to(dtype)
+            alone, *margins = (
+                METHODS["crown"](network, box, Effort(intersect=False)).lower_bounds(asked).double()
+                for network in (from_graph(graph), *divided.values())
+            )
+            for (ranks, network), margin in zip(divided.items(), margins, strict=True):
+                found[f"{name} on {ranks} in {dtype}"] = {
+                    "own": float(sum(network.is_own(node.name) for node in network.nonlinear)),
+                    "whole": _difference(margin, alone),
+                    "looser": float((expected - margin).max() / expected.abs().max()),
+                }
     distributed.stop()
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,16 @@ def graphs() -> dict[str, tuple[nn.Module, int]]:
     return {name: (module.double().eval(), features) for name, (module, features) in made.items()}
 
 
+@cache
+def captured(name: str) -> Graph:
+    module, features = graphs()[name]
+    return capture(module, (features,))
+
+
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("name", ["tangled", "residual", "gated", "images"])
 def test_stages_one_after_the_other_are_the_model(name: str, stages: int) -> None:
-    module, features = graphs()[name]
-    graph = capture(module, (features,))
+    (module, features), graph = graphs()[name], captured(name)
     x = torch.randn(4, features, dtype=torch.float64)
     between = there = x.clone().requires_grad_()
     for part in cut_graph(graph, place(graph), stages):
@@ -130,16 +136,16 @@ def compare() -> dict[str, dict[str, float]]:
 
 
 def _of_graphs(mesh: Any, line: Any, names: list[str]) -> dict[str, dict[str, float]]:
-    from service.bounds.network import prepare
+    from service.bounds.network import from_graph
     from service.bounds.shard import shard
     from service.bounds.stages import divide_into_stages
 
     found = {}
     for name in names:
-        module, features = graphs()[name]
-        staged = divide_into_stages(shard(capture(module, (features,)), mesh.tp), mesh.tp, line)
-        x = torch.randn(2, features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        found[name] = _differences(staged, lambda m=module, f=features: prepare(m, (f,)), x, 0.1)
+        graph = captured(name)
+        staged = divide_into_stages(shard(graph, mesh.tp), mesh.tp, line)
+        x = torch.randn(2, *graph.input.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        found[name] = _differences(staged, lambda g=graph: from_graph(g), x, 0.1)
     return found
 
 
@@ -235,7 +241,7 @@ def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
 
 
 def real(folder: str) -> dict[str, dict[str, float]]:
-    from service.bounds.network import prepare
+    from service.bounds.network import from_graph
     from service.bounds.onnx import load
     from service.bounds.stages import Line, divide_into_stages
     from service.jobs.spec.base import ParallelSpec
@@ -249,11 +255,11 @@ def real(folder: str) -> dict[str, dict[str, float]]:
         (file,) = Path(folder).rglob(f"*256x{depth}.onnx*")
         module = load(gzip.decompress(file.read_bytes()))
         for dtype in (torch.float32, torch.float64):
-            own = module.to(dtype)
+            graph = capture(module.to(dtype), (784,))
             x = torch.rand(1, 784, generator=torch.Generator().manual_seed(0), dtype=dtype)
-            staged = divide_into_stages(capture(own, (784,)), mesh.tp, line)
+            staged = divide_into_stages(graph, mesh.tp, line)
             name = f"{depth} {str(dtype).removeprefix('torch.')}"
-            found[name] = _differences(staged, lambda m=own: prepare(m, (784,)), x, 0.02, ("crown", FIXED))
+            found[name] = _differences(staged, lambda g=graph: from_graph(g), x, 0.02, ("crown", FIXED))
     distributed.stop()
     return found
 
