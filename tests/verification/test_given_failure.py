@@ -155,6 +155,23 @@ def test_a_search_that_supposes_failure_at_once_decides_as_it_should(
     assert supposed
 
 
+def test_a_search_supposes_nothing_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of disjuncts there may be very many."""
+    supposed: list[object] = []
+
+    def slowly(search: activations._Search, *_: object) -> Interval:
+        time.sleep(max(0, search.deadline - time.monotonic()) + 0.01)
+        return search.shared
+
+    monkeypatch.setattr(activations, "QUICK_SHARE", 0.0)
+    monkeypatch.setattr(activations._Search, "_better_bounds", slowly)
+    monkeypatch.setattr(activations._Search, "_suppose", lambda *args: supposed.append(args))
+    net, one = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False), torch.ones(3, dtype=torch.float64)
+    finding, _ = searched(subject_from(net, 3), goal_of(-one, one, ROWS, [1e3, 1e3], [0, 1]), seconds=1.0)
+    assert finding.verdict is not Verdict.VERIFIED
+    assert not supposed
+
+
 def test_a_search_goes_on_without_the_memory_for_better_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activations, "QUICK_SHARE", 0.0)
     refused = []

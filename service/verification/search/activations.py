@@ -230,6 +230,8 @@ class _Search:
         disjuncts = self.pool.disjuncts
         for index, disjunct in enumerate(disjuncts):
             now = time.monotonic()
+            if now > self.deadline:  # of many disjuncts even one ascent each takes long
+                break
             self._suppose(disjunct, now + (until - now) / (len(disjuncts) - index))
         self.given.bounding.ascents.forget()
 
