@@ -112,7 +112,7 @@ def verify(folder: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_family_of_an_installed_package_is_verified_as_on_one_rank(torchrun: Any, tmp_path: Path) -> None:
+def test_a_family_of_an_installed_package_is_verified_as_on_one_rank(fresh_torchrun: Any, tmp_path: Path) -> None:
     package, information = tmp_path / "handwritten", tmp_path / "handwritten-1.0.dist-info"
     for folder in (package, information):
         folder.mkdir()
@@ -120,7 +120,8 @@ def test_a_family_of_an_installed_package_is_verified_as_on_one_rank(torchrun: A
         (package / f"{name}.py").write_text(text)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: handwritten\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[trivet.models]\nhandwritten = handwritten.declared:FAMILY\n")
-    (divided, _), (alone,) = (torchrun(verify, ranks, folder=str(tmp_path)) for ranks in (2, 1))
+    # Packages are looked for when the service is imported.
+    (divided, _), (alone,) = (fresh_torchrun(verify, ranks, folder=str(tmp_path)) for ranks in (2, 1))
     assert [row["verdict"] for row in divided] == ["verified", "verified", "falsified"]
     for row, expected in zip(divided, alone, strict=True):
         assert row["verdict"] == expected["verdict"]
