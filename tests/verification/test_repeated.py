@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from service.bounds.ball import Ball
 from service.bounds.exchange import Exchange
-from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Analysis, Effort, repeatedly
 from service.bounds.methods import repeated as module_of_repeated
@@ -28,7 +27,6 @@ from service.bounds.methods.passes import Passes
 from service.bounds.methods.repeated import TRIES, Repeating
 from service.bounds.network import Network, prepare
 from service.bounds.replay import Memory, Plain, Recorded
-from service.bounds.rules.piecewise import LeakyRelu
 from service.verification.certify import certify
 from service.verification.properties import read
 from service.verification.witness import Referee
@@ -279,29 +277,3 @@ def test_records_of_a_device_give_what_runs_there(method: str, name: str, monkey
     assert any(isinstance(each._layers, Recorded) and each._layers.record is not None for each in records)
     repeated.forget()
     assert repeated.memory.bytes == Memory().bytes == 0
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.cuda
-@torch.no_grad()
-def test_what_a_device_cannot_record_runs_as_written_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And spoils no later record."""
-    device = torch.device("cuda", 0)
-    network = prepare(NETS["relu"][0]().double().to(device), (5,))
-    rows = rows_for(network, 1).to(device)
-    there = [box.map(lambda end: end.to(device)) for box in boxes(4, 2, 5)]
-    asking = LeakyRelu.improvable
-
-    def asking_the_host(self: LeakyRelu, node: Node, bounds: Interval) -> Tensor:
-        found = asking(self, node, bounds)
-        return found if bool(found.any()) else found.clone()
-
-    for spoilt in (True, False):
-        repeated = repeatedly(METHODS["crown"], device)
-        assert isinstance(repeated, Repeating)
-        with monkeypatch.context() as patch:
-            if spoilt:
-                patch.setattr(LeakyRelu, "improvable", asking_the_host)
-            for box in there:
-                assert_same(repeated(network, box, Effort()), METHODS["crown"](network, box, Effort()), rows)
-        assert [known.record is None for known in repeated._known.values()] == [spoilt]
