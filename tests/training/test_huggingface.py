@@ -351,7 +351,7 @@ def compressed() -> bytes:
     ("content", "message"),
     [
         (b"no archive at all", "expected a zip or an uncompressed tar"),
-        (compressed(), "expected a zip or an uncompressed tar"),
+        pytest.param(compressed(), "expected a zip or an uncompressed tar", id="a compressed tar tells the time"),
         (zipped({"readme.md": b"hello"}), "the archive has no config.json"),
         (zipped({"config.json": b"{}"}), "the archive has no .safetensors file beside config.json"),
         (zipped({"config.json": b"{}", "other/x.safetensors": b""}), "the archive has no .safetensors file beside"),
