@@ -27,6 +27,7 @@ from service.bounds.split import Multipliers, Sites, kink
 from service.jobs.layout import DataLayout
 from service.verification import job
 from service.verification.certify import Verdict
+from service.verification.search import activations
 from service.verification.search import root as root_of_search
 from service.verification.search.activations import split_activations
 from service.verification.search.ascent import CHECK_EVERY, Climb
@@ -298,6 +299,28 @@ def test_small_networks_are_decided_on_both_sides_of_the_exact_minimum(
             assert float(net(x[None])[0] @ row) <= least + offset
 
 
+def test_programs_that_take_long_leave_the_others_to_later_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Domains that wait for one are not lost, and every round solves at least one."""
+    net = mlp([3, 7, 6, 2], nn.ReLU(), 1).double().requires_grad_(False)
+    lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    row = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    least, waited = exact_minimum(net, lower, upper, row), []
+    by_programs = activations._Search._by_programs
+
+    def counted(self: Any, domains: Domains) -> Any:
+        waited.append(len(domains))
+        return by_programs(self, domains)
+
+    monkeypatch.setattr(activations, "PROGRAM_SECONDS", -1.0)
+    monkeypatch.setattr(activations._Search, "_climbed", lambda self, domains: domains)
+    monkeypatch.setattr(activations._Search, "_by_programs", counted)
+    monkeypatch.setattr(activations, "ONWARD", replace(activations.ONWARD, iterations=1))
+    for offset, verdict in ((-1e-5, Verdict.VERIFIED), (1e-5, Verdict.FALSIFIED)):
+        finding, _ = searched(subject_from(net, 3), goal_of(lower, upper, row[None], [least + offset], [0]))
+        assert finding.verdict is verdict
+    assert max(waited) > 1
+
+
 def test_a_device_without_memory_is_asked_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another process takes in the middle of a search costs time, and no domain is lost."""
     net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
@@ -409,7 +432,7 @@ def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monk
     digits = {"data": {"source": "digits"}, "count": 3, "eps": 0.05}
     budget = {"seconds": 2, "iterations": 6, "restarts": 0}
     job.run(of_digits(property={"robustness": digits}, method="beta-crown", budget=budget), context(trained)[0])
-    assert set(climbs) == {18, 2}
+    assert {18, 2} <= set(climbs) <= {18, 2, 6, 3}  # and what refines hidden bounds, if there is the time
     assert set(ascents) == {6}
 
 

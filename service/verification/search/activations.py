@@ -51,6 +51,8 @@ REFINING_SHARE = 0.5
 """What later times may take, of the time that is left; and no more than went by."""
 CLOSED, LONGER = 0.25, 2
 """Where so large a share of the relaxations was no longer needed, the next time follows at once, and is longer."""
+PROGRAM_SECONDS = 1.0
+"""For linear programs in one round: others wait for its end."""
 LARGEST_BATCH = 8192
 TRIED = 16
 """Minimisers of a round from which a counterexample is sought by descent."""
@@ -262,25 +264,41 @@ class _Search:
         return domains.rows(~proved)
 
     def _ended(self, domains: Domains) -> Counterexample | None:
-        """Domains that no split makes tighter."""
+        """Domains that no split makes tighter; most lack only better multipliers."""
+        if self.programs.applies and len(domains):
+            return self._by_programs(self._climbed(domains))
+        for margin in domains.margin.tolist():
+            self._given_up(margin)
+        return None
+
+    def _climbed(self, domains: Domains) -> Domains:
+        # Ranks of one model must not part ways; alone, a program takes no memory of the device.
+        scarce = (torch.OutOfMemoryError,) if self.bounding.walk.is_alone else ()
+        with suppress(*scarce):
+            domains = self._certified(self.bounding.optimised(domains, self.first))
+        return self._without_proved(domains)
+
+    def _by_programs(self, domains: Domains) -> Counterexample | None:
+        """One by one, as far as they get in a moment."""
+        until = min(self.deadline, time.monotonic() + PROGRAM_SECONDS)
         for index in range(len(domains)):
             domain = domains.rows(slice(index, index + 1))
-            margin = float(domain.margin)
-            if self.programs.applies:
-                if self.subject.late(self.deadline):
-                    self.pool.put(domains.rows(slice(index, None)))
-                    return None
-                solved = self.programs.solved(domain, self.bounding.walk.known(domain.disjunct))
-                if solved.counterexample is not None:
-                    self.pool.put(domains.rows(slice(index, None)))
-                    return solved.counterexample
-                margin = max(margin, solved.margin if self.certificates is None else -inf)
-            if margin > 0:
-                self.proved = min(self.proved, margin)
-            else:
-                # What is no number proves nothing, and must not be lost in a comparison.
-                self.stuck = min(self.stuck, -inf if isnan(margin) else margin)
+            if self.subject.late(until if index else self.deadline):
+                self.pool.put(domains.rows(slice(index, None)))
+                return None
+            solved = self.programs.solved(domain, self.bounding.walk.known(domain.disjunct))
+            if solved.counterexample is not None:
+                self.pool.put(domains.rows(slice(index, None)))
+                return solved.counterexample
+            self._given_up(max(float(domain.margin), solved.margin if self.certificates is None else -inf))
         return None
+
+    def _given_up(self, margin: float) -> None:
+        if margin > 0:
+            self.proved = min(self.proved, margin)
+        else:
+            # What is no number proves nothing, and must not be lost in a comparison.
+            self.stuck = min(self.stuck, -inf if isnan(margin) else margin)
 
     def _tried(self, x: Tensor) -> Counterexample | None:
         """The points where bounds are attained, and where the gradient leads from those of the least margins."""
