@@ -80,7 +80,10 @@ def test_long_names_are_cut_where_they_are_alike(page: Page, fleet: Fleet) -> No
     for instance, model in enumerate([*networks, "onnx/another_model_of_its_own.onnx"]):
         attempt.bound(instance, 0.5, name=f"{model} vnnlib/prop_{instance}.vnnlib")
     page.goto(f"/jobs/{attempt.job_id}")
-    short = ["0 · …1_1…", "1 · …1_2…", "2 · …2_1…", "3 · onnx/another_model_of_its_own.onnx"]
+    short = [
+        *(f"{at} · …run2a_{each}_batch…" for at, each in enumerate(("1_1", "1_2", "2_1"))),
+        "3 · onnx/another_model_of_its_own.onnx",
+    ]
     expect(page.locator(".verify tbody .link")).to_have_text(short)
     expect(page.locator(".verify tbody .muted.cut").first).to_have_text("vnnlib/prop_0.vnnlib")
 

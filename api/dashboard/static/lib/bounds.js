@@ -75,7 +75,18 @@ function middle(name, group) {
   const rests = group.map((each) => each.slice(head));
   const alike = shared(rests, -1);
   const tail = alike === 0 ? 0 : name.slice(-alike).replace(/^[^/_.\- ]+/, "").length;
-  return `${head ? "…" : ""}${name.slice(head, name.length - tail)}${tail ? "…" : ""}`;
+  const [start, end] = widened(name, head, name.length - tail);
+  return `${start ? "…" : ""}${name.slice(start, end)}${end < name.length ? "…" : ""}`;
+}
+
+/** By the words around, as far as there is room. @param {string} name @param {number} start @param {number} end @returns {[number, number]} */
+function widened(name, start, end) {
+  const side = Math.max(Math.floor((LONG - 6 - (end - start)) / 2), 0);
+  const between = (/** @type {number} */ at) => /[/_.\- ]/.test(name.charAt(at));
+  let [first, last] = [Math.max(start - side, 0), Math.min(end + side, name.length)];
+  while (first > 0 && first < start && !between(first - 1)) first += 1;
+  while (last < name.length && last > end && !between(last)) last -= 1;
+  return [first, last];
 }
 
 /** How many letters all have in common at their beginning, or for a step of -1 at their end. @param {string[]} names @param {1 | -1} step */
