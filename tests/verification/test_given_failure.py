@@ -29,7 +29,7 @@ from service.verification.certify import Verdict
 from service.verification.search import activations
 from service.verification.search import domains as domains_of_searches
 from service.verification.search.bounding import Bounding
-from service.verification.search.domains import Pool
+from service.verification.search.domains import Domains, Pool
 from service.verification.search.given import CLIMB, Given
 from service.verification.search.subject import Subject
 from service.verification.search.walk import Question, Walk
@@ -194,15 +194,54 @@ def test_a_search_goes_on_without_the_memory_for_better_bounds(monkeypatch: pyte
     assert refused
 
 
-def test_a_pool_in_which_much_waits_gives_what_is_nearly_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
+class Looking(activations._Search):
+    """A search that only counts how many relaxations it still needs, and how long it would refine."""
+
+    def __init__(self, relaxed: list[int]) -> None:
+        self.pool, _ = waiting(-torch.ones(1), 1)
+        self.started, self.is_optimised = time.monotonic() - 1, True
+        self.relaxed, self.seconds = iter(relaxed), list[float]()
+
+    def _make_room(self) -> None: ...
+
+    def _relaxed(self) -> int:
+        return next(self.relaxed)
+
+    def _better_bounds(self, seconds: float) -> Interval:
+        self.seconds.append(seconds)
+        return Interval(torch.zeros(1), torch.zeros(1))
+
+    def _tighten(self, bounds: Interval) -> None: ...
+
+    def _suppose_failure(self, seconds: float) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("relaxed", "times"), [([100, 70, 70, 50, 50, 48], [1, 2, 4]), ([100, 90], [1]), ([0, 0], [1])]
+)
+def test_refinement_goes_on_while_it_makes_relaxations_exact(relaxed: list[int], times: list[int]) -> None:
+    """Looked at before each time and after it: a gain of 30 % is worth twice the time at once, one of 10 % is not."""
+    search = Looking(relaxed)
+    search._refine_in_time()
+    assert [seconds / search.seconds[0] for seconds in search.seconds] == pytest.approx(times)
+    assert search.patience >= time.monotonic()
+    assert next(search.relaxed, None) is None
+
+
+def waiting(margins: Tensor, disjuncts: int) -> tuple[Pool, Domains]:
+    """A pool of domains with these margins, of each disjunct in turn, and the same domains."""
     bounding = bounding_of(
         subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
     )
-    domains = random_domains(bounding, 40, 2, generator)
-    domains = domains.with_(margin=-torch.rand(40, generator=generator, dtype=torch.float64))
+    domains = random_domains(bounding, len(margins), 2, torch.Generator().manual_seed(0))
+    domains = domains.with_(margin=margins.double(), disjunct=torch.arange(len(margins)) % disjuncts)
     pool = Pool(domains)
     pool.put(domains)
+    return pool, domains
+
+
+def test_a_pool_in_which_much_waits_gives_what_is_nearly_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, domains = waiting(-torch.rand(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 1)
     monkeypatch.setattr("service.verification.search.domains.MUCH", domains.bytes * 20 // 40)
     falling = domains.margin.sort(descending=True).values
     assert torch.equal(torch.cat([pool.take(5).margin for _ in range(4)]), falling[:20])
@@ -211,14 +250,7 @@ def test_a_pool_in_which_much_waits_gives_what_is_nearly_proved(monkeypatch: pyt
 
 
 def test_a_pool_in_which_much_waits_loses_nothing_that_has_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    bounding = bounding_of(
-        subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
-    )
-    domains = random_domains(bounding, 4, 2, generator)
-    domains = domains.with_(margin=torch.tensor([-1.0, -torch.inf, -2, -torch.inf]).double(), disjunct=torch.arange(4))
-    pool = Pool(domains)
-    pool.put(domains)
+    pool, _ = waiting(torch.tensor([-1.0, -torch.inf, -2, -torch.inf]), 4)
     monkeypatch.setattr("service.verification.search.domains.MUCH", 0)
     taken = [pool.take(1).disjunct.item() for _ in range(4)]
     assert taken[:2] == [0, 2]
@@ -226,14 +258,7 @@ def test_a_pool_in_which_much_waits_loses_nothing_that_has_no_bound(monkeypatch:
 
 
 def test_a_pool_without_memory_for_others_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator, widened = torch.Generator().manual_seed(0), domains_of_searches._widened
-    bounding = bounding_of(
-        subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
-    )
-    domains = random_domains(bounding, 6, 2, generator)
-    domains = domains.with_(margin=-torch.arange(1.0, 7).double(), disjunct=torch.arange(6) % 2)
-    pool = Pool(domains)
-    pool.put(domains)
+    (pool, domains), widened = waiting(-torch.arange(1.0, 7), 2), domains_of_searches._widened
     pool.take(2)
 
     def refuse(column: Tensor, name: str, depth: int) -> Tensor:
@@ -252,14 +277,7 @@ def test_a_pool_without_memory_for_others_keeps_what_it_has(monkeypatch: pytest.
 
 
 def test_a_pool_drops_the_domains_of_one_disjunct() -> None:
-    generator = torch.Generator().manual_seed(0)
-    bounding = bounding_of(
-        subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
-    )
-    domains = random_domains(bounding, 10, 2, generator)
-    domains = domains.with_(margin=-torch.arange(1.0, 11).double(), disjunct=torch.arange(10) % 2)
-    pool = Pool(domains)
-    pool.put(domains)
+    pool, _ = waiting(-torch.arange(1.0, 11), 2)
     assert (pool.bound_of(0), pool.bound_of(1), pool.bound_of(2)) == (-9, -10, float("inf"))
     pool.drop(1)
     assert len(pool) == 5

@@ -22,7 +22,7 @@ from service.verification.search.bounding import Bounding
 from service.verification.search.domains import Domains
 from service.verification.search.intermediate import wanted
 from service.verification.search.numbering import Placed
-from service.verification.search.refining import after_relaxations
+from service.verification.search.refining import FEWEST, MOST, NOT_LONG, after_relaxations
 from service.verification.search.walk import Fixed, Question, Walk
 
 CLIMB = Climb(20, slopes=0.1)
@@ -30,10 +30,6 @@ PRESSURE = 0.3
 """A weight of 1 is this share of an entry's width for the margin that the whole box lacks."""
 WORTHWHILE = 0.01
 """Of the widths of a site's open entries: where a look gains less, the next one is not taken."""
-FEWEST, MOST = 32, 1024
-"""Entries at once: more where the first few did not take long, and on a CUDA device at once."""
-NOT_LONG = 0.5
-"""Seconds."""
 SMALLEST = 1e-6
 """Margin that counts as lacking."""
 GAIN = 0.05

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from service.bounds.methods.base import free_bytes as free_on_device
+
 HOST_BYTES = 2**31
 """For a batch on a device without a memory of its own."""
 
@@ -11,5 +13,4 @@ HOST_BYTES = 2**31
 def free_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return HOST_BYTES
-    # What torch holds without using it is free for it too.
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free_on_device(device)
