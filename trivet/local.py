@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,12 +17,14 @@ from typing import Self
 import psutil
 from pydantic import SecretStr
 
-from service.jobs.embedded import BrokerError, EmbeddedBroker
+from service.jobs.embedded import BrokerError, EmbeddedBroker, end_leftover
+from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
+from service.jobs.roster import Roster
 from service.jobs.settings import ENV_PREFIX, Settings
 from trivet.client import Client
 from trivet.connection import read_key
 from trivet.errors import TrivetError
-from trivet.part import Part, how
+from trivet.part import ENDS_WITHIN_S, Part, Restarts, how, lock_of
 
 READY_WITHIN_S = 60.0
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
@@ -33,17 +35,25 @@ _REPORT_S = 10.0
 
 
 class StartError(TrivetError):
-    """The service cannot start, or lost one of its parts."""
+    """The service cannot start."""
 
 
 @dataclass
 class LocalService:
-    """Use as a context manager: entering starts everything and waits until a job could run; leaving ends it all."""
+    """Use as a context manager: entering starts everything and waits until a job could run; leaving ends it all.
+
+    A data folder has one such service at a time. What an earlier one left behind when it was killed is ended first,
+    except supervisors: their jobs go on.
+    """
 
     settings: Settings
     broker: EmbeddedBroker | None = None
     parts: dict[str, Part] = field(default_factory=dict)
+    restarts: dict[str, Restarts] = field(default_factory=lambda: defaultdict(Restarts))
     listening: socket.socket | None = None
+    lock: ProcessLock | None = None
+    leftovers: list[str] = field(default_factory=list)
+    """Names of the parts of a killed service that were ended at the start."""
     url: str = ""
     key: str | None = None
     first_start: bool = False
@@ -52,7 +62,12 @@ class LocalService:
         self.settings.data.mkdir(parents=True, exist_ok=True)
         had_key = self.settings.admin_key_file.exists()
         try:
+            self.lock = self._own_the_data()
+            self._end_leftover("API")  # it may hold the port
             self.listening = _listener(self.settings)
+            self._end_leftover("worker")
+            if end_leftover(self.settings.layout.broker):
+                self.leftovers.append("broker")
             self._start(self.listening)
             self._wait_until_ready()
         except BaseException:
@@ -70,24 +85,38 @@ class LocalService:
         return Client(self.url, self.key)
 
     def revive(self) -> list[str]:
-        """Start again what ended by itself, jobs go on meanwhile; what to say of it.
+        """Start again what ended by itself, jobs go on meanwhile; return what to say of it.
 
-        Raises :class:`StartError` for a part that soon ended once more.
+        What keeps ending is started after longer and longer pauses, but never given up: with the rest still running, a
+        cause that passes (a broker that hangs, a full disk) must not end the service.
         """
         said = []
-        if self.broker is not None and (code := self.broker.process.poll()) is not None:
-            said.append(f"the broker {how(code)} and is started again; its log is {self.broker.folder / 'server.log'}")
-            try:
-                self.broker.restart()
-            except BrokerError as error:
-                raise StartError(f"the broker {how(code)} and does not start again: {error}") from error
-        for part in self.parts.values():
-            if (ended := part.ended) is not None:
-                if not part.settled:
-                    raise StartError(_obituary(part, ended))
-                said.append(f"{ended} and is started again; its log is {part.log}")
-                part.start_again()
+        if self.broker is not None:
+            log, code = self.broker.folder / "server.log", self.broker.process.poll()
+            said += self._revive("broker", None if code is None else how(code), log, self._restart_broker)
+        for name, part in self.parts.items():
+            code = part.process.poll()
+            said += self._revive(name, None if code is None else how(code), part.log, part.start)
         return said
+
+    def _revive(self, name: str, ended: str | None, log: Path, start: Callable[[], None]) -> list[str]:
+        if ended is None:
+            return []
+        restarts, said = self.restarts[name], []
+        if restarts.ended(time.monotonic()):
+            pause = f" in {restarts.pause_s:.0f} s" if restarts.pause_s else ""
+            said.append(f"the {name} {ended} and is started again{pause}; its log is {log}")
+        if restarts.is_due(time.monotonic()):
+            restarts.started(time.monotonic())
+            try:
+                start()
+            except (BrokerError, OSError) as error:
+                said.append(f"the {name} does not start: {error}")
+        return said
+
+    def _restart_broker(self) -> None:
+        assert self.broker is not None
+        self.broker.restart()
 
     def stop(self) -> None:
         """End worker, running jobs, API and broker, in this order. Jobs that ran wait for the next start."""
@@ -101,6 +130,25 @@ class LocalService:
         if self.broker is not None:
             self.broker.stop()
             self.broker = None
+        if self.lock is not None:
+            self.lock.close()
+
+    def _own_the_data(self) -> ProcessLock:
+        root = self.settings.layout.root
+        try:
+            return ProcessLock(root / "up.lock")
+        except LockedError:
+            raise StartError(
+                f"another 'trivet up' already runs on {root}; stop it, or set {ENV_PREFIX}DATA to another folder"
+            ) from None
+
+    def _end_leftover(self, name: str) -> None:
+        if found := holders(lock_of(self._log(name))):
+            end_processes(found, ENDS_WITHIN_S)
+            self.leftovers.append(name)
+
+    def _log(self, name: str) -> Path:
+        return self.settings.layout.root / "logs" / f"{name.lower()}.log"
 
     def _end_jobs(self, worker: Part) -> None:
         launched = _children(worker.process.pid)
@@ -137,8 +185,7 @@ class LocalService:
     def _spawn(
         self, name: str, arguments: list[str], environment: dict[str, str], descriptors: tuple[int, ...] = ()
     ) -> None:
-        log = self.settings.layout.root / "logs" / f"{name.lower()}.log"
-        self.parts[name] = Part(name, arguments, environment, log, descriptors)
+        self.parts[name] = Part(name, arguments, environment, self._log(name), descriptors)
 
     def _wait_until_ready(self) -> None:
         key_file = self.settings.admin_key_file
@@ -166,7 +213,8 @@ def end_supervisors(settings: Settings, launched: Sequence[psutil.Process] = ())
 
     ``launched`` are processes of the worker that may have a part to run and have not entered themselves yet.
     """
-    processes = list({*_supervisors(settings.layout.host(settings.worker_name)), *launched})
+    entered = Roster(settings.layout.host(settings.worker_name)).supervisors()
+    processes = list({*_running(process.pid for process in entered), *launched})
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
@@ -177,29 +225,17 @@ def end_supervisors(settings: Settings, launched: Sequence[psutil.Process] = ())
     psutil.wait_procs(alive, timeout=_REPORT_S)
 
 
+def _running(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
+
+
 def _children(pid: int) -> list[psutil.Process]:
     try:
         return psutil.Process(pid).children()
     except psutil.NoSuchProcess:
         return []
-
-
-def _supervisors(folder: Path) -> Iterator[psutil.Process]:
-    """The supervisors that the worker entered in its folder and that still live."""
-    for path in folder.glob("*.json"):
-        with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
-            entry = json.loads(path.read_text())
-            process = psutil.Process(entry["supervisor"]["pid"])
-            if _start_ticks(process.pid) == entry["supervisor"]["started"]:
-                yield process
-
-
-def _start_ticks(pid: int) -> str | None:
-    """A process's start time as the kernel counts it, so that a reused pid is not mistaken."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 def _listener(settings: Settings) -> socket.socket:

@@ -5,20 +5,52 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
+from service.jobs.processes import ProcessLock
+
 ENDS_WITHIN_S = 15.0
 SETTLED_S = 10.0
-"""What ends again sooner than this would go on to do so."""
+"""What ends sooner than this after its start would go on to do so."""
+LONGEST_PAUSE_S = 30.0
+
+
+@dataclass
+class Restarts:
+    """Decides when something that ended by itself is started again: at once, but after a pause that doubles from one
+    second to 30 for what keeps ending soon after its start. Times are on the monotonic clock, in seconds.
+    """
+
+    started_at: float = -inf
+    due_at: float | None = None
+    """None while it runs."""
+    pause_s: float = 0.0
+
+    def ended(self, now: float) -> bool:
+        """Plan the next start; whether the end is news."""
+        if self.due_at is not None:
+            return False
+        settled = now - self.started_at > SETTLED_S
+        self.pause_s = 0.0 if settled else min(max(1.0, 2 * self.pause_s), LONGEST_PAUSE_S)
+        self.due_at = now + self.pause_s
+        return True
+
+    def is_due(self, now: float) -> bool:
+        return self.due_at is not None and now >= self.due_at
+
+    def started(self, now: float) -> None:
+        self.started_at, self.due_at = now, None
 
 
 @dataclass
 class Part:
-    """A child in a session of its own: Ctrl-C reaches its parent only, which ends the parts in order."""
+    """A child in a session of its own: Ctrl-C reaches its parent only, which ends the parts in order.
+
+    It holds a lock beside its log. One that outlived the process which started it is ended before another is started.
+    """
 
     name: str
     arguments: Sequence[str]
@@ -26,40 +58,33 @@ class Part:
     log: Path
     descriptors: tuple[int, ...] = ()
     process: subprocess.Popen[bytes] = field(init=False)
-    again: float = -inf
-    """When it was started again, by the monotonic clock."""
 
     def __post_init__(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.unlink(missing_ok=True)
         self.start()
 
-    def start_again(self) -> None:
-        self.again = time.monotonic()
-        self.start()
-
     def start(self) -> None:
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, *self.arguments],
-                env=dict(self.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                pass_fds=self.descriptors,
-            )
+        lock = ProcessLock.taken_over(lock_of(self.log), ENDS_WITHIN_S)
+        try:
+            with self.log.open("ab") as output:
+                self.process = subprocess.Popen(
+                    [sys.executable, *self.arguments],
+                    env=dict(self.environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    pass_fds=(*self.descriptors, lock.fileno()),
+                )
+        finally:
+            lock.close()
 
     @property
     def ended(self) -> str | None:
         """How it ended by itself, if it did."""
         code = self.process.poll()
         return None if code is None else f"the {self.name} {how(code)}"
-
-    @property
-    def settled(self) -> bool:
-        """Whether it has run well since its last start, so that another one is worth it."""
-        return time.monotonic() - self.again > SETTLED_S
 
     def end(self) -> None:
         self.process.terminate()
@@ -71,6 +96,11 @@ class Part:
 
     def last_lines(self, count: int = 8) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-count:])
+
+
+def lock_of(log: Path) -> Path:
+    """Path of the lock that the part with this log holds."""
+    return log.with_suffix(".lock")
 
 
 def how(code: int) -> str:

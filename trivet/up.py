@@ -11,13 +11,13 @@ from types import FrameType
 from rich.console import Console
 
 from service.jobs.settings import Settings
-from trivet.local import LocalService, StartError
+from trivet.local import LocalService
 
 _POLL_S = 0.2
 
 
 def run(settings: Settings, console: Console) -> int:
-    """Run until a signal (0) or until a part dies that cannot be started again (1)."""
+    """Run until a signal, and return 0. Raises :class:`trivet.local.StartError` when the service cannot start."""
     try:
         with interruptible(), LocalService(settings) as service:
             _announce(service, console)
@@ -27,6 +27,9 @@ def run(settings: Settings, console: Console) -> int:
 
 
 def _announce(service: LocalService, console: Console) -> None:
+    if service.leftovers:
+        names = ", ".join(service.leftovers)
+        console.print(f"Ended what a killed 'trivet up' left running here: {names}. Its jobs go on.", style="yellow")
     console.print(f"Trivet is up: [bold]{service.url}[/bold]")
     if service.first_start:
         console.print(f"Admin key (shown this once): [bold]{service.key}[/bold]")
@@ -38,14 +41,11 @@ def _watch(service: LocalService, console: Console) -> int:
     try:
         while True:
             for line in service.revive():
-                console.print(line, style="yellow", markup=False)
+                console.print(line, style="yellow", markup=False, soft_wrap=True)
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         console.print("stopping …")
         return 0
-    except StartError as lost:
-        console.print(str(lost), style="red", markup=False)
-        return 1
 
 
 @contextmanager

@@ -17,12 +17,13 @@ from kombu.exceptions import OperationalError
 
 from service.jobs.cache import trim
 from service.jobs.records import AttemptRef, NotFound
+from service.jobs.roster import Roster
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store, StoreLimits, StoreUnavailable
 from workers.app import Dispatcher, create_app, serve
+from workers.group import remove_leftovers
 from workers.inventory import cpu_slots, cuda_devices
 from workers.orders import Order
-from workers.roster import Roster
 from workers.spawning import Supervisors
 
 SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
@@ -119,6 +120,8 @@ class Agent:
             logger.warning("reaped an attempt of %s", job_id)
 
     def _expire(self) -> None:
+        for folder in remove_leftovers():
+            logger.info("deleted %s, which a killed supervisor left behind", folder)
         for path in trim(self._settings.layout.cache, self._settings.max_cache_bytes):
             logger.info("deleted %s, which no job has used for longest", path)
         if self._settings.keep_jobs_days is not None:

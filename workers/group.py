@@ -15,19 +15,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from service.jobs.processes import Process
+
 _KEEPER = Path(__file__).with_name("keeper.py")
 _TAIL = 20
+_SCRATCH = "trivet-group-"
+_SHORT = "/tmp"  # noqa: S108 - only for folders that mkdtemp makes, private and with a name nobody can foresee
 _LONGEST_FOLDER = 80
 """A unix socket's path may have some 100 bytes."""
 
 
 def _scratch_folder() -> Path:
-    """A private folder whose path leaves room for a socket's name, wherever TMPDIR points."""
-    folder = Path(tempfile.mkdtemp(prefix="trivet-"))
+    """Make a private folder whose path leaves room for a socket's name, wherever TMPDIR points.
+
+    Its name says whose it is, so that one which a killed process left behind can be told: :func:`remove_leftovers`.
+    """
+    me = Process.of(os.getpid())
+    assert me is not None
+    prefix = f"{_SCRATCH}{me.pid}.{me.started}-"
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
     if len(str(folder)) <= _LONGEST_FOLDER:
         return folder
     folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="trivet-", dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=_SHORT))
+
+
+def remove_leftovers() -> list[Path]:
+    """Delete the scratch folders of this user's processes that have ended without doing so; return what was deleted."""
+    gone = []
+    for folder in {folder for where in (tempfile.gettempdir(), _SHORT) for folder in Path(where).glob(f"{_SCRATCH}*")}:
+        with contextlib.suppress(OSError, ValueError):
+            pid, started = folder.name.removeprefix(_SCRATCH).split("-")[0].split(".")
+            if folder.lstat().st_uid == os.getuid() and not Process(int(pid), started).alive:
+                shutil.rmtree(folder, ignore_errors=True)
+                gone.append(folder)
+    return gone
 
 
 @dataclass(frozen=True)

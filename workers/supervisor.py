@@ -30,9 +30,9 @@ def main(program: Sequence[str] = RANK_PROGRAM) -> int:
     try:
         # Imported while the launcher imports torch beside it.
         from service.jobs.layout import DataLayout  # noqa: PLC0415
+        from service.jobs.roster import Roster  # noqa: PLC0415
         from workers.attempt import supervise  # noqa: PLC0415
         from workers.orders import Order  # noqa: PLC0415
-        from workers.roster import Roster  # noqa: PLC0415
 
         line = sys.stdin.readline()
         if not line:

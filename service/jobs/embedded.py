@@ -1,28 +1,33 @@
 """The embedded broker: a real Valkey (or Redis) server on a private unix socket, with its append-only file on.
 
 Its data outlives it: the next start in the same folder continues where the last one ended. Never listens on a
-network. A folder is owned by one server at a time (a lock file says so).
+network. A folder has one server at a time: the server itself holds the folder's lock, so that one which outlives the
+process that started it is never doubled.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import importlib.resources
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import redis
 
+from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
+
 MINIMUM_VERSION = (7, 2)
+LOCK = "lock"
 _LONGEST_SOCKET_PATH = 100
 """``sun_path`` holds 108 bytes on Linux and 104 on macOS."""
 
@@ -58,17 +63,20 @@ class EmbeddedBroker:
     folder: Path
     socket: Path
     process: subprocess.Popen[bytes]
-    lock: IO[Any]
+    lock: ProcessLock
 
     @classmethod
     def start(cls, folder: Path, *, ready_within_s: float = 10.0) -> EmbeddedBroker:
         """Start a server whose data lives in ``folder``; returns when it answers. Raises :class:`BrokerError`."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
-        lock = _lock(folder / "lock")
+        try:
+            lock = ProcessLock(folder / LOCK)
+        except LockedError:
+            raise BrokerError(f"another broker already runs in {folder}; stop it, or use another TRIVET_DATA") from None
         socket = _socket_path(folder)
         socket.unlink(missing_ok=True)
-        broker = cls(folder, socket, _server(folder, socket), lock)
+        broker = cls(folder, socket, _server(folder, socket, lock), lock)
         try:
             broker._wait_until_ready(ready_within_s)
         except BaseException:
@@ -83,8 +91,13 @@ class EmbeddedBroker:
     def restart(self, *, ready_within_s: float = 10.0) -> None:
         """Start the server again, at the same address, after it ended by itself. Raises :class:`BrokerError`."""
         self.socket.unlink(missing_ok=True)
-        self.process = _server(self.folder, self.socket)
-        self._wait_until_ready(ready_within_s)
+        self.process = _server(self.folder, self.socket, self.lock)
+        try:
+            self._wait_until_ready(ready_within_s)
+        except BrokerError:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def stop(self, *, within_s: float = 10.0) -> None:
         """Let the server flush and exit; kill it only when it does not."""
@@ -97,7 +110,7 @@ class EmbeddedBroker:
                 self.process.wait()
         self.socket.unlink(missing_ok=True)
         if self.socket.parent != self.folder.resolve():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 self.socket.parent.rmdir()
         self.lock.close()
 
@@ -125,31 +138,45 @@ class EmbeddedBroker:
         self.stop()
 
 
-def _server(folder: Path, socket: Path) -> subprocess.Popen[bytes]:
+def end_leftover(folder: Path, within_s: float = 10.0) -> int:
+    """End the servers of a folder whose starter is gone; return how many there were.
+
+    Nothing that they have answered is lost: it is in the file's pages before the answer leaves, even where SIGKILL is
+    needed. Whoever calls this makes sure that no living process means to use them.
+    """
+    servers = holders(folder / LOCK)
+    end_processes(servers, within_s)
+    return len(servers)
+
+
+def _server(folder: Path, socket: Path, lock: ProcessLock) -> subprocess.Popen[bytes]:
     with (folder / "server.log").open("ab") as log:
         return subprocess.Popen(
-            [str(find_server()), *_options(folder, socket)], stdout=log, stderr=log, start_new_session=True
+            [str(find_server()), *_options(folder, socket)],
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(lock.fileno(),),
         )
 
 
-def _lock(path: Path) -> IO[Any]:
-    handle = path.open("a")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.close()
-        raise BrokerError(
-            f"another broker already runs in {path.parent}; stop it, or use another TRIVET_DATA"
-        ) from None
-    return handle
-
-
 def _socket_path(folder: Path) -> Path:
-    """Inside the folder, or, where that path is too long for a socket address, in a private temporary one."""
+    """Inside the folder, or, where that path is too long for a socket address, in a private temporary one.
+
+    The temporary folder is the same at each start, so that supervisors of an earlier one find the broker again.
+    """
     inside = folder.resolve() / "broker.sock"
     if len(str(inside)) <= _LONGEST_SOCKET_PATH:
         return inside
-    return Path(tempfile.mkdtemp(prefix="trivet-")) / "broker.sock"
+    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    short = Path(tempfile.gettempdir()) / f"trivet-{os.getuid()}-{digest}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    found = short.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise BrokerError(
+            f"{short}, for the broker's socket, belongs to somebody else; use a TRIVET_DATA with a shorter path"
+        )
+    return short / "broker.sock"
 
 
 def _options(folder: Path, socket: Path) -> list[str]:

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from service.jobs.layout import JobPaths
+from service.jobs.processes import Process
 from service.jobs.records import AttemptRef
+from service.jobs.roster import Roster
 from workers.artifacts import FOLDER, Unusable, describe
 from workers.logs import RankLog
-from workers.roster import Process, Roster
 
 REF = AttemptRef("job_1", 1, "alpha")
 
@@ -65,6 +66,19 @@ def test_an_entry_of_the_dead_is_cleared_with_its_scratch(tmp_path: Path) -> Non
     assert Roster(tmp_path).live() == ()
     assert not scratch.exists()
     assert not (tmp_path / "job_1.1.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"name": "job_1:1"}', "[]", '{"name": 1, "supervisor": 2}'])
+def test_c9_a_torn_entry_is_set_aside_and_harms_nobody(tmp_path: Path, text: str) -> None:
+    torn = tmp_path / "job_1.1.json"
+    torn.write_text(text)
+    roster = Roster(tmp_path)
+    assert roster.live() == ()
+    assert not torn.exists()
+    assert torn.with_name("job_1.1.json.unreadable").read_text() == text
+    with roster.entered(REF, os.getpid(), tmp_path / "scratch") as entered:
+        assert entered
+        assert roster.live() == ("job_1:1",)
 
 
 def test_an_entry_lives_while_its_keeper_does(tmp_path: Path) -> None:

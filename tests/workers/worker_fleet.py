@@ -16,10 +16,10 @@ import psutil
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Job
+from service.jobs.roster import Roster
 from service.jobs.spec import TrainSpec
 from service.jobs.store import HostReport, Store, StoreLimits
 from workers.orders import Order
-from workers.roster import Roster
 
 SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")))
 HOST = "alpha"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -12,28 +13,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from service.jobs.atomic import set_aside, write_atomically
+from service.jobs.processes import Process
 from service.jobs.records import AttemptRef
 
-
-@dataclass(frozen=True)
-class Process:
-    """A process by pid and start time, so that a reused pid is not mistaken for it."""
-
-    pid: int
-    started: str
-
-    @classmethod
-    def of(cls, pid: int) -> Process | None:
-        """The live process with this pid, if any; a zombie is not alive."""
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        return None if fields[0] in "ZX" else cls(pid, fields[19])
-
-    @property
-    def alive(self) -> bool:
-        return Process.of(self.pid) == self
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,9 +54,8 @@ class Roster:
             yield False
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{me.pid}.part")
-        draft.write_text(json.dumps(asdict(Entry(f"{ref.job_id}:{ref.attempt}", me, keeper, str(scratch)))))
-        draft.replace(path)
+        entry = Entry(f"{ref.job_id}:{ref.attempt}", me, keeper, str(scratch))
+        write_atomically(path, json.dumps(asdict(entry)).encode())
         try:
             yield True
         finally:
@@ -81,14 +64,17 @@ class Roster:
     def live(self) -> tuple[str, ...]:
         """Names of the attempts that still have processes; what dead supervisors left behind is cleared away."""
         names = []
-        for path in sorted(self._folder.glob("*.json")):
-            entry = _read(path)
-            if entry is not None and entry.alive:
+        for path, entry in self._entries():
+            if entry.alive:
                 names.append(entry.name)
-            elif entry is not None:
+            else:
                 shutil.rmtree(entry.scratch, ignore_errors=True)
                 path.unlink(missing_ok=True)
         return tuple(names)
+
+    def supervisors(self) -> list[Process]:
+        """Return the live supervisors of this host."""
+        return [entry.supervisor for _, entry in self._entries() if entry.supervisor.alive]
 
     def kill(self, ref: AttemptRef) -> None:
         """End a supervisor at once; its keeper ends the group."""
@@ -97,13 +83,26 @@ class Roster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(entry.supervisor.pid, signal.SIGKILL)
 
+    def _entries(self) -> Iterator[tuple[Path, Entry]]:
+        for path in sorted(self._folder.glob("*.json")):
+            if (entry := _read(path)) is not None:
+                yield path, entry
+
     def _path(self, job_id: str, attempt: int) -> Path:
         return self._folder / f"{job_id}.{attempt}.json"
 
 
 def _read(path: Path) -> Entry | None:
+    """Return the entry, or None when it is gone or torn. A loss of power can tear a file, but no process outlives
+    one, so an entry that cannot be read has nothing left to supervise: it is set aside.
+    """
     try:
-        fields = json.loads(path.read_text())
+        text = path.read_text()
     except FileNotFoundError:
         return None
-    return Entry(fields["name"], Process(**fields["supervisor"]), Process(**fields["keeper"]), fields["scratch"])
+    try:
+        fields = json.loads(text)
+        return Entry(fields["name"], Process(**fields["supervisor"]), Process(**fields["keeper"]), fields["scratch"])
+    except (ValueError, KeyError, TypeError):
+        logger.warning("set aside %s, which is no entry of a supervisor: %.80r", set_aside(path), text)
+        return None

@@ -1,0 +1,100 @@
+"""Which process is meant, and which ones hold a lock: what outlives the process that started it is found again."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process by pid and start time, so that a reused pid is not mistaken for it."""
+
+    pid: int
+    started: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """Return the live process with this pid, if any; a zombie is not alive."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return None if fields[0] in "ZX" else cls(pid, fields[19])
+
+    @property
+    def alive(self) -> bool:
+        return Process.of(self.pid) == self
+
+
+class LockedError(Exception):
+    """Another process holds the lock."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is locked by another process")
+
+
+class ProcessLock:
+    """An exclusive lock on a file, which is shared by the children that inherit its descriptor.
+
+    The kernel releases it when the last of them has ended, however it ended. So a child that is started with
+    ``pass_fds=(lock.fileno(),)`` keeps the lock when its parent is killed, and :func:`holders` finds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock at once. Raises :class:`LockedError` when another process holds it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise LockedError(path) from None
+
+    @classmethod
+    def taken_over(cls, path: Path, within_s: float) -> Self:
+        """Take the lock after ending the processes that hold it, politely for ``within_s`` seconds."""
+        while True:
+            with contextlib.suppress(LockedError):
+                return cls(path)
+            end_processes(holders(path), within_s)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        """Let go; children that inherited the descriptor still hold the lock. May be called again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def holders(path: Path) -> list[psutil.Process]:
+    """Return the processes of this user that have the file open."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and any(file.path == str(path.resolve()) for file in process.open_files()):
+                found.append(process)
+    return found
+
+
+def end_processes(processes: Iterable[psutil.Process], within_s: float) -> None:
+    """Send SIGTERM, also to what is stopped, and SIGKILL to what still lives after ``within_s`` seconds."""
+    alive = list(processes)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+            process.resume()
+    _, alive = psutil.wait_procs(alive, timeout=within_s)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive)

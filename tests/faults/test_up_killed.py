@@ -1,0 +1,95 @@
+"""``trivet up`` and its parts, killed and hung: the next start doubles nothing, and jobs go on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from local_service import STOP_S, address, belonging_to, part_of, said, up, wait_until
+
+from trivet.client import Client
+
+TRAIN: dict[str, Any] = {
+    "kind": "train",
+    "model": {"family": "mlp", "in_features": 64, "hidden": [16, 16], "out_features": 10},
+    "data": {"source": "digits"},
+    "steps": 600,
+}
+
+
+@contextmanager
+def client_of(process: subprocess.Popen[bytes], data: Path) -> Iterator[Client]:
+    with Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
+        yield client
+
+
+def brokers(data: Path) -> list[psutil.Process]:
+    return [process for process in belonging_to(data) if "valkey" in process.name() or "redis" in process.name()]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("next_start", ["same port", "other port", "API dead"])
+def test_c2_a_start_after_kill_9_takes_over_and_the_job_ends_once(tmp_path: Path, next_start: str) -> None:
+    data = tmp_path / "data"
+    with up(data) as process, client_of(process, data) as client:
+        url = address(process, data)
+        job = client.submit(TRAIN)
+        wait_until(lambda: client.job(job.id).state == "running", 120)
+        old = brokers(data)
+        assert len(old) == 1
+        if next_start == "API dead":
+            part_of(process, "api").kill()
+        process.kill()
+        process.wait(STOP_S)
+    port = "0" if next_start == "other port" else url.rpartition(":")[2]
+    with up(data, TRIVET_PORT=port) as process, client_of(process, data) as client:
+        assert "Ended what a killed 'trivet up' left running here" in said(data).read_text()
+        assert (address(process, data) == url) == (next_start != "other port")
+        assert len(brokers(data)) == 1
+        assert brokers(data) != old
+        assert len([found for found in belonging_to(data) if "workers" in found.cmdline()]) == 1
+        assert client.wait(job.id, timeout_s=120).state == "succeeded"
+        states = [event["state"] for event in client.events(job.id, types=["state"])["items"]]
+        assert states == ["queued", "starting", "running", "succeeded"]
+        process.terminate()
+        assert process.wait(STOP_S) == 0
+    assert belonging_to(data) == []
+
+
+def test_c2_a_leftover_that_hangs_is_ended_as_well(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data) as process:
+        address(process, data)
+        for part in psutil.Process(process.pid).children():
+            part.suspend()
+        process.kill()
+        process.wait(STOP_S)
+    with up(data) as process, client_of(process, data) as client:
+        assert client.is_ready()
+        assert len(brokers(data)) == 1
+        process.terminate()
+        assert process.wait(STOP_S) == 0
+    assert belonging_to(data) == []
+
+
+def test_c5_the_api_killed_while_the_broker_hangs_ends_nothing_else(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data) as process, client_of(process, data) as client:
+        broker, worker = part_of(process, "valkey-server"), part_of(process, "workers")
+        broker.suspend()
+        part_of(process, "api").kill()
+        # Without an answer from the broker the API cannot start: it ends by itself at least once.
+        wait_until(lambda: "the API ended with exit code 2" in said(data).read_text(), 120)
+        broker.resume()
+        wait_until(client.is_ready, 120)
+        assert process.poll() is None
+        assert (broker.is_running(), worker.is_running()) == (True, True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_S) == 0
+    assert belonging_to(data) == []

@@ -1,0 +1,90 @@
+"""``trivet up`` as a process of its own, in a data folder of the test's."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+STOP_S = 60
+
+
+@contextmanager
+def up(data: Path, **changes: str) -> Iterator[subprocess.Popen[bytes]]:
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("TRIVET_")}
+    settings = {"TRIVET_DATA": str(data), "TRIVET_PORT": "0", "TRIVET_CPU_SLOTS": "2", "TRIVET_WORKER_NAME": "here"}
+    with said(data).open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trivet", "up"],
+            env={**outer, **settings, "TRIVET_WARM_SUPERVISORS": "0", "OMP_NUM_THREADS": "1", **changes},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd=namesakes(data),
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(STOP_S)
+
+
+def namesakes(data: Path, *names: str) -> Path:
+    """A folder with somebody's own packages, called like the service's: it must not run them."""
+    folder = data.with_suffix(".own")
+    for name in ("api", "workers", *names):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "__init__.py").write_text("raise SystemExit('not the service')\n")
+    return folder
+
+
+def said(data: Path) -> Path:
+    return data.with_suffix(".log")
+
+
+def address(process: subprocess.Popen[bytes], data: Path) -> str:
+    def announced() -> bool:
+        assert process.poll() is None, said(data).read_text()
+        return "Ctrl-C" in said(data).read_text()
+
+    wait_until(announced, 90)
+    found = re.search(r"http://\S+", said(data).read_text())
+    assert found is not None
+    return found[0]
+
+
+def belonging_to(data: Path) -> list[psutil.Process]:
+    """Every process that has the folder in its environment or on its command line."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(data) in word for word in [*process.cmdline(), *process.environ().values()]):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def parts_of(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
+    """The children of a running ``trivet up`` by a word of their command: ``valkey-server``, ``api`` or ``workers``."""
+    return [part for part in psutil.Process(process.pid).children() if word in (part.name(), *part.cmdline())]
+
+
+def part_of(process: subprocess.Popen[bytes], word: str) -> psutil.Process:
+    return parts_of(process, word)[0]
+
+
+def wait_until(holds: Callable[[], bool], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
