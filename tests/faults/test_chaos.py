@@ -1,0 +1,105 @@
+"""The chaos driver's checks: each can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.jobs.records import Artifact, Holding, Host, Job
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import chaos_checks
+
+    return chaos_checks
+
+
+TRAINED: dict[str, Any] = {
+    "id": "job_1", "kind": "train", "name": "", "labels": {}, "owner": "me", "state": "succeeded", "attempt": 1,
+    "priority": 0, "created_at": datetime.now(UTC), "spec": {"steps": 2}, "result": {"steps": 2},
+}  # fmt: skip
+
+
+def state(name: str, attempt: int = 1) -> dict[str, Any]:
+    return {"type": "state", "state": name, "attempt": attempt}
+
+
+def metric(step: int) -> dict[str, Any]:
+    return {"type": "metric", "step": step, "values": {"loss": 1.0}}
+
+
+WHOLE = (state("queued", 0), state("starting"), state("running"), metric(1), metric(2), state("succeeded"))
+
+
+def numbered(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**event, "id": f"{number}-0"} for number, event in enumerate(events, 1)]
+
+
+def test_a_whole_history_breaks_no_promise(checks: Any) -> None:
+    accepted = checks.Accepted("short", {}, "key", followed=[f"{number}-0" for number in range(1, len(WHOLE) + 1)])
+    assert checks.check_job(Job(**TRAINED), numbered(WHOLE), accepted) == []
+
+
+BROKEN: dict[str, Callable[[], dict[str, Any]]] = {
+    "events in order": lambda: {"events": numbered(WHOLE)[::-1]},
+    "states follow each other": lambda: {"events": numbered((state("queued", 0), *WHOLE[2:]))},
+    "attempts count up": lambda: {"events": numbered((*WHOLE[:2], state("queued", 2), *WHOLE[1:]))},
+    "nothing after the end": lambda: {"events": numbered((*WHOLE, metric(3)))},
+    "record equals events": lambda: {"job": {"state": "running"}},
+    "one terminal state": lambda: {"accepted": {"retries": 1}},
+    "cancelled when asked": lambda: {
+        "job": {"state": "cancelled"},
+        "events": numbered((state("queued", 0), state("cancelled", 0))),
+    },
+    "each event once": lambda: {"events": numbered((*WHOLE[:5], metric(2), WHOLE[5]))},
+    "success is complete": lambda: {"job": {"result": {"steps": 1}}},
+    "history is whole": lambda: {"events": numbered((*WHOLE[:3], *WHOLE[4:]))},
+    "a stream loses nothing": lambda: {"accepted": {"followed": ["1-0"]}},
+}
+
+
+@pytest.mark.parametrize("promise", BROKEN)
+def test_each_broken_promise_is_noticed(checks: Any, promise: str) -> None:
+    broken = BROKEN[promise]()
+    accepted = checks.Accepted("short", {}, "key", **broken.get("accepted", {}))
+    job = Job(**{**TRAINED, **broken.get("job", {})})
+    found = checks.check_job(job, broken.get("events", numbered(WHOLE)), accepted)
+    assert promise in {violation.promise for violation in found}
+
+
+def test_a_verification_with_rows_missing_is_no_success(checks: Any) -> None:
+    spec = {"property": {"robustness": {"count": 2}}}
+    job = Job(**{**TRAINED, "kind": "verify", "spec": spec, "result": {"verdicts": {"verified": 1}}})
+    events = numbered((*WHOLE[:3], {"type": "bound", "instance": 0}, WHOLE[5]))
+    found = checks.check_job(job, events, checks.Accepted("verify", {}, "key"))
+    assert [violation.promise for violation in found] == ["success is complete"]
+
+
+def test_bytes_that_differ_from_the_manifest_are_noticed(checks: Any) -> None:
+    digest = "9834876dcfb05cb167a5c24953eba58c4ac89b1adf57f28f2f9d09af107ee8f0"  # of b"aaa"
+    artifact = Artifact(name="a", bytes=3, sha256=digest, media_type="text/plain", created_at=datetime.now(UTC))
+    assert checks.check_artifact("job_1", artifact, b"aaa") == []
+    assert [violation.promise for violation in checks.check_artifact("job_1", artifact, b"aab")] == [
+        "manifest equals bytes"
+    ]
+
+
+@pytest.mark.parametrize("free", [(0,), (1,)])
+def test_a_device_held_twice_or_also_free_is_noticed(checks: Any, free: tuple[int, ...]) -> None:
+    parts = tuple(Holding(job=f"job_{number}", attempt=1, pool="cpu", devices=(number,)) for number in range(2))
+    twice = (*parts, Holding(job="job_9", attempt=1, pool="cpu", devices=(1,)))
+    host = Host(
+        name="here", alive=True, draining=False, address="127.0.0.1", cuda=(), cpu_slots=3, free={"cpu": (2,)},
+        running=(), held=parts, seen_at=datetime.now(UTC), versions={},
+    )  # fmt: skip
+    assert checks.check_devices([host]) == []
+    assert checks.check_devices([host.model_copy(update={"held": twice})])
+    assert checks.check_devices([host.model_copy(update={"free": {"cpu": free}})])
