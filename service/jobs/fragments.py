@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -12,6 +12,7 @@ from pydantic import (
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -47,6 +48,8 @@ FileId = Annotated[
 ]
 
 PARALLEL_DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "tp")
+MOST_RANKS = 65_536
+"""Ranks of one job at most; the index of pending jobs covers as many."""
 
 
 def disagreement(field: str, message: str, got: Any, expected: str) -> PydanticCustomError:
@@ -70,6 +73,14 @@ class ParallelSpec(Strict):
     dp_replicate: int = Field(1, ge=1, le=4096, description="replicas of the sharded model (HSDP)")
     dp_shard: int = Field(1, ge=1, le=4096, description="FSDP2 shards of parameters, gradients and optimizer state")
     tp: int = Field(1, ge=1, le=1024, description="tensor-parallel ranks")
+
+    @model_validator(mode="after")
+    def _ranks_have_a_bound(self) -> Self:
+        if self.world_size > MOST_RANKS:
+            widest = max(PARALLEL_DIMENSIONS, key=lambda name: int(getattr(self, name)))
+            message = f"{self.arithmetic} ranks are more than one job may have"
+            raise disagreement(widest, message, getattr(self, widest), f"{MOST_RANKS} ranks at most")
+        return self
 
     @property
     def world_size(self) -> int:

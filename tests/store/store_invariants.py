@@ -27,8 +27,9 @@ from service.jobs.store.keyspace import (
     LEASES,
     OUTBOX,
     PENDING,
-    PENDING_SHAPE,
-    SHAPES,
+    PENDING_NODE,
+    PENDING_SLICE,
+    Key,
 )
 
 _READ_ALL = """
@@ -66,6 +67,10 @@ class Snapshot:
     def state_events(self, job_id: str) -> list[Any]:
         entries = [fields for _, fields in self._values.get(JOB_EVENTS(job_id), [])]
         return [orjson.loads(data) for _, kind, _, data in entries if kind == "state"]
+
+    def family(self, key: Key) -> list[str]:
+        """The names of all keys of a family."""
+        return [name for name in self.ttl if key.pattern.fullmatch(name)]
 
     def strays(self) -> list[str]:
         """Keys of no known family, and keys that should expire and do not."""
@@ -126,12 +131,25 @@ def check_jobs(now: Snapshot, model: Model) -> None:
 
 
 def check_queue(now: Snapshot, model: Model) -> None:
-    """Pending are exactly the queued jobs that wait for no other; the slices by shape hold the same."""
+    """Pending are exactly the queued jobs that wait for no other; the slices hold the same, and every node of the
+    index the first jobs of the slices in its square."""
     pending = now.pairs(PENDING())
     assert set(pending) == {job.id for job in model.jobs.values() if model.is_pending(job)}
-    slices = [now.pairs(PENDING_SHAPE(shape)) for shape in now.pairs(SHAPES())]
-    assert all(slices)
-    assert dict(entry for each in slices for entry in each.items()) == pending
+    slices: dict[tuple[str, str], dict[str, str]] = {}
+    for job_id, score in pending.items():
+        record = now.pairs(JOB(job_id))
+        slices.setdefault((record["shape"], record["priority"]), {})[job_id] = score
+    nodes: dict[str, dict[str, str]] = {}
+    for (shape, priority), members in slices.items():
+        assert now.pairs(PENDING_SLICE(shape, priority)) == members
+        group, ranks, hosts = shape.split(":")
+        head = min(members, key=lambda job_id: (float(members[job_id]), job_id))
+        for level in range(9):
+            square = [(int(number) - 1) // 4 ** (8 - level) for number in (hosts, ranks)]
+            node = PENDING_NODE(group, str(level), *map(str, square))
+            nodes.setdefault(node, {})[head] = members[head]
+    assert {key: now.pairs(key) for key in now.family(PENDING_NODE)} == nodes
+    assert len(now.family(PENDING_SLICE)) == len(slices)
 
 
 def check_parts(now: Snapshot, model: Model) -> None:

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import orjson
 import placement_reference as reference
+import pytest
 import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from placement_reference import Room, Waiting
 from store_builders import LIMITS, train
 
+from service.jobs.layout import DataLayout
 from service.jobs.records import Job
-from service.jobs.store import HostReport, Store
-from service.jobs.store.keyspace import JOB, PENDING, PENDING_SHAPE, SHAPES
+from service.jobs.store import HostReport, Store, stubs
+from service.jobs.store.keyspace import JOB
+from service.jobs.store.scripts import assemble
 
+_AGE = assemble(
+    """-- USES: core jobs queue
+    dequeue(job_id)
+    redis.call("HINCRBY", KEY.job(job_id), "queued_at", -by_ms)
+    enqueue(job_id)
+    """,
+    [("job_id", "str"), ("by_ms", "int")],
+)
 BOUND_MS = round(LIMITS.max_queue_bypass_s * 1000)
 
 
 def age(redis: redis_py.Redis, job: Job, by_ms: int) -> None:
     """Let a pending job have waited for that much longer."""
-    redis.zincrby(PENDING(), -by_ms, job.id)
-    redis.hincrby(JOB(job.id), "queued_at", -by_ms)
-    for shape in redis.hkeys(SHAPES()):
-        if redis.zscore(PENDING_SHAPE(shape.decode()), job.id) is not None:
-            redis.zincrby(PENDING_SHAPE(shape.decode()), -by_ms, job.id)
+    redis.eval(_AGE, 0, job.id, by_ms)
 
 
 def shares(store: Store, job: Job) -> dict[str, tuple[int, ...]]:
@@ -152,17 +163,74 @@ def test_auto_is_cuda_where_the_fleet_has_any(store: Store, submit: Callable[...
     assert [store.jobs.get(job.id).placement[0].pool for job in (first, second)] == ["cpu", "cuda"]
 
 
+def calls_of_one_placement(store: Store, redis: redis_py.Redis) -> int:
+    """Commands that the broker ran for it: a measure of its work that no busy machine disturbs."""
+    redis.config_resetstat()
+    store.attempts.place()
+    return sum(int(stat["calls"]) for stat in redis.info("commandstats").values())
+
+
+@pytest.mark.parametrize("overdue", [False, True])
+def test_the_work_of_one_placement_is_bounded_whatever_is_pending(
+    broker: str, redis: redis_py.Redis, data: DataLayout, beat: Any, overdue: bool
+) -> None:
+    """Ten times the jobs and shapes, none of which fits, and 32 times the freed devices: no more commands."""
+    store = Store.connect(broker, data, replace(LIMITS, max_queue_bypass_s=0.001 if overdue else 600))
+    most, shape = [], itertools.count()
+    for host in "abcd":
+        beat(host, cpu=8)
+    for jobs in (200, 2000):
+        for index in itertools.islice(shape, jobs):
+            submit_raw(store, ranks=33 + index // 4, hosts=index % 4 + 1, priority=index % 3)
+        most.append(calls_of_one_placement(store, redis))
+    assert max(most) < 2000
+    assert most[1] < 2 * most[0]
+    small = [submit_raw(store, ranks=1, hosts=1, priority=-1) for _ in range(40)]
+    placed = [store.attempts.place() for _ in range(4)]
+    assert placed[0]
+    assert list(itertools.chain.from_iterable(placed)) == small[:32]
+    store.close()
+
+
+def submit_raw(store: Store, *, ranks: int, hosts: int, priority: int) -> str:
+    """Through the script alone: the checks of a spec take longer than all that is tested here."""
+    record = {"priority": str(priority), "shape": f"cpu:{ranks}:{hosts}", "after": "[]"}
+    text, suffix = orjson.dumps(record).decode(), secrets.token_hex(6)[:11]
+    limits = LIMITS.script_argument
+    return stubs.submit(
+        store.client, limits=limits, idem="", body_hash="", suffix=suffix, record=text, indexes="[]", after="[]"
+    )[1]
+
+
+def test_a_full_fleet_costs_almost_nothing_until_something_changes(
+    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any
+) -> None:
+    beat("a", cpu=1)
+    running, waiting = submit(), submit()
+    assert store.attempts.place() == [running.id]
+    assert calls_of_one_placement(store, redis) < 10
+    store.jobs.cancel(running.id)
+    assert store.attempts.place() == [waiting.id]
+
+
+def test_more_jobs_than_one_call_places_follow_in_order(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+    beat("a", cpu=50)
+    jobs = [submit(priority=index % 2) for index in range(50)]
+    in_order = [job.id for job in jobs[1::2] + jobs[::2]]
+    assert store.attempts.place() + store.attempts.place() == in_order
+
+
 jobs = st.lists(
     st.tuples(
         st.sampled_from(["auto", "cpu", "cuda"]),
+        st.one_of(st.integers(1, 6), st.integers(1, 70)),
         st.integers(1, 6),
-        st.integers(1, 3),
         st.integers(-1, 1),
         st.sampled_from([0, 0, BOUND_MS]),
     ),
-    max_size=8,
+    max_size=16,
 )
-fleets = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=4)
+fleets = st.lists(st.tuples(st.integers(0, 3), st.one_of(st.integers(0, 4), st.integers(0, 30))), max_size=5)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -193,6 +193,7 @@ def _needed(spec: AnySpec) -> list[str]:
 
 def _record(spec: AnySpec, owner: str, text: str) -> str:
     """The fields of the job's hash that submission knows, all of them strings."""
+    ranks = spec.parallel.world_size
     return _json(
         {
             "kind": spec.kind,
@@ -201,7 +202,7 @@ def _record(spec: AnySpec, owner: str, text: str) -> str:
             "owner": owner,
             "priority": str(spec.priority),
             "retries": str(spec.retries),
-            "shape": f"{spec.device}:{spec.parallel.world_size}:{spec.max_hosts}",
+            "shape": f"{spec.device}:{ranks}:{min(spec.max_hosts, ranks)}",
             "after": _json(_needed(spec)),
             "indexes": _json(_indexes(spec, owner)),
             "spec": text,

@@ -44,7 +44,7 @@ class Script(Generic[P, R]):
         _check_stub(name, arguments, stub)
         self.name = name
         self._signature = inspect.signature(stub)
-        self.text = _assemble(source, arguments)
+        self.text = assemble(source, arguments)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self.__doc__ = stub.__doc__
 
@@ -86,7 +86,8 @@ def _check_stub(name: str, arguments: list[tuple[str, str]], stub: Callable[...,
         raise HeaderMismatch(f"lua/{name}.lua declares {in_header}, but its stub takes {in_stub}")
 
 
-def _assemble(source: str, arguments: list[tuple[str, str]]) -> str:
+def assemble(source: str, arguments: list[tuple[str, str]]) -> str:
+    """The whole text of a script: key names and allowed moves, its arguments, the library files it uses, itself."""
     libraries = [(_LUA / "lib" / f"{name}.lua").read_text() for name in _header_lines(source, "USES").split()]
     return "\n".join([_constants(), *_locals(arguments), *libraries, source])
 

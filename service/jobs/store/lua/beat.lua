@@ -14,6 +14,9 @@ for pool, devices in pairs(count) do
   end
 end
 redis.call("HSET", key, "name", host, "address", address, "cuda", cuda, "versions", versions, "seen_at", whole(now))
+if tonumber(redis.call("ZSCORE", KEY.hosts(), host) or 0) <= now then
+  unsettle()
+end
 redis.call("ZADD", KEY.hosts(), whole(now + limits.heartbeat_ms), host)
 
 local is_live = {}

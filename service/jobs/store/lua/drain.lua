@@ -11,4 +11,5 @@ if draining == "1" then
 else
   redis.call("HDEL", KEY.host(host), "draining")
 end
+unsettle()
 return 1

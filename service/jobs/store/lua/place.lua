@@ -1,64 +1,88 @@
 -- Give free devices to pending jobs: priority, then age; one host by best fit, else a gang over the fewest hosts.
 -- Jobs behind one that does not fit may overtake it, unless it has waited past the bound: then nothing behind it
--- in its pool is placed. Only the head of each shape is looked at, so no number of jobs that cannot be placed
--- hides one that can.
--- USES: core jobs queue devices
+-- in its pool is placed. No number of jobs that cannot be placed hides one that can: the index finds it.
+-- COST: at most MOST_PLACED placements in each pool, none begun after MOST_NODES_READ; the searches are bounded by the
+-- fleet's devices and hosts (see lib/queue.lua), everything else by the fleet. Jobs and shapes that are pending do not
+-- count. What was left is found by the next call, in the same order. A call that leaves nothing to do says so, and
+-- until a job, a device or a host is added or freed (or a second has passed) the next ones return at once.
+-- USES: core jobs queue search devices
 -- ARGV: limits: json
 -- RETURNS: ids placed
 
 local now = now_ms()
 local POOLS = { "cuda", "cpu" }
+local MOST_PLACED, MOST_NODES_READ = 32, 2000
+local SETTLED_MS = 1000
+
+if redis.call("ZCARD", KEY.pending()) == 0 then
+  redis.call("DEL", KEY.capacity())
+  return {}
+elseif redis.call("EXISTS", KEY.settled()) == 1 then
+  return {}
+end
 
 local fleet, fleet_has_cuda = {}, false
 for _, name in ipairs(redis.call("ZRANGE", KEY.hosts(), "(" .. whole(now), "+inf", "BYSCORE")) do
-  local host = { name = name, free = {}, total = {} }
+  local known = redis.call("HMGET", KEY.host(name), "devices:cuda", "devices:cpu", "draining")
+  local host = { name = name, free = {}, total = { cuda = tonumber(known[1] or 0), cpu = tonumber(known[2] or 0) } }
   for _, pool in ipairs(POOLS) do
-    host.total[pool] = declared(name, pool)
-    host.free[pool] = redis.call("SCARD", KEY.host_free(name, pool))
+    host.free[pool] = host.total[pool] > 0 and redis.call("SCARD", KEY.host_free(name, pool)) or 0
   end
   fleet_has_cuda = fleet_has_cuda or host.total.cuda > 0
-  if not redis.call("HGET", KEY.host(name), "draining") then
+  if not known[3] then
     fleet[#fleet + 1] = host
   end
 end
-table.sort(fleet, function(a, b) return a.name < b.name end)
 
--- Hosts and how much each gives, or nil. `have` is "free", or "total" to ask whether it could ever fit.
-local function fit(have, pool, ranks, most_hosts)
-  local function smallest_that_holds(needed, taken)
-    local best
-    for _, host in ipairs(fleet) do
-      local room = host[have][pool]
-      if not taken[host.name] and room >= needed and (not best or room < best[have][pool]) then
-        best = host
-      end
+-- The hosts that have any of it, the roomiest first, and how much the first 1, 2, … of them have together. `have` is
+-- "free", or "total": what they have when idle.
+local function rooms(have, pool)
+  local hosts, together = {}, {}
+  for _, host in ipairs(fleet) do
+    if host[have][pool] > 0 then
+      hosts[#hosts + 1] = host
     end
-    return best
   end
-  local one = smallest_that_holds(ranks, {})
-  if one then
-    return { { host = one, count = ranks } }
-  end
-  local by_room = { unpack(fleet) }
-  table.sort(by_room, function(a, b)
+  table.sort(hosts, function(a, b)
     return a[have][pool] > b[have][pool] or (a[have][pool] == b[have][pool] and a.name < b.name)
   end)
-  local gang, taken, needed = {}, {}, ranks
-  for i = 1, math.min(most_hosts - 1, #by_room) do
-    local room = by_room[i][have][pool]
-    if room == 0 then
-      return nil
-    end
-    gang[i] = { host = by_room[i], count = room }
-    taken[by_room[i].name] = true
-    needed = needed - room
-    local last = smallest_that_holds(needed, taken)
-    if last then
-      gang[i + 1] = { host = last, count = needed }
-      return gang
-    end
+  for i, host in ipairs(hosts) do
+    together[i] = (together[i - 1] or 0) + host[have][pool]
   end
-  return nil
+  return hosts, together
+end
+
+local function regions(pool, together)
+  local function holds(hosts)
+    return together[math.min(hosts, #together)] or 0
+  end
+  local wanted = { { group = pool, holds = holds } }
+  if (pool == "cuda") == fleet_has_cuda then
+    wanted[2] = { group = "auto", holds = holds }
+  end
+  return wanted
+end
+
+-- The fewest hosts: all but the last give all their free devices, the last is the one with the least that suffices.
+local function share_out(pool, ranks)
+  local hosts, together = rooms("free", pool)
+  local count = 1
+  while together[count] < ranks do
+    count = count + 1
+  end
+  local shares, rest = {}, ranks - (together[count - 1] or 0)
+  for i = 1, count - 1 do
+    shares[i] = { host = hosts[i], count = hosts[i].free[pool] }
+  end
+  local last = count
+  while last < #hosts and hosts[last + 1].free[pool] >= rest do
+    last = last + 1
+  end
+  while last > count and hosts[last - 1].free[pool] == hosts[last].free[pool] do
+    last = last - 1
+  end
+  shares[count] = { host = hosts[last], count = rest }
+  return shares
 end
 
 local function take(host, pool, count)
@@ -73,12 +97,13 @@ local function take(host, pool, count)
   return taken
 end
 
-local function place(id, pool, shares)
+local function place(id, pool)
   dequeue(id)
+  local _, ranks = parse_shape(field(id, "shape"))
   local attempt = redis.call("HINCRBY", KEY.job(id), "attempt", 1)
   local placement = {}
   redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id))
-  for i, share in ipairs(shares) do
+  for i, share in ipairs(share_out(pool, ranks)) do
     local name = share.host.name
     local devices = take(share.host, pool, share.count)
     placement[i] = { host = name, devices = devices, pool = pool }
@@ -91,84 +116,49 @@ local function place(id, pool, shares)
   set_state(id, limits.stream_cap, "starting", now)
 end
 
-local function is_before(score, id, other)
-  return score < other.score or (score == other.score and id < other.id)
-end
+local placed, all_done = {}, true
 
-local function first(shape, above)
-  local entry = redis.call("ZRANGE", KEY.pending_shape(shape), above, "+inf", "BYSCORE", "LIMIT", 0, 1, "WITHSCORES")
-  return entry[1] and { id = entry[1], score = tonumber(entry[2]) } or nil
-end
-
--- The first job of a shape that has waited past the bound. The head of each priority class is its oldest.
-local function first_overdue(shape)
-  local job = first(shape, "-inf")
-  while job do
-    local class = math.floor(job.score / CLASS)
-    if now - (job.score - class * CLASS) >= limits.max_queue_bypass_ms then
-      return job
+-- Place what fits in one pool; the job that may not be overtaken, where one stands in the way.
+local function fill(pool, ever)
+  local latest = now - limits.max_queue_bypass_ms
+  local barrier = first_waiting_since(ever, latest)
+  local most = #placed + MOST_PLACED
+  while true do
+    local _, together = rooms("free", pool)
+    local turn = first_within(regions(pool, together), "-inf", "+inf")
+    if not turn or (barrier and is_before(barrier, turn)) then
+      return barrier
     end
-    job = first(shape, whole((class + 1) * CLASS))
-  end
-  return nil
-end
-
-local shapes, old_reasons = {}, {}
-local listed = redis.call("HGETALL", KEY.shapes())
-for i = 1, #listed, 2 do
-  local device, ranks, most_hosts = string.match(listed[i], "^(%a+):(%d+):(%d+)$")
-  local pool = device == "auto" and (fleet_has_cuda and "cuda" or "cpu") or device
-  shapes[listed[i]] = {
-    pool = pool, ranks = tonumber(ranks), most_hosts = tonumber(most_hosts), head = first(listed[i], "-inf"),
-  }
-  old_reasons[listed[i]] = listed[i + 1]
-end
-
-local function leave_waiting(name, reason)
-  if old_reasons[name] ~= reason then
-    redis.call("HSET", KEY.shapes(), name, reason)
-  end
-  shapes[name] = nil
-end
-
-local function next_shape()
-  local best
-  for name, shape in pairs(shapes) do
-    if not best or is_before(shape.head.score, shape.head.id, shapes[best].head) then
-      best = name
+    place(turn.id, pool)
+    placed[#placed + 1] = turn
+    if barrier and barrier.id == turn.id then
+      barrier = first_waiting_since(ever, latest)
+    end
+    if #placed == most or nodes_read > MOST_NODES_READ then
+      all_done = false
+      return nil
     end
   end
-  return best
 end
 
-local placed, barriers = {}, {}
-local name = next_shape()
-while name do
-  local shape = shapes[name]
-  local where = shape.most_hosts == 1 and "one host" or "at most " .. shape.most_hosts .. " hosts"
-  local needs = shape.ranks .. " free " .. shape.pool .. " devices on " .. where
-  local barrier = barriers[shape.pool]
-  local shares = fit("free", shape.pool, shape.ranks, shape.most_hosts)
-  if barrier and not is_before(shape.head.score, shape.head.id, barrier) then
-    leave_waiting(name, "waits for job " .. barrier.id .. ", which may not be overtaken any more")
-  elseif shares then
-    place(shape.head.id, shape.pool, shares)
-    placed[#placed + 1] = shape.head.id
-    shape.head = first(name, "-inf")
-    if not shape.head then
-      shapes[name] = nil
-    end
-  elseif fit("total", shape.pool, shape.ranks, shape.most_hosts) then
-    local overdue = first_overdue(name)
-    if overdue and (not barrier or is_before(overdue.score, overdue.id, barrier)) then
-      barriers[shape.pool] = overdue
-    end
-    leave_waiting(name, "waits for " .. needs)
-  else
-    local wider = fit("total", shape.pool, shape.ranks, #fleet)
-    local remedy = wider and "; max_hosts of " .. #wider .. " would do" or ""
-    leave_waiting(name, "no hosts that take work have " .. needs .. ", even when idle" .. remedy)
-  end
-  name = next_shape()
+-- Why a job waits is worked out when someone asks, from this.
+local capacity = { auto = fleet_has_cuda and "cuda" or "cpu" }
+for _, pool in ipairs(POOLS) do
+  local _, together = rooms("total", pool)
+  local barrier = fill(pool, regions(pool, together))
+  capacity[pool] = { together = together, barrier = barrier and { id = barrier.id, score = barrier.score } }
+end
+local text = cjson.encode(capacity)
+if redis.call("GET", KEY.capacity()) ~= text then
+  redis.call("SET", KEY.capacity(), text)
+end
+
+if all_done then
+  redis.call("SET", KEY.settled(), 1, "PX", SETTLED_MS)
+end
+
+table.sort(placed, is_before)
+for i, job in ipairs(placed) do
+  placed[i] = job.id
 end
 return placed

@@ -27,3 +27,8 @@ local function sorted_members(key)
   table.sort(members)
   return members
 end
+
+-- Something changed that may let a pending job be placed.
+local function unsettle()
+  redis.call("DEL", KEY.settled())
+end

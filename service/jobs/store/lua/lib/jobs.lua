@@ -8,13 +8,50 @@ local function no_such_job(id)
   return refuse("NOTFOUND", "there is no job " .. id)
 end
 
+local capacity_seen
+
+-- Why a pending job was not placed yet, from what placement last saw of the fleet (see place.lua).
+local function waits_for(id, shape)
+  capacity_seen = capacity_seen or redis.call("GET", KEY.capacity()) or "{}"
+  local capacity = type(capacity_seen) == "string" and cjson.decode(capacity_seen) or capacity_seen
+  capacity_seen = capacity
+  local device, ranks, hosts = string.match(shape, "^(%a+):(%d+):(%d+)$")
+  ranks, hosts = tonumber(ranks), tonumber(hosts)
+  local pool = device == "auto" and capacity.auto or device
+  local seen = capacity[pool]
+  if not seen then
+    return "waits for devices"
+  end
+  local barrier = seen.barrier
+  if barrier and barrier.id ~= id and redis.call("ZSCORE", KEY.pending(), barrier.id) then
+    local score = tonumber(redis.call("ZSCORE", KEY.pending(), id))
+    if score > barrier.score or (score == barrier.score and id > barrier.id) then
+      return "waits for job " .. barrier.id .. ", which may not be overtaken any more"
+    end
+  end
+  local where = hosts == 1 and "one host" or "at most " .. hosts .. " hosts"
+  local needs = ranks .. " free " .. pool .. " devices on " .. where
+  local together = seen.together
+  if ranks <= (together[math.min(hosts, #together)] or 0) then
+    return "waits for " .. needs
+  end
+  local remedy = ""
+  for wider, held in ipairs(together) do
+    if held >= ranks then
+      remedy = "; max_hosts of " .. wider .. " would do"
+      break
+    end
+  end
+  return "no hosts that take work have " .. needs .. ", even when idle" .. remedy
+end
+
 -- The record as a flat list of fields and values; a pending job says why it was not placed yet.
 local function view(id)
   local record = redis.call("HGETALL", KEY.job(id))
   local shape = field(id, "shape")
   if shape and redis.call("ZSCORE", KEY.pending(), id) then
     record[#record + 1] = "waiting"
-    record[#record + 1] = redis.call("HGET", KEY.shapes(), shape) or ""
+    record[#record + 1] = waits_for(id, shape)
   end
   return record
 end

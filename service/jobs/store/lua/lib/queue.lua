@@ -1,22 +1,73 @@
--- The pending set and its slices by shape (device:ranks:hosts). Needs core, jobs.
+-- The pending set, and an index that finds the first job in order among those that fit, whatever else is pending.
+-- Needs core, jobs.
+--
+-- Jobs of one shape (group:ranks:hosts, where the group is the device asked for) and one priority form a slice, in
+-- order of age; only its head can be next. A quadtree over the plane of hosts and ranks holds the heads: each node is
+-- a sorted set of the heads in its square, and a square of side 4 has 16 below it. What fits is a region below a
+-- staircase (more hosts never hold fewer ranks), so a search opens only nodes that the staircase cuts: at most about
+-- twice as many as the largest feasible ranks and hosts together, however many shapes or jobs there are. Entering or
+-- removing a job writes 2·(LEVELS + 1) keys at most, beside its slice.
 
 local CLASS = 1e13
+local SIDE, LEVELS = 4, 8
+local MOST_HOSTS = 1024
+
+local function is_before(one, other)
+  return one.score < other.score or (one.score == other.score and one.id < other.id)
+end
+
+local function parse_shape(shape)
+  local group, ranks, hosts = string.match(shape, "^(.+):(%d+):(%d+)$")
+  return group, tonumber(ranks), tonumber(hosts)
+end
+
+local function first_in(key, from, to)
+  local entry = redis.call("ZRANGE", key, from, to, "BYSCORE", "LIMIT", 0, 1, "WITHSCORES")
+  return entry[1] and { id = entry[1], score = tonumber(entry[2]) } or nil
+end
+
+local function show_head(shape, old, new)
+  local group, ranks, hosts = parse_shape(shape)
+  local x, y = hosts - 1, ranks - 1
+  for level = LEVELS, 0, -1 do
+    local node = KEY.pending_node(group, level, x, y)
+    if old then
+      redis.call("ZREM", node, old.id)
+    end
+    if new then
+      redis.call("ZADD", node, whole(new.score), new.id)
+    end
+    x, y = math.floor(x / SIDE), math.floor(y / SIDE)
+  end
+end
+
+-- Enter a job into its slice, or remove it (without a score), and keep the index true.
+local function change_slice(id, shape, priority, score)
+  local slice = KEY.pending_slice(shape, priority)
+  local old = first_in(slice, "-inf", "+inf")
+  if score then
+    redis.call("ZADD", slice, whole(score), id)
+  else
+    redis.call("ZREM", slice, id)
+  end
+  local new = first_in(slice, "-inf", "+inf")
+  if (old and old.id) ~= (new and new.id) then
+    show_head(shape, old, new)
+  end
+end
 
 local function enqueue(id)
   local job = redis.call("HMGET", KEY.job(id), "priority", "queued_at", "shape")
   local score = -tonumber(job[1]) * CLASS + tonumber(job[2])
   redis.call("ZADD", KEY.pending(), whole(score), id)
-  redis.call("ZADD", KEY.pending_shape(job[3]), whole(score), id)
-  redis.call("HSETNX", KEY.shapes(), job[3], "waits for devices")
+  change_slice(id, job[3], job[1], score)
+  unsettle()
 end
 
 local function dequeue(id)
-  if redis.call("ZREM", KEY.pending(), id) == 0 then
-    return
-  end
-  local shape = field(id, "shape")
-  redis.call("ZREM", KEY.pending_shape(shape), id)
-  if redis.call("EXISTS", KEY.pending_shape(shape)) == 0 then
-    redis.call("HDEL", KEY.shapes(), shape)
+  if redis.call("ZREM", KEY.pending(), id) == 1 then
+    local job = redis.call("HMGET", KEY.job(id), "shape", "priority")
+    change_slice(id, job[1], job[2], nil)
+    unsettle()
   end
 end
