@@ -7,6 +7,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, FastAPI, Request
 
+from api.checker import Checker
 from api.stream import Hub
 from service.jobs.settings import Settings
 from service.jobs.store import Store
@@ -19,6 +20,7 @@ class Context:
     settings: Settings
     store: Store
     hub: Hub
+    checker: Checker
 
 
 def attach(app: FastAPI, context: Context) -> None:
@@ -44,10 +46,15 @@ def _hub(context: ContextDep) -> Hub:
     return context.hub
 
 
+def _checker(context: ContextDep) -> Checker:
+    return context.checker
+
+
 def _settings(context: ContextDep) -> Settings:
     return context.settings
 
 
 StoreDep = Annotated[Store, Depends(_store)]
 HubDep = Annotated[Hub, Depends(_hub)]
+CheckerDep = Annotated[Checker, Depends(_checker)]
 SettingsDep = Annotated[Settings, Depends(_settings)]

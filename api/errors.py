@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from api.checker import CheckUnavailable
 from api.locate import Locator
 from api.problems import FieldError, ProblemError, from_refusals, from_validation, respond, summary
 from service.jobs.records import Conflict, NotFound, Rejected, Superseded
@@ -40,6 +41,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Superseded, _conflict)
     app.add_exception_handler(TooLarge, _too_large)
     app.add_exception_handler(StoreUnavailable, _unavailable)
+    app.add_exception_handler(CheckUnavailable, _unchecked)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -101,6 +103,11 @@ def _too_large(request: Request, error: Exception) -> Response:
 def _unavailable(request: Request, error: Exception) -> Response:
     log.warning("the broker is out of reach: %s", error)
     return respond(503, "the broker is out of reach; try again", headers={"Retry-After": "2"})
+
+
+def _unchecked(request: Request, error: Exception) -> Response:
+    log.warning("%s", error)
+    return respond(503, "the job could not be checked; try again", headers={"Retry-After": "2"})
 
 
 def _unexpected(request: Request, error: Exception) -> Response:

@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Security
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from api import errors, session
+from api.checker import Checker
 from api.context import Context, attach, context_of
 from api.hardening import Hardening
 from api.openapi import document
@@ -60,7 +61,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         max_streams=settings.max_streams,
         max_streams_per_key=settings.max_streams_per_key,
     )
-    attach(app, Context(settings, connected, hub))
+    attach(app, Context(settings, connected, hub, Checker(settings)))
     errors.install(app)
     app.include_router(_v1(settings))
     app.include_router(health.router)
@@ -94,11 +95,13 @@ def _has_session(request: Request) -> bool:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    hub = context_of(app).hub
-    hub.start()
-    with _closing_streams_on_signals(hub.close_soon):
+    context = context_of(app)
+    context.hub.start()
+    context.checker.start()
+    with _closing_streams_on_signals(context.hub.close_soon):
         yield
-    await hub.stop()
+    await context.hub.stop()
+    await context.checker.stop()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import quote
 
+import httpx2
 from pydantic import TypeAdapter
 
 from service.jobs.kinds import Kinds
@@ -17,13 +18,15 @@ from service.jobs.plan import Plan
 from service.jobs.records import ApiKey, Artifact, Host, Job, JobPage, Scope, StoredFile
 from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec
 from service.jobs.states import TERMINAL, JobState
-from trivet.connection import TIMEOUT_S, Connection
+from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
 from trivet.errors import Unreachable
 from trivet.follow import follow
 
 AnySpec = TrainSpec | VerifySpec | CompileSpec | Mapping[str, Any]
 Kind = Literal["train", "verify", "compile"]
 _LONGEST_WAIT_S = 20.0
+_CHECKING = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S, read=900.0)
+"""The service reads a job's files before it answers, within limits of its own."""
 _plan_adapter = TypeAdapter(Plan)
 
 
@@ -57,9 +60,9 @@ class Client:
         body = dict(spec) if isinstance(spec, Mapping) else spec.model_dump(mode="json", by_alias=True)
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         try:
-            answer = self._connection.json("POST", "/v1/jobs", json=body, headers=headers)
+            answer = self._connection.json("POST", "/v1/jobs", json=body, headers=headers, timeout=_CHECKING)
         except Unreachable:
-            answer = self._connection.json("POST", "/v1/jobs", json=body, headers=headers)
+            answer = self._connection.json("POST", "/v1/jobs", json=body, headers=headers, timeout=_CHECKING)
         return Job.model_validate(answer)
 
     def job(self, job_id: str, *, wait_s: float | None = None) -> Job:

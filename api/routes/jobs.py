@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response, status
 from starlette.concurrency import run_in_threadpool
 
 from api import sse
-from api.context import HubDep, StoreDep
+from api.checker import Checker, while_connected
+from api.context import CheckerDep, HubDep, StoreDep
 from api.params import Limit, PageCursor, refuse
 from api.security import Reader, Submitter, require_owner
-from service.jobs.records import Conflict, Job, JobPage
+from service.jobs.checks.subject import AnySpec
+from service.jobs.records import Conflict, Job, JobPage, Rejected
 from service.jobs.spec import JobSpec
 from service.jobs.states import JobState
-from service.jobs.store import JobFilter
+from service.jobs.store import JobFilter, Store
 
 router = APIRouter(tags=["jobs"])
 
@@ -31,19 +32,19 @@ IdempotencyKey = Annotated[
     response_model=Job,
     responses={200: {"model": Job, "description": "the job that this idempotency key already submitted"}},
 )
-def submit_job(
+async def submit_job(
     *,
     body: JobSpec,
     request: Request,
     response: Response,
     key: Submitter,
     store: StoreDep,
+    checker: CheckerDep,
     idempotency_key: IdempotencyKey = None,
 ) -> Job:
     """Submit a job. When the answer is 201 the job survives any crash."""
-    digest = hashlib.sha256(body.model_dump_json(by_alias=True).encode()).hexdigest()
     try:
-        job, created = store.jobs.submit(body, key.name, idempotency_key=idempotency_key, body_hash=digest)
+        job, created = await _submit(body, key.name, idempotency_key, store=store, checker=checker, request=request)
     except Conflict as conflict:
         if idempotency_key is None:
             raise
@@ -54,6 +55,19 @@ def submit_job(
     if not created:
         response.status_code = status.HTTP_200_OK
     return job
+
+
+async def _submit(
+    spec: AnySpec, owner: str, idempotency_key: str | None, *, store: Store, checker: Checker, request: Request
+) -> tuple[Job, bool]:
+    """The job, and whether it is new. No thread waits while the spec is checked, and a client that leaves ends that."""
+    submission = await run_in_threadpool(store.jobs.submission, spec, owner, idempotency_key)
+    if (known := await run_in_threadpool(store.jobs.known, submission)) is not None:
+        return known, False
+    asked = await run_in_threadpool(store.jobs.check_request, spec)
+    if problems := await while_connected(request, checker.problems(asked, owner)):
+        raise Rejected(problems)
+    return await run_in_threadpool(store.jobs.accept, submission)
 
 
 @router.get("/jobs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -165,6 +166,15 @@ class Outcome:
     error: JobError | None = None
 
 
+LONGEST_TEXT = 1000
+"""Characters of each text in a refusal: what was given may be of any length."""
+
+
+def shortened(text: str, most: int = LONGEST_TEXT) -> str:
+    """The text, or its first ``most`` characters and an ellipsis."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One reason to refuse an input: where, what, what was given and what would be accepted."""
@@ -173,6 +183,15 @@ class Problem:
     message: str
     got: Any
     expected: str
+
+    def shortened(self) -> Problem:
+        """The same with texts of at most :data:`LONGEST_TEXT` characters; a value that is longer as JSON is one."""
+        try:
+            got = json.dumps(self.got, default=str)
+        except (ValueError, RecursionError):
+            got = str(self.got)
+        kept = self.got if len(got) <= LONGEST_TEXT else shortened(got)
+        return Problem(shortened(self.path), shortened(self.message), kept, shortened(self.expected))
 
 
 class Rejected(Exception):  # noqa: N818 - reads as the verdict it is

@@ -54,6 +54,13 @@ class Settings(BaseSettings):
     tls_key: Path | None = Field(None, description="private key, PEM")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="largest JSON body")
     max_file_bytes: int = Field(1 << 30, ge=1024, description="largest uploaded file")
+    check_memory_gib: float = Field(
+        2.0, ge=0.125, description="memory to check one submitted job and its files, in GiB"
+    )
+    check_seconds: int = Field(
+        60, ge=1, description="processor time to check one submitted job and its files, in seconds"
+    )
+    max_checks: int = Field(4, ge=1, le=256, description="submitted jobs checked at once, one per owner")
     max_streams: int = Field(1000, ge=1, description="event streams open at once, per API process")
     max_streams_per_key: int = Field(100, ge=1, description="event streams open at once, per API key")
 

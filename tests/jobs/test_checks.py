@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.jobs.checks import check, dependencies, pool_of
+from service.jobs.checks.dependencies import related
 from service.jobs.records import Job
 from service.jobs.spec import spec_adapter
 from service.jobs.states import JobState
@@ -52,8 +53,11 @@ def spec(kind: str, **fields: Any) -> Any:
 
 
 def found(given_spec: Any, *jobs: Job, fleet: Mapping[str, int] | None = None) -> list[tuple[str, Any, str]]:
+    """Of all jobs, and so of those alone that :func:`related` finds."""
     known = {each.id: each for each in jobs}
-    return [(problem.path, problem.got, problem.expected) for problem in check(given_spec, fleet, known.get)]
+    problems = check(given_spec, fleet, known.get)
+    assert check(given_spec, fleet, related(given_spec, known.get).get) == problems
+    return [(problem.path, problem.got, problem.expected) for problem in problems]
 
 
 def message(given_spec: Any, *jobs: Job, fleet: Mapping[str, int] | None = None) -> str:

@@ -71,7 +71,7 @@ def test_a_race_between_two_bodies_of_one_key_is_decided_by_the_script(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both saw no earlier job when they looked."""
-    monkeypatch.setattr("service.jobs.store.jobs.Jobs._known", lambda *_: None)
+    monkeypatch.setattr("service.jobs.store.jobs.Jobs.known", lambda *_: None)
     first, _ = store.jobs.submit(train(), "ada", "key-1", body_hash="one")
     assert store.jobs.submit(train(), "ada", "key-1", body_hash="one") == (first, False)
     with pytest.raises(Conflict, match="another body"):
@@ -141,7 +141,7 @@ def test_a_dependency_that_ends_between_check_and_write_refuses_the_job(
     store: Store, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = submit()
-    monkeypatch.setattr("service.jobs.store.jobs.check", lambda *_, **__: [])
+    monkeypatch.setattr("service.jobs.checks.request.CheckRequest.problems", lambda *_: [])
     store.jobs.cancel(needed.id)
     with pytest.raises(Rejected, match="is cancelled"):
         store.jobs.submit(train(after=[needed.id]), "ada")

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from service.jobs.checks.subject import AnySpec, Lookup, Uploaded
-from service.jobs.records import Problem
+from service.jobs.records import Job, Problem
 from service.jobs.spec import TrainSpec
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.jobs.spec.verify import FromOnnx
@@ -38,6 +38,32 @@ def dependencies(spec: AnySpec) -> tuple[Dependency, ...]:
     if isinstance(spec, TrainSpec) and spec.compile.gate is not None:
         found.append(Dependency("compile.gate", spec.compile.gate, "compile"))
     return (*found, *(Dependency(f"after.{index}", job_id) for index, job_id in enumerate(spec.after)))
+
+
+def related(spec: AnySpec, lookup: Lookup) -> dict[str, Job]:
+    """The jobs that the checks of ``spec`` ask for, by id: those that it names, and those that their models come from.
+
+    A job that is only named in ``after`` comes without its spec, which no check reads.
+    """
+    found: dict[str, Job] = {}
+    whole: set[str] = set()
+
+    def noted(job_id: str) -> Job | None:
+        if job_id not in found and (job := lookup(job_id)) is not None:
+            found[job_id] = job
+        return found.get(job_id)
+
+    def walked(job_id: str) -> Job | None:
+        whole.add(job_id)
+        return noted(job_id)
+
+    for needed in dependencies(spec):
+        job = noted(needed.job_id)
+        if job is not None and needed.kind == job.kind:
+            whole.add(job.id)
+            with suppress(ValidationError, _UnreadableError):
+                _behind(_reference.validate_python(job.spec.get("model")), walked)
+    return {key: job if key in whole else job.model_copy(update={"spec": {}}) for key, job in found.items()}
 
 
 def check_dependencies(spec: AnySpec, lookup: Lookup) -> Iterator[Problem]:

@@ -13,9 +13,13 @@ _FILE = re.compile(r"file_[0-9a-f]{64}")
 HasFile = Callable[[str], bool]
 
 
+def files_of(spec: AnySpec) -> Iterator[tuple[str, str]]:
+    """Each uploaded file that the spec names, as the path of its field and its id."""
+    yield from _files(spec.model_dump(mode="json", by_alias=True, exclude={"name", "labels"}), ())
+
+
 def check_files(spec: AnySpec, has_file: HasFile) -> Iterator[Problem]:
-    named = spec.model_dump(mode="json", by_alias=True, exclude={"name", "labels"})
-    for path, file in _files(named, ()):
+    for path, file in files_of(spec):
         if not has_file(file):
             yield Problem(path, f"there is no {file}", file, "the id that an upload to /v1/files gave")
 

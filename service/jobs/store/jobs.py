@@ -8,14 +8,12 @@ import re
 import secrets
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 import orjson
 
-from service.jobs.checks import check, dependencies
+from service.jobs.checks import dependencies
+from service.jobs.checks.request import CheckRequest
 from service.jobs.layout import DataLayout
-from service.jobs.llama import uploaded_config
-from service.jobs.plugins import ModelConfig
 from service.jobs.records import Conflict, Job, JobPage, NotFound, Problem, Rejected
 from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec
 from service.jobs.states import TERMINAL
@@ -51,6 +49,17 @@ class JobFilter:
 
 
 @dataclass(frozen=True)
+class Submission:
+    """A spec that its owner submits; ``idem`` is the digest of the idempotency key, empty without one."""
+
+    spec: AnySpec
+    owner: str
+    text: str
+    idem: str
+    body_hash: str
+
+
+@dataclass(frozen=True)
 class Jobs:
     """The jobs of the service. Every change is one atomic script."""
 
@@ -62,29 +71,62 @@ class Jobs:
     def submit(
         self, spec: AnySpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None
     ) -> tuple[Job, bool]:
-        """Accept a job; once this returns, the job survives any crash. The flag says whether it is new.
+        """Accept a job that is checked in this process, see :meth:`submission` and :meth:`accept`.
 
-        The same ``idempotency_key`` of the same owner gives the same job as long as the key is remembered, and
-        :class:`Conflict` when ``body_hash`` differs (the spec's own hash when absent).
         Raises :class:`Rejected` with every reason why the job could never run.
         """
-        text = spec.model_dump_json(by_alias=True)
-        body_hash = body_hash or hashlib.sha256(text.encode()).hexdigest()
-        idem = "" if idempotency_key is None else _digest(owner, idempotency_key)
-        if (known := self._known(idem, body_hash)) is not None:
+        submission = self.submission(spec, owner, idempotency_key, body_hash)
+        if (known := self.known(submission)) is not None:
             return known, False
-        fleet = self.hosts.capacity() or None
-        problems = check(spec, fleet, self._lookup, self._has_file, self._uploaded, path_of=self._path_of)
-        if problems:
+        if problems := self.check_request(spec).problems():
             raise Rejected(problems)
+        return self.accept(submission)
+
+    def submission(
+        self, spec: AnySpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None
+    ) -> Submission:
+        """What is to be accepted, with the spec's own hash where ``body_hash`` is absent.
+
+        The same key of the same owner stands for one job as long as the key is remembered.
+        """
+        text = spec.model_dump_json(by_alias=True)
+        idem = "" if idempotency_key is None else _digest(owner, idempotency_key)
+        return Submission(spec, owner, text, idem, body_hash or hashlib.sha256(text.encode()).hexdigest())
+
+    def known(self, submission: Submission) -> Job | None:
+        """The job that the idempotency key led to before; answered ahead of all checks, whose outcome may have changed.
+
+        Raises :class:`Conflict` where it was used with another spec.
+        """
+        text = self.client.call("GET", IDEMPOTENCY(submission.idem)) if submission.idem else None
+        if text is None:
+            return None
+        entry = orjson.loads(text)
+        known = self._lookup(entry["job"])
+        if known is not None and entry["body_hash"] != submission.body_hash:
+            raise _other_body(known.id)
+        return known
+
+    def check_request(self, spec: AnySpec) -> CheckRequest:
+        """The spec with the fleet and the jobs that its check asks for."""
+        return CheckRequest.of(spec, self.hosts.capacity() or None, self._lookup, self.data)
+
+    def accept(self, submission: Submission) -> tuple[Job, bool]:
+        """Accept a job that was checked; once this returns, the job survives any crash. The flag says whether it is
+        new: of two submissions under one idempotency key the second gives the first one's job.
+
+        Raises :class:`Conflict` where the key was used with another spec, and :class:`Rejected` where a job that it
+        needs has ended badly since it was checked.
+        """
+        spec, owner = submission.spec, submission.owner
         suffix = "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_CHARACTERS))
         outcome, job_id, *state = stubs.submit(
             self.client,
             limits=self.limits.script_argument,
-            idem=idem,
-            body_hash=body_hash,
+            idem=submission.idem,
+            body_hash=submission.body_hash,
             suffix=suffix,
-            record=_record(spec, owner, text),
+            record=_record(spec, owner, submission.text),
             indexes=_json(_indexes(spec, owner)),
             after=_json(_needed(spec)),
         )
@@ -146,26 +188,6 @@ class Jobs:
                     self.delete(job_id)
                     gone.append(str(job_id))
         return tuple(gone)
-
-    def _known(self, idem: str, body_hash: str) -> Job | None:
-        """What an idempotency key led to before; answered ahead of all checks, whose outcome may have changed."""
-        text = self.client.call("GET", IDEMPOTENCY(idem)) if idem else None
-        if text is None:
-            return None
-        entry = orjson.loads(text)
-        known = self._lookup(entry["job"])
-        if known is not None and entry["body_hash"] != body_hash:
-            raise _other_body(known.id)
-        return known
-
-    def _has_file(self, file_id: str) -> bool:
-        return self.data.file(file_id).is_file()
-
-    def _uploaded(self, file_id: str) -> ModelConfig | None:
-        return uploaded_config(self.data.file(file_id)) if self._has_file(file_id) else None
-
-    def _path_of(self, file_id: str) -> Path | None:
-        return self.data.file(file_id) if self._has_file(file_id) else None
 
     def _lookup(self, job_id: str) -> Job | None:
         try:

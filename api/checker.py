@@ -1,0 +1,243 @@
+"""Checks of submitted jobs, in processes with limits: the API's own threads and memory never depend on an upload.
+
+An owner has one check at a time, and all owners together a bounded number; the others wait their turn. A check ends
+with the request that it belongs to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from api.problems import ProblemError
+from service.jobs.checks.confined import LENGTH, OUT_OF_MEMORY
+from service.jobs.checks.files import files_of
+from service.jobs.checks.request import CheckLimits, CheckRequest
+from service.jobs.checks.server import LARGEST_MESSAGE, Ending, Order
+from service.jobs.records import Problem
+from service.jobs.settings import Settings
+
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
+
+MOST_WAITING, MOST_WAITING_PER_OWNER = 256, 64
+CLOCK = 10.0
+"""A check may take this many times its processor time by the clock, as other work takes turns with it."""
+_LONGEST_LINE = 2**20
+_STOP_S = 5.0
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_ENVIRONMENT_PREFIX = "PYTHON"
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Each thread of a library would take address space, which is limited."""
+
+
+class CheckUnavailable(Exception):  # noqa: N818
+    """A check could not be made, through no fault of what was to be checked."""
+
+
+@dataclass
+class _Server:
+    """A running fork server: its process, our end of its control socket, and the checks that it has in hand."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    endings: dict[int, asyncio.Future[Ending]] = field(default_factory=dict)
+    listening: asyncio.Task[None] | None = None
+
+    @classmethod
+    def start(cls) -> _Server:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", "service.jobs.checks.server", str(theirs.fileno())]
+            process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**_environment(os.environ), **_ONE_THREAD},
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        server = cls(process, ours)
+        server.listening = asyncio.create_task(server._listen())
+        return server
+
+    def order(self, order: Order, *connections: socket.socket) -> None:
+        """Raises :class:`CheckUnavailable` where the server is gone."""
+        try:
+            message = order.model_dump_json().encode()
+            socket.send_fds(self.control, [message], [each.fileno() for each in connections])
+        except OSError as error:
+            raise CheckUnavailable(f"the check server does not answer: {error}") from error
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            while message := await loop.sock_recv(self.control, LARGEST_MESSAGE):
+                ending = Ending.model_validate_json(message)
+                if (waiting := self.endings.pop(ending.number, None)) is not None and not waiting.done():
+                    waiting.set_result(ending)
+        for waiting in self.endings.values():
+            if not waiting.done():
+                waiting.set_exception(CheckUnavailable("the check server ended"))
+
+    def stop(self) -> None:
+        """End the server, and with it its checks. Blocks until it is gone."""
+        self.control.close()
+        try:
+            self.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Checker:
+    """Checks requests one at a time per owner. Lives in one event loop, from :meth:`start` to :meth:`stop`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._limits = CheckLimits(
+            memory_bytes=round(settings.check_memory_gib * 2**30),
+            processor_s=settings.check_seconds,
+        )
+        self._room = asyncio.Semaphore(settings.max_checks)
+        self._owners: dict[str, asyncio.Lock] = {}
+        self._waiting: Counter[str] = Counter()
+        self._numbers = itertools.count()
+        self._server: _Server | None = None
+
+    def start(self) -> None:
+        """Begin to prepare the fork server; the first check waits for it."""
+        self._running_server()
+
+    async def stop(self) -> None:
+        """End all checks."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            if server.listening is not None:
+                server.listening.cancel()
+            await asyncio.to_thread(server.stop)
+
+    async def problems(self, request: CheckRequest, owner: str) -> list[Problem]:
+        """Every reason to refuse the job, up to a number of them; a limit that its check reached is one.
+
+        Raises :class:`CheckUnavailable`, and a 429 where too many requests wait.
+        """
+        async with self._turn(owner):
+            return await self._checked(request)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, owner: str) -> AsyncIterator[None]:
+        if self._waiting.total() >= MOST_WAITING or self._waiting[owner] >= MOST_WAITING_PER_OWNER:
+            detail = f"{self._waiting[owner]} submissions of '{owner}' already wait to be checked; try again"
+            raise ProblemError(429, detail, headers={"Retry-After": "2"})
+        self._waiting[owner] += 1
+        try:
+            async with self._owners.setdefault(owner, asyncio.Lock()), self._room:
+                yield
+        finally:
+            self._waiting[owner] -= 1
+            if not self._waiting[owner]:
+                del self._waiting[owner], self._owners[owner]
+
+    def _running_server(self) -> _Server:
+        if self._server is None or self._server.process.poll() is not None:
+            self._server = _Server.start()
+        return self._server
+
+    async def _checked(self, request: CheckRequest) -> list[Problem]:
+        server, number = self._running_server(), next(self._numbers)
+        ended = server.endings[number] = asyncio.get_running_loop().create_future()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            server.order(Order(number=number, limits=self._limits), theirs)
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_LONGEST_LINE)
+        said: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(self._limits.processor_s * CLOCK):
+                await _exchange(reader, writer, request.model_dump_json(by_alias=True).encode(), said)
+                ending = await asyncio.shield(ended)
+        except TimeoutError:
+            ending = None
+        finally:
+            writer.close()
+            if not ended.done():
+                with contextlib.suppress(CheckUnavailable):
+                    server.order(Order(number=number, limits=None))
+                    await ended
+        if "problems" in said:
+            return [Problem(**problem) for problem in said["problems"]]
+        if "failed" in said:
+            raise RuntimeError(f"the check failed:\n{said['failed']}")
+        return [_over_limit(request, said.get("opening"), ending, self._limits)]
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of ``work``, which is cancelled when the client closes its connection.
+
+    The request's body must have been read.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ProblemError(400, "the client closed its connection before the answer")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, said: dict[str, Any]
+) -> None:
+    """Send the request and note in ``said`` what the process says until its end, the latest under each name."""
+    with contextlib.suppress(ConnectionError):
+        writer.write(LENGTH.pack(len(request)) + request)
+        while line := await reader.readline():
+            said |= json.loads(line)
+
+
+def _over_limit(request: CheckRequest, file_id: str | None, ending: Ending | None, limits: CheckLimits) -> Problem:
+    """The refusal of what could not be checked within the limits; ``ending`` is ``None`` where the clock ended it."""
+    memory, processor = f"{limits.memory_bytes / 2**30:g} GiB of memory", f"{limits.processor_s} s of processor time"
+    if ending is None:
+        reason = f"takes more than {limits.processor_s * CLOCK:g} s ({CLOCK:g} times TRIVET_CHECK_SECONDS)"
+    elif ending.code == -signal.SIGXCPU:
+        reason = f"takes more than {processor} (TRIVET_CHECK_SECONDS)"
+    elif ending.code == OUT_OF_MEMORY:
+        reason = f"needs more than {memory} (TRIVET_CHECK_MEMORY_GIB)"
+    elif ending.code == -signal.SIGKILL:
+        raise CheckUnavailable("a check was killed from outside")
+    else:
+        name = signal.Signals(-ending.code).name if ending.code < 0 else f"exit code {ending.code}"
+        reason = f"ends its process ({name})"
+    if ending is not None:
+        reason += f"; used were {ending.processor_s:.1f} s and {ending.memory_bytes / 2**30:.2f} GiB"
+    path = next((path for path, each in files_of(request.spec) if each == file_id), "")
+    message = f"{'reading it' if path else 'checking the job'} {reason}"
+    return Problem(path, message, file_id, f"what is checked within {memory} and {processor}")
+
+
+def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """Only what Python needs to start, and none of the service's secrets."""
+    return {name: value for name, value in ours.items() if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIX)}

@@ -1,0 +1,76 @@
+"""The process of one check: its limits, the request that it reads, the answer that it writes."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import traceback
+from dataclasses import asdict
+from typing import IO, NoReturn
+
+import psutil
+
+from service.jobs.checks.request import CheckLimits, CheckRequest
+from service.jobs.records import shortened
+
+OUT_OF_MEMORY = errno.ENOMEM
+"""Exit code of a check that was refused memory."""
+LENGTH = struct.Struct("!Q")
+"""The request's length in bytes, which comes before it."""
+_MOST_OPEN_FILES = 64
+_LONGEST_TRACEBACK = 20_000
+_PARENT_DEATH_SIGNAL = 1
+"""``PR_SET_PDEATHSIG`` of Linux's prctl."""
+
+
+def answer(connection: socket.socket, limits: CheckLimits) -> NoReturn:
+    """Answer the request of ``connection`` with a line of JSON for each file that is opened, then the problems, or the
+    traceback of what failed; exit.
+
+    A limit that is reached ends the process: by SIGXCPU, or with the exit code :data:`OUT_OF_MEMORY`.
+    """
+    code = 0
+    reader, writer = connection.makefile("rb"), connection.makefile("wb")
+
+    def tell(message: dict[str, object]) -> None:
+        writer.write(json.dumps(message, default=str).encode() + b"\n")
+        writer.flush()
+
+    try:
+        confine(limits)
+        request = CheckRequest.model_validate_json(_read(reader))
+        problems = request.problems(lambda file_id: tell({"opening": file_id}))
+        tell({"problems": [asdict(problem) for problem in problems]})
+    except MemoryError:
+        code = OUT_OF_MEMORY
+    except (BrokenPipeError, ConnectionResetError):  # nobody waits for the answer any more
+        pass
+    except BaseException:
+        code = 1
+        tell({"failed": shortened(traceback.format_exc(), _LONGEST_TRACEBACK)})
+    os._exit(code)
+
+
+def _read(stream: IO[bytes]) -> bytes:
+    (length,) = LENGTH.unpack(stream.read(LENGTH.size))
+    return stream.read(length)
+
+
+def confine(limits: CheckLimits) -> None:
+    """Limit this process in memory beyond what it has, in processor time and in open files. It cannot write files."""
+    memory = psutil.Process().memory_info().vms + limits.memory_bytes
+    for kind, most in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, _MOST_OPEN_FILES),
+    ):
+        resource.setrlimit(kind, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.processor_s, limits.processor_s + 1))
+    ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)

@@ -1,0 +1,123 @@
+"""``python -m service.jobs.checks.server FD``: forks a process with limits for each check.
+
+What checks need is imported once, so that a check starts within milliseconds. The server itself reads no file and no
+request. Over its control socket (``FD``, one message each) it is told to begin a check, with the check's own
+connection beside the message, or to end one; it tells how each ended. When the other end is closed it ends all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+
+from service.jobs.checks.confined import answer
+from service.jobs.checks.request import CheckLimits
+from service.jobs.records import Record
+
+LARGEST_MESSAGE = 4096
+_NO_NEW_PRIVILEGES = 38
+"""``PR_SET_NO_NEW_PRIVS`` of Linux's prctl."""
+
+
+class Order(Record):
+    """Begin the check ``number`` within ``limits``, or end it where there are none."""
+
+    number: int
+    limits: CheckLimits | None
+
+
+class Ending(Record):
+    """How a check's process ended: its exit code, negative for a signal's number, and what it had used."""
+
+    number: int
+    code: int
+    processor_s: float
+    memory_bytes: int
+
+
+@dataclass
+class Server:
+    """Forks, ends and reaps the processes of checks; single-threaded, as a process that forks must be."""
+
+    control: socket.socket
+    running: dict[int, int] = field(default_factory=dict)
+    """Numbers of checks by process."""
+
+    def serve(self) -> None:
+        """Until the other end closes its control socket."""
+        woken, waker = socket.socketpair()
+        woken.setblocking(False)
+        waker.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(woken, selectors.EVENT_READ, self._reap)
+            selector.register(self.control, selectors.EVENT_READ, self._obey)
+            try:
+                while True:
+                    for key, _ in selector.select():
+                        if key.fileobj is woken:
+                            woken.recv(LARGEST_MESSAGE)
+                        key.data()
+            except EOFError:
+                pass
+            finally:
+                for process in self.running:
+                    os.kill(process, signal.SIGKILL)
+
+    def _obey(self) -> None:
+        text, descriptors, _, _ = socket.recv_fds(self.control, LARGEST_MESSAGE, 1)
+        if not text:
+            raise EOFError
+        order = Order.model_validate_json(text)
+        if order.limits is not None:
+            with socket.socket(fileno=descriptors[0]) as connection:
+                self._begin(order.number, order.limits, connection)
+        else:
+            for process, number in self.running.items():
+                if number == order.number:
+                    os.kill(process, signal.SIGKILL)
+
+    def _begin(self, number: int, limits: CheckLimits, connection: socket.socket) -> None:
+        process = os.fork()
+        if process == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self.control.close()
+            answer(connection, limits)
+        self.running[process] = number
+
+    def _reap(self) -> None:
+        while self.running:
+            process, status, usage = os.wait4(-1, os.WNOHANG)
+            if process == 0:
+                return
+            ending = Ending(
+                number=self.running.pop(process),
+                code=os.waitstatus_to_exitcode(status),
+                processor_s=usage.ru_utime + usage.ru_stime,
+                memory_bytes=usage.ru_maxrss * 1024,
+            )
+            self.control.send(ending.model_dump_json().encode())
+
+
+def main(descriptor: int) -> None:
+    """Serve the control socket ``descriptor``."""
+    import onnx  # noqa: F401, PLC0415 - what a check would import is imported before the first fork
+
+    ctypes.CDLL(None).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        Server(socket.socket(fileno=descriptor)).serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,244 @@
+"""Checks of uploaded files run in limited processes: what a file costs is bounded, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+import redis as redis_py
+from pydantic import SecretStr
+from serving import Service, serving, wait_until
+
+from api import checker as checking
+from api.checker import Checker, CheckUnavailable
+from service.jobs.checks.request import CheckRequest
+from service.jobs.layout import DataLayout
+from service.jobs.records import Problem
+from service.jobs.settings import Settings
+from service.jobs.spec import spec_adapter
+
+MLP = {"family": "mlp", "in_features": 1, "hidden": [4], "out_features": 1}
+
+
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where other work has the processors, a second of processor time takes many by the clock."""
+    monkeypatch.setattr(checking, "CLOCK", 1000)
+
+
+def asking(file_id: str) -> dict[str, Any]:
+    return {"kind": "verify", "model": MLP, "property": {"vnnlib": file_id}}
+
+
+def stored(layout: DataLayout, content: bytes) -> str:
+    """The id of a file that is put where uploads are kept."""
+    file_id = f"file_{hashlib.sha256(content).hexdigest()}"
+    path = layout.file(file_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return file_id
+
+
+def text(mebibytes: int) -> bytes:
+    """Constraints on one input whose reading takes seconds of processor time for each few mebibytes."""
+    line = b"(assert (<= X_0 1.0))\n(assert (>= X_0 (+ -1.0 0.5)))\n"
+    head = b"(declare-const X_0 Real)\n(declare-const Y_0 Real)\n"
+    return head + line * (mebibytes * 2**20 // len(line))
+
+
+def problems(layout: DataLayout, file_id: str, memory: float, seconds: int) -> list[Problem]:
+    """Those of one check within limits, by a checker of its own."""
+
+    async def checked() -> list[Problem]:
+        checker = Checker(Settings(check_memory_gib=memory, check_seconds=seconds))
+        try:
+            return await checker.problems(request(layout, file_id), "ada")
+        finally:
+            await checker.stop()
+
+    return asyncio.run(checked())
+
+
+def request(layout: DataLayout, file_id: str) -> CheckRequest:
+    return CheckRequest.of(spec_adapter.validate_python(asking(file_id)), None, lambda _: None, layout)
+
+
+def checks() -> list[psutil.Process]:
+    """Processes of checks of this process: children of its fork server."""
+    return [
+        child
+        for server in psutil.Process().children()
+        if "service.jobs.checks.server" in server.cmdline()
+        for child in server.children()
+    ]
+
+
+def test_a_file_that_takes_more_processor_time_is_refused_with_the_limit_named(data: DataLayout) -> None:
+    file_id = stored(data, text(24))
+    (problem,) = problems(data, file_id, memory=8.0, seconds=1)
+    assert problem.path == "property.vnnlib"
+    assert "takes more than 1 s of processor time (TRIVET_CHECK_SECONDS)" in problem.message
+    assert problem.got == file_id
+    assert problem.expected == "what is checked within 8 GiB of memory and 1 s of processor time"
+
+
+def test_a_file_that_needs_more_memory_is_refused_with_the_limit_named(data: DataLayout) -> None:
+    file_id = stored(data, text(8))
+    (problem,) = problems(data, file_id, memory=0.125, seconds=600)
+    assert problem.path == "property.vnnlib"
+    assert "needs more than 0.125 GiB of memory (TRIVET_CHECK_MEMORY_GIB)" in problem.message
+
+
+def test_a_check_that_does_not_go_on_is_ended_by_the_clock(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is stopped, so that it takes no processor time."""
+    monkeypatch.setattr(checking, "CLOCK", 1 / 100)
+
+    async def stopped() -> list[Problem]:
+        checker = Checker(Settings(check_memory_gib=8.0, check_seconds=600))
+        task = asyncio.create_task(checker.problems(request(data, stored(data, text(60))), "ada"))
+        while not (running := checks()):
+            await asyncio.sleep(0.01)
+        running[0].suspend()
+        found = await task
+        assert not running[0].is_running()
+        await checker.stop()
+        return found
+
+    (problem,) = asyncio.run(stopped())
+    assert "takes more than 6 s (0.01 times TRIVET_CHECK_SECONDS)" in problem.message
+
+
+def test_a_check_cannot_write_files_and_has_no_secrets(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server's environment has what Python needs; the process cannot gain privileges or write."""
+    monkeypatch.setenv("TRIVET_KEY", "tvt_secret")
+    monkeypatch.setenv("DATABASE_PASSWORD", "secret")
+
+    async def looked_at() -> None:
+        checker = Checker(Settings(check_seconds=60, check_memory_gib=8.0))
+        task = asyncio.create_task(checker.problems(request(data, stored(data, text(48))), "ada"))
+        while not (running := checks()):
+            await asyncio.sleep(0.01)
+        (process,) = running
+        while process.rlimit(psutil.RLIMIT_FSIZE) != (0, 0):
+            await asyncio.sleep(0.01)
+        assert process.rlimit(psutil.RLIMIT_CPU)[0] == 60
+        assert process.rlimit(psutil.RLIMIT_CORE) == (0, 0)
+        assert process.rlimit(psutil.RLIMIT_NOFILE)[1] <= 64
+        assert 8 * 2**30 < process.rlimit(psutil.RLIMIT_AS)[1] < 10 * 2**30
+        assert "NoNewPrivs:\t1" in Path(f"/proc/{process.pid}/status").read_text()
+        environment = process.parent().environ()
+        assert "PATH" in environment
+        assert not {"TRIVET_KEY", "DATABASE_PASSWORD"} & environment.keys()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        await checker.stop()
+
+    asyncio.run(looked_at())
+
+
+def test_a_server_that_was_killed_is_started_again(data: DataLayout) -> None:
+    async def killed() -> None:
+        checker = Checker(Settings(check_memory_gib=8.0))
+        long, short = request(data, stored(data, text(48))), request(data, stored(data, b"no query"))
+        task = asyncio.create_task(checker.problems(long, "ada"))
+        while not (running := checks()):
+            await asyncio.sleep(0.01)
+        running[0].parent().kill()
+        with pytest.raises(CheckUnavailable):
+            await task
+        assert [each.path for each in await checker.problems(short, "ada")] == ["property.vnnlib"]
+        await checker.stop()
+        wait_until(lambda: not running[0].is_running())
+
+    asyncio.run(killed())
+
+
+def test_an_owner_with_too_many_submissions_is_told_to_wait(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "MOST_WAITING_PER_OWNER", 2)
+
+    async def crowded() -> None:
+        checker = Checker(Settings(check_memory_gib=8.0))
+        asked = request(data, stored(data, text(48)))
+        tasks = [asyncio.create_task(checker.problems(asked, "ada")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(checking.ProblemError) as refused:
+            await checker.problems(asked, "ada")
+        assert refused.value.status == 429
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert await checker.problems(request(data, stored(data, b"no query")), "ada")
+        await checker.stop()
+
+    asyncio.run(crowded())
+
+
+@pytest.fixture
+def service(broker: str, redis: redis_py.Redis, data: DataLayout) -> Iterator[Service]:
+    settings = Settings(
+        data=data.root, redis_url=SecretStr(broker), check_seconds=600, check_memory_gib=8.0, max_checks=2
+    )
+    with serving(settings) as running:
+        yield running
+
+
+def submitted(service: Service, owner: str, spec: dict[str, Any]) -> socket.socket:
+    """The connection of a client that has submitted, and does not read the answer."""
+    body = json.dumps(spec).encode()
+    secret = service.store.keys.create(owner, ["submit"])[1]
+    address = urlsplit(service.url)
+    connection = socket.create_connection((address.hostname, address.port))
+    connection.sendall(
+        b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        + f"Authorization: Bearer {secret}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    return connection
+
+
+def test_others_are_served_while_a_file_is_checked_and_a_client_that_leaves_ends_its_check(service: Service) -> None:
+    """Eighty clients of two owners submit what takes minutes, more than the API has threads."""
+    long = asking(stored(service.settings.layout, text(60)))
+    connections = [submitted(service, owner, long) for owner in ("ada", "bob") for _ in range(40)]
+    wait_until(lambda: len(checks()) == 2)
+    running = checks()
+    with service.client("eve") as other:
+        assert other.get("/healthz").status_code == 200
+        assert other.get("/v1/jobs").json()["items"] == []
+        assert checks() == running
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: not any(process.is_running() for process in running))
+    wait_until(lambda: not checks())
+
+
+def test_one_owners_checks_do_not_keep_anothers_waiting(service: Service) -> None:
+    long, short = (asking(stored(service.settings.layout, text(size))) for size in (60, 0))
+    connections = [submitted(service, "ada", long) for _ in range(5)]
+    wait_until(lambda: len(checks()) == 1)
+    (running,) = checks()
+    with service.client("bob") as other:
+        answer = other.post("/v1/jobs", json=short)
+    assert answer.status_code == 422
+    assert "asserts nothing" in answer.json()["detail"]
+    assert checks() == [running]
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: not checks())
+
+
+def test_a_compressed_file_is_checked_as_it_unpacks(data: DataLayout) -> None:
+    file_id = stored(data, gzip.compress(text(4)))
+    (problem,) = problems(data, file_id, memory=8.0, seconds=1)
+    assert "TRIVET_CHECK_SECONDS" in problem.message
