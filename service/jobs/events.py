@@ -93,9 +93,14 @@ class ArtifactEvent(Event):
 
 
 class ProgressEvent(Event):
+    """Fields as those of :class:`service.jobs.records.Progress`."""
+
     done: int
     total: int
     unit: str
+    share: NotRequired[float | None]
+    phase: NotRequired[str | None]
+    left_s: NotRequired[float | None]
 
 
 class ErrorEvent(Event):

@@ -18,9 +18,16 @@ class Record(BaseModel):
 
 
 class Progress(Record):
+    """``done`` of ``total`` units. Where one unit takes long, ``share`` is the part of all the work that is done, finer
+    than ``done / total``, ``phase`` is what the job is doing, and ``left_s`` estimates the seconds to its end.
+    """
+
     done: int
     total: int
     unit: str
+    share: float | None = None
+    phase: str | None = None
+    left_s: float | None = None
 
 
 class HostShare(Record):

@@ -74,8 +74,19 @@ class SocketReporter:
         event: dict[str, Any] = {"type": "span", "name": name, "start": start, "end": end}
         self._put(event if detail is None else {**event, "detail": dict(detail)})
 
-    def progress(self, done: int, total: int, unit: str) -> None:
-        self._put({"type": "progress", "done": done, "total": total, "unit": unit})
+    def progress(
+        self,
+        done: int,
+        total: int,
+        unit: str,
+        *,
+        share: float | None = None,
+        phase: str | None = None,
+        left_s: float | None = None,
+    ) -> None:
+        event = {"type": "progress", "done": done, "total": total, "unit": unit}
+        finer = {"share": share, "phase": phase, "left_s": left_s}
+        self._put({**event, **{name: value for name, value in finer.items() if value is not None}})
 
     def log(self, line: str) -> None:
         self._put({"type": "log", "stream": "service", "line": line})

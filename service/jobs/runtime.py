@@ -21,7 +21,17 @@ class Reporter(Protocol):
 
     def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None: ...
 
-    def progress(self, done: int, total: int, unit: str) -> None: ...
+    def progress(
+        self,
+        done: int,
+        total: int,
+        unit: str,
+        *,
+        share: float | None = None,
+        phase: str | None = None,
+        left_s: float | None = None,
+    ) -> None:
+        """Tell how far the job is; fields as in :class:`service.jobs.records.Progress`."""
 
     def log(self, line: str) -> None: ...
 
@@ -71,7 +81,16 @@ class NullReporter:
     def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None:
         pass
 
-    def progress(self, done: int, total: int, unit: str) -> None:
+    def progress(
+        self,
+        done: int,
+        total: int,
+        unit: str,
+        *,
+        share: float | None = None,
+        phase: str | None = None,
+        left_s: float | None = None,
+    ) -> None:
         pass
 
     def log(self, line: str) -> None:

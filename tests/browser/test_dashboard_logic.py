@@ -141,6 +141,18 @@ def test_metrics_are_sorted_into_panels(run: Any) -> None:
     assert [panel["names"] for panel in panels] == [["loss", "eval_loss"], ["eval_accuracy"], ["lr"], ["zeta"]]
 
 
+def test_a8_progress_says_the_phase_and_the_time_left(run: Any) -> None:
+    told = {"done": 0, "total": 8, "unit": "instances"}
+    assert run("state", "progressWords", told) == "0 of 8 instances"
+    finer = {**told, "phase": "bounding hidden layers", "share": 0.25, "left_s": 75}
+    assert (
+        run("state", "progressWords", finer)
+        == "0 of 8 instances, bounding hidden layers, about 1\u202fmin 15\u202fs left"
+    )
+    assert run("state", "fraction", {"progress": finer}) == 0.25
+    assert run("state", "fraction", {"progress": {**told, "done": 2}}) == 0.25
+
+
 def test_shares_of_time_and_accuracies_have_a_panel_each(run: Any) -> None:
     names = ["mfu", "bubble_fraction", "eval_certified_accuracy", "memory_gib", "data_wait_fraction", "eval_accuracy"]
     panels = run("series", "panels", names)

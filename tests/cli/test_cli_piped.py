@@ -53,6 +53,25 @@ def test_progress_is_told_every_few_seconds() -> None:
     ]
 
 
+def test_a8_progress_within_an_instance_is_told_with_the_time_left() -> None:
+    now = 0.0
+    console = Console(file=io.StringIO(), width=200)
+
+    def events() -> Any:
+        nonlocal now
+        finer = {"phase": "bounding hidden layers", "share": 0.25, "left_s": 600.0}
+        for more in (finer, {"done": 8}):
+            now += 2 * PLAIN_S
+            yield {"type": "progress", "done": 0, "total": 8, "unit": "instances", **more}
+
+    show_plainly(console, {"j": "verify"}, ({"job": "j", **event} for event in events()), clock=lambda: now)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "verify: 0/8 instances  bounding hidden layers, 25%, about 10 min left",
+        "verify: 8/8 instances",
+    ]
+
+
 def test_the_rungs_of_a_compile_job_are_told() -> None:
     now = 0.0
     console = Console(file=io.StringIO(), width=200)

@@ -10,7 +10,7 @@ import pytest
 import redis as redis_py
 
 from service.jobs.layout import DataLayout
-from service.jobs.records import Artifact, AttemptRef, Job, JobError, Outcome, Superseded
+from service.jobs.records import Artifact, AttemptRef, Job, JobError, Outcome, Progress, Superseded
 from service.jobs.spec import TrainSpec
 from service.jobs.store import Store, StoreLimits
 from service.jobs.store.keyspace import LEASES, OUTBOX
@@ -149,8 +149,24 @@ def test_events_progress_and_result_reach_the_job(store: Store, submit: Submit, 
     assert done.state == "succeeded"
     assert done.result == {"loss": 1.0}
     assert done.progress is not None
-    assert (done.progress.done, done.progress.total, done.progress.unit) == (3, 9, "steps")
+    assert done.progress == Progress(done=3, total=9, unit="steps")
     assert done.created_at <= (done.started_at or done.created_at) <= (done.ended_at or done.created_at)
+
+
+def test_a8_progress_within_a_unit_reaches_the_job(store: Store, submit: Submit, beat: Any, start: Start) -> None:
+    beat("a", cpu=1)
+    job = submit()
+    (ref,) = start(job)
+    told = {
+        "done": 0,
+        "total": 8,
+        "unit": "instances",
+        "share": 0.25,
+        "phase": "bounding hidden layers",
+        "left_s": 90.0,
+    }
+    store.attempts.emit(ref, [], {"type": "progress", "time": 1.0, "rank": 0, **told})  # type: ignore[typeddict-item]
+    assert store.jobs.get(job.id).progress == Progress.model_validate(told)
 
 
 @pytest.mark.parametrize("kind", ["state", "nonsense"])

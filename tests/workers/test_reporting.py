@@ -42,7 +42,7 @@ def test_events_arrive_in_order_and_whole(ends: tuple[socket.socket, socket.sock
     for step in range(2000):
         report.metric(step, {"loss": np.float32(0.5)})  # type: ignore[dict-item]
     report.bound({"instance": 1, "verdict": "verified", "lower": np.zeros(2)})
-    report.progress(1, 2, "steps")
+    report.progress(1, 2, "steps", share=0.75, left_s=3.0)
     report.span("forward", 1.0, 2.0, {"micro_batch": 0})
     (paths.artifacts / "plots").mkdir()
     report.artifact(paths.artifacts / "plots")
@@ -58,6 +58,8 @@ def test_events_arrive_in_order_and_whole(ends: tuple[socket.socket, socket.sock
     assert [event["type"] for event in rest] == ["bound", "progress", "span", "artifact", "artifact", "done"]
     assert [event["name"] for event in rest[3:5]] == ["plots", "checkpoints/step_1"]
     assert rest[0]["lower"] == [0.0, 0.0]
+    assert rest[1].items() >= {"done": 1, "share": 0.75, "left_s": 3.0}.items()
+    assert "phase" not in rest[1]
 
 
 def test_nobody_listening_is_no_error(ends: tuple[socket.socket, socket.socket], paths: JobPaths) -> None:

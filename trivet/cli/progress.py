@@ -37,6 +37,9 @@ class Watched:
     done: int = 0
     total: int | None = None
     unit: str = ""
+    share: float | None = None
+    phase: str = ""
+    left_s: float | None = None
 
     def see(self, event: dict[str, Any]) -> None:
         """Take one event in."""
@@ -50,12 +53,19 @@ class Watched:
         return f"{self.done}{'' if self.total is None else f'/{self.total}'} {self.unit}" if self.unit else ""
 
     @property
+    def doing(self) -> str:
+        """What the job is doing and how long it is going to take, where it says so."""
+        part = "" if self.share is None else f"{self.share:.0%}"
+        left = "" if self.left_s is None else f"about {_seconds(self.left_s)} left"
+        return ", ".join(filter(None, (self.phase, part, left)))
+
+    @property
     def line(self) -> str:
         """The newest numbers in a line."""
         shown = [name for name in _SHOWN_METRICS if name in self.metrics]
         parts = [f"{name} {self.metrics[name]:.4g}" for name in shown[:4]]
         parts += [f"{verdict} {count}" for verdict, count in sorted(Counter(self.verdicts.values()).items())]
-        parts += [each for each in (self.searching, self.climbed) if each]
+        parts += [each for each in (self.searching, self.climbed, self.doing) if each]
         return "  ".join(parts) or (self.reason if self.state == "queued" else "")
 
 
@@ -66,6 +76,7 @@ def _state(seen: Watched, event: dict[str, Any]) -> None:
 
 def _progress(seen: Watched, event: dict[str, Any]) -> None:
     seen.done, seen.total, seen.unit = event["done"], event["total"], event["unit"]
+    seen.share, seen.phase, seen.left_s = event.get("share"), event.get("phase") or "", event.get("left_s")
 
 
 def _metric(seen: Watched, event: dict[str, Any]) -> None:
@@ -146,10 +157,17 @@ def _bar(console: Console) -> Progress:
     )
 
 
+def _seconds(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def _draw(bar: Progress, task: TaskID, seen: Watched) -> None:
     style = _STYLES.get(seen.state, "white")
+    completed = seen.done if seen.share is None or seen.total is None else seen.share * seen.total
     bar.update(
-        task, completed=seen.done, total=seen.total, state=f"[{style}]{seen.state}[/{style}]", line=escape(seen.line)
+        task, completed=completed, total=seen.total, state=f"[{style}]{seen.state}[/{style}]", line=escape(seen.line)
     )
     if seen.state in TERMINAL:
         bar.stop_task(task)

@@ -15,7 +15,7 @@ import orjson
 from pydantic import ValidationError
 
 from service.jobs.events import EVENT_TYPES, ArtifactEvent, Event, ProgressEvent
-from service.jobs.records import Artifact, AttemptRef, Claim, Directive, Job, JobError, Outcome, UnknownSpec
+from service.jobs.records import Artifact, AttemptRef, Claim, Directive, Job, JobError, Outcome, Progress, UnknownSpec
 from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec, spec_adapter
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import checked_name
@@ -160,7 +160,7 @@ def _known(spec: str) -> TrainSpec | VerifySpec | CompileSpec:
 
 
 def _progress(event: ProgressEvent) -> str:
-    return orjson.dumps({"done": event["done"], "total": event["total"], "unit": event["unit"]}).decode()
+    return orjson.dumps({name: event.get(name) for name in Progress.model_fields}).decode()
 
 
 def _error(ref: AttemptRef, outcome: Outcome) -> JobError:

@@ -1,7 +1,7 @@
 /** The head of the job page: what it is, how it goes, what went wrong, and what can be done about it. */
 
 import { percent, placement } from "../lib/format.js";
-import { canCancel, canRetry, fraction, isTerminal, title, wholePercent } from "../lib/state.js";
+import { canCancel, canRetry, fraction, isTerminal, progressWords, title, wholePercent } from "../lib/state.js";
 import { Problem, artifactPath, jobPath, post } from "../ui/api.js";
 import { confirmed } from "../ui/confirm.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
@@ -55,7 +55,7 @@ export class Header {
     setText(this.reason, isTerminal(job.state) ? "" : (job.reason ?? ""));
     this.progress.update(job);
     this.advance.hidden = job.state === "succeeded" || !job.progress;
-    setText(this.counts, job.progress ? `${job.progress.done} of ${job.progress.total} ${job.progress.unit}` : "");
+    setText(this.counts, job.progress ? progressWords(job.progress) : "");
     this.cancel.hidden = !canCancel(job.state);
     this.retry.hidden = !canRetry(job.state);
     this.showError(job);

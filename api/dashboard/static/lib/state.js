@@ -1,7 +1,10 @@
 /** The states of a job as the dashboard treats them, and how events change what it shows. Pure. */
 
+import { duration } from "./format.js";
+
 /** @typedef {import("./types.js").Job} Job */
 /** @typedef {import("./types.js").JobEvent} JobEvent */
+/** @typedef {import("./types.js").Progress} Progress */
 
 export const STATES = ["queued", "starting", "running", "cancelling", "succeeded", "failed", "cancelled"];
 export const KINDS = ["train", "verify", "compile"];
@@ -24,7 +27,8 @@ export const canRetry = (state) => state === "failed" || state === "cancelled";
  */
 export function reduce(job, event) {
   if (event.type === "progress") {
-    return { ...job, progress: { done: event.done, total: event.total, unit: event.unit } };
+    const { done, total, unit, share, phase, left_s } = event;
+    return { ...job, progress: { done, total, unit, share, phase, left_s } };
   }
   if (event.type === "state") {
     if (typeof event.attempt === "number" && event.attempt < job.attempt) return job;
@@ -34,12 +38,22 @@ export function reduce(job, event) {
 }
 
 /**
- * Done by total, between 0 and 1; null when there is nothing to divide.
+ * The part of the work that is done, between 0 and 1; null when there is nothing to divide.
  * @param {Job} job
  */
 export function fraction(job) {
   if (!job.progress || !(job.progress.total > 0)) return null;
+  if (typeof job.progress.share === "number") return Math.min(Math.max(job.progress.share, 0), 1);
   return Math.min(Math.max(job.progress.done / job.progress.total, 0), 1);
+}
+
+/**
+ * The progress in words: what is done, what the job is doing, how long it is going to take.
+ * @param {Progress} progress
+ */
+export function progressWords({ done, total, unit, phase, left_s }) {
+  const left = typeof left_s === "number" ? `about ${duration(left_s)} left` : "";
+  return [`${done} of ${total} ${unit}`, phase, left].filter(Boolean).join(", ");
 }
 
 /**

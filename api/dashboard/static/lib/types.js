@@ -2,7 +2,7 @@
  * What the API answers, as JSDoc types; names as in its OpenAPI document.
  *
  * @typedef {"queued" | "starting" | "running" | "cancelling" | "succeeded" | "failed" | "cancelled"} JobState
- * @typedef {{done: number, total: number, unit: string}} Progress
+ * @typedef {{done: number, total: number, unit: string, share?: number | null, phase?: string | null, left_s?: number | null}} Progress
  * @typedef {{host: string, devices: number[], pool?: string}} HostShare
  * @typedef {{type: string, message: string, rank?: number | null, traceback_artifact?: string | null}} JobError
  *

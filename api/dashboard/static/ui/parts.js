@@ -1,7 +1,7 @@
 /** Small pieces that several pages show: state marks, progress bars, labels, times that keep counting. */
 
 import { ago, dateTime, duration, percent } from "../lib/format.js";
-import { fraction, ran, wholePercent } from "../lib/state.js";
+import { fraction, progressWords, ran, wholePercent } from "../lib/state.js";
 import { h, setAttribute, setText } from "./dom.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -36,12 +36,11 @@ export class ProgressBar {
     const part = fraction(job);
     this.element.hidden = part === null;
     if (part === null || !job.progress) return;
-    const { done, total, unit } = job.progress;
     this.bar.style.setProperty("width", `${(part * 100).toFixed(2)}%`);
     setAttribute(this.element, "data-state", job.state);
     setAttribute(this.element, "aria-valuenow", wholePercent(part));
-    setAttribute(this.element, "aria-valuetext", `${done} of ${total} ${unit}`);
-    setAttribute(this.element, "title", `${done} of ${total} ${unit}`);
+    setAttribute(this.element, "aria-valuetext", progressWords(job.progress));
+    setAttribute(this.element, "title", progressWords(job.progress));
     setText(this.words, percent(wholePercent(part) / 100));
   }
 }
