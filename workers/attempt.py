@@ -139,16 +139,22 @@ class PartRun:
         """Write the spec, agree on a meeting point, start torchrun."""
         _write_whole(self._folder / "spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
         try:
-            meeting = await rendezvous.agree(self._claim, self._folder, self._order.address)
+            meeting = await rendezvous.agree(self._claim, self._folder, self._group.folder, self._order.address)
         except TimeoutError:
             self._say("the leading host of the gang did not say where to meet; giving up")
             self._end("exited")
             self._group.kill()
             return
-        own = rendezvous.LOOPBACK if len(self._claim.shares) == 1 else self._order.address
         self._group.launch(
-            command.torchrun_arguments(self._claim, meeting, own, self._group.folder, self._program),
-            command.rank_environment(self._claim, self._layout.root, self._group.socket, usable_cores(), os.environ),
+            command.torchrun_arguments(self._claim, meeting, self._group.folder, self._program),
+            command.rank_environment(
+                self._claim,
+                meeting,
+                self._layout.root,
+                self._group.socket,
+                cores=usable_cores(),
+                environment=os.environ,
+            ),
             self._folder,
         )
 

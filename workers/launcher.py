@@ -24,6 +24,9 @@ def main() -> int:
     import torch.distributed.run as torchrun  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
+    from workers import folder_rendezvous  # noqa: PLC0415
+
+    folder_rendezvous.register()
     order = _read_order()
     if order is None:
         return 0

@@ -1,41 +1,59 @@
-"""How the supervisors of a gang agree on where their launchers meet: the leader leaves a note in the shared folder."""
+"""How the supervisors of a gang agree on where their groups meet: the leader makes a private folder for them."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
+import ipaddress
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from service.jobs import rendezvous
 from service.jobs.records import Claim
-from workers.command import Rendezvous
 
 LOOPBACK = "127.0.0.1"
 
 
-async def agree(claim: Claim, folder: Path, own_address: str, within_s: float = 300.0) -> Rendezvous:
-    """The meeting point of the claimed attempt; followers wait for the leader's note, then raise ``TimeoutError``."""
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the launchers and ranks of an attempt meet, and over which network interface of this host ranks talk."""
+
+    folder: Path
+    """See :mod:`service.jobs.rendezvous`."""
+    address: str
+    """Of the leading host."""
+    interface: str
+
+
+async def agree(claim: Claim, attempt: Path, scratch: Path, own_address: str, within_s: float = 300.0) -> Rendezvous:
+    """The meeting point of the claimed attempt: in ``scratch``, which only this host sees, when the attempt runs here
+    alone, else in the shared folder ``attempt``.
+
+    Followers wait for the leader to make it, then raise ``TimeoutError``. A folder that another user could have
+    written raises :class:`service.jobs.rendezvous.RendezvousError`; an address that this host does not have raises
+    ``ValueError``.
+    """
     if len(claim.shares) == 1:
-        return Rendezvous(LOOPBACK, 0, leads=True)
-    note = folder / "rendezvous.json"
+        return Rendezvous(rendezvous.make(scratch / "rendezvous"), LOOPBACK, interface_of(LOOPBACK))
+    folder = attempt / "rendezvous"
+    interface = interface_of(own_address)
     if claim.shares[0].host == claim.ref.host:
-        meeting = Rendezvous(claim.leader_address, free_port(own_address), leads=True)
-        _leave(note, meeting)
-        return meeting
-    async with asyncio.timeout(within_s):
-        while not note.exists():
-            await asyncio.sleep(0.05)
-    found = json.loads(note.read_text())
-    return Rendezvous(str(found["address"]), int(found["port"]), leads=False)
+        rendezvous.make(folder)
+    else:
+        async with asyncio.timeout(within_s):
+            while not folder.exists():
+                await asyncio.sleep(0.05)
+        rendezvous.check(folder)
+    return Rendezvous(folder, claim.leader_address, interface)
 
 
-def free_port(address: str) -> int:
-    """A port that was free a moment ago. Between this look and torchrun's bind another process could take it."""
-    with socket.create_server((address, 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def _leave(note: Path, meeting: Rendezvous) -> None:
-    draft = note.with_suffix(".part")
-    draft.write_text(json.dumps({"address": meeting.address, "port": meeting.port}))
-    draft.replace(note)
+def interface_of(address: str) -> str:
+    """The network interface of this host that has ``address``; ``ValueError`` lists all addresses when none has."""
+    known = {
+        entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries
+    }
+    name = known.get(LOOPBACK if ipaddress.ip_address(address).is_loopback else address)
+    if name is None:
+        raise ValueError(f"worker_address={address!r} is no address of this host; expected one of {', '.join(known)}")
+    return name

@@ -1,7 +1,8 @@
 """Joining and leaving the process group that a launcher prepared.
 
 The launcher (torchrun) owns ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``; they are
-read here and never written. A process that no launcher started works alone, without a group.
+read here and never written. A process that no launcher started works alone, without a group. Under the service, whose
+launchers open no port, ranks meet in the private folder that ``TRIVET_RENDEZVOUS`` names.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from service.jobs import rendezvous
+from service.parallel.rendezvous import join
 
 # CUDA ranks get a CPU backend too: metadata and checkpoint planning run on CPU tensors.
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -74,7 +79,14 @@ def start(device_type: str) -> torch.device:
         os.environ.setdefault(*ALLOCATOR)
         torch.cuda.set_device(device)
     if launch.grouped and not dist.is_initialized():
-        dist.init_process_group(BACKENDS[device_type], device_id=device if device.type == "cuda" else None)
+        folder = os.environ.get(rendezvous.VARIABLE)
+        dist.init_process_group(
+            BACKENDS[device_type],
+            store=None if folder is None else join(Path(folder), launch.world_size),
+            rank=-1 if folder is None else launch.rank,
+            world_size=-1 if folder is None else launch.world_size,
+            device_id=device if device.type == "cuda" else None,
+        )
     return device
 
 

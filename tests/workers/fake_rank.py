@@ -19,7 +19,9 @@ def succeed(context: RunContext) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    from service.parallel import distributed
+
+    distributed.start("cpu")
     total = torch.tensor([context.rank + 1.0])
     dist.all_reduce(total)
     print(f"rank {context.rank} says hello", flush=True)
@@ -47,12 +49,32 @@ def environment(context: RunContext) -> dict[str, Any]:
     return {"environment": dict(os.environ), "folder": str(Path.cwd())}
 
 
+def exchange(context: RunContext) -> dict[str, Any]:
+    """Exchanges pickled objects with its peers until the file ``go`` appears in the job's folder."""
+    import torch.distributed as dist
+
+    from service.parallel import distributed
+
+    distributed.start("cpu")
+    rounds, going = 0, True
+    while going:
+        rounds += 1
+        values: list[Any] = [None] * context.world_size
+        dist.all_gather_object(values, (context.rank, not (context.paths.root / "go").exists()))
+        going = all(value[1] for value in values)
+        context.report.metric(rounds, {"ranks": len(values)})
+        time.sleep(0.02)
+    return {"rounds": rounds}
+
+
 def meet_then(act: Callable[[RunContext], None], context: RunContext) -> None:
     """Rank 1 acts; its peers wait for it in a collective that cannot end."""
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    from service.parallel import distributed
+
+    distributed.start("cpu")
     dist.barrier()
     print(f"rank {context.rank} met the others", flush=True)
     if context.rank == 1:
@@ -144,8 +166,8 @@ def flood(context: RunContext) -> dict[str, Any]:
 BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
     function.__name__: function
     for function in (
-        succeed, nothing, environment, raising, refusing, killed, vanishing, leaving, endless, until_told, stubborn,
-        malformed, flood,
+        succeed, nothing, environment, exchange, raising, refusing, killed, vanishing, leaving, endless, until_told,
+        stubborn, malformed, flood,
     )
 }  # fmt: skip
 

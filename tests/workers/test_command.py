@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,11 @@ from worker_fleet import train_spec
 from service.jobs.records import AttemptRef, Claim, HostShare
 from workers import command, inventory
 from workers.app import celery_url, create_app
-from workers.command import Rendezvous
+from workers.rendezvous import Rendezvous, interface_of
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/root"}
+GANG = Rendezvous(Path("/shared/rendezvous"), "10.0.0.1", "eth0")
+ALONE = Rendezvous(Path("/scratch/rendezvous"), "127.0.0.1", "lo")
 
 
 def claim(host: str = "b", pool: str = "cuda") -> Claim:
@@ -20,12 +24,42 @@ def claim(host: str = "b", pool: str = "cuda") -> Claim:
     return Claim(AttemptRef("job_1", 2, host), train_spec("x"), shares, "10.0.0.1", 15.0)
 
 
-def test_every_launcher_of_a_gang_meets_at_the_leader() -> None:
-    meeting = Rendezvous("10.0.0.1", 4711, leads=False)
-    arguments = command.torchrun_arguments(claim(), meeting, "10.0.0.2", Path("/scratch"), ("-m", "workers.rank"))
-    assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=2", "--max-restarts=0"} <= set(arguments)
-    assert {"--rdzv-endpoint=10.0.0.1:4711", "--rdzv-conf=is_host=0", "--local-addr=10.0.0.2"} <= set(arguments)
+def test_every_launcher_of_a_gang_meets_in_the_leaders_folder() -> None:
+    arguments = command.torchrun_arguments(claim(), GANG, Path("/scratch"), ("-m", "workers.rank"))
+    assert {"--nnodes=2", "--nproc-per-node=2", "--max-restarts=0"} <= set(arguments)
+    assert {"--rdzv-backend=folder", "--rdzv-endpoint=/shared/rendezvous"} <= set(arguments)
+    assert "--rdzv-conf=host=1,address=10.0.0.1" in arguments
     assert arguments[-2:] == ["-m", "workers.rank"]
+
+
+def alone(chosen: Mapping[str, str] = ENVIRONMENT, pool: str = "cuda", cores: int = 8) -> dict[str, str]:
+    """The environment of the ranks of a job on one host."""
+    whole = claim(pool=pool)
+    lone = dataclasses.replace(whole, shares=whole.shares[1:])
+    return command.rank_environment(lone, ALONE, Path("/data"), Path("/events"), cores=cores, environment=chosen)
+
+
+def test_ranks_on_one_host_talk_over_loopback_whatever_the_operator_set() -> None:
+    chosen = {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "eth7", "NCCL_RAS_ENABLE": "1"}
+    variables = alone(chosen)
+    assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    assert variables["NCCL_RAS_ENABLE"] == "0"
+    assert variables["TRIVET_RENDEZVOUS"] == "/scratch/rendezvous"
+
+
+def test_a_gang_talks_over_the_interface_of_its_address_or_the_operators() -> None:
+    def gang(chosen: Mapping[str, str]) -> dict[str, str]:
+        return command.rank_environment(claim(), GANG, Path("/data"), Path("/events"), cores=8, environment=chosen)
+
+    variables = gang(ENVIRONMENT)
+    assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
+    assert gang({**ENVIRONMENT, "NCCL_SOCKET_IFNAME": "ib0,ib1"})["NCCL_SOCKET_IFNAME"] == "ib0,ib1"
+
+
+def test_an_address_of_another_host_is_refused_with_those_of_this_one() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(ValueError, match=r"worker_address='192.0.2.1' is no address of this host; .*127\.0\.0\.1"):
+        interface_of("192.0.2.1")
 
 
 @pytest.mark.parametrize(
@@ -33,17 +67,17 @@ def test_every_launcher_of_a_gang_meets_at_the_leader() -> None:
 )
 def test_granted_devices_count_within_what_the_worker_sees(outer: str | None, expected: str) -> None:
     environment = ENVIRONMENT if outer is None else {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": outer}
-    variables = command.rank_environment(claim(), Path("/data"), Path("/events"), 8, environment)
+    variables = alone(environment)
     assert variables["CUDA_VISIBLE_DEVICES"] == expected
     assert variables["OMP_NUM_THREADS"] == "4"
 
 
 def test_cpu_ranks_see_no_gpu_and_keep_a_chosen_thread_count() -> None:
     chosen = {**ENVIRONMENT, "OMP_NUM_THREADS": "3"}
-    variables = command.rank_environment(claim(pool="cpu"), Path("/data"), Path("/events"), 1, chosen)
+    variables = alone(chosen, pool="cpu", cores=1)
     assert variables["CUDA_VISIBLE_DEVICES"] == ""
     assert "OMP_NUM_THREADS" not in variables
-    assert command.rank_environment(claim(), Path("/d"), Path("/e"), 1, ENVIRONMENT)["OMP_NUM_THREADS"] == "1"
+    assert alone(cores=1)["OMP_NUM_THREADS"] == "1"
 
 
 @pytest.mark.parametrize(

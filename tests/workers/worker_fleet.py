@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+import pytest
+import redis as redis_py
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Job
@@ -111,8 +113,10 @@ class Fleet:
         assert self.store.attempts.place() == [job.id]
         return AttemptRef(job.id, 1, HOST)
 
-    def supervise(self, ref: AttemptRef, grace_s: float = 10.0) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(SUPERVISOR, stdin=subprocess.PIPE, start_new_session=True)
+    def supervise(
+        self, ref: AttemptRef, grace_s: float = 10.0, command: Sequence[str] = SUPERVISOR
+    ) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self.processes.append(process)
         order = Order(
             ref.job_id, ref.attempt, ref.host, "127.0.0.1", self.url, str(self.data.root), grace_s, self.limits
@@ -135,6 +139,19 @@ class Fleet:
 
     def printed(self, ref: AttemptRef, text: str) -> bool:
         return any(text in event["line"] for event in self.events(ref, "log"))
+
+
+@pytest.fixture
+def limits() -> StoreLimits:
+    return StoreLimits(lease_s=6.0)
+
+
+@pytest.fixture
+def fleet(broker: str, redis: redis_py.Redis, data: DataLayout, limits: StoreLimits) -> Iterator[Fleet]:
+    store = Store.connect(broker, data, limits)
+    fleet = Fleet(store, data, broker, limits)
+    yield fleet
+    fleet.close()
 
 
 def processes_of(ref: AttemptRef) -> list[psutil.Process]:

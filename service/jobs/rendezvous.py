@@ -1,0 +1,52 @@
+"""The private folder in which the launchers and ranks of an attempt meet: who may write there is who is in the group.
+
+Torch's own rendezvous listens on every interface, asks nobody who he is, and unpickles what it is told.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+from pathlib import Path
+
+VARIABLE = "TRIVET_RENDEZVOUS"
+"""The environment variable that names the folder to a rank."""
+LAUNCHERS, RANKS = "launchers", "ranks"
+"""Files in it: the stores (``torch.distributed.FileStore``) of the launchers and of the ranks."""
+_SECRET = "secret"  # noqa: S105 - the name of a file
+
+
+class RendezvousError(RuntimeError):
+    """The folder cannot be trusted, or something came from a process that is not in the group."""
+
+
+def make(folder: Path) -> Path:
+    """Create the folder with a new secret in it; nobody sees it without one. An older one is replaced."""
+    draft = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
+    draft.mkdir(mode=0o700)
+    handle = os.open(draft / _SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_hex(32))
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+    return folder
+
+
+def check(folder: Path) -> Path:
+    """The folder, when it is a real folder of this process's user that nobody else may enter; else
+    :class:`RendezvousError`.
+    """
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
+        raise RendezvousError(
+            f"{folder} has mode {stat.filemode(found.st_mode)} and owner {found.st_uid}; "
+            f"expected a folder of user {os.geteuid()} with mode drwx------"
+        )
+    return folder
+
+
+def secret(folder: Path) -> bytes:
+    """What only members of the group know."""
+    return bytes.fromhex((check(folder) / _SECRET).read_text())

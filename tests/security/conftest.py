@@ -1,0 +1,7 @@
+"""Fixtures of the security tests."""
+
+from __future__ import annotations
+
+from worker_fleet import fleet, limits
+
+__all__ = ["fleet", "limits"]

@@ -1,0 +1,51 @@
+"""Groups of ranks listen on loopback only, and run nothing that a stranger sends (B1)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from sockets import attack, listeners, payload
+from worker_fleet import SUPERVISOR, Fleet, eventually, family
+
+pytestmark = pytest.mark.distributed
+
+SLOW_S = 150.0
+READS_WITHIN_S = 8.0
+"""Torch's own rendezvous reads its state every five seconds."""
+REAL = (sys.executable, "-m", "workers.supervisor")
+
+
+@pytest.mark.parametrize("command", [SUPERVISOR, REAL], ids=["objects", "training"])
+def test_a_job_on_one_host_listens_on_loopback_only(fleet: Fleet, command: tuple[str, ...]) -> None:
+    ref = fleet.submit("exchange", ranks=2, steps=100_000, data={"source": "digits"})
+    supervisor = fleet.supervise(ref, command=command)
+    seen = set()
+    eventually(lambda: fleet.events(ref, "metric"), within_s=SLOW_S)
+    for _ in range(20):
+        seen |= set(listeners([psutil.Process(supervisor.pid), *family(supervisor)]))
+    fleet.store.jobs.cancel(ref.job_id)
+    eventually(lambda: fleet.job(ref).ended_at, within_s=SLOW_S)
+    assert seen, "gloo listens somewhere, or this test looks in the wrong place"
+    assert [each for each in seen if not each.is_loopback] == []
+
+
+def test_what_a_stranger_writes_to_a_port_is_not_unpickled(fleet: Fleet, tmp_path: Path) -> None:
+    """The stranger may well end the job: a port on loopback is open to every user of the host."""
+    ref = fleet.submit("exchange", ranks=2)
+    supervisor = fleet.supervise(ref)
+    marker, moments = tmp_path / "owned", [0.0]
+
+    def attacked_for_long() -> bool:
+        for each in listeners(family(supervisor)):
+            attack(each.address, each.port, payload(marker), f"{ref.job_id}-1")
+            moments.append(time.monotonic())
+        return marker.exists() or (len(moments) > 1 and time.monotonic() - moments[1] > READS_WITHIN_S)
+
+    eventually(attacked_for_long, within_s=SLOW_S)
+    fleet.store.jobs.cancel(ref.job_id)
+    eventually(lambda: fleet.job(ref).ended_at, within_s=SLOW_S)
+    assert not marker.exists()

@@ -1,0 +1,66 @@
+"""A rendezvous of torchrun that opens no port: the launchers of a group meet over a file in a private folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+
+from service.jobs import rendezvous
+
+BACKEND = "folder"
+NO_PORT = 0
+"""``MASTER_PORT`` of the ranks, whose store is a file beside that of the launchers."""
+
+
+class FolderRendezvous(RendezvousHandler):
+    """Hosts, and their order, are known beforehand, so there is one round and nobody joins later."""
+
+    def __init__(self, folder: Path, host: int, hosts: int, run_id: str, address: str) -> None:
+        store = dist.FileStore(str(rendezvous.check(folder) / rendezvous.LAUNCHERS), hosts)  # type: ignore[attr-defined]
+        self._store = dist.PrefixStore(run_id, store)  # type: ignore[attr-defined]
+        self._host, self._hosts, self._run_id, self._address = host, hosts, run_id, address
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """True, so that no rank opens a store of its own at ``MASTER_PORT``."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(self._store, self._host, self._hosts, RendezvousStoreInfo(self._address, NO_PORT))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def register() -> None:
+    """Let torchrun's ``--rdzv-backend=folder`` find :class:`FolderRendezvous`."""
+    rendezvous_handler_registry.register(BACKEND, _create)
+
+
+def _create(parameters: RendezvousParameters) -> RendezvousHandler:
+    host, address = parameters.get_as_int("host"), parameters.get("address")
+    assert host is not None
+    return FolderRendezvous(Path(parameters.endpoint), host, parameters.max_nodes, parameters.run_id, str(address))
