@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from api.main import create_app
 from service.jobs.settings import ENV_PREFIX, LOOPBACK, Settings
 from service.jobs.store import Store, StoreLimits, StoreUnavailable
+from service.jobs.text import log_to_stderr, visible
 
 _SHUTDOWN_S = 5
 
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _refuse(str(error))
     if reason := exposure(settings):
         return _refuse(reason)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(settings.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     store = Store.connect(settings.broker_url, settings.layout, StoreLimits.of(settings))
     try:
         announce_admin_key(settings, store)
@@ -85,6 +86,7 @@ def _serve(settings: Settings, store: Store, listening: socket.socket) -> int:
         ssl_keyfile=settings.tls_key,
         proxy_headers=settings.behind_proxy,
         server_header=False,
+        log_config=None,
         log_level=settings.log_level,
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=_SHUTDOWN_S,
@@ -111,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _refuse(reason: str) -> int:
-    print(reason, file=sys.stderr)
+    print(visible(reason, lines=True), file=sys.stderr)
     return 2
 
 

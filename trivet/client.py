@@ -149,7 +149,7 @@ class Client:
         """Log lines with time and rank, as text or as JSON."""
         params = {"rank": rank, "tail": tail, "format": "jsonl" if jsonl else "text"}
         with self._connection.stream(f"{_job(job_id)}/logs", params=params) as response:
-            yield from response.iter_lines()
+            yield from _lines(response)
 
     def bounds(self, job_id: str) -> Iterator[dict[str, Any]]:
         """Every row of a verification job."""
@@ -243,6 +243,16 @@ class Keys:
 
     def revoke(self, key_id: str) -> None:
         self._connection.json("DELETE", f"/v1/keys/{quote(key_id, safe='')}")
+
+
+def _lines(response: httpx2.Response) -> Iterator[str]:
+    """The lines of a text, each ended by a line feed and by nothing else that some call a line's end."""
+    held = ""
+    for chunk in response.iter_text():
+        *complete, held = (held + chunk).split("\n")
+        yield from complete
+    if held:
+        yield held
 
 
 def _job(job_id: str) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from service.jobs.records import Host, Job
 from service.jobs.settings import Settings
@@ -22,6 +21,7 @@ from trivet.cli.results import rung_title
 from trivet.client import Client
 from trivet.errors import TrivetError
 from trivet.local import LocalService
+from trivet.terminal import Terminal, paragraph
 from trivet.up import interruptible
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -33,7 +33,7 @@ _NEXT = (
 )
 
 
-def run(console: Console) -> int:
+def run(console: Terminal) -> int:
     """Run the demo: 0 if all three jobs succeeded, 1 if not, 130 if interrupted. Leaves nothing behind."""
     if not EXAMPLES.is_dir():
         raise TrivetError(f"the demo reads its specs from {EXAMPLES}, which is not there; run it from a checkout")
@@ -48,11 +48,11 @@ def run(console: Console) -> int:
             console.print(f"dashboard: {service.url}   key: {service.key}   (open it while the demo runs)")
             jobs = _run_jobs(client, console)
             _print_results(console, client, jobs)
-        console.print(_NEXT)
+        console.block(_NEXT)
     return 0 if all(job.state == "succeeded" for job in jobs.values()) else 1
 
 
-def _run_jobs(client: Client, console: Console) -> dict[str, Job]:
+def _run_jobs(client: Client, console: Terminal) -> dict[str, Job]:
     """All three are submitted at once; the service starts each when what it needs is there."""
     host = client.hosts()[0]
     train = client.submit(_spec("train", host))
@@ -72,12 +72,12 @@ def _spec(kind: str, host: Host, **changes: Any) -> dict[str, Any]:
     return {**spec, **changes, "device": "cuda" if len(host.cuda) >= ranks else "cpu"}
 
 
-def _print_results(console: Console, client: Client, jobs: Mapping[str, Job]) -> None:
+def _print_results(console: Terminal, client: Client, jobs: Mapping[str, Job]) -> None:
     rows = table("job", "state", "seconds", "what came out")
     for kind, job in jobs.items():
         took = "" if job.started_at is None or job.ended_at is None else _seconds(job)
         came_out = _FINDINGS[kind](client, job) if job.state == "succeeded" else _why(job)
-        rows.add_row(kind, job.state, took, came_out)
+        rows.add_row(kind, job.state, took, paragraph(came_out))
     console.print(rows)
 
 

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from rich.console import Console
+from rich.text import Text
 
 from service.jobs.settings import Settings
 from trivet.local import LocalService
+from trivet.terminal import Terminal
 
 _POLL_S = 0.2
 
 
-def run(settings: Settings, console: Console) -> int:
+def run(settings: Settings, console: Terminal) -> int:
     """Run until a signal, and return 0. Raises :class:`trivet.local.StartError` when the service cannot start."""
     try:
         with interruptible(), LocalService(settings) as service:
@@ -26,22 +27,22 @@ def run(settings: Settings, console: Console) -> int:
         return 0
 
 
-def _announce(service: LocalService, console: Console) -> None:
+def _announce(service: LocalService, console: Terminal) -> None:
     if service.leftovers:
         names = ", ".join(service.leftovers)
         console.print(f"Ended what a killed 'trivet up' left running here: {names}. Its jobs go on.", style="yellow")
-    console.print(f"Trivet is up: [bold]{service.url}[/bold]")
+    console.print("Trivet is up:", Text(service.url, style="bold"))
     if service.first_start:
-        console.print(f"Admin key (shown this once): [bold]{service.key}[/bold]")
+        console.print("Admin key (shown this once):", Text(str(service.key), style="bold"))
     folder = service.settings.layout.root
     console.print(f"Data in {folder}. Ctrl-C stops everything; running jobs resume at the next start.")
 
 
-def _watch(service: LocalService, console: Console) -> int:
+def _watch(service: LocalService, console: Terminal) -> int:
     try:
         while True:
             for line in service.revive():
-                console.print(line, style="yellow", markup=False, soft_wrap=True)
+                console.print(line, style="yellow")
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         console.print("stopping …")

@@ -20,6 +20,7 @@ from service.jobs.records import AttemptRef, NotFound
 from service.jobs.roster import Roster
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store, StoreLimits, StoreUnavailable
+from service.jobs.text import log_to_stderr
 from workers.app import Dispatcher, create_app, serve
 from workers.group import remove_leftovers
 from workers.inventory import cpu_slots, cuda_devices
@@ -153,7 +154,7 @@ class Agent:
 def main() -> int:
     """``python -m workers``: the agent of this host, as the settings say."""
     settings = Settings()
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to_stderr(settings.log_level, "%(asctime)s %(name)s %(levelname)s %(message)s")
     Agent(settings).run()
     return 0
 

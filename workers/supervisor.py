@@ -7,7 +7,6 @@ keeper and launcher before that, so one that waits for its order is a warm spare
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -31,6 +30,7 @@ def main(program: Sequence[str] = RANK_PROGRAM) -> int:
         # Imported while the launcher imports torch beside it.
         from service.jobs.layout import DataLayout  # noqa: PLC0415
         from service.jobs.roster import Roster  # noqa: PLC0415
+        from service.jobs.text import log_to_stderr  # noqa: PLC0415
         from workers.attempt import supervise  # noqa: PLC0415
         from workers.orders import Order  # noqa: PLC0415
 
@@ -38,7 +38,7 @@ def main(program: Sequence[str] = RANK_PROGRAM) -> int:
         if not line:
             return 0
         order = Order.from_line(line)
-        logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {order.ref} %(levelname)s %(message)s")
+        log_to_stderr("info", f"%(asctime)s {order.ref} %(levelname)s %(message)s")
         roster = Roster(DataLayout(Path(order.data)).host(order.host))
         with roster.entered(order.ref, group.keeper_pid, group.folder) as entered:
             if entered:

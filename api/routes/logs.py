@@ -41,7 +41,8 @@ class LogLine(BaseModel):
     def text(self) -> str:
         when = datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         who = "service" if self.rank is None else f"rank {self.rank}"
-        return f"{when} [{who}] {self.line}\n"
+        line = self.line.replace("\n", r"\n")
+        return f"{when} [{who}] {line}\n"
 
 
 @router.get(

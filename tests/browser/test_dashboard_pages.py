@@ -271,3 +271,14 @@ def test_hostile_words_stay_words(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#result dd")).to_have_text(["1", "2", attack, "3"])
     assert page.evaluate("window.hit") is None
     assert page.locator("main img, main script").count() == 0
+
+
+def test_a_name_neither_acts_on_the_page_nor_rearranges_it(page: Page, fleet: Fleet, redis: Redis) -> None:
+    attempt = fleet.run(train_spec())
+    name = "<img src=x onerror=alert(1)> \u202egnp.exe \x1b[2J"
+    redis.hset(f"trivet:job:{attempt.job_id}", "name", name)
+    for path in ("/", f"/jobs/{attempt.job_id}"):
+        shown(page, path)
+        expect(page.locator("main")).to_contain_text(r"<img src=x onerror=alert(1)> \u202egnp.exe \u001b[2J")
+        expect(page.locator("main img")).to_have_count(0)
+        assert not {"\u202e", "\x1b"} & set(page.title() + page.locator("body").inner_text())

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from trivet.cli import results
+from trivet.terminal import Terminal
 
 PASSED = {
     "verdict": "pass", "step_ms": 2.4567, "eager_step_ms": 1.612, "ratio": 1.524, "noisy": False, "graph_breaks": [],
@@ -26,7 +26,7 @@ def printed(report: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pyt
         yield SimpleNamespace(report=lambda job_id: report)
 
     monkeypatch.setattr(results, "client", client)
-    monkeypatch.setattr(results, "out", Console(width=80, soft_wrap=True, highlight=False))
+    monkeypatch.setattr(results, "out", Terminal(width=80))
     results.report("job_x")
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 

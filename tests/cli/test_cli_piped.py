@@ -6,9 +6,9 @@ import io
 from typing import Any
 
 from cli_world import Cli
-from rich.console import Console
 
 from trivet.cli.progress import PLAIN_S, show_plainly
+from trivet.terminal import Terminal
 
 NAME = "a long name that holds more words than eighty columns have room for beside all the others"
 
@@ -30,7 +30,7 @@ def test_columns_bounds_a_table_all_the_same(trivet: Cli) -> None:
 
 def test_progress_is_told_every_few_seconds() -> None:
     now = 0.0
-    console = Console(file=io.StringIO(), width=200)
+    console = Terminal(file=io.StringIO(), width=200)
 
     def events() -> Any:
         nonlocal now
@@ -74,7 +74,7 @@ def test_a8_progress_within_an_instance_is_told_with_the_time_left() -> None:
 
 def test_the_rungs_of_a_compile_job_are_told() -> None:
     now = 0.0
-    console = Console(file=io.StringIO(), width=200)
+    console = Terminal(file=io.StringIO(), width=200)
 
     def events() -> Any:
         nonlocal now

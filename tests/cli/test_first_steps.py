@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from trivet import demo
+from trivet.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ def test_the_demo_says_when_to_look_and_what_comes_next(monkeypatch: pytest.Monk
     service = SimpleNamespace(url="http://127.0.0.1:1234", key="tvt_x", client=lambda: nullcontext(None))
     opened = nullcontext(service)
 
-    def run_jobs(_: Any, console: Console) -> dict[str, Any]:
+    def run_jobs(_: Any, console: Terminal) -> dict[str, Any]:
         assert "http://127.0.0.1:1234   key: tvt_x   (open it while the demo runs)" in said.getvalue()
         console.print("the jobs run")
         return {"train": SimpleNamespace(state="succeeded")}
@@ -38,6 +38,6 @@ def test_the_demo_says_when_to_look_and_what_comes_next(monkeypatch: pytest.Monk
     monkeypatch.setattr(demo, "LocalService", lambda settings: opened)
     monkeypatch.setattr(demo, "_run_jobs", run_jobs)
     monkeypatch.setattr(demo, "_print_results", lambda *_: None)
-    assert demo.run(Console(file=said, width=200)) == 0
+    assert demo.run(Terminal(file=said, width=200)) == 0
     after = said.getvalue().partition("the jobs run")[2]
     assert after.index("make up") < after.index("trivet submit examples/train.yaml")

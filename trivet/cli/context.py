@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +11,12 @@ from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 from pydantic import BaseModel, ValidationError
-from rich.console import Console
 from rich.table import Table
 
+from service.jobs.text import visible
 from trivet.client import Client
 from trivet.errors import Refused, TrivetError, Unreachable
+from trivet.terminal import Terminal, paragraph
 
 FAILED = 1
 """The job failed or was cancelled."""
@@ -30,19 +30,8 @@ JobArgument = Annotated[str, typer.Argument(metavar="ID", help="a job's id")]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_UNCUT = 10_000
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Tables are fitted to a terminal, or to ``COLUMNS``; in a file or a pipe they are as wide as what they hold."""
-    made = Console(stderr=stderr, soft_wrap=True, highlight=False)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = _UNCUT
-    return made
-
-
-out = console()
-err = console(stderr=True)
+out = Terminal()
+err = Terminal(stderr=True)
 
 
 @contextmanager
@@ -60,15 +49,16 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
         try:
             return command(*args, **kwargs)
         except Unreachable as error:
-            err.print(
-                f"[red]{error}[/red]", "Start one with: trivet up   (or point TRIVET_URL at a running one)", sep="\n"
-            )
+            err.block(str(error), style="red", indent=2)
+            err.print("Start one with: trivet up   (or point TRIVET_URL at a running one)")
         except Refused as error:
             _show_refusal(error)
         except ValidationError as error:
-            err.print(_fields(error), style="red", markup=False)
+            err.block(_fields(error), style="red")
         except (TrivetError, FileNotFoundError) as error:
-            err.print(str(error), style="red", markup=False)
+            err.block(str(error), style="red", indent=2)
+        except UnicodeEncodeError as error:
+            err.print(f"{error.object!r} cannot be sent: it is no text that UTF-8 has", style="red")
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
@@ -81,17 +71,13 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
 
 def refuse(message: str) -> NoReturn:
     """End the command: its input was wrong."""
-    err.print(message, style="red", markup=False)
+    err.block(message, style="red")
     raise typer.Exit(REFUSED)
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
-    print(json.dumps(plain(value), ensure_ascii=False, indent=2))
-
-
-def print_json_line(value: Any) -> None:
-    print(json.dumps(plain(value), ensure_ascii=False), flush=True)
+    """Print one JSON document on standard output."""
+    out.write_json(plain(value))
 
 
 def plain(value: Any) -> Any:
@@ -116,24 +102,21 @@ def _fields(error: ValidationError) -> str:
     lines = []
     for each in error.errors(include_url=False):
         got = "" if isinstance(each["input"], dict | list) else f"; got {each['input']!r}"
-        lines.append(f"{'.'.join(map(str, each['loc'])) or '(all)'}: {each['msg']}{got}")
+        lines.append(visible(f"{'.'.join(map(str, each['loc'])) or '(all)'}: {each['msg']}{got}"))
     return "\n".join(lines)
 
 
 def _show_refusal(error: Refused) -> None:
     if error.status == 401:
-        err.print(f"The service needs an API key: {error.detail}", style="red", markup=False)
+        err.block(f"The service needs an API key: {error.detail}", style="red", indent=2)
         return
     if not error.errors:
-        err.print(str(error), style="red", markup=False)
+        err.block(str(error), style="red", indent=2)
         return
     err.print(f"refused: {len(error.errors)} problem{'s' if len(error.errors) > 1 else ''}", style="red")
     fields = table("field", "problem", "got", "expected")
     for field in error.errors:
         got = "" if field.get("got") is None else json.dumps(field["got"], ensure_ascii=False)
-        fields.add_row(*map(_literal, (field["path"] or "(all)", field["message"], got, field["expected"])))
+        cells = (field["path"] or "(all)", field["message"], got, field["expected"])
+        fields.add_row(*(paragraph(str(cell)) for cell in cells))
     err.print(fields)
-
-
-def _literal(text: str) -> str:
-    return text.replace("[", r"\[")

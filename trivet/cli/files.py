@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from trivet.cli.context import JsonFlag, client, fails_well, print_json, refuse
+from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, refuse
 
 
 def register(app: typer.Typer) -> None:
@@ -26,4 +26,4 @@ def upload(
     if as_json:
         print_json(stored)
     else:
-        print(stored.id)
+        out.write_line(stored.id)

@@ -55,13 +55,13 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
 def drain(name: Annotated[str, typer.Argument(help="host")]) -> None:
     """Place nothing more on a host; what runs there goes on."""
     with client() as service:
-        out.print(f"{service.drain(name).name} is draining", markup=False)
+        out.print(f"{service.drain(name).name} is draining")
 
 
 def resume(name: Annotated[str, typer.Argument(help="host")]) -> None:
     """Let a drained host take jobs again."""
     with client() as service:
-        out.print(f"{service.resume(name).name} takes jobs", markup=False)
+        out.print(f"{service.resume(name).name} takes jobs")
 
 
 def create_key(
@@ -75,7 +75,7 @@ def create_key(
     if as_json:
         print_json(key.model_dump(mode="json") | {"secret": secret})
     else:
-        print(secret)
+        out.write_line(secret)
 
 
 def list_keys(as_json: JsonFlag = False) -> None:

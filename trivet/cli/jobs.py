@@ -7,9 +7,11 @@ from typing import Annotated, cast
 
 import typer
 import yaml
+from rich.text import Text
 
 from service.jobs.records import Job
 from service.jobs.states import STATES, JobState
+from service.jobs.text import visible
 from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, refuse, table
 from trivet.client import Kind
 
@@ -44,7 +46,7 @@ def list_jobs(
         return
     rows = table("id", "kind", "name", "state", "progress", "age", "owner")
     for job in page.items:
-        rows.add_row(job.id, job.kind, _literal(job.name), _state(job), _progress(job), age(job.created_at), job.owner)
+        rows.add_row(job.id, job.kind, job.name, _state(job), _progress(job), age(job.created_at), job.owner)
     out.print(rows if page.items else "no jobs")
 
 
@@ -55,7 +57,7 @@ def show(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json(job)
         return
-    out.print(f"[bold]{job.id}[/bold]  {_state(job)}")
+    out.print(Text(visible(f"{job.id} "), style="bold"), _state(job))
     facts = {
         "kind": job.kind,
         "name": job.name,
@@ -71,11 +73,11 @@ def show(job_id: JobArgument, as_json: JsonFlag = False) -> None:
     }
     for name, value in facts.items():
         if value:
-            out.print(f"{name:>10}  {value}", markup=False)
+            out.block(f"{name:>10}  {value}", indent=12)
     for name, document in (("spec", job.spec), ("result", job.result)):
         if document:
             out.print(f"{name:>10}", style="bold")
-            out.print(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip(), markup=False)
+            out.block(yaml.safe_dump(document, sort_keys=False, allow_unicode=True).rstrip())
 
 
 def cancel(job_id: JobArgument, as_json: JsonFlag = False) -> None:
@@ -111,12 +113,11 @@ def _report(job: Job, as_json: bool) -> None:
     if as_json:
         print_json(job)
     else:
-        out.print(f"{job.id}  {_state(job)}")
+        out.print(f"{job.id} ", _state(job))
 
 
-def _state(job: Job) -> str:
-    style = _STYLES.get(job.state, "default")
-    return f"[{style}]{job.state}[/{style}]"
+def _state(job: Job) -> Text:
+    return Text(job.state, style=_STYLES.get(job.state, ""))
 
 
 def _progress(job: Job) -> str:
@@ -127,7 +128,3 @@ def _duration(job: Job) -> str:
     if job.started_at is None:
         return ""
     return f"{((job.ended_at or datetime.now(UTC)) - job.started_at).total_seconds():.1f} s"
-
-
-def _literal(text: str) -> str:
-    return text.replace("[", r"\[")

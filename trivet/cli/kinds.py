@@ -33,7 +33,7 @@ def kinds(as_json: JsonFlag = False) -> None:
     out.print(rows)
     for broken in found.unavailable:
         package = f"{broken.distribution} {broken.version}"
-        err.print(f"unavailable: {broken.group} {broken.name} of {package}: {broken.reason}", style="red", markup=False)
+        err.block(f"unavailable: {broken.group} {broken.name} of {package}: {broken.reason}", style="red", indent=2)
 
 
 def _first_line(description: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from trivet.cli import files, fleet, jobs, kinds, results, schedule, serve, submit
+from trivet.terminal import tolerate_narrow_encodings
 
 app = typer.Typer(
     name="trivet",
@@ -20,4 +21,5 @@ for part in (serve, submit, jobs, results, schedule, files, fleet, kinds):
 
 def main() -> None:
     """Entry point of the ``trivet`` script."""
+    tolerate_narrow_encodings()
     app()

@@ -8,11 +8,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from service.jobs.states import TERMINAL
+from service.jobs.text import visible
+from trivet.terminal import Terminal
 
 WATCHED = ("state", "progress", "metric", "bound", "search", "artifact", "error")
 PLAIN_S = 5.0
@@ -106,7 +116,7 @@ _HANDLERS: dict[str, Callable[[Watched, dict[str, Any]], None]] = {
 }
 
 
-def show(console: Console, titles: Mapping[str, str], events: Iterable[dict[str, Any]]) -> None:
+def show(console: Terminal, titles: Mapping[str, str], events: Iterable[dict[str, Any]]) -> None:
     """Draw the events of jobs (``titles`` by id) until they end.
 
     Without a terminal: a line per change of state, and every ``PLAIN_S`` seconds at most how far a job has come.
@@ -117,7 +127,8 @@ def show(console: Console, titles: Mapping[str, str], events: Iterable[dict[str,
     seen = {job_id: Watched() for job_id in titles}
     with _bar(console) as bar:
         tasks = {
-            job_id: bar.add_task(escape(title), total=None, state="queued", line="") for job_id, title in titles.items()
+            job_id: bar.add_task(visible(title), total=None, state="queued", line="")
+            for job_id, title in titles.items()
         }
         for event in events:
             job_id = event["job"]
@@ -127,7 +138,7 @@ def show(console: Console, titles: Mapping[str, str], events: Iterable[dict[str,
 
 
 def show_plainly(
-    console: Console,
+    console: Terminal,
     titles: Mapping[str, str],
     events: Iterable[dict[str, Any]],
     clock: Callable[[], float] = time.monotonic,
@@ -144,14 +155,14 @@ def show_plainly(
         _announce(console, title, event)
 
 
-def _bar(console: Console) -> Progress:
+def _bar(console: Terminal) -> Progress:
     return Progress(
-        TextColumn("[bold]{task.description}"),
-        TextColumn("{task.fields[state]}"),
+        TextColumn("{task.description}", style="bold", markup=False),
+        _StateColumn(),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[line]}"),
+        TextColumn("{task.fields[line]}", markup=False),
         console=console,
         refresh_per_second=8,
     )
@@ -163,27 +174,31 @@ def _seconds(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+class _StateColumn(ProgressColumn):
+    """Shows a job's state in its colour."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["state"], style=_STYLES.get(task.fields["state"], ""))
+
+
 def _draw(bar: Progress, task: TaskID, seen: Watched) -> None:
-    style = _STYLES.get(seen.state, "white")
     completed = seen.done if seen.share is None or seen.total is None else seen.share * seen.total
-    bar.update(
-        task, completed=completed, total=seen.total, state=f"[{style}]{seen.state}[/{style}]", line=escape(seen.line)
-    )
+    bar.update(task, completed=completed, total=seen.total, state=visible(seen.state), line=visible(seen.line))
     if seen.state in TERMINAL:
         bar.stop_task(task)
 
 
-def _print_plainly(console: Console, title: str, seen: Watched, event: dict[str, Any]) -> None:
+def _print_plainly(console: Terminal, title: str, seen: Watched, event: dict[str, Any]) -> None:
     if event["type"] == "state":
         reason = f" ({seen.reason})" if seen.reason else ""
-        console.print(f"{title}: {seen.state}{reason}", markup=False)
+        console.block(f"{visible(title)}: {seen.state}{reason}", indent=2)
     elif told := "  ".join(filter(None, (seen.amount, seen.line))):
-        console.print(f"{title}: {told}", markup=False)
+        console.print(f"{title}: {told}")
 
 
-def _announce(console: Console, title: str, event: dict[str, Any]) -> None:
+def _announce(console: Terminal, title: str, event: dict[str, Any]) -> None:
     if event["type"] == "error":
         where = "" if event.get("rank") is None else f" on rank {event['rank']}"
-        console.print(f"{title}: {event['error']}{where}: {event['message']}", style="red", markup=False)
+        console.block(f"{visible(title)}: {event['error']}{where}: {event['message']}", style="red", indent=2)
     if event["type"] == "gap":
-        console.print(f"{title}: some events were removed before they could be shown", style="yellow", markup=False)
+        console.print(f"{title}: some events were removed before they could be shown", style="yellow")

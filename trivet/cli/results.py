@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,10 @@ import typer
 import yaml
 from rich.table import Table
 
-from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, print_json_line, table
+from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, table
 from trivet.client import Client
 
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 FALSIFIED, OUTPUTS = 5, 10
 """Instances of which a table is followed by the outputs at their counterexamples, and outputs of each."""
 
@@ -36,7 +38,7 @@ def logs(
             _follow_logs(service, job_id, rank, as_json)
             return
         for line in service.logs(job_id, rank=rank, tail=tail, jsonl=as_json):
-            print(line)
+            out.write_line(line if as_json else _uncoloured(line))
 
 
 def _follow_logs(service: Client, job_id: str, rank: int | None, as_json: bool) -> None:
@@ -44,10 +46,15 @@ def _follow_logs(service: Client, job_id: str, rank: int | None, as_json: bool) 
         if event["type"] != "log" or (rank is not None and event["rank"] != rank):
             continue
         if as_json:
-            print_json_line(event)
+            out.write_json_line(event)
         else:
             who = "service" if event["rank"] is None else f"rank {event['rank']}"
-            print(f"[{who}] {event['line']}", flush=True)
+            out.write_line(f"[{who}] {_uncoloured(event['line'])}", at_once=True)
+
+
+def _uncoloured(line: str) -> str:
+    """A printed line without the sequences that only set colours and weights, which many programs write."""
+    return _COLOURS.sub("", line)
 
 
 def metrics(
@@ -86,12 +93,12 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
             *(_text(row.get(each)) for each in named),
         )  # fmt: skip
     if found:
-        out.print(f"method: {found[0]['method']}", markup=False)
+        out.print(f"method: {found[0]['method']}")
     out.print(rows if found else "no bounds yet")
     for row in [row for row in found if row.get("counterexample_outputs")][:FALSIFIED]:
-        out.print(_at_counterexample(row), markup=False)
+        out.print(_at_counterexample(row))
     for reason, count in Counter(row["reason"] for row in found if row.get("reason")).most_common():
-        out.print(f"undecided ({count}): {reason}", markup=False)
+        out.print(f"undecided ({count}): {reason}")
 
 
 def _at_counterexample(row: Mapping[str, Any]) -> str:
@@ -114,17 +121,17 @@ def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
         print_json(found)
         return
     if "rungs" not in found:
-        out.print(yaml.safe_dump(found, sort_keys=False, allow_unicode=True).rstrip(), markup=False)
+        out.block(yaml.safe_dump(found, sort_keys=False, allow_unicode=True).rstrip())
         return
     for sentence in found.get("summary") or ():
-        out.print(sentence, markup=False)
+        out.print(sentence)
     gate = found.get("gate") or {}
     allowed = [
         f"{phase} {rung_title(gate[phase]) if gate[phase] else 'nothing'}"
         for phase in ("train", "inference")
         if phase in gate
     ]
-    out.print(f"gate: {', '.join(allowed)}\n", markup=False)
+    out.block(f"gate: {', '.join(allowed)}\n")
     out.print(_ladder(found["rungs"]))
     if any(rung.get("noisy") for rung in found["rungs"]):
         out.print("≈ the timing of this rung was noisy")
@@ -163,7 +170,7 @@ def artifacts(
         if name is not None:
             target = output or Path(_file_name(service, job_id, name))
             size = service.download(job_id, name, target)
-            out.print(f"{target}: {size} bytes", markup=False)
+            out.print(f"{target}: {size} bytes")
             return
         found = service.artifacts(job_id)
     if as_json:

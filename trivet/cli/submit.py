@@ -17,7 +17,6 @@ from trivet.cli.context import (
     fails_well,
     out,
     print_json,
-    print_json_line,
 )
 from trivet.client import Client
 
@@ -41,12 +40,12 @@ def submit(
         job = service.submit(body)
         if watching:
             if not as_json:
-                err.print(f"submitted {job.id}", markup=False)
+                err.print(f"submitted {job.id}")
             _finish(service, job, as_json=as_json)
         elif as_json:
             print_json(job)
         else:
-            print(job.id)
+            out.write_line(job.id)
 
 
 def watch(job_id: JobArgument, as_json: JsonFlag = False) -> None:
@@ -58,13 +57,13 @@ def watch(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 def _finish(service: Client, job: Job, *, as_json: bool) -> None:
     if as_json:
         for event in service.follow(job.id):
-            print_json_line(event)
+            out.write_json_line(event)
     else:
         title = f"{job.kind} {job.name}" if job.name != job.kind else job.kind
         progress.show(out, {job.id: title}, service.follow(job.id, types=progress.WATCHED))
     over = service.job(job.id)
     if over.state != "succeeded":
         if over.error is not None:
-            err.print(f"{over.error.type}: {over.error.message}", style="red", markup=False)
-            err.print(f"see: trivet logs {job.id}", markup=False)
+            err.block(f"{over.error.type}: {over.error.message}", style="red", indent=2)
+            err.print(f"see: trivet logs {job.id}")
         raise typer.Exit(FAILED)

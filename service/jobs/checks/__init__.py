@@ -15,6 +15,7 @@ from service.jobs.checks.fit import check_fit
 from service.jobs.checks.fleet import check_fleet, pool_of
 from service.jobs.checks.gate import check_gate
 from service.jobs.checks.mesh import check_mesh
+from service.jobs.checks.names import check_names
 from service.jobs.checks.objective import check_objective
 from service.jobs.checks.pipeline import check_pipeline
 from service.jobs.checks.program import check_program
@@ -42,6 +43,7 @@ def check(
     """
     config = resolve(spec.model, lookup, uploaded) if spec.model is not None else None
     return [
+        *check_names(spec),
         *check_dependencies(spec, lookup),
         *check_files(spec, has_file),
         *check_archive(spec, uploaded),

@@ -1,6 +1,6 @@
 /** The head of the job page: what it is, how it goes, what went wrong, and what can be done about it. */
 
-import { percent, placement } from "../lib/format.js";
+import { percent, placement, visible } from "../lib/format.js";
 import { canCancel, canRetry, fraction, isTerminal, progressWords, title, wholePercent } from "../lib/state.js";
 import { Problem, artifactPath, jobPath, post } from "../ui/api.js";
 import { confirmed } from "../ui/confirm.js";
@@ -59,7 +59,7 @@ export class Header {
     this.cancel.hidden = !canCancel(job.state);
     this.retry.hidden = !canRetry(job.state);
     this.showError(job);
-    document.title = `${mark(job)}${title(job)} · Trivet`;
+    document.title = visible(`${mark(job)}${title(job)} · Trivet`);
   }
 
   /** @param {Job} job */

@@ -169,3 +169,12 @@ export function mesh(parallel) {
 export const plain = (text) =>
   // eslint-disable-next-line no-control-regex
   text.replace(/\u001b\[[0-9;?]*[ -/]*[@-~]|\u001b\][^\u0007]*(\u0007|$)|[\u0000-\u0008\u000b-\u001f\u007f]/g, "");
+
+/**
+ * Text with characters that would turn the direction of what follows, or that show nothing, as escapes: a name must not
+ * rearrange the page around it. Line feeds and tabs stay.
+ * @param {string} text
+ */
+export const visible = (text) =>
+  text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f]/g,
+    (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`);

@@ -1,5 +1,7 @@
 /** Building and changing the page. Data only ever becomes text nodes and checked attributes, never markup. */
 
+import { visible } from "../lib/format.js";
+
 /** @typedef {Node | string | number | null | undefined | false} Child */
 
 /**
@@ -29,7 +31,7 @@ export function setAttribute(element, name, value) {
     element.removeAttribute(name);
     return;
   }
-  const text = value === true ? "" : String(value);
+  const text = value === true ? "" : name === "title" || name === "aria-label" ? visible(String(value)) : String(value);
   if (name === "href" && !/^[/#](?![/\\])/.test(text)) throw new Error("links stay on this site");
   if (element.getAttribute(name) !== text) element.setAttribute(name, text);
 }
@@ -37,7 +39,7 @@ export function setAttribute(element, name, value) {
 /** @param {Child[]} children */
 const present = (children) =>
   children.filter((child) => child !== null && child !== undefined && child !== false).map((child) =>
-    child instanceof Node ? child : String(child),
+    child instanceof Node ? child : visible(String(child)),
   );
 
 /**
@@ -46,7 +48,8 @@ const present = (children) =>
  * @param {string} text
  */
 export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const shown = visible(text);
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 /**

@@ -1,0 +1,199 @@
+"""Text of other users in a terminal: it is shown, it never acts, and no command fails over it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.core
+import typer.main
+from hostile_service import Hostile, hostile_service
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.text import Text
+from typer.testing import CliRunner
+
+from service.jobs.checks.names import check_names
+from service.jobs.spec import spec_adapter
+from service.jobs.text import SafeFormatter, first_control, visible, visible_json
+from trivet.cli.main import app
+from trivet.terminal import Terminal, paragraph
+
+ACTING = {
+    *map(chr, [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F)]),
+    *map(chr, [*range(0x2066, 0x2070), 0xD800, 0xDC80, 0xDFFF]),
+} - {"\t"}
+MARKUP = [
+    "\\[/nosuch]", "[/]", "[/bold]", "[bold", "[link=http://x]y[/link]", ":smile:", "{task}", "{}", "%s", "\\", "\\[",
+    "\x1b]0;owned\x07", "\x1b[2J", "\x9b5n", "a\nsucceeded", "\u202egnp.exe", "\ud800", "<b>",
+]  # fmt: skip
+TEXTS = st.one_of(
+    st.sampled_from(MARKUP),
+    st.lists(st.sampled_from([*ACTING, "[", "]", "/", "\\", "{", "}", "a", " ", "é", "漢"]), max_size=12).map("".join),
+    st.lists(st.sampled_from(MARKUP), min_size=1, max_size=3).map("".join),
+)
+COMMANDS: dict[str, list[list[str]]] = {
+    "submit": [["submit", "SPEC"], ["submit", "SPEC", "--watch"], ["submit", "SPEC", "--watch", "--json"]],
+    "watch": [["watch", "J"], ["watch", "J", "--json"]],
+    "jobs": [["jobs"], ["jobs", "--json"]],
+    "show": [["show", "J"], ["show", "J", "--json"]],
+    "cancel": [["cancel", "J"]],
+    "retry": [["retry", "J"]],
+    "delete": [["delete", "J", "--yes"]],
+    "logs": [["logs", "J"], ["logs", "J", "--json"], ["logs", "J", "-f"], ["logs", "J", "-f", "--json"]],
+    "metrics": [["metrics", "J"], ["metrics", "J", "--json"]],
+    "bounds": [["bounds", "J"], ["bounds", "J", "--json"]],
+    "report": [["report", "J"], ["report", "J", "--json"]],
+    "schedule": [["schedule", "J"], ["schedule", "J", "--json"]],
+    "artifacts": [["artifacts", "J"], ["artifacts", "J", "--json"], ["artifacts", "J", "n", "-o", "OUT"]],
+    "upload": [["upload", "SPEC"], ["upload", "SPEC", "--json"]],
+    "kinds": [["kinds"], ["kinds", "--json"]],
+    "hosts": [["hosts"], ["hosts", "--json"], ["hosts", "drain", "h"], ["hosts", "resume", "h"]],
+    "keys": [["keys", "create", "n"], ["keys", "list"], ["keys", "list", "--json"], ["keys", "revoke", "k"]],
+}
+LOCAL = {"up", "demo", "api", "worker", "settings"}
+"""Commands that show nothing from a service: they start one, or show this user's own settings."""
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Hostile]:
+    with hostile_service() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("specs")
+    (made / "spec.yaml").write_text("kind: train\n")
+    return made
+
+
+def run(service: Hostile, folder: Path, words: list[str], **environment: str) -> str:
+    """Both outputs of a command, which may refuse but not break."""
+    files = {"SPEC": str(folder / "spec.yaml"), "OUT": str(folder / "out")}
+    variables = {"TRIVET_URL": service.url, "TRIVET_KEY": "tvt_x_y", "TRIVET_DATA": str(folder / "data"), **environment}
+    result = CliRunner().invoke(app, [files.get(word, word) for word in words], env=variables)
+    assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)
+    assert result.exit_code in (0, 1, 2), (words, result.output)
+    return result.output
+
+
+def test_every_command_is_tried(service: Hostile) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    assert set(group.commands) == COMMANDS.keys() | LOCAL
+
+
+@pytest.mark.parametrize("words", [words for variants in COMMANDS.values() for words in variants], ids=" ".join)
+@given(text=TEXTS, refusal=st.sampled_from([None, None, 401, 409, 422, 500]))
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_command_lets_text_act_or_fails_over_it(
+    service: Hostile, folder: Path, words: list[str], text: str, refusal: int | None
+) -> None:
+    service.text, service.refusal = text, refusal
+    shown = run(service, folder, words)
+    assert not (ACTING - {"\n"}) & set(shown)
+
+
+@pytest.mark.parametrize("words", [["watch", "J"], ["jobs"], ["show", "J"], ["logs", "J"]], ids=" ".join)
+@pytest.mark.parametrize("text", ["\x1b]0;owned\x07", "\x9b2J", "\x1b[6n", "\u202eabc", "\\[/nosuch]", "[/]"])
+def test_nor_in_a_terminal(service: Hostile, folder: Path, words: list[str], text: str) -> None:
+    service.text, service.refusal = text, None
+    shown = run(service, folder, words, FORCE_COLOR="1", TERM="xterm")
+    assert text not in shown or visible(text) == text
+    assert visible(text)[:4] in shown
+
+
+def test_what_is_shown_is_the_text_itself(service: Hostile, folder: Path) -> None:
+    service.text, service.refusal = "\\[/nosuch] [bold]x\x1b[31m\x9b\u202e\n:smile:", None
+    shown = run(service, folder, ["jobs"])
+    assert "\\[/nosuch] [bold]x\\x1b[31m\\x9b\\u202e\\n:smile:" in shown
+    assert len(shown.splitlines()) == 2
+
+
+def test_a_line_feed_in_a_name_starts_no_line_at_the_margin(service: Hostile, folder: Path) -> None:
+    service.text, service.refusal = "a\nstate: succeeded", None
+    for words in (["jobs"], ["show", "J"], ["watch", "J"], ["hosts"], ["keys", "list"]):
+        assert not any(line.startswith("state: succeeded") for line in run(service, folder, words).splitlines()), words
+
+
+@pytest.mark.parametrize("separator", ["\x85", "\u2028", "\x0b", "\x1e", "\r"])
+def test_only_a_line_feed_ends_a_printed_line(service: Hostile, folder: Path, separator: str) -> None:
+    service.text, service.refusal = f"one{separator}two", None
+    for words in (["logs", "J"], ["logs", "J", "--json"]):
+        assert len(run(service, folder, words).splitlines()) == 1, words
+
+
+def test_text_that_cannot_be_sent_is_refused_in_words(service: Hostile, folder: Path) -> None:
+    service.text, service.refusal = "x", None
+    for words in (["show", "\udcff"], ["jobs", "-q", "\udcff"]):
+        assert "UTF-8" in run(service, folder, words), words
+
+
+def test_colours_of_printed_lines_are_left_out(service: Hostile, folder: Path) -> None:
+    service.text, service.refusal = "\x1b[1;31mred\x1b[0m \x1b[2Jcleared", None
+    assert run(service, folder, ["logs", "J"]) == "red \\x1b[2Jcleared\n"
+    assert "[rank 0] red \\x1b[2Jcleared\n" in run(service, folder, ["logs", "J", "-f"])
+
+
+def test_an_encoding_without_a_character_ends_no_command(service: Hostile, folder: Path) -> None:
+    service.text, service.refusal = "漢 ≈", None
+    environment = {
+        **os.environ, "TRIVET_URL": service.url, "TRIVET_KEY": "tvt_x_y", "PYTHONIOENCODING": "ascii", "COLUMNS": "200",
+    }  # fmt: skip
+    for words in (["jobs"], ["jobs", "--json"], ["logs", "J"], ["report", "J"]):
+        ran = subprocess.run(
+            [sys.executable, "-m", "trivet", *words], env=environment, cwd=folder, capture_output=True, check=False
+        )
+        assert (ran.returncode, ran.stderr) == (0, b""), words
+        assert b"\\u6f22" in ran.stdout
+
+
+@given(value=st.recursive(TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)))
+def test_json_for_a_terminal_reads_back_as_it_was(value: Any) -> None:
+    told = visible_json(value)
+    assert not (ACTING - {"\n"}) & set(told)
+    assert json.loads(told) == json.loads(json.dumps(value))
+
+
+@given(text=TEXTS)
+def test_text_that_comes_as_a_rendered_object_does_not_act_either(text: str) -> None:
+    terminal = Terminal(file=io.StringIO(), width=500)
+    terminal.print(Text(text), Text.assemble(text, (text, "bold")), paragraph(text), text)
+    assert isinstance(terminal.file, io.StringIO)
+    assert not (ACTING - {"\n"}) & set(terminal.file.getvalue())
+
+
+@given(text=TEXTS)
+def test_a_log_record_is_one_record_whatever_it_holds(text: str) -> None:
+    error = ValueError(text)
+    record = logging.LogRecord("api", logging.ERROR, "f", 1, "failed: %s", (text,), (type(error), error, None))
+    told = SafeFormatter("2026-01-01 %(levelname)s %(message)s").format(record)
+    assert not (ACTING - {"\n"}) & set(told)
+    first, *rest = told.split("\n")
+    assert first.startswith("2026-01-01 ERROR failed: ")
+    assert all(line.startswith("  ") for line in rest)
+
+
+SPEC: dict[str, Any] = {
+    "kind": "train",
+    "model": {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10},
+    "data": {"source": "digits"},
+    "steps": 1,
+}
+
+
+@given(text=TEXTS.filter(lambda text: not any("\ud800" <= letter <= "\udfff" for letter in text)))
+def test_a_name_or_label_with_a_control_character_is_refused_at_submit(text: str) -> None:
+    spec = spec_adapter.validate_python({**SPEC, "name": text, "labels": {"team": text}})
+    refused = [problem.path for problem in check_names(spec)]
+    assert refused == (["name", "labels.team"] if (ACTING | {"\t"}) & set(text) else [])
+    assert (first_control(text) is None) == (not refused)

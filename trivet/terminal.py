@@ -1,0 +1,76 @@
+"""The one way to standard output and standard error of every command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import IO, Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+from service.jobs.text import visible, visible_json
+
+_UNCUT = 10_000
+
+
+class Terminal(Console):
+    """A console to which text is only ever text: it has no markup, and what would act on a terminal is made visible.
+
+    Strings are one line each: a line feed in one is shown as ``\\n``. Text that is meant to have several goes through
+    :meth:`block`. Tables are fitted to a terminal, or to ``COLUMNS``; in a file or a pipe they are as wide as what
+    they hold.
+    """
+
+    def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, width: int | None = None) -> None:
+        super().__init__(
+            stderr=stderr, file=file, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False
+        )
+        if width is None and not self.is_terminal and "COLUMNS" not in os.environ:
+            self.width = _UNCUT
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a string as text to lay out, made visible before its width is measured."""
+        return super().render_str(visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render anything; the characters of whatever came here other than as a string are made visible as well."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text, lines=True), segment.style)
+
+    def block(self, text: str, *, style: str | Style | None = None, indent: int = 0) -> None:
+        """Print text of several lines; those after the first are set in by ``indent`` columns."""
+        first, *rest = text.split("\n")
+        self.print(first, style=style)
+        for line in rest:
+            self.print(" " * indent + line, style=style)
+
+    def write_line(self, text: str, *, at_once: bool = False) -> None:
+        """Print one line without layout: for output of any length, and for other programs."""
+        self.file.write(f"{visible(text)}\n")
+        if at_once:
+            self.file.flush()
+
+    def write_json(self, value: Any) -> None:
+        """Print one JSON document."""
+        self.file.write(f"{visible_json(value, indent=2)}\n")
+
+    def write_json_line(self, value: Any) -> None:
+        """Print JSON on one line, at once."""
+        self.file.write(f"{visible_json(value)}\n")
+        self.file.flush()
+
+
+def paragraph(text: str) -> Text:
+    """Return text of several lines for a cell of a table, each made visible."""
+    return Text("\n".join(visible(line) for line in text.split("\n")))
+
+
+def tolerate_narrow_encodings() -> None:
+    """Let characters that the output's encoding does not have be printed as escapes rather than end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
