@@ -55,7 +55,7 @@ def test_progress_is_told_every_few_seconds() -> None:
 
 def test_a8_progress_within_an_instance_is_told_with_the_time_left() -> None:
     now = 0.0
-    console = Console(file=io.StringIO(), width=200)
+    console = Terminal(file=io.StringIO(), width=200)
 
     def events() -> Any:
         nonlocal now
