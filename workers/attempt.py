@@ -21,7 +21,7 @@ from service.jobs.store import Store, StoreUnavailable
 from workers import command, rendezvous, wire
 from workers.artifacts import Publisher
 from workers.group import Group
-from workers.inventory import usable_cores
+from workers.inventory import oom_kills, usable_cores
 from workers.lease import Lease, News
 from workers.orders import Order
 from workers.outage import insist
@@ -31,9 +31,10 @@ from workers.verdict import Cause, Evidence, judge, traceback_name
 
 _CLAIM_WITHIN_S = 30.0
 _REPORT_WITHIN_S = 600.0
-_SETTLE_S = 0.3
-"""After a rank failed: time for torchrun, and for other ranks' last words, to tell who failed first."""
-_TORCHRUN_REPORT_S = 2.0
+_TORCHRUN_ENDS_S = 3.0
+"""After a rank failed: time for torchrun to see it, end the others with SIGTERM and report their exit codes."""
+_TORCHRUN_REPORTS_S = 10.0
+"""After all ranks were killed."""
 _FLUSH_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class PartRun:
         self._urgent = asyncio.Event()
         self._lost = False
         self._fault = ""
+        self._ended_here = False
+        self._oom_kills = oom_kills()
         self._uploader = Uploader(store.attempts, claim.ref, self._record_path(), self._on_lost)
         self._publisher = Publisher(store.attempts, claim.ref, self._paths, self._uploader.put, self._uploader.record)
         self._relay = Relay(group.socket, self._folder, self._take, lambda: self._end("rank_failed"))
@@ -137,6 +140,8 @@ class PartRun:
 
     async def _launch(self) -> None:
         """Write the spec, agree on a meeting point, start torchrun."""
+        # A broker that lost its last writes gives an attempt's number a second time.
+        (self._folder / "result.json").unlink(missing_ok=True)
         _write_whole(self._folder / "spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
         try:
             meeting = await rendezvous.agree(self._claim, self._folder, self._group.folder, self._order.address)
@@ -176,13 +181,14 @@ class PartRun:
     async def _end_group(self, ending: Ending, exited: asyncio.Task[int]) -> None:
         """Leave no process behind; politely where there is time."""
         if ending == "rank_failed":
-            await asyncio.wait({exited}, timeout=_SETTLE_S)
+            await asyncio.wait({exited}, timeout=_TORCHRUN_ENDS_S)
             self._relay.kill()
-            await asyncio.wait({exited}, timeout=_TORCHRUN_REPORT_S)
+            await asyncio.wait({exited}, timeout=_TORCHRUN_REPORTS_S)
         elif ending in ("stop", "timeout", "interrupted", "terminated") and self._relay.stop():
             urgent = asyncio.create_task(self._urgent.wait())
             await asyncio.wait({exited, urgent}, timeout=self._order.stop_grace_s, return_when="FIRST_COMPLETED")
             urgent.cancel()
+        self._ended_here = not exited.done()
         self._group.kill()
         await exited
 
@@ -204,20 +210,23 @@ class PartRun:
             logger.info("the end was not taken: %s", refusal)
 
     def _judge(self, cause: Cause, launcher_code: int) -> Outcome:
-        relay = self._relay
-        result = self._folder / "result.json"
-        here = 0 in relay.ranks and cause == "exited"
+        relay, result = self._relay, self._folder / "result.json"
+        leads = 0 in relay.ranks
         return judge(
             Evidence(
                 cause=cause,
-                launcher_code=launcher_code,
+                launcher_code=None if self._ended_here else launcher_code,
                 exit_codes=self._group.exit_codes(),
                 errors=relay.errors,
-                silent=[rank.number for rank in relay.unannounced()],
+                terminated=relay.terminated,
+                silent=relay.silent,
+                ranks=len(self._claim.share.devices),
+                done=sum(rank.done for rank in relay.ranks.values()),
+                oom_kills=oom_kills() - self._oom_kills,
                 tails=relay.tails,
                 launcher_tail=self._group.last_output(),
-                result=orjson.loads(result.read_bytes()) if here and result.exists() else None,
-                result_missing=here and not result.exists(),
+                leads=leads,
+                result=orjson.loads(result.read_bytes()) if leads and result.exists() else None,
                 timeout_s=self._claim.spec.timeout_s,
                 fault=self._fault,
                 attempt=self._claim.ref.attempt,

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from service.jobs.processes import Process
+from workers import keeper
 
-_KEEPER = Path(__file__).with_name("keeper.py")
 _TAIL = 20
 _SCRATCH = "trivet-group-"
 _SHORT = "/tmp"  # noqa: S108 - only for folders that mkdtemp makes, private and with a name nobody can foresee
@@ -63,16 +63,18 @@ class LaunchOrder:
 
 
 class Group:
-    """Starts at once, without work; :meth:`launch` gives it some. No process of it outlives this object's process.
+    """Starts at once, without work; :meth:`launch` gives it some. No process of it outlives this object's process,
+    which adopts what its keeper would leave behind if that was killed.
 
     ``folder`` is private and short-lived: the event socket, torchrun's own files, the launcher's output.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
+        keeper.become_subreaper()
         self.folder = _scratch_folder()
         self._output = self.folder / "launcher.log"
         life, self._life = os.pipe()
-        command = [sys.executable, "-I", "-S", str(_KEEPER), str(life), sys.executable, "-m", "workers.launcher"]
+        command = [sys.executable, "-I", "-S", keeper.__file__, str(life), sys.executable, "-m", "workers.launcher"]
         with self._output.open("wb") as output:
             self._keeper = subprocess.Popen(
                 command,
@@ -121,7 +123,9 @@ class Group:
         finally:
             loop.remove_reader(handle)
             os.close(handle)
-        return self._keeper.wait()
+        code = self._keeper.wait()
+        await asyncio.to_thread(keeper.end_descendants)  # orphans of a keeper that was killed itself
+        return code
 
     def exit_codes(self) -> dict[int, int]:
         """Exit codes of failed ranks (negative: the signal), as far as torchrun came to report them."""
@@ -144,6 +148,7 @@ class Group:
         """End whatever still runs, and remove the folder."""
         self.kill()
         self._keeper.wait()
+        keeper.end_descendants()
         if self._keeper.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._keeper.stdin.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import pynvml
 
@@ -38,6 +39,17 @@ def cpu_slots(setting: int | None) -> int:
 def usable_cores() -> int:
     """Cores that the scheduler lets this process use (container and affinity limits included where it knows)."""
     return len(os.sched_getaffinity(0))
+
+
+def oom_kills() -> int:
+    """How many processes the kernel's out-of-memory killer has ended on this host since it booted, in containers too; 0
+    where the kernel does not say.
+    """
+    try:
+        counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(counters.get("oom_kill", 0))
 
 
 def _chosen(entries: str) -> tuple[str, ...]:

@@ -28,11 +28,15 @@ _PR_SET_CHILD_SUBREAPER = 36
 def main(arguments: list[str]) -> int:
     life, command = int(arguments[0]), arguments[1:]
     os.set_inheritable(life, False)
-    _become_subreaper()
+    become_subreaper()
     wake = _wake_on_signals()
     child = os.posix_spawn(command[0], command, os.environ, setsigdef=[signal.SIGCHLD, signal.SIGTERM])
     status = _watch(life, wake, child)
-    return _end_descendants(child, status)
+    end_descendants()
+    ended = _reap(child)
+    status = ended if status is None else status
+    code = 0 if status is None else os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
 
 
 def descendants(root: int) -> list[int]:
@@ -59,7 +63,8 @@ def _live_parent(pid: str) -> int | None:
     return None if fields[0] in (b"Z", b"X") and threads <= 1 else int(fields[1])
 
 
-def _become_subreaper() -> None:
+def become_subreaper() -> None:
+    """Adopt the orphans among the descendants of this process, which would be init's otherwise."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
@@ -102,8 +107,8 @@ def _reap(child: int) -> int | None:
     return found
 
 
-def _end_descendants(child: int, status: int | None) -> int:
-    """Kill until nothing is left: a process may start another while it is being killed."""
+def end_descendants() -> None:
+    """Kill all processes below this one until nothing is left: one may start another while it is being killed."""
     pause = 0.001
     while left := descendants(os.getpid()):
         for pid in left:
@@ -111,12 +116,6 @@ def _end_descendants(child: int, status: int | None) -> int:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
-        ended = _reap(child)
-        status = ended if status is None else status
-    if status is None:
-        status = _reap(child)
-    code = 0 if status is None else os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

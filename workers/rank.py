@@ -12,7 +12,6 @@ import importlib
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -25,10 +24,12 @@ import orjson
 from service.jobs.layout import DataLayout
 from service.jobs.reporting import Channel, SocketReporter, connect
 from service.jobs.runtime import RefusedError, RunContext
+from workers.control import Control
 from workers.parentage import die_with_parent
 
 Runner = Callable[[Any, RunContext], Mapping[str, Any] | None]
-"""``run(spec, context)`` of a job kind; what rank 0 returns becomes the job's result."""
+"""``run(spec, context)`` of a job kind; what rank 0 returns becomes the job's result. It must hold ``completed``, a
+:class:`service.jobs.runtime.Completion`."""
 
 RUNNERS: Mapping[str, str] = MappingProxyType(
     {
@@ -50,15 +51,15 @@ def main(find_runner: Callable[[str], Runner] = installed_runner) -> int:
     started = time.time()
     die_with_parent()
     faulthandler.enable()
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     address, rank = os.environ["TRIVET_EVENTS"], int(os.environ["RANK"])
     _redirect(sys.stdout.fileno(), address, rank, "stdout")
     _redirect(sys.stderr.fileno(), address, rank, "stderr")
     layout = DataLayout(Path(os.environ["TRIVET_DATA"]))
-    report = SocketReporter(connect(address, rank, "events"), rank, layout.job(os.environ["TRIVET_JOB"]))
+    connection = connect(address, rank, "events")
+    report = SocketReporter(connection, rank, layout.job(os.environ["TRIVET_JOB"]))
+    control = Control(connection, lambda: _be_terminated(report))
     try:
-        _run(_context(layout, report, stop), find_runner, started)
+        _run(_context(layout, report, control.stop.is_set), find_runner, started)
     except BaseException as error:  # whatever ends a rank is what its user wants to know
         _give_up(report, error)
     report.close(done=True)
@@ -79,7 +80,7 @@ def _run(context: RunContext, find_runner: Callable[[str], Runner], started: flo
         draft.replace(folder / "result.json")
 
 
-def _context(layout: DataLayout, report: SocketReporter, stop: threading.Event) -> RunContext:
+def _context(layout: DataLayout, report: SocketReporter, should_stop: Callable[[], bool]) -> RunContext:
     return RunContext(
         job_id=os.environ["TRIVET_JOB"],
         attempt=int(os.environ["TRIVET_ATTEMPT"]),
@@ -89,7 +90,7 @@ def _context(layout: DataLayout, report: SocketReporter, stop: threading.Event) 
         device_type=cast(Literal["cuda", "cpu"], os.environ["TRIVET_DEVICE"]),
         data=layout,
         report=report,
-        should_stop=stop.is_set,
+        should_stop=should_stop,
     )
 
 
@@ -97,6 +98,13 @@ def _redirect(descriptor: int, address: str, rank: int, channel: Channel) -> Non
     """Let everything written to ``descriptor``, from native code and child processes too, go to the supervisor."""
     with connect(address, rank, channel) as connection:
         os.dup2(connection.fileno(), descriptor)
+
+
+def _be_terminated(report: SocketReporter) -> NoReturn:
+    """Tell the supervisor of a SIGTERM that it did not send, and end as the signal would have it."""
+    report.terminated()
+    report.close(done=False, within_s=1.0)
+    os._exit(128 + signal.SIGTERM)
 
 
 def _give_up(report: SocketReporter, error: BaseException) -> None:

@@ -16,31 +16,47 @@ from typing import Literal, cast
 
 from service.jobs.events import ErrorEvent, Event
 from workers import wire
+from workers.control import STOP
 from workers.lines import Line, LineSplitter
 from workers.logs import LONGEST_LINE, RankLog, printable
 
 _CHUNK = 1 << 16
 _GREETING_WITHIN_S = 10.0
 _LAST_WORDS_WITHIN_S = 1.0
+_PAUSE_S = 0.01
 
 
 @dataclass
 class Rank:
-    """What is known of a rank since it greeted. ``ended_at`` is on the monotonic clock."""
+    """What is known of a rank since it greeted; times are in Unix seconds."""
 
     number: int
-    process: int | None
+    requests: socket.socket
+    """Its event connection, in the other direction: what its supervisor asks of it."""
+    process: int | None = None
     """A pidfd: signals sent through it cannot hit a stranger that got the same pid. None once it is gone."""
     done: bool = False
     error: ErrorEvent | None = None
+    terminated_at: float | None = None
+    """When SIGTERM arrived there, which its supervisor did not send."""
     hung_up: bool = False
     """Its events were read to the end."""
     ended_at: float | None = None
+    """When its end was noticed, which it was before anything was killed from here; the end itself came earlier."""
+
+    @property
+    def has_explained_itself(self) -> bool:
+        return self.done or self.error is not None or self.terminated_at is not None
+
+    def ask(self, request: bytes) -> None:
+        """Send a line, unless the rank reads so little that there is no room for it, or has gone."""
+        with contextlib.suppress(OSError):
+            self.requests.send(request, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 @dataclass
 class Relay:
-    """Serves one group. ``take`` gets every valid event; ``alarm`` is called when a rank raised or died unannounced."""
+    """Serves one group. ``take`` gets every valid event; ``alarm`` is called when a rank fails."""
 
     address: Path
     logs: Path
@@ -61,6 +77,7 @@ class Relay:
     async def drain(self, within_s: float = 5.0) -> None:
         """Stop listening and read to the end what the ended ranks left behind."""
         if self._server is not None:
+            await asyncio.sleep(_PAUSE_S)  # lets in those that connected while this process was not running
             self._server.close()
         if self._connections:
             _, late = await asyncio.wait(self._connections, timeout=within_s)
@@ -71,26 +88,35 @@ class Relay:
                 self.take(wire.log_event(text, rank=number))
         for rank in self.ranks.values():
             self._forget(rank)
+            rank.requests.close()
 
     def stop(self) -> bool:
-        """Ask the ranks to stop (SIGTERM), also those that have yet to greet; whether there was any to ask."""
+        """Ask the ranks to stop, also those that have yet to greet; whether there was any to ask."""
         self._stopping = True
         running = [rank for rank in self.ranks.values() if rank.ended_at is None]
         for rank in running:
-            self._signal(rank, signal.SIGTERM)
+            rank.ask(STOP)
         return bool(running)
 
     def kill(self) -> None:
         """SIGKILL the ranks, so that torchrun reports at once instead of waiting for them."""
         self._killed = True
         for rank in self.ranks.values():
-            if rank.ended_at is None:
-                self._signal(rank, signal.SIGKILL)
+            if rank.ended_at is None and rank.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(rank.process, signal.SIGKILL)
 
-    def unannounced(self) -> list[Rank]:
-        """Ranks that ended of themselves without a last word, in order of their end."""
-        found = [rank for rank in self.ranks.values() if rank.ended_at and not rank.done and rank.error is None]
-        return sorted(found, key=lambda rank: rank.ended_at or 0.0)
+    @property
+    def silent(self) -> dict[int, float]:
+        """Ranks that ended of themselves without a last word, and when that was noticed."""
+        ended = {rank.number: rank.ended_at for rank in self.ranks.values() if not rank.has_explained_itself}
+        return {number: at for number, at in ended.items() if at is not None}
+
+    @property
+    def terminated(self) -> dict[int, float]:
+        """Ranks that SIGTERM ended, and when it arrived there."""
+        found = {rank.number: rank.terminated_at for rank in self.ranks.values()}
+        return {number: at for number, at in found.items() if at is not None}
 
     @property
     def tails(self) -> dict[int, list[str]]:
@@ -111,6 +137,8 @@ class Relay:
             self.take(wire.log_event(str(error)))
         except (ConnectionError, TimeoutError):
             pass  # a rank that dies hangs up as it likes; its process tells the rest
+        except asyncio.CancelledError:
+            pass  # by drain(): asyncio would log it as an error
         finally:
             self._connections.discard(task)
             writer.close()
@@ -119,7 +147,7 @@ class Relay:
         async with asyncio.timeout(_GREETING_WITHIN_S):
             greeting = wire.parse_greeting(await _first_line(reader))
         if greeting.channel == "events":
-            self._meet(greeting.rank, _peer(writer))
+            self._meet(greeting.rank, writer.get_extra_info("socket"))
             try:
                 await self._read_events(reader, greeting.rank)
             finally:
@@ -127,44 +155,39 @@ class Relay:
         else:
             await self._read_text(reader, greeting.rank, greeting.channel)
 
-    def _meet(self, number: int, pid: int) -> None:
+    def _meet(self, number: int, connection: socket.socket) -> None:
         if number in self.ranks:
             raise wire.Malformed(f"rank {number} greeted twice; the second connection is ignored")
-        rank = self.ranks[number] = Rank(number, None)
+        rank = self.ranks[number] = Rank(number, connection.dup())
         try:
-            rank.process = os.pidfd_open(pid)
+            rank.process = os.pidfd_open(_peer(connection))
         except ProcessLookupError:
             self._ended(rank)
             return
         asyncio.get_running_loop().add_reader(rank.process, self._ended, rank)
         if self._stopping:
-            self._signal(rank, signal.SIGTERM)
+            rank.ask(STOP)
 
     def _ended(self, rank: Rank) -> None:
         self._forget(rank)
         if not self._killed:
-            rank.ended_at = time.monotonic()
-            self._hear_out(rank, rank.ended_at + _LAST_WORDS_WITHIN_S)
+            rank.ended_at = time.time()
+            self._hear_out(rank, time.monotonic() + _LAST_WORDS_WITHIN_S)
 
     def _hear_out(self, rank: Rank, until: float) -> None:
         """Its last words may still be in the socket: read them before calling its end a surprise."""
-        if rank.done or rank.error is not None:
+        if rank.has_explained_itself:
             return
         if rank.hung_up or time.monotonic() > until:
             self.alarm()
         else:
-            asyncio.get_running_loop().call_later(0.01, self._hear_out, rank, until)
+            asyncio.get_running_loop().call_later(_PAUSE_S, self._hear_out, rank, until)
 
     def _forget(self, rank: Rank) -> None:
         if rank.process is not None:
             asyncio.get_running_loop().remove_reader(rank.process)
             os.close(rank.process)
             rank.process = None
-
-    def _signal(self, rank: Rank, number: signal.Signals) -> None:
-        if rank.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(rank.process, number)
 
     async def _read_events(self, reader: asyncio.StreamReader, rank: int) -> None:
         splitter = LineSplitter(wire.LONGEST_EVENT)
@@ -182,6 +205,9 @@ class Relay:
             return
         if isinstance(event, wire.Done):
             self.ranks[rank].done = True
+        elif isinstance(event, wire.Terminated):
+            self.ranks[rank].terminated_at = event.time
+            self.alarm()
         elif event["type"] == "error":
             self._error(cast(ErrorEvent, event), rank)
         else:
@@ -217,8 +243,7 @@ async def _first_line(reader: asyncio.StreamReader) -> bytes:
     return bytes(text)
 
 
-def _peer(writer: asyncio.StreamWriter) -> int:
+def _peer(connection: socket.socket) -> int:
     """The pid at the other end, as the kernel knows it."""
-    connection = writer.get_extra_info("socket")
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)

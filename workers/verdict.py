@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,35 +20,62 @@ _HOSTS_FAULTS = {
     "terminated": ("SupervisorTerminated", "the supervisor got SIGTERM, as when a host shuts down"),
     "fenced": ("LeaseLost", "the broker was out of reach for most of the lease, so the group was ended"),
 }
-_AFTERMATH = frozenset({-signal.SIGABRT, -signal.SIGTERM})
-"""How a rank dies when a peer failed first: a communication library aborts, torchrun ends the rest."""
+_PEER_GONE = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|error|timeout)|remote peer|peer.*gone"
+    r"|ncclRemoteError|ncclSystemError|remote process exited|recvValue failed|sendBytes failed",
+    re.IGNORECASE,
+)
+"""How a communication library says that the other end has gone, which is never the cause itself."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """``exit_codes`` as torchrun reported them (negative: signal); ``silent`` ranks ended without a last word, first
-    one first, before anything was killed from here; ``result`` is absent or what rank 0 returned.
+    """What was seen of the ranks of one host until anything was killed from here. Times are in Unix seconds.
+
+    In ``errors`` and ``terminated`` times are the ranks' own, so they are in the order of what happened, whatever the
+    order of arrival. A time in ``silent`` is when the supervisor noticed the end, which may be long after.
     """
 
     cause: Cause
-    launcher_code: int
+    launcher_code: int | None
+    """As a shell would have it: 128 + n for signal n. None when torchrun was ended from here."""
     exit_codes: Mapping[int, int] = field(default_factory=dict)
+    """By rank, as torchrun reported them: those other than 0, negative for signals. None when it did not get to it."""
     errors: Sequence[ErrorEvent] = ()
-    silent: Sequence[int] = ()
+    """The exceptions that ranks reported."""
+    terminated: Mapping[int, float] = field(default_factory=dict)
+    """Ranks to which SIGTERM came, and when."""
+    silent: Mapping[int, float] = field(default_factory=dict)
+    """Ranks that ended without a last word."""
+    ranks: int = 0
+    """How many were to run here."""
+    done: int = 0
+    """How many of them said that their work is done."""
+    oom_kills: int = 0
+    """Processes that the kernel's out-of-memory killer ended on this host during the attempt."""
     tails: Mapping[int, Sequence[str]] = field(default_factory=dict)
     launcher_tail: Sequence[str] = ()
+    leads: bool = False
+    """Whether rank 0 ran here, which leaves the result."""
     result: Mapping[str, Any] | None = None
-    result_missing: bool = False
-    """Rank 0 ran here, but left no result."""
+    """What rank 0 left: its kind's result, and ``completed`` beside it."""
     timeout_s: float | None = None
     fault: str = ""
     """The supervisor's own error, when that is the cause."""
     attempt: int = 1
 
 
+@dataclass(frozen=True)
+class Death:
+    """A rank that ended without reporting an exception."""
+
+    rank: int
+
+
 def judge(evidence: Evidence) -> Outcome:
-    """The outcome to report. A failure names the rank that failed *first*: its peers fail in its wake."""
-    return _from_outside(evidence) or _failure(evidence) or _success(evidence)
+    """The outcome to report. A failure names the rank that failed *first*: its peers fail in its wake. Success means
+    that every rank said it was done, and that all the work which the spec asks for was."""
+    return _from_outside(evidence) or _failure(evidence) or _shortfall(evidence) or _success(evidence)
 
 
 def _from_outside(evidence: Evidence) -> Outcome | None:
@@ -71,48 +99,87 @@ def traceback_name(attempt: int, rank: int) -> str:
 
 
 def _failure(evidence: Evidence) -> Outcome | None:
-    dead = _dead_rank(evidence)
-    if dead is not None and (not evidence.errors or _came_first(dead, evidence)):
-        return _rank_died(dead, evidence)
-    if evidence.errors:
-        return _rank_raised(evidence.errors[0], evidence.attempt)
+    if (number := _lost_its_launcher(evidence)) is not None:
+        return _failed("LaunchFailed", f"torchrun was ended by {_signal_name(number)}{_quote(evidence.launcher_tail)}")
+    cause = _killed(evidence) or _first_by_time(evidence) or _never_there(evidence)
+    if isinstance(cause, Death):
+        return _rank_died(cause.rank, evidence)
+    if cause is not None:
+        return _rank_raised(cause, evidence.attempt)
     if evidence.launcher_code != 0 or evidence.cause == "rank_failed":
-        said = _quote(evidence.launcher_tail)
-        return _failed("LaunchFailed", f"torchrun ended with exit code {evidence.launcher_code}{said}")
+        how = "was ended" if evidence.launcher_code is None else f"ended with exit code {evidence.launcher_code}"
+        return _failed("LaunchFailed", f"torchrun {how}{_quote(evidence.launcher_tail)}")
     return None
 
 
-def _dead_rank(evidence: Evidence) -> int | None:
-    """The rank that ended first without a word, one that torchrun alone saw end when no other did."""
-    raised = {event["rank"] for event in evidence.errors}
-    dead = list(evidence.silent)
-    if not dead and evidence.cause == "exited":
-        dead = sorted(rank for rank in evidence.exit_codes if rank not in raised)
-    telling = [rank for rank in dead if evidence.exit_codes.get(rank, 0) not in _AFTERMATH]
-    return next(iter(telling or dead), None)
+def _lost_its_launcher(evidence: Evidence) -> int | None:
+    """The signal that ended torchrun, or what keeps it, if one did: it takes the ranks along without their codes."""
+    code = evidence.launcher_code
+    if code is None or 0 <= code <= 128 or evidence.exit_codes or evidence.terminated:
+        return None
+    raised = any(not _says_that_a_peer_is_gone(error) for error in evidence.errors)
+    return None if raised else abs(code) % 128
 
 
-def _came_first(rank: int, evidence: Evidence) -> bool:
-    """Whether a silent death explains the exceptions beside it. A rank whose peer is killed raises within
-    milliseconds, so the order of arrival does not tell; but a peer's exception makes no rank vanish silently,
-    except by the signals of the aftermath.
+def _killed(evidence: Evidence) -> Death | None:
+    """The rank that a signal, or a silent exit of its own, ended first. What happens to its peers does that to no
+    rank, but for the abort of a communication library and torchrun's SIGTERM (:func:`_first_by_time`).
     """
-    code = evidence.exit_codes.get(rank, 0)
-    return rank in evidence.silent and code != 0 and code not in _AFTERMATH
+    in_the_wake = (None, -signal.SIGABRT, -signal.SIGTERM)
+    own = {rank: at for rank, at in evidence.silent.items() if evidence.exit_codes.get(rank) not in in_the_wake}
+    return _earliest(own)
+
+
+def _first_by_time(evidence: Evidence) -> ErrorEvent | Death | None:
+    """The first exception, or the rank that before it got SIGTERM or ended in a way that does not tell.
+
+    A silent end was noticed some time after it happened. So one that was noticed after an exception may have come
+    before it; it did if the exception says that a peer is gone.
+    """
+    first = min(evidence.errors, key=lambda error: error["time"], default=None)
+    ends = {**evidence.silent, **evidence.terminated}
+    dead = _earliest(ends)
+    if first is None or (dead is not None and ends[dead.rank] <= first["time"]):
+        return dead
+    return (_earliest(evidence.silent) if _says_that_a_peer_is_gone(first) else None) or first
+
+
+def _earliest(ends: Mapping[int, float]) -> Death | None:
+    return Death(min(ends, key=lambda rank: ends[rank])) if ends else None
+
+
+def _says_that_a_peer_is_gone(error: ErrorEvent) -> bool:
+    return _PEER_GONE.search(error["message"]) is not None
+
+
+def _never_there(evidence: Evidence) -> Death | None:
+    """A rank that only torchrun saw fail: it ended before it reached its supervisor, or after its work was done."""
+    failed = sorted(evidence.exit_codes) if evidence.cause == "exited" else []
+    telling = [rank for rank in failed if evidence.exit_codes[rank] not in (-signal.SIGABRT, -signal.SIGTERM)]
+    return Death((telling or failed)[0]) if failed else None
 
 
 def _rank_died(rank: int, evidence: Evidence) -> Outcome:
     code = evidence.exit_codes.get(rank)
-    if code is None:
+    if rank in evidence.terminated:
+        how = "was ended by SIGTERM, which the service did not send (a memory daemon does, or somebody on its host)"
+    elif code is None:
         how = "ended before its work was done"
+    elif code == -signal.SIGKILL:
+        how = f"was killed by SIGKILL; {_out_of_memory(evidence.oom_kills)}"
     elif code < 0:
         how = f"was ended by {_signal_name(-code)}"
-        how += " (the kernel does this when memory runs out)" if code == -signal.SIGKILL else ""
     else:
         how = f"exited with code {code} without reporting an error"
     wake = "".join(f"; rank {event['rank']} raised {event['error']}: {event['message']}" for event in evidence.errors)
     tail = evidence.tails.get(rank) or evidence.launcher_tail
     return _failed("RankDied", f"rank {rank} {how}{wake}{_quote(tail)}", rank)
+
+
+def _out_of_memory(kills: int) -> str:
+    if kills:
+        return f"the kernel's out-of-memory killer ended {kills} process{'es' * (kills > 1)} here during the attempt"
+    return "the kernel's out-of-memory killer is the usual sender"
 
 
 def _rank_raised(event: ErrorEvent, attempt: int) -> Outcome:
@@ -122,10 +189,26 @@ def _rank_raised(event: ErrorEvent, attempt: int) -> Outcome:
     return _failed(event["error"], event["message"], rank, trace)
 
 
-def _success(evidence: Evidence) -> Outcome:
-    if evidence.result_missing:
+def _shortfall(evidence: Evidence) -> Outcome | None:
+    """Exit code 0 is no proof that the work was done."""
+    if evidence.done < evidence.ranks:
+        said = f"only {evidence.done} of {evidence.ranks} ranks said that their work is done"
+        return _failed("Incomplete", f"torchrun ended with exit code 0, but {said}")
+    if not evidence.leads:
+        return None
+    if evidence.result is None:
         return _failed("NoResult", "the group exited with code 0, but rank 0 left no result")
-    return Outcome("succeeded", None if evidence.result is None else dict(evidence.result))
+    match evidence.result.get("completed"):
+        case {"done": int(done), "total": int(total), "unit": str(unit)}:
+            said = f"{done} of {total} {unit} were done when the ranks ended, which nobody had asked them to do"
+            return None if done == total else _failed("Incomplete", said)
+    return _failed("NoResult", "rank 0 left a result that does not say how much of the work was done")
+
+
+def _success(evidence: Evidence) -> Outcome:
+    if evidence.result is None:
+        return Outcome("succeeded")
+    return Outcome("succeeded", {name: value for name, value in evidence.result.items() if name != "completed"} or None)
 
 
 def _failed(error: str, message: str, rank: int | None = None, traceback: str | None = None) -> Outcome:

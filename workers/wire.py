@@ -46,6 +46,13 @@ class Done:
     """A rank's last word: it is about to exit because its work is done."""
 
 
+@dataclass(frozen=True)
+class Terminated:
+    """A rank's last word: SIGTERM arrived there at ``time`` (Unix seconds)."""
+
+    time: float
+
+
 def parse_greeting(text: bytes) -> Greeting:
     match _object(text):
         case {"rank": int(rank), "channel": "events" | "stdout" | "stderr" as channel} if 0 <= rank < 1 << 20:
@@ -53,22 +60,24 @@ def parse_greeting(text: bytes) -> Greeting:
     raise _malformed("a connection starts with its rank and channel", text)
 
 
-def parse_event(line: Line, rank: int) -> Event | Done:
+def parse_event(line: Line, rank: int) -> Event | Done | Terminated:
     """The event in ``line``, stamped with the rank that the connection belongs to. Raises :class:`Malformed`."""
     if line.cut:
         raise _malformed(f"an event of {len(line.text) + line.cut} bytes is longer than {LONGEST_EVENT}", line.text)
     event = _object(line.text)
     kind = event.get("type")
+    moment = event.get("time")
+    event["time"] = float(moment) if isinstance(moment, (int, float)) else time.time()
     if kind == "done":
         return Done()
+    if kind == "terminated":
+        return Terminated(event["time"])
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
     if fields is None:
         raise _malformed(f"the type is none of {', '.join(_FIELDS)}", line.text)
     for name, expected in fields.items():
         if not isinstance(event.get(name), expected):
             raise _malformed(f"a {kind} event needs {name!r} ({_names(expected)})", line.text)
-    moment = event.get("time")
-    event["time"] = float(moment) if isinstance(moment, (int, float)) else time.time()
     event["rank"] = rank
     return cast(Event, event)
 

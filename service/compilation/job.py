@@ -18,13 +18,13 @@ from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import Proof, self_test
 from service.compilation.subject import target_of
 from service.compilation.together import GroupLostError
-from service.jobs.runtime import RunContext
+from service.jobs.runtime import Completion, RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.parallel import distributed
 
 
 def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
-    """Climb on every rank; rank 0 publishes ``report.json`` and returns ``{gate, summary, verdicts}``.
+    """Climb on every rank; rank 0 publishes ``report.json`` and returns ``{gate, summary, verdicts, completed}``.
 
     A rung that fails is a result, not an error: the job succeeds when it could judge. Raises ``ValueError`` for a
     spec that cannot be checked, and ``MeshError`` when the ranks do not form its mesh.
@@ -48,7 +48,18 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     report = assemble(spec, target, results, toolchain_s, diagnoses=diagnoses, proofs=proofs)
     write(context, report)
     announce(context, diagnoses)
-    return {name: report[name] for name in ("gate", "summary", "verdicts")}
+    return {
+        **{name: report[name] for name in ("gate", "summary", "verdicts")},
+        "completed": _completed(context, results),
+    }
+
+
+def _completed(context: RunContext, results: list[Result]) -> Completion:
+    """The rungs that were judged, or not reached for a reason of the program's own. A job that was asked to stop lacks
+    at least one: its self-test and diagnoses may be missing too.
+    """
+    lacking = max(1, sum(result.verdict == "not_reached" for result in results)) if context.should_stop() else 0
+    return Completion(done=len(results) - lacking, total=len(results), unit="rungs")
 
 
 def _climb(

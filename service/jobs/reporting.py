@@ -1,7 +1,8 @@
 """The rank's side of the event socket: newline-delimited JSON to the supervisor, sent from a background thread.
 
 A connection starts with one greeting line (:func:`greeting`) that says which rank speaks on which channel.
-On ``events`` one JSON object per line follows (see :mod:`service.jobs.events`), at the end ``{"type": "done"}``;
+On ``events`` one JSON object per line follows (see :mod:`service.jobs.events`), at the end ``{"type": "done"}``, or
+``{"type": "terminated"}`` where SIGTERM ended the rank; the supervisor answers with requests (:mod:`workers.control`).
 ``stdout`` and ``stderr`` carry raw text.
 """
 
@@ -106,6 +107,10 @@ class SocketReporter:
     def error(self, error: str, message: str, traceback: str) -> None:
         """Report the exception that ends this rank; ``error`` is its class name, ``traceback`` may be empty."""
         self._put({"type": "error", "error": error, "message": message, "traceback": traceback})
+
+    def terminated(self) -> None:
+        """Tell the supervisor that SIGTERM ends this rank, and when it arrived."""
+        self._put({"type": "terminated"})
 
     def close(self, *, done: bool, within_s: float = 10.0) -> None:
         """Flush and hang up. ``done`` says that the rank ended as it should, so its exit is no surprise."""

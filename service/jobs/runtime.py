@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict
 
 from service.jobs.layout import DataLayout, JobPaths
 
@@ -39,6 +39,15 @@ class Reporter(Protocol):
         """Announce a finished file (or folder) below the job's artifact folder; its name is its relative path."""
 
 
+class Completion(TypedDict):
+    """How much of the work that a spec asks for was done. A kind returns it as ``completed`` beside its result; an
+    attempt succeeds only when ``done`` equals ``total``."""
+
+    done: int
+    total: int
+    unit: str
+
+
 class RefusedError(Exception):
     """What the spec asks for cannot be done: the message is all that its author needs, no traceback."""
 
@@ -48,7 +57,7 @@ class RunContext:
     """One rank of one attempt.
 
     ``devices`` are the indices that placement granted on this host (CUDA indices, or CPU slots);
-    ``should_stop`` turns true when the attempt was asked to end (checkpoint, then return).
+    ``should_stop`` turns true when the supervisor asks the attempt to end (checkpoint, then return); nothing else does.
     """
 
     job_id: str

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from service.jobs.runtime import RunContext
+from service.jobs.runtime import Completion, RunContext
 from service.jobs.spec.train import TrainSpec
 from service.parallel import checkpoint, distributed
 from service.training.export import export_huggingface, export_model
@@ -21,8 +21,9 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
     """Train as ``spec`` says; every rank calls this, rank 0 returns the result.
 
     Takes up the newest complete checkpoint of the job. When the attempt is asked to stop, a checkpoint is written and
-    the result says ``stopped``. Raises ``NonFiniteError`` when loss or gradient stop being numbers, ``GateError``
-    when compilation isn't allowed, ``ValueError`` for a spec that doesn't fit the data or the mesh.
+    the result says ``stopped``; ``completed`` counts the steps. Raises ``NonFiniteError`` when loss or gradient stop
+    being numbers, ``GateError`` when compilation isn't allowed, ``ValueError`` for a spec that doesn't fit the data or
+    the mesh.
     """
     with joined(context.device_type) as device:
         training = prepare(spec, context, device)
@@ -38,7 +39,8 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
             publish(training, loop)
         loop.history.write()
         context.report.artifact(loop.history.path, "application/vnd.apache.parquet")
-        return loop.summary(evaluation, stopped=not finished)
+        completed = Completion(done=loop.step, total=spec.steps, unit="steps")
+        return {**loop.summary(evaluation, stopped=not finished), "completed": completed}
 
 
 def publish(training: Training, loop: Loop) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from service.bounds.methods import Method
 from service.bounds.workspace import keep_workspaces_small
-from service.jobs.runtime import RunContext
+from service.jobs.runtime import Completion, RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
 from service.verification import report, tally
@@ -72,6 +72,7 @@ def _result(tasks: Sequence[Task], ledger: Ledger, context: RunContext) -> dict[
         **tally.summary(rows, tasks[0].asked.has_labels, tasks[0].asked.eps),
         "method": tasks[0].method_name,
         "layers": [line for each in layers for line in each],
+        "completed": Completion(done=len(rows), total=tasks[0].asked.count, unit="instances"),
     }
 
 

@@ -149,6 +149,7 @@ def test_a_job_that_is_asked_to_stop_reaches_no_further_rung(data: DataLayout) -
     result = run(spec(model=MLP), where)
     assert result is not None
     assert result["verdicts"] == {"not_reached": 4}
+    assert result["completed"] == {"done": 0, "total": 4, "unit": "rungs"}
     assert result["gate"]["train"] is None
     assert report(data)["rungs"][0]["findings"][0]["message"] == "the job was asked to stop"
 

@@ -68,6 +68,8 @@ def resumed(tmp_path_factory: pytest.TempPathFactory, torchrun: Torchrun) -> tup
 def test_a_stopped_run_says_so_and_leaves_a_checkpoint_but_no_model(resumed: tuple[Path, dict[str, Any]]) -> None:
     folder, runs = resumed
     assert runs["first"]["result"]["stopped"] is True
+    assert runs["first"]["result"]["completed"] == {"done": STOP, "total": STEPS, "unit": "steps"}
+    assert runs["same"]["result"]["completed"] == {"done": STEPS, "total": STEPS, "unit": "steps"}
     assert runs["first"]["steps"] == [1, 2, 3]
     assert "eval_loss" not in runs["first"]["result"]
     left = DataLayout(folder / "alone").job(JOB)

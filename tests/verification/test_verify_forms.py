@@ -136,11 +136,13 @@ def test_a_search_that_is_asked_to_stop_is_done_again_by_the_next_attempt(traine
     first = job.run(specification(trained, "", **fields), stopped)
     assert first is not None
     assert first["instances"] == 0
+    assert first["completed"] == {"done": 0, "total": 2, "unit": "instances"}
     again, report = context(trained, job_id="job_" + "s" * 20, attempt=2)
     fields["method"] = "crown"
     second = job.run(specification(trained, "", **fields), again)
     assert second is not None
     assert [row["verdict"] for row in report.bounds] == ["verified", "verified"]
+    assert second["completed"] == {"done": 2, "total": 2, "unit": "instances"}
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,11 @@ def killed(context: RunContext) -> None:
     meet_then(lambda _: os.kill(os.getpid(), signal.SIGKILL), context)
 
 
+def waiting(context: RunContext) -> None:
+    """Waits for its peers, all of which but one wait too."""
+    meet_then(lambda _: time.sleep(3600), context)
+
+
 def vanishing(context: RunContext) -> None:
     meet_then(lambda _: os._exit(3), context)
 
@@ -121,7 +126,7 @@ def endless(context: RunContext) -> dict[str, Any]:
     path = context.paths.artifacts / f"checkpoint-{context.rank}.txt"
     path.write_text("saved")
     context.report.artifact(path)
-    return {"stopped": True}
+    return {"stopped": True, "completed": {"done": step, "total": 1_000_000, "unit": "steps"}}
 
 
 def until_told(context: RunContext) -> dict[str, Any]:
@@ -166,14 +171,18 @@ def flood(context: RunContext) -> dict[str, Any]:
 BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
     function.__name__: function
     for function in (
-        succeed, nothing, environment, exchange, raising, refusing, killed, vanishing, leaving, endless, until_told,
-        stubborn, malformed, flood,
+        succeed, nothing, environment, exchange, raising, refusing, killed, waiting, vanishing, leaving, endless,
+        until_told, stubborn, malformed, flood,
     )
 }  # fmt: skip
 
 
+WHOLE = {"done": 1, "total": 1, "unit": "steps"}
+
+
 def find_runner(kind: str) -> Runner:
-    return lambda spec, context: BEHAVIOURS[spec.name](context)
+    """Behaviours do all their work, unless they say otherwise."""
+    return lambda spec, context: {"completed": WHOLE, **(BEHAVIOURS[spec.name](context) or {})}
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def test_a_job_that_is_refused_by_its_rank_says_so_in_a_line(fleet: Fleet) -> No
 
 @pytest.mark.parametrize(
     ("behaviour", "rank", "how"),
-    [("killed", 1, "was ended by SIGKILL"), ("vanishing", 1, "exited with code 3"), ("leaving", 0, "ended before")],
+    [("killed", 1, "was killed by SIGKILL"), ("vanishing", 1, "exited with code 3"), ("leaving", 0, "ended before")],
 )
 def test_a_rank_that_dies_without_a_word(fleet: Fleet, behaviour: str, rank: int, how: str) -> None:
     ref = fleet.submit(behaviour, ranks=2)

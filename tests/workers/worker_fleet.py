@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,18 +20,20 @@ import redis as redis_py
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Job
 from service.jobs.roster import Roster
-from service.jobs.spec import TrainSpec
+from service.jobs.spec import TrainSpec, VerifySpec
 from service.jobs.store import HostReport, Store, StoreLimits
 from workers.orders import Order
 
 SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")))
+REAL_SUPERVISOR = (sys.executable, "-m", "workers.supervisor")
+"""Its ranks do what the job's kind says."""
 HOST = "alpha"
 
 
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], within_s: float = 40.0) -> T:
+def eventually(look: Callable[[], T], within_s: float = 120.0) -> T:
     """Poll until ``look`` returns something true; that."""
     deadline = time.monotonic() + within_s
     while not (found := look()):
@@ -108,8 +111,12 @@ class Fleet:
 
     def submit(self, name: str, ranks: int = 1, **fields: Any) -> AttemptRef:
         """A job that is placed here."""
+        return self.place(train_spec(name, ranks, **fields))
+
+    def place(self, spec: TrainSpec | VerifySpec) -> AttemptRef:
+        """A job of any kind that is placed here."""
         self.beat()
-        job, _ = self.store.jobs.submit(train_spec(name, ranks, **fields), "tester")
+        job, _ = self.store.jobs.submit(spec, "tester")
         assert self.store.attempts.place() == [job.id]
         return AttemptRef(job.id, 1, HOST)
 
@@ -148,10 +155,22 @@ def limits() -> StoreLimits:
 
 @pytest.fixture
 def fleet(broker: str, redis: redis_py.Redis, data: DataLayout, limits: StoreLimits) -> Iterator[Fleet]:
-    store = Store.connect(broker, data, limits)
-    fleet = Fleet(store, data, broker, limits)
+    fleet = Fleet(Store.connect(broker, data, limits), data, broker, limits)
     yield fleet
     fleet.close()
+
+
+def rank_process(ref: AttemptRef, rank: int) -> psutil.Process:
+    """The process of a rank, once it is there."""
+
+    def look() -> psutil.Process | None:
+        for process in processes_of(ref):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.environ().get("RANK") == str(rank) and "RANK" not in process.parent().environ():  # type: ignore[union-attr]
+                    return process
+        return None
+
+    return eventually(look)  # type: ignore[return-value]
 
 
 def processes_of(ref: AttemptRef) -> list[psutil.Process]:

@@ -1,0 +1,5 @@
+"""Fixtures of the fault tests."""
+
+from worker_fleet import fleet, limits
+
+__all__ = ["fleet", "limits"]

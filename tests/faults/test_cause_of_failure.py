@@ -1,0 +1,89 @@
+"""A group fails by the hand of one rank; the others fail in its wake, and may well be heard of first."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from worker_fleet import Fleet, eventually, processes_of, rank_process
+
+from service.jobs.records import AttemptRef, JobError
+
+pytestmark = pytest.mark.distributed
+
+
+@contextmanager
+def stopped(*processes: psutil.Process) -> Iterator[None]:
+    """Processes that do not run meanwhile, as on a busy machine: afterwards they see all that happened at once."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+
+
+def over(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def two_ranks(fleet: Fleet) -> tuple[AttemptRef, list[psutil.Process], psutil.Process, psutil.Process]:
+    """Ranks that wait for each other in a collective; with them their supervisor and torchrun."""
+    ref = fleet.submit("waiting", ranks=2)
+    supervisor = psutil.Process(fleet.supervise(ref).pid)
+    eventually(lambda: sum("met the others" in event["line"] for event in fleet.events(ref, "log")) == 2)
+    ranks = [rank_process(ref, rank) for rank in range(2)]
+    return ref, ranks, supervisor, supervisor.children()[0].children()[0]
+
+
+def failed(fleet: Fleet, ref: AttemptRef) -> JobError:
+    job = fleet.ended(ref)
+    assert job.state == "failed"
+    assert job.error is not None
+    assert processes_of(ref) == []
+    return job.error
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL; the kernel's out-of-memory killer"),
+        (signal.SIGSEGV, "was ended by SIGSEGV"),
+        (signal.SIGTERM, "was ended by SIGTERM, which the service did not send"),
+    ],
+)
+def test_the_rank_that_was_signalled_is_the_cause_although_all_ends_are_seen_at_once(
+    fleet: Fleet, number: signal.Signals, said: str
+) -> None:
+    ref, ranks, supervisor, _ = two_ranks(fleet)
+    with stopped(supervisor):
+        ranks[1].send_signal(number)
+        eventually(lambda: all(over(rank) for rank in ranks))
+    error = failed(fleet, ref)
+    assert (error.type, error.rank) == ("RankDied", 1)
+    assert said in error.message
+
+
+def test_the_rank_that_was_killed_is_the_cause_although_torchrun_never_tells_its_exit_code(fleet: Fleet) -> None:
+    ref, ranks, supervisor, launcher = two_ranks(fleet)
+    with stopped(supervisor):
+        os.kill(launcher.pid, signal.SIGSTOP)
+        ranks[1].kill()
+        eventually(lambda: all(over(rank) for rank in ranks))
+    error = failed(fleet, ref)
+    assert (error.type, error.rank) == ("RankDied", 1)
+    assert "ended before its work was done" in error.message
+    assert "raised RuntimeError" in error.message
+
+
+def test_a_killed_torchrun_is_the_cause_of_the_end_of_its_ranks(fleet: Fleet) -> None:
+    ref, _, _, launcher = two_ranks(fleet)
+    launcher.kill()
+    error = failed(fleet, ref)
+    assert (error.type, error.rank) == ("LaunchFailed", None)
+    assert "torchrun was ended by SIGKILL" in error.message
