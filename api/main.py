@@ -33,7 +33,7 @@ from api.routes import (
     schedule,
     timeline,
 )
-from api.security import SESSION_COOKIE, authenticated
+from api.security import authenticated, session_cookie
 from api.stream import Hub
 from service.jobs.settings import Settings
 from service.jobs.store import Store, StoreLimits
@@ -58,6 +58,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     )
     hub = Hub(
         StreamTail.connect(settings.broker_url),
+        connected.keys.ended,
         max_streams=settings.max_streams,
         max_streams_per_key=settings.max_streams_per_key,
     )
@@ -89,8 +90,8 @@ def _mount_dashboard(app: FastAPI) -> None:
 
 
 def _has_session(request: Request) -> bool:
-    """Whether pages may be shown; what is in them asks the API, which checks the key itself."""
-    return SESSION_COOKIE in request.cookies
+    """Whether pages may be shown; what is in them asks the API, which checks the session itself."""
+    return session_cookie(request) is not None
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from api import frames
 from api.frames import Batch, Cursor, Frame, in_order
 from api.problems import ProblemError
+from api.security import Caller
 from api.stream import Hub, Subscription, TooManyStreams
 from service.jobs.records import Job
 from service.jobs.states import TERMINAL, JobState
@@ -25,7 +26,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Server-sent events. `event:` is the event's type, `data:` its JSON with `job` and `id`, and "
         "`id:` a position to resume from with `Last-Event-ID`. Besides: `gap` (events were removed before they were "
-        "read; fetch a snapshot), `end` (nothing can follow), `bye` (the service goes down; reconnect).",
+        "read; fetch a snapshot), `end` (nothing can follow), `bye` (the service goes down, the key was revoked or the "
+        "session is over; reconnect to know).",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
@@ -54,12 +56,12 @@ class Stream:
                 yield found
             elif chunk := self._encode(found):
                 yield chunk
-        yield frames.BYE if self.hub.closing.is_set() else frames.END
+        yield frames.BYE if self.hub.closing.is_set() or self.subscription.revoked else frames.END
 
     async def rounds(self) -> AsyncIterator[list[Batch] | bytes | None]:
         """Batches as they arrive; bytes of a gap; ``None`` when there was nothing for a while."""
         subscription, checked = self.subscription, False
-        while not self.hub.closing.is_set():
+        while not self.hub.closing.is_set() and not subscription.revoked:
             if subscription.joined:
                 if found := subscription.take():
                     yield self._delivered(found)
@@ -136,7 +138,7 @@ class Stream:
 
 def respond(
     hub: Hub,
-    owner: str,
+    caller: Caller,
     cursor: Cursor,
     states: Mapping[str, JobState],
     *,
@@ -146,12 +148,12 @@ def respond(
 ) -> StreamingResponse:
     """An open stream over the jobs of ``states`` (plus those to come, with ``everything``). 429 when too many."""
     try:
-        hub.check_room(owner)
+        hub.check_room(caller.credential)
     except TooManyStreams as error:
         raise _too_many(error) from None
 
     async def body() -> AsyncIterator[bytes]:
-        with hub.subscribe(owner, cursor, states, everything=everything) as subscription:
+        with hub.subscribe(caller.credential, cursor, states, everything=everything) as subscription:
             stream = Stream(hub, subscription, composite=not single, types=types, states=dict(states))
             async for chunk in stream.chunks():
                 yield chunk
@@ -159,17 +161,21 @@ def respond(
     return StreamingResponse(body(), media_type="text/event-stream", headers=HEADERS)
 
 
-async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, owner: str) -> Job:
-    """The job when it is over, or as it is after ``within_s`` seconds; no thread waits meanwhile."""
+async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, caller: Caller) -> Job:
+    """The job when it is over, or as it is after ``within_s`` seconds; no thread waits meanwhile. 401 when the key was
+    revoked while it waited.
+    """
     after = await hub.tail.last_id(job_id) or BEGINNING
     job = await run_in_threadpool(store.jobs.get, job_id)
     if job.state in TERMINAL:
         return job
     try:
-        with hub.subscribe(owner, Cursor(base=after), [job_id]) as subscription:
+        with hub.subscribe(caller.credential, Cursor(base=after), [job_id]) as subscription:
             stream = Stream(hub, subscription, composite=False, states={job_id: job.state})
             async with asyncio.timeout(within_s):
                 await _exhaust(stream.chunks())
+            if subscription.revoked:
+                raise ProblemError(401, "this API key was revoked, or the session is over")
     except TimeoutError:
         pass
     except TooManyStreams as error:

@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from api.frames import Batch, Cursor, batches
-from service.jobs.store import StoreUnavailable
+from service.jobs.store import Credential, StoreUnavailable
 from service.jobs.store.tail import StreamTail, parse_id
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ QUEUE_FRAMES = 4096
 BLOCK_MS = 100
 """Also the longest time until a newly watched stream is part of the read."""
 DISCOVER_S = 0.5
+REVOKE_S = 0.5
+"""How often it is asked whether open streams are still admitted."""
 RETRY_S = 0.5
 RECENT_JOBS = 256
 
@@ -34,11 +36,14 @@ RECENT_JOBS = 256
 class Subscription:
     """One consumer's position, watched jobs and queue."""
 
+    credential: Credential
     cursor: Cursor
     jobs: set[str]
     everything: bool = False
     """Jobs that appear later are watched too."""
     joined: bool = False
+    revoked: bool = False
+    """What it was admitted by no longer admits anybody."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _queue: deque[Batch] = field(default_factory=deque)
     _queued: int = 0
@@ -80,8 +85,17 @@ class TooManyStreams(Exception):  # noqa: N818
 class Hub:
     """Fans the streams of jobs out to subscriptions. Lives in one event loop."""
 
-    def __init__(self, tail: StreamTail, *, max_streams: int = 1000, max_streams_per_key: int = 100) -> None:
+    def __init__(
+        self,
+        tail: StreamTail,
+        ended: Callable[[Sequence[Credential]], set[Credential]],
+        *,
+        max_streams: int = 1000,
+        max_streams_per_key: int = 100,
+    ) -> None:
+        """``ended`` tells, from the store, which credentials no longer admit anybody."""
         self.tail = tail
+        self._ended = ended
         self.closing = asyncio.Event()
         self._max_streams = max_streams
         self._max_streams_per_key = max_streams_per_key
@@ -95,7 +109,8 @@ class Hub:
     def start(self) -> None:
         """Begin to read. The hub lives in the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._tasks = [asyncio.create_task(self._read_forever()), asyncio.create_task(self._discover_forever())]
+        forever = (self._read_forever, self._discover_forever, self._revoke_forever)
+        self._tasks = [asyncio.create_task(each()) for each in forever]
 
     def close(self) -> None:
         """End all streams, now. Safe to call twice."""
@@ -121,25 +136,25 @@ class Hub:
 
     @contextlib.contextmanager
     def subscribe(
-        self, owner: str, cursor: Cursor, jobs: Iterable[str], *, everything: bool = False
+        self, credential: Credential, cursor: Cursor, jobs: Iterable[str], *, everything: bool = False
     ) -> Iterator[Subscription]:
         """An open subscription of one key. Raises :class:`TooManyStreams`."""
-        self.check_room(owner)
-        subscription = Subscription(cursor, set(jobs), everything)
-        self._open[owner] += 1
+        self.check_room(credential)
+        subscription = Subscription(credential, cursor, set(jobs), everything)
+        self._open[credential.key_id] += 1
         self._subscriptions.add(subscription)
         try:
             yield subscription
         finally:
             self._subscriptions.discard(subscription)
             self.leave(subscription)
-            self._open[owner] -= 1
+            self._open[credential.key_id] -= 1
 
-    def check_room(self, owner: str) -> None:
-        """Raises :class:`TooManyStreams` when one more stream of ``owner`` would be too many."""
+    def check_room(self, credential: Credential) -> None:
+        """Raises :class:`TooManyStreams` when one more stream of this key would be too many."""
         if self._open.total() >= self._max_streams:
             raise TooManyStreams(f"this process has {self._max_streams} event streams open, its limit")
-        if self._open[owner] >= self._max_streams_per_key:
+        if self._open[credential.key_id] >= self._max_streams_per_key:
             raise TooManyStreams(f"this key has {self._max_streams_per_key} event streams open, its limit")
 
     async def catch_up(self, subscription: Subscription) -> list[Batch]:
@@ -210,6 +225,18 @@ class Hub:
                 jobs = set(await self.tail.recent_jobs(RECENT_JOBS))
                 for subscription in wanting:
                     self._watch_exactly(subscription, jobs)
+
+    async def _revoke_forever(self) -> None:
+        """End streams whose key was revoked or whose session is over."""
+        while not self.closing.is_set():
+            await asyncio.sleep(REVOKE_S)
+            credentials = list({subscription.credential for subscription in self._subscriptions})
+            with contextlib.suppress(StoreUnavailable):
+                ended = await asyncio.to_thread(self._ended, credentials) if credentials else set()
+                for subscription in self._subscriptions:
+                    if subscription.credential in ended:
+                        subscription.revoked = True
+                        subscription.wake.set()
 
     def _watch_exactly(self, subscription: Subscription, jobs: set[str]) -> None:
         if subscription.jobs != jobs:

@@ -115,7 +115,6 @@ def _endpoint(page: Page, environment: Environment, signed_in: SignedIn | None) 
             page=page,
             navigation=navigation,
             sheets=COMMON_SHEETS + page.sheets,
-            query=request.query_params,
             **request.path_params,
         )
         return HTMLResponse(text, headers=HEADERS)

@@ -61,7 +61,7 @@ async def job_events(
         return await run_in_threadpool(_page, store, job_id, stream_id("after", after), wanted, limit)
     point = resume_point(request, after)
     cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
-    return sse.respond(hub, key.id, cursor, {job_id: job.state}, types=wanted, single=True)
+    return sse.respond(hub, key, cursor, {job_id: job.state}, types=wanted, single=True)
 
 
 def _page(store: Store, job_id: str, after: str, types: frozenset[str] | None, limit: int) -> EventItems:
@@ -93,7 +93,7 @@ async def all_events(
         cursor = Cursor(base=await hub.tail.now())
     else:
         cursor = Cursor()
-    return sse.respond(hub, key.id, cursor, states, types=wanted, everything=jobs is None)
+    return sse.respond(hub, key, cursor, states, types=wanted, everything=jobs is None)
 
 
 def _states(store: Store, jobs: str) -> dict[str, JobState]:

@@ -100,7 +100,7 @@ async def get_job(
     """One job; with ``wait_s``, when it is over or the time is."""
     if wait_s == 0:
         return await run_in_threadpool(store.jobs.get, job_id)
-    return await sse.wait_terminal(hub, store, job_id, min(wait_s, 60.0), key.id)
+    return await sse.wait_terminal(hub, store, job_id, min(wait_s, 60.0), key)
 
 
 @router.post("/jobs/{job_id}/cancel", status_code=status.HTTP_202_ACCEPTED)

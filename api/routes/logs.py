@@ -77,7 +77,7 @@ async def job_logs(
     if wants_stream(request):
         point = resume_point(request, after)
         cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
-        return sse.respond(hub, key.id, cursor, {job_id: job.state}, types=LOGS, single=True)
+        return sse.respond(hub, key, cursor, {job_id: job.state}, types=LOGS, single=True)
     start = stream_id("after", after)
     found = _from_start(store, settings.layout, job_id) if start == BEGINNING else _since(store, job_id, start)
     lines = await run_in_threadpool(_chosen, found, rank, tail)

@@ -64,6 +64,13 @@ class Settings(BaseSettings):
     max_streams: int = Field(1000, ge=1, description="event streams open at once, per API process")
     max_streams_per_key: int = Field(100, ge=1, description="event streams open at once, per API key")
 
+    session_idle_s: float = Field(
+        3600.0, gt=0, description="a session of the dashboard ends when it was not used for so long, in seconds"
+    )
+    session_s: float = Field(
+        43_200.0, gt=0, description="a session of the dashboard ends after so long in any case, in seconds"
+    )
+
     worker_name: str = Field(
         default_factory=socket.gethostname, min_length=1, description="name under which a worker reports itself"
     )

@@ -175,7 +175,22 @@ def visitor(context: BrowserContext, complaints: Complaints, key: str) -> Iterat
 @pytest.fixture
 def page(visitor: Page, context: BrowserContext, service: Service, key: str) -> Page:
     """A page of somebody who is signed in."""
+    admin = service.store.keys.verify(key)
+    assert admin is not None
+    session = service.store.sessions.begin(admin)
     context.add_cookies(
-        [{"name": "trivet_session", "value": key, "url": service.url, "httpOnly": True, "sameSite": "Strict"}]
+        [
+            {
+                "name": "trivet_session",
+                "value": session.cookie,
+                "url": service.url,
+                "httpOnly": True,
+                "sameSite": "Strict",
+            }
+        ]
+    )
+    context.add_init_script(
+        "if (location.protocol === 'http:' && !localStorage.getItem('trivet-session'))"
+        f" localStorage.setItem('trivet-session', '{session.page}')"
     )
     return visitor

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import httpx2
 import pytest
 from conftest import Complaints, Service
 from fleet import Fleet, compile_spec, event, train_spec, verify_spec
@@ -282,3 +285,40 @@ def test_a_name_neither_acts_on_the_page_nor_rearranges_it(page: Page, fleet: Fl
         expect(page.locator("main")).to_contain_text(r"<img src=x onerror=alert(1)> \u202egnp.exe \u001b[2J")
         expect(page.locator("main img")).to_have_count(0)
         assert not {"\u202e", "\x1b"} & set(page.title() + page.locator("body").inner_text())
+
+
+def test_what_another_port_of_the_host_gets_to_see_admits_nobody(
+    page: Page, service: Service, complaints: Complaints
+) -> None:
+    complaints.expected = ("favicon",)
+    seen: list[str] = []
+
+    class Neighbour(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("Cookie", ""))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<p>hello</p>")
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            return
+
+    shown(page, "/")
+    with HTTPServer(("127.0.0.1", 0), Neighbour) as neighbour:
+        thread = threading.Thread(target=neighbour.handle_request)
+        thread.start()
+        page.goto(f"http://127.0.0.1:{neighbour.server_address[1]}/")
+        thread.join()
+    assert seen[0].startswith("trivet_session="), "the browser sends it: cookies know no ports"
+    for path in ("/v1/jobs", "/v1/keys", "/v1/events"):
+        assert httpx2.get(f"{service.url}{path}", headers={"Cookie": seen[0]}).status_code == 401
+
+
+def test_signing_out_in_one_tab_ends_the_others(page: Page, complaints: Complaints) -> None:
+    complaints.expected = ("401",)
+    shown(page, "/")
+    other = page.context.new_page()
+    other.goto("/")
+    other.get_by_role("button", name="Sign out").click()
+    expect(other).to_have_url(re.compile(r"/login$"))
+    expect(page).to_have_url(re.compile(r"/login\?next=%2F$"))

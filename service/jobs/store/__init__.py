@@ -14,8 +14,9 @@ from service.jobs.store.files import Files, FileWriter, TooLarge
 from service.jobs.store.gauges import Gauges
 from service.jobs.store.hosts import HostOrders, HostReport, Hosts
 from service.jobs.store.jobs import JobFilter, Jobs
-from service.jobs.store.keys import ApiKeys
+from service.jobs.store.keys import ApiKeys, Credential
 from service.jobs.store.limits import StoreLimits
+from service.jobs.store.sessions import Sessions
 from service.jobs.store.signins import SignIns
 
 
@@ -32,6 +33,7 @@ class Store:
     artifacts: Artifacts
     files: Files
     keys: ApiKeys
+    sessions: Sessions
     sign_ins: SignIns
     gauges: Gauges
 
@@ -41,6 +43,7 @@ class Store:
         limits = limits or StoreLimits()
         client = Client(url)
         hosts = Hosts(client, limits)
+        keys = ApiKeys(client)
         return cls(
             url=url,
             client=client,
@@ -50,7 +53,8 @@ class Store:
             events=Events(client),
             artifacts=Artifacts(client, data),
             files=Files(client, data, limits.max_upload_bytes),
-            keys=ApiKeys(client),
+            keys=keys,
+            sessions=Sessions(client, keys, limits.session_idle_s, limits.session_s),
             sign_ins=SignIns(client),
             gauges=Gauges(client),
         )
@@ -69,6 +73,7 @@ __all__ = [
     "ApiKeys",
     "Artifacts",
     "Attempts",
+    "Credential",
     "EventPage",
     "Events",
     "FileWriter",
@@ -79,6 +84,7 @@ __all__ = [
     "Hosts",
     "JobFilter",
     "Jobs",
+    "Sessions",
     "SignIns",
     "Store",
     "StoreLimits",

@@ -22,7 +22,20 @@ from service.jobs.store.keyspace import API_KEYS, API_KEYS_USED, PEPPER
 
 _SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
 _USE_RESOLUTION_S = 60.0
-_NO_DIGEST = "0" * 64
+_NO_ENTRY = orjson.dumps({"id": "0" * 16, "name": "", "scopes": ["read"], "digest": "0" * 64, "created_at": 0})
+"""Stands in for the entry of a key that does not exist."""
+
+
+@dataclass(frozen=True)
+class Credential:
+    """What a request was admitted by: a key, and the session that spoke for it, if any."""
+
+    key_id: str
+    session: str = ""
+    """The digest that the session is stored under."""
+
+    def __str__(self) -> str:
+        return f"{self.key_id}:{self.session}" if self.session else self.key_id
 
 
 @dataclass(frozen=True)
@@ -41,14 +54,25 @@ class ApiKeys:
         return key, secret
 
     def verify(self, secret: str) -> ApiKey | None:
-        """The key that this secret belongs to, if any. Takes the same time whatever is wrong with it."""
-        key_id = _id_of(secret)
-        entry = self._stored(key_id)
-        expected = entry["digest"] if entry else _NO_DIGEST
-        if not hmac.compare_digest(self._digest(secret), expected) or entry is None:
-            return None
-        self._touch(key_id, entry)
-        return _api_key(entry)
+        """Return the key that this secret belongs to, if any.
+
+        One round trip, one digest and one comparison, whatever is wrong with it: how long a refusal takes does not
+        tell which keys exist.
+        """
+        entry, used, pepper = stubs.look_up_key(self.client, _id_of(secret))
+        known = orjson.loads(entry or _NO_ENTRY)
+        matches = hmac.compare_digest(_digest(secret, pepper), known["digest"])
+        return self.used(entry, used) if matches and entry else None
+
+    def used(self, entry: str, last_used: str) -> ApiKey:
+        """Return the key that is stored as ``entry`` and note its use, once a minute at most: reading requests should
+        not all be writes.
+        """
+        key = _api_key(orjson.loads(entry) | {"last_used_at": last_used or None})
+        now = time.time()
+        if now - float(last_used or 0) / 1000 > _USE_RESOLUTION_S:
+            self.client.call("HSET", API_KEYS_USED(), key.id, round(now * 1000))
+        return key
 
     def list(self) -> list[ApiKey]:
         """Oldest first."""
@@ -68,32 +92,24 @@ class ApiKeys:
         key, secret = _new("admin", ("admin",))
         return secret if stubs.ensure_admin(self.client, key.id, self._entry(key, secret)) else None
 
-    def _stored(self, key_id: str) -> dict[str, Any] | None:
-        text = self.client.call("HGET", API_KEYS(), key_id)
-        return (
-            None
-            if text is None
-            else orjson.loads(text) | {"last_used_at": self.client.call("HGET", API_KEYS_USED(), key_id)}
-        )
-
-    def _touch(self, key_id: str, entry: dict[str, Any]) -> None:
-        """Note the use, once a minute at most: reading requests should not all be writes."""
-        now = time.time()
-        if now - float(entry["last_used_at"] or 0) / 1000 > _USE_RESOLUTION_S:
-            self.client.call("HSET", API_KEYS_USED(), key_id, round(now * 1000))
+    def ended(self, credentials: Sequence[Credential]) -> set[Credential]:
+        """Return those of the credentials that no longer admit anybody."""
+        ended = set(stubs.ended_credentials(self.client, *map(str, credentials))) if credentials else set()
+        return {credential for credential in credentials if str(credential) in ended}
 
     def _entry(self, key: ApiKey, secret: str) -> str:
-        fields = {"id": key.id, "name": key.name, "scopes": key.scopes, "digest": self._digest(secret)}
+        fields = {"id": key.id, "name": key.name, "scopes": key.scopes, "digest": _digest(secret, self._pepper())}
         return orjson.dumps(fields | {"created_at": round(key.created_at.timestamp() * 1000)}).decode()
 
-    def _digest(self, secret: str) -> str:
-        return hmac.digest(self._pepper(), secret.encode(), "sha256").hex()
-
-    def _pepper(self) -> bytes:
+    def _pepper(self) -> str:
         if (text := self.client.call("GET", PEPPER())) is None:
             self.client.call("SET", PEPPER(), secrets.token_hex(32), "NX")
             text = self.client.call("GET", PEPPER())
-        return bytes.fromhex(text)
+        return str(text)
+
+
+def _digest(secret: str, pepper: str) -> str:
+    return hmac.digest(bytes.fromhex(pepper), secret.encode(), "sha256").hex()
 
 
 def _new(name: str, scopes: Sequence[Scope]) -> tuple[ApiKey, str]:

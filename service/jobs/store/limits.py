@@ -34,6 +34,10 @@ class StoreLimits:
     forget_host_s: float = 86_400.0
     """A host that is silent for this long is forgotten, with the devices it still held."""
     max_upload_bytes: int = 4 * 2**30
+    session_idle_s: float = 3600.0
+    """A session of the dashboard that is not used for this long is over."""
+    session_s: float = 43_200.0
+    """A session is over after this long, however much it is used."""
 
     @classmethod
     def of(cls, settings: Settings) -> StoreLimits:
@@ -44,6 +48,8 @@ class StoreLimits:
             heartbeat_s=settings.heartbeat_s,
             max_queue_bypass_s=settings.max_queue_bypass_s,
             max_upload_bytes=settings.max_file_bytes,
+            session_idle_s=settings.session_idle_s,
+            session_s=settings.session_s,
         )
 
     @cached_property

@@ -101,5 +101,21 @@ def list_hosts(name: str) -> list[tuple[str, Flat, list[str], list[str], list[st
 def ensure_admin(key_id: str, entry: str) -> int: ...
 
 
+@script("look_up_key")
+def look_up_key(key_id: str) -> tuple[str, str, str]: ...
+
+
+@script("begin_session")
+def begin_session(session: str, page: str, key_id: str, idle_ms: int, longest_ms: int) -> int: ...
+
+
+@script("use_session")
+def use_session(session: str, page: str, ticket: str, path: str, idle_ms: int) -> tuple[()] | tuple[str, str]: ...
+
+
+@script("ended_credentials")
+def ended_credentials(*credentials: str) -> list[str]: ...
+
+
 @script("refused_sign_in")
 def refused_sign_in(address: str, window_ms: int) -> int: ...

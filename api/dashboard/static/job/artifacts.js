@@ -4,7 +4,7 @@ import { bytes, many, unix } from "../lib/format.js";
 import { isTerminal } from "../lib/state.js";
 import { artifactPath, call, items, jobPath } from "../ui/api.js";
 import { fill, h } from "../ui/dom.js";
-import { showAge } from "../ui/parts.js";
+import { downloadLink, showAge } from "../ui/parts.js";
 import { blank } from "../ui/status.js";
 import { Section } from "./section.js";
 
@@ -59,8 +59,8 @@ export class Artifacts extends Section {
 function line(job, artifact) {
   const isFolder = !artifact.sha256;
   const file = `${artifact.name.split("/").at(-1)}${isFolder ? ".tar" : ""}`;
-  const link = h("a", { class: "code", href: artifactPath(job.id, artifact.name), download: file, title: isFolder && `as ${file}` },
-    `${artifact.name}${isFolder ? "/" : ""}`);
+  const link = downloadLink({ class: "code", download: file, title: isFolder && `as ${file}` },
+    artifactPath(job.id, artifact.name), `${artifact.name}${isFolder ? "/" : ""}`);
   const age = h("td", { class: "right muted" });
   showAge(age, unix(artifact.created_at));
   return h("tr", {}, h("td", { class: "file" }, link), h("td", { class: "right" }, bytes(artifact.bytes)),

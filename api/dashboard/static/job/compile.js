@@ -5,7 +5,7 @@ import { climbed, entries, fastest, furthest, held, invocations, payoff, provisi
 import { isTerminal } from "../lib/state.js";
 import { artifactPath, call, items, jobPath } from "../ui/api.js";
 import { fill, h } from "../ui/dom.js";
-import { stateMark } from "../ui/parts.js";
+import { downloadLink, stateMark } from "../ui/parts.js";
 import { blank } from "../ui/status.js";
 import { COLUMNS, lines, provisionalTable, table, times } from "./rung.js";
 import { Section } from "./section.js";
@@ -94,7 +94,7 @@ export class Compile extends Section {
 /** @param {Record<string, any>} found @param {string} job @returns {Child[]} */
 function reproduction(found, job) {
   if (!found.script) return [`No script shows it alone: ${found.said}`];
-  const link = h("a", { href: artifactPath(job, found.script), download: "" }, found.script);
+  const link = downloadLink({}, artifactPath(job, found.script), found.script);
   const size = `${number(found.operators)} ${found.operators === 1 ? "operator" : "operators"}`;
   return [link, ` (${size}${found.confirmed ? ", confirmed in a process of its own" : ", not confirmed"}): ${found.said}`,
     found.bisection && ` · ${found.bisection}`];

@@ -6,7 +6,7 @@ import { Problem, artifactPath, jobPath, post } from "../ui/api.js";
 import { confirmed } from "../ui/confirm.js";
 import { fill, h, setAttribute, setText } from "../ui/dom.js";
 import { consequence } from "../ui/jobrow.js";
-import { ProgressBar, showDuration, stateMark, updateStateMark } from "../ui/parts.js";
+import { ProgressBar, downloadLink, showDuration, stateMark, updateStateMark } from "../ui/parts.js";
 import { notify } from "../ui/status.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
@@ -70,7 +70,7 @@ export class Header {
     const rank = error.rank === null || error.rank === undefined ? "" : ` on rank ${error.rank}`;
     const trace = error.traceback_artifact;
     fill(this.error, h("strong", {}, `${error.type}${rank}`), h("p", { class: "code" }, error.message),
-      trace && h("a", { href: artifactPath(job.id, trace) }, "Traceback"));
+      trace && downloadLink({}, artifactPath(job.id, trace), "Traceback"));
   }
 
   async askCancel() {

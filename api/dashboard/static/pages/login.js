@@ -1,5 +1,6 @@
-/** Sign-in: the form works without this module too; with it, a refusal is shown in place. */
+/** Sign-in: trades a key for a session, whose secret stays with the pages of this origin. */
 
+import { keepSession } from "../ui/api.js";
 import { byId, setText } from "../ui/dom.js";
 
 const form = /** @type {HTMLFormElement} */ (byId("login"));
@@ -33,6 +34,10 @@ form.addEventListener("submit", async (event) => {
   const body = new URLSearchParams({ key: field.value.trim() });
   const headers = { Accept: "application/json", "X-Trivet": "1" };
   const response = await fetch("/login", { method: "POST", body, headers }).catch(() => null);
-  if (response?.ok) location.assign(next());
-  else explain(response);
+  if (!response?.ok) {
+    explain(response);
+    return;
+  }
+  keepSession((await response.json()).session);
+  location.assign(next());
 });

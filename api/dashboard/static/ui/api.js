@@ -1,4 +1,13 @@
-/** Calls to the API with the session's cookie; problems come back as errors that a person can read. */
+/** Calls to the API in the session that a sign-in began; problems come back as errors that a person can read. */
+
+/**
+ * Where the session's secret for pages is kept: by origin, with its port, whereas cookies go to every port of a host.
+ * The service wants both.
+ */
+const SESSION = "trivet-session";
+
+/** @param {string} secret what signing in answered */
+export const keepSession = (secret) => localStorage.setItem(SESSION, secret);
 
 /** A response's date is cut to seconds, and clocks of one site differ a little. */
 const OVERLAP_MS = 3000;
@@ -33,11 +42,22 @@ export async function call(path, options = {}) {
 }
 
 /**
- * A call that changes something; the header tells the service that its own page asks, not another site's.
+ * A call that changes something.
  * @param {string} path
  * @returns {Promise<any>}
  */
-export const post = (path) => call(path, { method: "POST", headers: { Accept: "application/json", "X-Trivet": "1" } });
+export const post = (path) => call(path, { method: "POST" });
+
+/**
+ * The path with a ticket that admits the session to it for some minutes: links and event streams send no header.
+ * @param {string} path
+ * @returns {Promise<string>}
+ */
+export async function admitted(path) {
+  const body = new URLSearchParams({ path: path.split("?")[0] });
+  const { ticket } = await call("/tickets", { method: "POST", body });
+  return `${path}${path.includes("?") ? "&" : "?"}ticket=${encodeURIComponent(ticket)}`;
+}
 
 /**
  * An answer of one JSON object a line.
@@ -64,7 +84,8 @@ export async function callAt(path) {
 async function answer(path, options) {
   let response;
   try {
-    response = await fetch(path, { credentials: "same-origin", headers: { Accept: "application/json" }, ...options });
+    const headers = { Accept: "application/json", "X-Trivet-Session": localStorage.getItem(SESSION) ?? "" };
+    response = await fetch(path, { credentials: "same-origin", headers, ...options });
   } catch {
     throw new Problem(0, "No connection", "The service cannot be reached.");
   }

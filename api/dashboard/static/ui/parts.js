@@ -2,9 +2,31 @@
 
 import { ago, dateTime, duration, percent } from "../lib/format.js";
 import { fraction, progressWords, ran, wholePercent } from "../lib/state.js";
+import { admitted } from "./api.js";
 import { h, setAttribute, setText } from "./dom.js";
+import { notify } from "./status.js";
 
 /** @typedef {import("../lib/types.js").Job} Job */
+
+/**
+ * A link that saves an artifact. A click asks for a ticket first, since a link sends no header.
+ * @param {Record<string, string | number | boolean | null | undefined>} attributes
+ * @param {string} path
+ * @param {string} words
+ */
+export function downloadLink(attributes, path, words) {
+  const link = h("a", { ...attributes, href: path }, words);
+  link.addEventListener("click", async (event) => {
+    event.preventDefault();
+    try {
+      const saved = h("a", { href: await admitted(path), download: attributes.download ?? "" });
+      saved.click();
+    } catch (error) {
+      notify(error instanceof Error ? error.message : String(error), "error");
+    }
+  });
+  return link;
+}
 
 /** The present, in Unix seconds. */
 export const now = () => Date.now() / 1000;

@@ -1,6 +1,6 @@
 /** One live connection per page: server-sent events, resumed by id, with its state told to whoever asks. */
 
-import { signIn } from "./api.js";
+import { Problem, admitted } from "./api.js";
 
 const TYPES = ["state", "metric", "bound", "search", "span", "log", "artifact", "progress"];
 const PATIENCE_MS = [500, 1000, 2000, 4000, 8000];
@@ -30,12 +30,25 @@ export class Stream {
     this.failures = 0;
     /** @type {number | undefined} */
     this.timer = undefined;
-    this.connect();
+    this.closed = false;
+    void this.connect();
   }
 
-  connect() {
+  /** Asks to be admitted first, which leaves for the sign-in page when the session is over. */
+  async connect() {
     this.listener.state(this.failures ? "reconnecting" : "connecting");
-    const source = new EventSource(this.url(this.last));
+    let path;
+    try {
+      path = await admitted(this.url(this.last));
+    } catch (error) {
+      if (!(error instanceof Problem) || error.status !== 401) this.later();
+      return;
+    }
+    if (!this.closed) this.listen(new EventSource(path));
+  }
+
+  /** @param {EventSource} source */
+  listen(source) {
     this.source = source;
     source.addEventListener("open", () => this.opened());
     source.addEventListener("message", (message) => this.received(message));
@@ -67,22 +80,26 @@ export class Stream {
    * @param {EventSource} source
    */
   failed(source) {
-    this.listener.state("reconnecting");
-    this.failures += 1;
-    if (source.readyState !== EventSource.CLOSED || source !== this.source) return;
-    const wait = PATIENCE_MS[Math.min(this.failures - 1, PATIENCE_MS.length - 1)];
-    this.timer = window.setTimeout(() => void this.again(), wait);
+    if (source !== this.source) return;
+    if (source.readyState === EventSource.CLOSED) this.later();
+    else {
+      this.listener.state("reconnecting");
+      this.failures += 1;
+    }
   }
 
-  /** Asks first whether the session still holds, since an EventSource does not tell why it was refused. */
-  async again() {
-    const probe = await fetch("/v1/jobs?limit=1", { credentials: "same-origin" }).catch(() => null);
-    if (probe?.status === 401) signIn();
-    else this.connect();
+  /** Connects again after a while. */
+  later() {
+    if (this.closed) return;
+    this.listener.state("reconnecting");
+    this.failures += 1;
+    const wait = PATIENCE_MS[Math.min(this.failures - 1, PATIENCE_MS.length - 1)];
+    this.timer = window.setTimeout(() => void this.connect(), wait);
   }
 
   /** @param {StreamState} [state] */
   close(state) {
+    this.closed = true;
     window.clearTimeout(this.timer);
     this.source?.close();
     this.source = null;

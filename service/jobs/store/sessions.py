@@ -1,0 +1,84 @@
+"""Sessions of the dashboard: what a browser holds instead of an API key.
+
+A session has two secrets. One is in a cookie, which the browser also sends to whatever else listens on this host, since
+cookies know no ports. The other stays with the pages of the service's own origin, port included, and they send it
+along; neither admits anybody alone. Only digests are kept, for as long as the session may live.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+from service.jobs.records import ApiKey
+from service.jobs.store import stubs
+from service.jobs.store.client import Client
+from service.jobs.store.keys import ApiKeys, Credential
+from service.jobs.store.keyspace import SESSION, SESSION_TICKET
+
+TICKET_S = 300
+"""How long a ticket admits to its path, for a download or an event stream that is opened again."""
+
+
+@dataclass(frozen=True)
+class SessionSecrets:
+    """What a browser gets when it signs in: the cookie's value, and the secret that pages send in a header."""
+
+    cookie: str
+    page: str
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """Sessions end when they were not used for ``idle_s``, when they are ``longest_s`` old, at sign-out, and with their
+    key.
+    """
+
+    client: Client
+    keys: ApiKeys
+    idle_s: float
+    longest_s: float
+
+    def begin(self, key: ApiKey) -> SessionSecrets:
+        """Begin a session of ``key``."""
+        made = SessionSecrets(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+        stubs.begin_session(
+            self.client, _digest(made.cookie), _digest(made.page), key.id, _ms(self.idle_s), _ms(self.longest_s)
+        )
+        return made
+
+    def resume(self, cookie: str, *, page: str = "", ticket: str = "", path: str = "") -> ApiKey | None:
+        """Return the session's key and count this as a use, if ``page`` is the session's other secret, or ``ticket``
+        was given for ``path``.
+        """
+        found = stubs.use_session(
+            self.client, _digest(cookie), _digest(page), ticket and _digest(ticket), path, _ms(self.idle_s)
+        )
+        return self.keys.used(*found) if found else None
+
+    def ticket(self, cookie: str, path: str) -> str:
+        """Return what admits the session to ``path`` without the page's secret, for :data:`TICKET_S` seconds: links and
+        event streams cannot send a header.
+        """
+        ticket = secrets.token_urlsafe(32)
+        name = SESSION_TICKET(_digest(cookie), _digest(ticket))
+        self.client.call("SET", name, path, "EX", TICKET_S)
+        return ticket
+
+    def credential(self, key: ApiKey, cookie: str) -> Credential:
+        """Return what a request with this cookie was admitted by."""
+        return Credential(key.id, _digest(cookie))
+
+    def end(self, cookie: str) -> None:
+        """End a session, at once. One that is over already stays so."""
+        self.client.call("DEL", SESSION(_digest(cookie)))
+
+
+def _digest(secret: str) -> str:
+    """A digest without salt is right for secrets that cannot be guessed."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
