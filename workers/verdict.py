@@ -87,9 +87,9 @@ def _from_outside(evidence: Evidence) -> Outcome | None:
         case "interrupted":
             return Outcome("interrupted", error=JobError(type="Interrupted", message="the service on its host stopped"))
         case "terminated" | "fenced" as cause:
-            return _failed(*_HOSTS_FAULTS[cause])
+            return _lost(*_HOSTS_FAULTS[cause])
         case "fault":
-            return _failed("SupervisorFault", evidence.fault)
+            return _lost("SupervisorFault", evidence.fault)
     return None
 
 
@@ -212,8 +212,16 @@ def _success(evidence: Evidence) -> Outcome:
 
 
 def _failed(error: str, message: str, rank: int | None = None, traceback: str | None = None) -> Outcome:
-    cut = message if len(message) <= _LONGEST_MESSAGE else message[: _LONGEST_MESSAGE - 1] + "…"
-    return Outcome("failed", error=JobError(type=error, message=cut, rank=rank, traceback_artifact=traceback))
+    return Outcome("failed", error=JobError(type=error, message=_cut(message), rank=rank, traceback_artifact=traceback))
+
+
+def _lost(error: str, message: str) -> Outcome:
+    """Not the job's fault: it uses none of its retries."""
+    return Outcome("lost", error=JobError(type=error, message=_cut(message)))
+
+
+def _cut(message: str) -> str:
+    return message if len(message) <= _LONGEST_MESSAGE else message[: _LONGEST_MESSAGE - 1] + "…"
 
 
 def _quote(lines: Sequence[str]) -> str:

@@ -76,9 +76,10 @@ def _by(name: str, documentation: str, label: str, values: Mapping[Any, int]) ->
 
 
 def _host_states(hosts: Iterable[Host]) -> dict[str, int]:
-    counts = {"alive": 0, "draining": 0, "lost": 0}
+    counts = {"alive": 0, "draining": 0, "failing": 0, "lost": 0}
     for host in hosts:
-        counts["lost" if not host.alive else "draining" if host.draining else "alive"] += 1
+        state = "draining" if host.draining else "failing" if host.failing else "alive"
+        counts[state if host.alive else "lost"] += 1
     return counts
 
 

@@ -30,5 +30,5 @@ def drain_host(name: str, key: Admin, store: StoreDep) -> Host:
 
 @router.post("/hosts/{name}/resume")
 def resume_host(name: str, key: Admin, store: StoreDep) -> Host:
-    """Let a drained host take jobs again."""
+    """Let a host take jobs again that was drained, or that is ``failing``: jobs placed on it did not start."""
     return store.hosts.resume(name)

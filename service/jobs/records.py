@@ -84,6 +84,16 @@ class Holding(Record):
     lost: bool = False
 
 
+class FailingHost(Record):
+    """Why a host gets no work for a while: parts that were placed there did not start."""
+
+    reason: str
+    since: datetime
+    failed_starts: int
+    retry_in_s: float
+    """Seconds until it is tried with one part; 0 while it may be."""
+
+
 class Host(Record):
     """A worker host as it last reported itself."""
 
@@ -100,6 +110,8 @@ class Host(Record):
     """Ids of the jobs that hold devices here."""
     held: tuple[Holding, ...] = ()
     """What they hold; together with ``free`` all devices."""
+    failing: FailingHost | None = None
+    """Set while parts that are placed here do not start; :meth:`Hosts.resume` clears it, and so does a start."""
     seen_at: datetime
     versions: dict[str, str]
 
@@ -166,9 +178,10 @@ Directive = Literal["run", "stop", "lost"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one host's part of an attempt ended; one that was ``interrupted`` is to be done again."""
+    """How one host's part of an attempt ended. One that was ``interrupted`` is to be done again; so is one that was
+    ``lost`` by no fault of the job's (its supervisor was ended, or found itself unable to go on)."""
 
-    status: Literal["succeeded", "failed", "stopped", "interrupted"]
+    status: Literal["succeeded", "failed", "stopped", "interrupted", "lost"]
     result: dict[str, Any] | None = None
     error: JobError | None = None
 

@@ -92,6 +92,13 @@ class Settings(BaseSettings):
         600.0, ge=0, description="a job that has waited for longer is never overtaken, in seconds"
     )
 
+    max_lost_attempts: int = Field(
+        5,
+        ge=0,
+        le=1000,
+        description="attempts of a job that hosts or the broker may lose before it fails; retries are extra",
+    )
+
     keep_jobs_days: float | None = Field(
         None, gt=0, description="ended jobs are deleted with their files after so many days; kept when absent"
     )

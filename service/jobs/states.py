@@ -7,7 +7,7 @@ from typing import Literal
 JobState = Literal["queued", "starting", "running", "cancelling", "succeeded", "failed", "cancelled"]
 
 MOVES: dict[JobState, frozenset[JobState]] = {
-    "queued": frozenset({"starting", "cancelled", "failed"}),
+    "queued": frozenset({"starting", "running", "cancelled", "failed"}),
     "starting": frozenset({"running", "queued", "cancelling", "failed"}),
     "running": frozenset({"succeeded", "failed", "queued", "cancelling"}),
     "cancelling": frozenset({"cancelled", "succeeded", "failed"}),
@@ -15,7 +15,8 @@ MOVES: dict[JobState, frozenset[JobState]] = {
     "failed": frozenset({"queued"}),
     "cancelled": frozenset({"queued"}),
 }
-"""``failed`` and ``cancelled`` reach ``queued`` only by an explicit retry of the user, as a new attempt."""
+"""``queued`` goes straight back to ``running`` where an attempt that was given up for lost turns out to live;
+``failed`` and ``cancelled`` reach ``queued`` only by an explicit retry of the user, as a new attempt."""
 
 TERMINAL: frozenset[JobState] = frozenset({"succeeded", "failed", "cancelled"})
 ACTIVE: frozenset[JobState] = frozenset({"starting", "running", "cancelling"})

@@ -186,6 +186,25 @@ def test_hosts_show_who_holds_what_and_can_be_drained(page: Page, fleet: Fleet) 
     expect(card.locator(".state")).to_have_text("alive")
 
 
+def test_a_host_that_starts_nothing_is_marked_with_the_reason_until_it_is_resumed(
+    page: Page, fleet: Fleet, redis: Redis
+) -> None:
+    fleet.host("sick", cuda=["NVIDIA H100 80GB HBM3"] * 2, cpu=0)
+    jobs = [fleet.submit(train_spec("unlucky", device="cuda")) for _ in range(2)]
+    fleet.store.attempts.place()
+    assert redis.zadd(LEASES(), {f"{job.id}:1:sick": 1 for job in jobs}, xx=True, ch=True) == 2
+    fleet.store.attempts.reap()
+    shown(page, "/hosts")
+    card = page.locator(".host[data-host='sick']")
+    expect(card.locator(".state")).to_have_text("failing")
+    expect(card.locator(".failing")).to_contain_text(
+        "nobody on host sick claimed the job in time. It is tried again in"
+    )
+    card.get_by_role("button", name="Resume").click()
+    expect(card.locator(".state")).to_have_text("alive")
+    expect(card.locator(".failing")).to_be_hidden()
+
+
 def test_devices_of_a_lost_attempt_are_held_until_its_host_confirms(page: Page, fleet: Fleet, redis: Redis) -> None:
     job = fleet.run(train_spec("gone", parallel={"dp_shard": 2}))
     assert redis.zadd(LEASES(), {str(job.refs[0]): 1}, xx=True, ch=True) == 1

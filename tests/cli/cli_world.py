@@ -21,6 +21,7 @@ from api.main import create_app
 from service.jobs.records import AttemptRef, JobError, Outcome
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store
+from service.jobs.store.keyspace import LEASES
 
 TRAIN: dict[str, Any] = {
     "kind": "train",
@@ -95,6 +96,14 @@ class Worker:
         ref = AttemptRef(job_id, self.store.jobs.get(job_id).attempt, "fake")
         self.store.attempts.claim(ref, "supervisor")
         return ref
+
+    def never_claim(self, job_ids: Sequence[str]) -> None:
+        """Jobs are placed on the host, and nobody there starts them in time."""
+        self.store.hosts.beat(HostReport("fake", "127.0.0.1", cpu_slots=4))
+        self.store.attempts.place()
+        for job_id in job_ids:
+            self.store.client.call("ZADD", LEASES(), 1, f"{job_id}:1:fake")
+        self.store.attempts.reap()
 
     def emit(self, ref: AttemptRef, events: Sequence[dict[str, Any]]) -> None:
         self.store.attempts.emit(ref, [{"time": time.time(), "rank": 0, **event} for event in events])  # type: ignore[typeddict-item]

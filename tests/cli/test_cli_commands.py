@@ -307,6 +307,18 @@ def test_hosts_drain_and_resume(trivet: Cli, worker: Worker) -> None:
     assert trivet("hosts", "drain", "nobody").code == 2
 
 
+def test_hosts_says_why_a_host_gets_no_work(trivet: Cli, worker: Worker) -> None:
+    jobs = [trivet.ok("submit", trivet.spec()).out.strip() for _ in range(2)]
+    worker.never_claim(jobs)
+    text = " ".join(trivet.ok("hosts").out.split())
+    assert "failing" in text
+    assert "fake gets no work since" in text
+    assert "nobody on host fake claimed the job in time; tried again in" in text
+    assert trivet.ok("hosts", "--json").json["items"][0]["failing"]["failed_starts"] == 2
+    assert "takes jobs" in trivet.ok("hosts", "resume", "fake").out
+    assert "failing" not in trivet.ok("hosts").out
+
+
 def test_keys_are_created_used_listed_and_revoked(trivet: Cli) -> None:
     secret = trivet.ok("keys", "create", "ann", "--scope", "read").out.strip()
     assert trivet("jobs", TRIVET_KEY=secret).code == 0

@@ -13,7 +13,7 @@ from store_invariants import Snapshot
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Job
 from service.jobs.store import HostReport, Store
-from service.jobs.store.keyspace import HOSTS, LEASES
+from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, SETTLED
 
 
 @pytest.fixture
@@ -65,6 +65,17 @@ def expire(redis: redis_py.Redis) -> Callable[[AttemptRef], None]:
         assert redis.zadd(LEASES(), {str(ref): 1}, xx=True, ch=True) == 1
 
     return expire_one
+
+
+@pytest.fixture
+def pass_time(redis: redis_py.Redis) -> Callable[[float], None]:
+    """Let seconds pass on the store's own clock."""
+
+    def pass_seconds(seconds: float) -> None:
+        redis.hincrby(CLOCK(), "now", round(seconds * 1000))
+        redis.delete(SETTLED())
+
+    return pass_seconds
 
 
 @pytest.fixture

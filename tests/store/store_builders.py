@@ -8,7 +8,12 @@ from service.jobs.spec import TrainSpec
 from service.jobs.store import StoreLimits
 
 LIMITS = StoreLimits(
-    lease_s=3600, starting_lease_s=3600, heartbeat_s=3600, redispatch_s=3600, max_queue_bypass_s=600, max_unclaimed=2
+    lease_s=3600,
+    starting_lease_s=3600,
+    heartbeat_s=3600,
+    redispatch_s=3600,
+    max_queue_bypass_s=600,
+    max_lost_attempts=2,
 )
 """Nothing ends by itself however slow the machine is; tests end it by rewriting a score."""
 

@@ -138,7 +138,9 @@ def check_queue(now: Snapshot, model: Model) -> None:
     slices: dict[tuple[str, str], dict[str, str]] = {}
     for job_id, score in pending.items():
         record = now.pairs(JOB(job_id))
-        slices.setdefault((record["shape"], record["priority"]), {})[job_id] = score
+        device, rest = record["shape"].split(":", 1)
+        group = f"{device}@{record['avoid']}" if "avoid" in record else device
+        slices.setdefault((f"{group}:{rest}", record["priority"]), {})[job_id] = score
     nodes: dict[str, dict[str, str]] = {}
     for (shape, priority), members in slices.items():
         assert now.pairs(PENDING_SLICE(shape, priority)) == members

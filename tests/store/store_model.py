@@ -28,14 +28,19 @@ class ModelJob:
     state: JobState = "queued"
     number: int = 0
     attempt: Attempt | None = None
+    last_number: int = 0
     retries_used: int = 0
-    unclaimed: int = 0
+    lost_attempts: int = 0
+    lost: Attempt | None = None
+    """The last attempt, if it was given up for lost and may still go on."""
 
 
 @dataclass
 class Model:
-    max_unclaimed: int
+    max_lost_attempts: int
     jobs: dict[str, ModelJob] = field(default_factory=dict)
+    orphans: set[tuple[str, int, str]] = field(default_factory=set)
+    """Lost parts (job, attempt, host) that their hosts have not confirmed to be gone."""
 
     def in_state(self, *states: str) -> list[ModelJob]:
         return [job for job in self.jobs.values() if job.state in states]
@@ -53,12 +58,14 @@ class Model:
         return attempt is not None and attempt.number == number and attempt.parts.get(host) == status
 
     def place(self, job: ModelJob, hosts: list[str]) -> None:
-        job.number += 1
+        job.last_number += 1
+        job.number = job.last_number
         job.state = "starting"
         job.attempt = Attempt(job.number, dict.fromkeys(hosts, "starting"))
 
     def claim(self, job: ModelJob, host: str) -> None:
         assert job.attempt is not None
+        job.lost = None
         job.attempt.parts[host] = "running"
         if job.state == "starting" and "starting" not in job.attempt.parts.values():
             job.state = "running"
@@ -71,7 +78,30 @@ class Model:
             self._settle(job)
 
     def retry(self, job: ModelJob) -> None:
-        job.state, job.retries_used, job.unclaimed = "queued", 0, 0
+        job.state, job.retries_used, job.lost_attempts = "queued", 0, 0
+
+    def may_write(self, job_id: str, number: int, host: str) -> bool:
+        """Whether a part is its supervisor's; one that was lost may come back, and then its attempt goes on."""
+        if self.is_part(job_id, number, host, "running"):
+            return True
+        job = self.jobs.get(job_id)
+        lost = job.lost if job else None
+        if job is None or lost is None or lost.number != number or lost.parts.get(host) != "lost":
+            return False
+        gone = [name for name, at in lost.parts.items() if at == "lost"]
+        if not all((job_id, number, name) in self.orphans for name in gone):
+            return False
+        self.orphans -= {(job_id, number, name) for name in gone}
+        parts = {name: "running" if at == "lost" else at for name, at in lost.parts.items()}
+        job.number, job.state, job.attempt, job.lost = number, "running", Attempt(number, parts), None
+        job.lost_attempts -= 1
+        return True
+
+    def is_spared(self, job_id: str, number: int, host: str) -> bool:
+        """Whether a lost part's processes are left alone for the moment, since it may come back."""
+        job = self.jobs.get(job_id)
+        waited_for = job is not None and job.lost is not None and job.lost.number == number
+        return waited_for and (job_id, number, host) in self.orphans
 
     def end_part(self, job: ModelJob, host: str, status: str) -> None:
         """A part ended as ``succeeded``, ``failed``, ``stopped``, ``interrupted``, ``lost`` or ``unclaimed``."""
@@ -96,9 +126,14 @@ class Model:
             self._end(job, "succeeded")
         elif attempt.fault == "interrupted":
             job.state = "queued"
-        elif attempt.fault == "unclaimed" and job.unclaimed < self.max_unclaimed:
-            job.unclaimed += 1
+        elif attempt.fault in ("lost", "unclaimed"):
+            job.lost_attempts += 1
+            if job.lost_attempts > self.max_lost_attempts:
+                self._end(job, "failed")
+                return
             job.state = "queued"
+            if set(attempt.parts.values()) <= {"lost", "succeeded"}:
+                job.lost = attempt
         elif job.retries_used < job.retries:
             job.retries_used += 1
             job.state = "queued"
@@ -106,7 +141,7 @@ class Model:
             self._end(job, "failed")
 
     def _end(self, job: ModelJob, state: JobState) -> None:
-        job.state = state
+        job.state, job.lost = state, None
         if state != "succeeded":
             for user in list(self.users(job)):
                 if user.state == "queued":

@@ -17,7 +17,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Conflict, Job, JobError, NotFound, Outcome, Rejected
 from service.jobs.spec import VerifySpec
 from service.jobs.store import JobFilter, Store
-from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS
+from service.jobs.store.keyspace import CLOCK, ENDED, IDEMPOTENCY, JOB, JOBS
 
 NOBODY = "job_" + "0" * 20
 FAILED = Outcome("failed", error=JobError(type="ValueError", message="no", rank=1))
@@ -130,11 +130,50 @@ def test_concurrent_submissions_with_one_key_make_one_job(store: Store) -> None:
     assert sorted(created for _, created in found) == [False] * 7 + [True]
 
 
+def test_however_many_dependents_a_job_has_only_some_are_ended_in_one_call(
+    store: Store, submit: Callable[..., Job], redis: redis_py.Redis
+) -> None:
+    needed = submit()
+    for _ in range(250):
+        submit(after=[needed.id])
+    store.jobs.cancel(needed.id)
+    failed = []
+    for _ in range(4):
+        failed.append(store.gauges.jobs()["failed"])
+        store.attempts.place()
+    assert failed == [100, 200, 250, 250]
+    assert redis.exists(ENDED()) == 0
+
+
+def test_a_job_is_not_queued_again_while_its_dependents_are_still_being_ended(
+    store: Store, submit: Callable[..., Job]
+) -> None:
+    needed = submit()
+    for _ in range(150):
+        submit(after=[needed.id])
+    store.jobs.cancel(needed.id)
+    with pytest.raises(Conflict, match="still being ended"):
+        store.jobs.retry(needed.id)
+    store.attempts.place()
+    assert store.jobs.retry(needed.id).state == "queued"
+
+
+def test_a_job_that_many_need_is_refused_deletion_in_few_words(
+    store: Store, submit: Callable[..., Job], beat: Any, start: Any
+) -> None:
+    beat("a", cpu=1)
+    needed = submit()
+    users = [submit(after=[needed.id]) for _ in range(20)]
+    store.attempts.finish(start(needed)[0], Outcome("succeeded"))
+    with pytest.raises(Conflict, match=f"needed by {users[0].id}, .* and 15 more"):
+        store.jobs.delete(needed.id)
+
+
 def test_a_refused_job_leaves_nothing(store: Store, redis: redis_py.Redis) -> None:
     with pytest.raises(Rejected) as refusal:
         store.jobs.submit(train(after=[NOBODY]), "ada", "key-1")
     assert [problem.path for problem in refusal.value.problems] == ["after.0"]
-    assert redis.dbsize() == 0
+    assert set(redis.keys()) <= {CLOCK().encode()}
 
 
 def test_a_dependency_that_ends_between_check_and_write_refuses_the_job(

@@ -32,7 +32,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Conflict, JobError, NotFound, Outcome, Rejected, Superseded
 from service.jobs.states import TERMINAL
 from service.jobs.store import HostReport, Store, parse_ref
-from service.jobs.store.keyspace import HOSTS, LEASES, OUTBOX
+from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, OUTBOX
 
 DECLARED = {"a": (0, 4), "b": (0, 2), "c": (4, 1)}
 """CUDA devices and CPU slots by host."""
@@ -46,7 +46,7 @@ specs = st.fixed_dictionaries(
         "device": st.sampled_from(["auto", "cpu", "cuda"]),
     }
 )
-statuses = st.sampled_from(["succeeded", "failed", "stopped", "interrupted"])
+statuses = st.sampled_from(["succeeded", "failed", "stopped", "interrupted", "lost"])
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -57,13 +57,14 @@ class StoreMachine(RuleBasedStateMachine):
         redis.flushall()
         self.redis = redis
         self.store = Store.connect(url, data, LIMITS)
-        self.model = Model(LIMITS.max_unclaimed)
+        self.model = Model(LIMITS.max_lost_attempts)
         self.processes: dict[AttemptRef, tuple[str, tuple[int, ...]]] = {}
         self.known: list[AttemptRef] = []
         """Every part that was ever dispatched; messages may arrive late and twice."""
         self.ordered_dead: set[AttemptRef] = set()
         """To be killed; they take until their host's next beat to die."""
         self.draining: set[str] = set()
+        self.waited = False
         self.supervisors = 0
 
     @initialize(wanted=st.lists(specs, min_size=1, max_size=3))
@@ -201,7 +202,7 @@ class StoreMachine(RuleBasedStateMachine):
     def renew(self, pick: st.DataObject) -> None:
         ref = self._draw_ref(pick)
         answer = self.store.attempts.renew(ref)
-        if not self.model.is_part(ref.job_id, ref.attempt, ref.host, "running"):
+        if not self._may_write(ref):
             assert answer == "lost"
             self.processes.pop(ref, None)
             return
@@ -216,7 +217,7 @@ class StoreMachine(RuleBasedStateMachine):
         ref = self._draw_ref(pick)
         event: Any = {"type": "log", "time": 0.0, "rank": 0, "stream": "stdout", "line": str(ref)}
         before = self.store.events.latest_id(ref.job_id)
-        if self.model.is_part(ref.job_id, ref.attempt, ref.host, "running"):
+        if self._may_write(ref):
             self.store.attempts.emit(ref, [event])
             assert self.store.events.tail(ref.job_id, None, 1)[0].event == event
         else:
@@ -231,7 +232,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _finish(self, ref: AttemptRef, status: Any) -> None:
         outcome = Outcome(status, error=JobError(type="E", message="m") if status == "failed" else None)
-        if not self.model.is_part(ref.job_id, ref.attempt, ref.host, "running"):
+        if not self._may_write(ref):
             with pytest.raises(Superseded):
                 self.store.attempts.finish(ref, outcome)
             return
@@ -239,7 +240,16 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.attempts.finish(ref, outcome)
         self.model.end_part(self.model.jobs[ref.job_id], ref.host, status)
 
+    def _may_write(self, ref: AttemptRef) -> bool:
+        return self.model.may_write(ref.job_id, ref.attempt, ref.host)
+
     # ---- time and failure
+
+    @rule()
+    def wait(self) -> None:
+        """Longer than a lost supervisor is waited for, shorter than a lease."""
+        self.redis.hincrby(CLOCK(), "now", 1_300_000)
+        self.waited = True
 
     @rule(pick=st.data())
     @precondition(lambda self: self.redis.exists(LEASES()))
@@ -253,7 +263,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _reap(self) -> None:
         """Ended leases first, oldest first, then what silent hosts did not claim."""
-        ended = self.redis.zrange(LEASES(), 0, 1, byscore=True)
+        ended = self.redis.zrange(LEASES(), 0, self._now_ms(), byscore=True)
         silent = [name.decode() for name in self.redis.zrange(HOSTS(), 0, self._now_ms(), byscore=True)]
         touched = self.store.attempts.reap()
         parts = [tuple(name.decode().split(":")) for name in ended]
@@ -267,6 +277,8 @@ class StoreMachine(RuleBasedStateMachine):
     def _give_up(self, job_id: str, number: int, host: str, open_statuses: frozenset[str]) -> bool:
         for status in open_statuses:
             if self.model.is_part(job_id, number, host, status):
+                if status == "running":
+                    self.model.orphans.add((job_id, number, host))
                 self.model.end_part(self.model.jobs[job_id], host, "lost" if status == "running" else "unclaimed")
                 return True
         return False
@@ -286,7 +298,11 @@ class StoreMachine(RuleBasedStateMachine):
         report = HostReport(host, host, ("GPU",) * cuda, slots if host == "b" and slots else cpu, live=names)
         orders = self.store.hosts.beat(report)
         current = {ref for ref in live if self.model.is_part(ref.job_id, ref.attempt, host, "running")}
-        assert set(orders.kill) == live - current
+        spared = {ref for ref in live if self.model.is_spared(ref.job_id, ref.attempt, host)}
+        assert live - current - spared <= set(orders.kill) <= live - current
+        assert self.waited or not spared & set(orders.kill)
+        named = {(ref.job_id, ref.attempt) for ref in live}
+        self.model.orphans = {part for part in self.model.orphans if part[2] != host or part[:2] in named}
         assert orders.drain == (host in self.draining)
         self.ordered_dead.update(orders.kill)
 
@@ -303,8 +319,8 @@ class StoreMachine(RuleBasedStateMachine):
         self._reap()
 
     def _now_ms(self) -> int:
-        seconds, microseconds = self.redis.time()
-        return int(seconds) * 1000 + int(microseconds) // 1000
+        """By the store's own clock; nothing in these tests ends within the next second."""
+        return int(self.redis.hget(CLOCK(), "now")) + 1000
 
     @rule(host=hosts)
     def leave(self, host: str) -> None:
@@ -314,9 +330,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.hosts.leave(host)
             return
         self.store.hosts.leave(host)
-        if not known[host].running:
-            self.draining.discard(host)
-        else:
+        if known[host].running or known[host].draining:
             self._silence(host)
 
     @rule(host=hosts, draining=st.booleans())
@@ -357,8 +371,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _good_round(self) -> None:
         for host in DECLARED:
             self._beat(host)
-            if host in self.draining:
-                self.drain(host, False)
+            self.drain(host, False)  # which also clears what is held against the host
         self.place()
         self.dispatch(True)
         for ref in list(dict.fromkeys(self.known)):

@@ -71,7 +71,7 @@ def test_an_outage_shorter_than_the_lease_costs_nothing(outage: Fleet, mortal: M
 
 
 def test_an_outage_longer_than_the_lease_ends_the_group_first(outage: Fleet, mortal: MortalBroker) -> None:
-    ref = outage.submit("until_told", retries=1)
+    ref = outage.submit("until_told")
     supervisor = outage.supervise(ref)
     eventually(lambda: outage.events(ref, "metric"))
     mortal.down()

@@ -131,17 +131,19 @@ def test_work_that_ended_early_without_a_request_is_no_success(unit: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("cause", "error"),
+    ("cause", "status", "error"),
     [
-        ("timeout", "TimeoutExceeded"),
-        ("terminated", "SupervisorTerminated"),
-        ("fenced", "LeaseLost"),
-        ("fault", "SupervisorFault"),
+        ("timeout", "failed", "TimeoutExceeded"),
+        ("terminated", "lost", "SupervisorTerminated"),
+        ("fenced", "lost", "LeaseLost"),
+        ("fault", "lost", "SupervisorFault"),
     ],
 )
-def test_reasons_from_outside_hide_what_the_ranks_did_on_the_way(cause: str, error: str) -> None:
+def test_reasons_from_outside_hide_what_the_ranks_did_on_the_way(cause: Any, status: str, error: str) -> None:
     seen: dict[str, Any] = {"errors": [raised(0)], "silent": {1: 1.0}, "exit_codes": {1: -9}, "timeout_s": 1.0}
-    assert blame(cause=cause, **seen) == (error, None)
+    outcome = judge(Evidence(cause, 1, **seen))
+    assert outcome.error is not None
+    assert (outcome.status, outcome.error.type, outcome.error.rank) == (status, error, None)
     assert judge(Evidence("stop", 1, errors=[raised(0)])).status == "stopped"
     assert judge(Evidence("interrupted", 1, errors=[raised(0)])).status == "interrupted"
 

@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
-from service.jobs.records import Scope
+from service.jobs.records import Host, Scope
 from service.jobs.settings import Settings, describe
 from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, table
 from trivet.cli.jobs import age
@@ -39,17 +39,26 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
         return
     rows = table("host", "state", "cuda free", "cpu free", "running", "seen")
     for host in found:
-        state = "lost" if not host.alive else "draining" if host.draining else "alive"
         free = {pool: len(host.free.get(pool, ())) for pool in ("cuda", "cpu")}
         rows.add_row(
             host.name,
-            state,
+            _state(host),
             f"{free['cuda']}/{len(host.cuda)}",
             f"{free['cpu']}/{host.cpu_slots}",
             " ".join(host.running),
             age(host.seen_at),
         )
     out.print(rows if found else "no hosts; start a worker with: trivet worker")
+    for host in found:
+        if (failing := host.failing) is not None:
+            again = f"tried again in {failing.retry_in_s:.0f} s, or at once after: trivet hosts resume {host.name}"
+            out.print(f"{host.name} gets no work since {age(failing.since)}: {failing.reason}; {again}", markup=False)
+
+
+def _state(host: Host) -> str:
+    if not host.alive:
+        return "lost"
+    return "draining" if host.draining else "failing" if host.failing else "alive"
 
 
 def drain(name: Annotated[str, typer.Argument(help="host")]) -> None:
@@ -59,7 +68,7 @@ def drain(name: Annotated[str, typer.Argument(help="host")]) -> None:
 
 
 def resume(name: Annotated[str, typer.Argument(help="host")]) -> None:
-    """Let a drained host take jobs again."""
+    """Let a host take jobs again that was drained, or that failed to start some."""
     with client() as service:
         out.print(f"{service.resume(name).name} takes jobs")
 

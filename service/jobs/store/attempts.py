@@ -1,7 +1,8 @@
 """Attempts as workers handle them: placed, dispatched, claimed, renewed, ended, reaped.
 
 Every write carries an :class:`AttemptRef`. It is refused with :class:`Superseded` unless the job is active at that
-very attempt and the host's part of it was claimed and not given up since.
+very attempt and the host's part of it was claimed and not given up since. A part that was given up for lost may write
+again, and its attempt goes on, until somebody claims a newer one.
 """
 
 from __future__ import annotations
@@ -122,8 +123,8 @@ class Attempts:
     def finish(self, ref: AttemptRef, outcome: Outcome) -> Job:
         """End a part and free its devices. The last part ends the attempt: the first fault among the parts decides.
 
-        Faults requeue the job while retries are left, an interruption always and without one; a cancelled job never
-        comes back.
+        Faults requeue the job while retries are left, a loss without using one as long as its own allowance lasts, an
+        interruption always; a cancelled job never comes back.
         """
         view = stubs.finish(
             self.client,
@@ -140,10 +141,14 @@ class Attempts:
     def reap(self) -> list[str]:
         """Give up what nobody answers for; returns the ids of the jobs touched.
 
-        A claimed part whose lease ended is lost: its attempt fails with ``LeaseLost`` (a retry is used), and its
-        devices stay held until a beat of its host no longer lists the attempt. A part that nobody claimed, or whose
-        host fell silent before, runs nothing: its devices are free at once, and the job is queued again without using
-        a retry, ``max_unclaimed`` times at most; then it counts as a failed attempt with ``NotClaimed``.
+        A claimed part whose lease ended is lost (``LeaseLost``), and its devices stay held until a beat of its host no
+        longer lists the attempt; its supervisor takes the attempt up again by any write, as long as nobody claimed a
+        newer one. A part that nobody claimed, or whose host fell silent before (``NotClaimed``), runs nothing: its
+        devices are free at once, and the job avoids that host. Either way the job is queued again without using a
+        retry, ``max_lost_attempts`` times at most; then it fails.
+
+        Leases run on the store's own clock, which stands still while nobody calls the store: no lease ends because the
+        broker was away, or because its time of day was set.
         """
         return stubs.reap(self.client, self.limits.script_argument, _BATCH)
 
@@ -170,5 +175,6 @@ def _error(ref: AttemptRef, outcome: Outcome) -> JobError:
         "failed": "failed without saying why",
         "stopped": "was stopped from outside",
         "interrupted": "was interrupted",
+        "lost": "was lost with its supervisor",
     }[outcome.status]
     return JobError(type=outcome.status.capitalize(), message=f"the part on host {ref.host} {said}")

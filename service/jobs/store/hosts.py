@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from service.jobs.records import AttemptRef, Holding, Host, NotFound
+from service.jobs.records import AttemptRef, FailingHost, Holding, Host, NotFound
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import Client
 from service.jobs.store.limits import StoreLimits
@@ -69,7 +69,7 @@ class Hosts:
         stubs.leave(self.client, name)
 
     def list(self) -> list[Host]:
-        return [_host(*entry) for entry in stubs.list_hosts(self.client, "")]
+        return [_host(*entry) for entry in stubs.list_hosts(self.client, self.limits.script_argument, "")]
 
     def drain(self, name: str) -> Host:
         """Give it no more work; what runs there goes on. Raises :class:`NotFound`."""
@@ -77,7 +77,7 @@ class Hosts:
         return self._get(name)
 
     def resume(self, name: str) -> Host:
-        """Undo :meth:`drain`."""
+        """Undo :meth:`drain`, and forget what is held against a failing host."""
         stubs.drain(self.client, name, "0")
         return self._get(name)
 
@@ -90,7 +90,7 @@ class Hosts:
         return {pool: count for pool, count in total.items() if count}
 
     def _get(self, name: str) -> Host:
-        for entry in stubs.list_hosts(self.client, name):
+        for entry in stubs.list_hosts(self.client, self.limits.script_argument, name):
             return _host(*entry)
         raise NotFound(f"there is no host {name}")
 
@@ -115,8 +115,20 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
         free={"cuda": tuple(sorted(map(int, cuda))), "cpu": tuple(sorted(map(int, cpu)))},
         running=tuple(dict.fromkeys(holding.job for holding in holdings)),
         held=tuple(holdings),
+        failing=_failing(fields),
         seen_at=decode.moment(fields["seen_at"]),
         versions=orjson.loads(fields["versions"]),
+    )
+
+
+def _failing(fields: dict[str, str]) -> FailingHost | None:
+    if "failing_since" not in fields:
+        return None
+    return FailingHost(
+        reason=fields["failing_reason"],
+        since=decode.moment(fields["failing_since"]),
+        failed_starts=int(fields["failed_starts"]),
+        retry_in_s=int(fields["retry_in_ms"]) / 1000,
     )
 
 

@@ -48,15 +48,20 @@ JOB_ARTIFACTS = Key("job_artifacts", "job:{}:artifacts", "HASH: name → JSON")
 JOB_PARTS = Key("job_parts", "job:{}:parts", "HASH: host → status of its part of the current attempt")
 JOB_BATCHES = Key("job_batches", "job:{}:batches", "HASH: host → number of its newest batch of events in this attempt")
 JOB_WAITS = Key("job_waits", "job:{}:waits", "SET: jobs that must succeed before this one is pending")
-JOB_DEPENDENTS = Key("job_dependents", "job:{}:dependents", "SET: unfinished jobs that need this one")
+JOB_DEPENDENTS = Key(
+    "job_dependents", "job:{}:dependents", "ZSET: unfinished jobs that need this one; score 1 while they wait for it"
+)
 JOBS = Key("jobs", "jobs", "ZSET: every job id, all scores 0 (ids sort by age)")
 JOBS_BY = Key("jobs_by", "jobs:by:{}", "ZSET: the same for one kind, state, owner or label")
+ENDED = Key("ended", "ended", "LIST: job:state of ended jobs some of whose dependents were not told yet")
+CLOCK = Key("clock", "clock", "HASH: the store's own time and the time of day, in ms, when it was last noted")
 SEQUENCE = Key("sequence", "sequence", "STRING: time part of the newest job id")
 PENDING = Key("pending", "pending", "ZSET: jobs that wait for devices, score = -priority·1e13 + queueing time in ms")
 PENDING_SLICE = Key("pending_slice", "pending:slice:{}:{}", "ZSET: the same for one shape and priority")
 PENDING_NODE = Key(
     "pending_node", "pending:node:{}:{}:{}:{}", "ZSET: first jobs of the slices in a square of the index"
 )
+AVOIDED = Key("avoided", "avoided", "HASH: host → how many pending jobs avoid it, since it did not start them")
 CAPACITY = Key("capacity", "capacity", "STRING: JSON of what the hosts hold when idle, and of jobs not to be overtaken")
 SETTLED = Key("settled", "settled", "STRING: set while nothing changed since nothing more could be placed", "expires")
 HOSTS = Key("hosts", "hosts", "ZSET: host → end of its heartbeat in ms")

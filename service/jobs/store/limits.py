@@ -29,8 +29,9 @@ class StoreLimits:
     idem_ttl_s: float = 86_400.0
     max_queue_bypass_s: float = 600.0
     """A job that has waited for longer is never overtaken by backfill."""
-    max_unclaimed: int = 5
-    """Unclaimed starts of a job that cost it no retry; each one after that counts as a failed attempt."""
+    max_lost_attempts: int = 5
+    """Attempts of a job that may end by no fault of its own (the supervisor, host or broker was lost, nobody claimed
+    it) without using a retry; one more fails it."""
     forget_host_s: float = 86_400.0
     """A host that is silent for this long is forgotten, with the devices it still held."""
     max_upload_bytes: int = 4 * 2**30
@@ -47,6 +48,7 @@ class StoreLimits:
             starting_lease_s=settings.starting_lease_s,
             heartbeat_s=settings.heartbeat_s,
             max_queue_bypass_s=settings.max_queue_bypass_s,
+            max_lost_attempts=settings.max_lost_attempts,
             max_upload_bytes=settings.max_file_bytes,
             session_idle_s=settings.session_idle_s,
             session_s=settings.session_s,
@@ -58,5 +60,5 @@ class StoreLimits:
         times = ("lease", "starting_lease", "heartbeat", "redispatch", "idem_ttl", "max_queue_bypass", "forget_host")
         milliseconds = {f"{name}_ms": max(1, round(getattr(self, f"{name}_s") * 1000)) for name in times}
         return orjson.dumps(
-            {**milliseconds, "stream_cap": self.stream_cap, "max_unclaimed": self.max_unclaimed}
+            {**milliseconds, "stream_cap": self.stream_cap, "max_lost_attempts": self.max_lost_attempts}
         ).decode()

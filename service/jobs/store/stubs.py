@@ -55,7 +55,7 @@ def renew(limits: str, job_id: str, attempt: int, host: str) -> str: ...
 
 @script("emit")
 def emit(  # noqa: PLR0917 - the order of the script's arguments
-    limits: str, job_id: str, attempt: int, host: str, batch: int, progress: str, *pairs: str
+    limits: str, job_id: str, attempt: int, host: str, batch: int, progress: str, *entries: str
 ) -> int: ...
 
 
@@ -94,7 +94,7 @@ def drain(host: str, draining: str) -> int: ...
 
 
 @script("list_hosts")
-def list_hosts(name: str) -> list[tuple[str, Flat, list[str], list[str], list[str]]]: ...
+def list_hosts(limits: str, name: str) -> list[tuple[str, Flat, list[str], list[str], list[str]]]: ...
 
 
 @script("ensure_admin")

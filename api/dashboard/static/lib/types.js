@@ -35,6 +35,7 @@
  * @property {Record<string, number[]>} free
  * @property {string[]} running
  * @property {{job: string, attempt: number, pool: string, devices: number[], lost: boolean}[]} held
+ * @property {{reason: string, since: string, failed_starts: number, retry_in_s: number} | null} failing
  * @property {string} seen_at
  * @property {Record<string, string>} versions
  *

@@ -30,6 +30,14 @@ function devices(host) {
   );
 }
 
+/** Why a host gets no work for a while. @param {Host} host */
+function failure(host) {
+  if (!host.failing) return "";
+  const { reason, since, retry_in_s: seconds } = host.failing;
+  const again = seconds > 0 ? `It is tried again in ${Math.ceil(seconds)} s with one job.` : "It is being tried with one job.";
+  return `No work since ${ago(unix(since) ?? 0, now())}: ${reason}. ${again}`;
+}
+
 class HostCard {
   constructor() {
     this.name = h("h2", {});
@@ -39,13 +47,14 @@ class HostCard {
     this.action = h("button", { class: "button small", type: "button" });
     this.grid = h("div", {});
     this.versions = h("p", { class: "versions muted" });
+    this.failing = h("p", { class: "failing" });
     /** @type {Host | null} */
     this.host = null;
     this.shown = "";
     this.action.addEventListener("click", () => void this.toggle());
     this.element = h("section", { class: "panel host" },
       h("header", {}, this.name, this.address, h("span", { class: "aside" }, this.state, this.seen, this.action)),
-      this.grid, this.versions);
+      this.failing, this.grid, this.versions);
   }
 
   /** @param {Host} host */
@@ -54,9 +63,12 @@ class HostCard {
     setAttribute(this.element, "data-host", host.name);
     setText(this.name, host.name);
     setText(this.address, host.address);
-    updateStateMark(this.state, host.alive ? (host.draining ? "draining" : "alive") : "gone");
+    const state = host.draining ? "draining" : host.failing ? "failing" : "alive";
+    updateStateMark(this.state, host.alive ? state : "gone");
+    setText(this.failing, failure(host));
+    setAttribute(this.failing, "hidden", host.failing === null);
     keepCounting(this.seen, () => `seen ${ago(unix(host.seen_at) ?? 0, now())}`);
-    setText(this.action, host.draining ? "Resume" : "Drain");
+    setText(this.action, host.draining || host.failing ? "Resume" : "Drain");
     this.showDevices(devices(host));
     setText(this.versions, Object.entries(host.versions).map(([name, version]) => `${name} ${version}`).join("  ·  "));
   }
@@ -81,11 +93,12 @@ class HostCard {
   async toggle() {
     const host = this.host;
     if (!host) return;
-    const sure = host.draining || (await confirmed(`Drain ${host.name}?`,
+    const stopped = host.draining || host.failing !== null;
+    const sure = stopped || (await confirmed(`Drain ${host.name}?`,
       "Jobs that run there go on to their end; no new ones are placed there until it is resumed.", "Drain the host"));
     if (!sure) return;
     try {
-      await post(`/v1/hosts/${encodeURIComponent(host.name)}/${host.draining ? "resume" : "drain"}`);
+      await post(`/v1/hosts/${encodeURIComponent(host.name)}/${stopped ? "resume" : "drain"}`);
       await refresh();
     } catch (error) {
       if (!(error instanceof Problem)) throw error;

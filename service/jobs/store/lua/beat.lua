@@ -1,4 +1,5 @@
 -- A host reports itself: what it has, and which attempts it supervises.
+-- COST: the host's devices, and what it supervises.
 -- USES: core devices
 -- ARGV: limits: json, host: str, address: str, cuda: str, cuda_count: int, cpu_slots: int, versions: str, live: json
 -- RETURNS: {"1" when draining, else "0", "job:attempt" to kill, …}
@@ -13,7 +14,7 @@ for pool, devices in pairs(count) do
     reset_free(host, pool)
   end
 end
-redis.call("HSET", key, "name", host, "address", address, "cuda", cuda, "versions", versions, "seen_at", whole(now))
+redis.call("HSET", key, "name", host, "address", address, "cuda", cuda, "versions", versions, "seen_at", whole(wall_ms()))
 if tonumber(redis.call("ZSCORE", KEY.hosts(), host) or 0) <= now then
   unsettle()
 end
@@ -23,21 +24,30 @@ local is_live = {}
 for _, name in ipairs(live) do
   is_live[name] = true
 end
+
+-- A supervisor that was lost has a moment to take up its attempt again, while nobody else has claimed its job.
+local function may_come_back(id, attempt, part)
+  local lost = now - (part.lost_at or 0) < limits.lease_ms / 3 and redis.call("HGET", KEY.job(id), "lost")
+  return lost and cjson.decode(lost).attempt == tonumber(attempt)
+end
+
 local held = redis.call("HGETALL", KEY.host_parts(host))
-local current = {}
+local may_live = {}
 for i = 1, #held, 2 do
-  local name = held[i]
-  if not cjson.decode(held[i + 1]).orphan then
-    current[name] = true
+  local name, part = held[i], cjson.decode(held[i + 1])
+  local id, attempt = string.match(name, "^([^:]+):(%d+)$")
+  if not part.orphan then
+    may_live[name] = true
   elseif not is_live[name] then
-    local id, attempt = string.match(name, "^([^:]+):(%d+)$")
     release(host, id, attempt)
+  else
+    may_live[name] = may_come_back(id, attempt, part)
   end
 end
 
 local orders = { redis.call("HGET", key, "draining") and "1" or "0" }
 for _, name in ipairs(live) do
-  if not current[name] then
+  if not may_live[name] then
     orders[#orders + 1] = name
   end
 end

@@ -1,5 +1,6 @@
 -- Make a supervisor the owner of a part. Asking again is answered again; a second supervisor is refused.
--- USES: core jobs devices fencing
+-- COST: the hosts of the job.
+-- USES: core jobs queue devices ending fencing
 -- ARGV: limits: json, job_id: str, attempt: int, host: str, supervisor: str
 -- RETURNS: {spec, placement, address of the leading host}
 
@@ -17,13 +18,14 @@ if first_time then
   hold(host, job_id, attempt, part)
   redis.call("HSET", KEY.job_parts(job_id), host, "running")
   redis.call("ZREM", KEY.outbox(), name)
+  redis.call("HDEL", KEY.job(job_id), "lost", "avoid")
   local unclaimed = false
   for _, status in ipairs(redis.call("HVALS", KEY.job_parts(job_id))) do
     unclaimed = unclaimed or status == "starting"
   end
   if not unclaimed and field(job_id, "state") == "starting" then
-    redis.call("HSETNX", KEY.job(job_id), "started_at", whole(now))
-    set_state(job_id, limits.stream_cap, "running", now)
+    redis.call("HSETNX", KEY.job(job_id), "started_at", whole(wall_ms()))
+    set_state(job_id, limits.stream_cap, "running")
   end
 end
 redis.call("ZADD", KEY.leases(), whole(now + limits.lease_ms), name)

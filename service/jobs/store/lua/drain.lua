@@ -1,5 +1,6 @@
--- Stop ("1") or start ("0") giving work to a host; what runs there goes on.
--- USES: core
+-- Stop ("1") or start ("0") giving work to a host; what runs there goes on. A start also clears what is held against it.
+-- COST: constant.
+-- USES: core devices health
 -- ARGV: host: str, draining: str
 -- RETURNS: 1
 
@@ -10,6 +11,7 @@ if draining == "1" then
   redis.call("HSET", KEY.host(host), "draining", 1)
 else
   redis.call("HDEL", KEY.host(host), "draining")
+  clear_failures(host)
 end
 unsettle()
 return 1

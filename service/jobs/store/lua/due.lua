@@ -1,4 +1,5 @@
 -- Parts to dispatch now. Each stays in the outbox, a little later, until it is claimed.
+-- COST: `most`.
 -- USES: core
 -- ARGV: limits: json, most: int
 -- RETURNS: names of parts

@@ -1,10 +1,11 @@
 -- Append events of a claimed part to the job's stream; each is a pair of type and JSON.
 -- A batch that is there already (its writer got no answer and sent it again) is not appended twice; 0 is no number.
--- USES: core jobs fencing
--- ARGV: limits: json, job_id: str, attempt: int, host: str, batch: int, progress: str, *pairs: str
+-- COST: the events given; a first batch also clears what was held against its host.
+-- USES: core jobs queue devices ending fencing health
+-- ARGV: limits: json, job_id: str, attempt: int, host: str, batch: int, progress: str, *entries: str
 -- RETURNS: 1, or 0 of a batch that was known
 
-if not is_current(job_id, attempt, host, "running") then
+if not may_write(job_id, attempt, host, limits) then
   return superseded(job_id, attempt, host)
 end
 if batch > 0 then
@@ -13,8 +14,9 @@ if batch > 0 then
   end
   redis.call("HSET", KEY.job_batches(job_id), host, batch)
 end
-for i = 1, #pairs, 2 do
-  add_event(job_id, limits.stream_cap, pairs[i], pairs[i + 1])
+start_succeeded(job_id, attempt, host)
+for i = 1, #entries, 2 do
+  add_event(job_id, limits.stream_cap, entries[i], entries[i + 1])
 end
 if progress ~= "" then
   redis.call("HSET", KEY.job(job_id), "progress", progress)

@@ -1,4 +1,5 @@
 -- Enter a key unless one with the admin scope exists.
+-- COST: the keys, which only an admin makes.
 -- USES: core
 -- ARGV: key_id: str, entry: str
 -- RETURNS: 1 when entered, else 0

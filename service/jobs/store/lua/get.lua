@@ -1,4 +1,5 @@
 -- A job's record, with what it waits for.
+-- COST: constant, beside the size of the record.
 -- USES: core jobs
 -- ARGV: job_id: str
 -- RETURNS: flat fields and values

@@ -1,4 +1,5 @@
 -- A page of jobs, newest first, that are in every named index and contain the text.
+-- COST: `scan` jobs looked at, `limit` records.
 -- USES: core jobs
 -- ARGV: indexes: json, text: str, cursor: str, limit: int, scan: int
 -- RETURNS: {last id looked at when there may be more, else "", flat record, flat record, …}

@@ -1,11 +1,11 @@
 -- Give free devices to pending jobs: priority, then age; one host by best fit, else a gang over the fewest hosts.
 -- Jobs behind one that does not fit may overtake it, unless it has waited past the bound: then nothing behind it
--- in its pool is placed. No number of jobs that cannot be placed hides one that can: the index finds it.
+-- in its pool is placed. Hosts that cannot start work (see lib/health.lua) are avoided. No number of jobs that cannot be placed hides one that can: the index finds it.
 -- COST: at most MOST_PLACED placements in each pool, none begun after MOST_NODES_READ; the searches are bounded by the
--- fleet's devices and hosts (see lib/queue.lua), everything else by the fleet. Jobs and shapes that are pending do not
+-- fleet's devices and hosts (see lib/queue.lua), everything else by the fleet, and by MOST_TOLD dependents that are told. Jobs and shapes that are pending do not
 -- count. What was left is found by the next call, in the same order. A call that leaves nothing to do says so, and
 -- until a job, a device or a host is added or freed (or a second has passed) the next ones return at once.
--- USES: core jobs queue search devices
+-- USES: core jobs queue search devices ending
 -- ARGV: limits: json
 -- RETURNS: ids placed
 
@@ -14,6 +14,7 @@ local POOLS = { "cuda", "cpu" }
 local MOST_PLACED, MOST_NODES_READ = 32, 2000
 local SETTLED_MS = 1000
 
+tell_dependents(limits.stream_cap, MOST_TOLD)
 if redis.call("ZCARD", KEY.pending()) == 0 then
   redis.call("DEL", KEY.capacity())
   return {}
@@ -23,49 +24,83 @@ end
 
 local fleet, fleet_has_cuda = {}, false
 for _, name in ipairs(redis.call("ZRANGE", KEY.hosts(), "(" .. whole(now), "+inf", "BYSCORE")) do
-  local known = redis.call("HMGET", KEY.host(name), "devices:cuda", "devices:cpu", "draining")
+  local known = redis.call("HMGET", KEY.host(name), "devices:cuda", "devices:cpu", "draining", "retry_at")
   local host = { name = name, free = {}, total = { cuda = tonumber(known[1] or 0), cpu = tonumber(known[2] or 0) } }
   for _, pool in ipairs(POOLS) do
     host.free[pool] = host.total[pool] > 0 and redis.call("SCARD", KEY.host_free(name, pool)) or 0
   end
   fleet_has_cuda = fleet_has_cuda or host.total.cuda > 0
-  if not known[3] then
+  -- A failing host is left alone for a while, then tried with one part.
+  local retry_at = tonumber(known[4] or 0)
+  host.on_trial = retry_at > 0
+  if host.on_trial and redis.call("HLEN", KEY.host_parts(name)) > 0 then
+    host.free = { cuda = 0, cpu = 0 }
+  end
+  if not known[3] and retry_at <= now then
     fleet[#fleet + 1] = host
   end
 end
 
--- The hosts that have any of it, the roomiest first, and how much the first 1, 2, … of them have together. `have` is
--- "free", or "total": what they have when idle.
-local function rooms(have, pool)
-  local hosts, together = {}, {}
+-- The hosts that have any of it, the roomiest first. `have` is "free", or "total": what they have when idle.
+local function roomy(have, pool, without)
+  local hosts = {}
   for _, host in ipairs(fleet) do
-    if host[have][pool] > 0 then
+    if host[have][pool] > 0 and host.name ~= without then
       hosts[#hosts + 1] = host
     end
   end
   table.sort(hosts, function(a, b)
     return a[have][pool] > b[have][pool] or (a[have][pool] == b[have][pool] and a.name < b.name)
   end)
-  for i, host in ipairs(hosts) do
-    together[i] = (together[i - 1] or 0) + host[have][pool]
-  end
-  return hosts, together
+  return hosts
 end
 
-local function regions(pool, together)
-  local function holds(hosts)
+-- How much the roomiest 1, 2, … hosts have together.
+local function sums(have, pool, without)
+  local together = {}
+  for i, host in ipairs(roomy(have, pool, without)) do
+    together[i] = (together[i - 1] or 0) + host[have][pool]
+  end
+  return together
+end
+
+local function up_to(together)
+  return function(hosts)
     return together[math.min(hosts, #together)] or 0
   end
-  local wanted = { { group = pool, holds = holds } }
-  if (pool == "cuda") == fleet_has_cuda then
-    wanted[2] = { group = "auto", holds = holds }
+end
+
+local function nothing()
+  return 0
+end
+
+-- What fits now, or ever: for each group its region. A job that avoids a host goes elsewhere, unless no other hosts
+-- could ever hold it.
+local avoided = redis.call("HKEYS", KEY.avoided())
+table.sort(avoided)
+
+local function regions(have, pool)
+  local devices = { pool, (pool == "cuda") == fleet_has_cuda and "auto" or nil }
+  local everywhere, wanted = up_to(sums(have, pool)), {}
+  for _, device in ipairs(devices) do
+    wanted[#wanted + 1] = { group = device, holds = everywhere, above = nothing }
+  end
+  for _, host in ipairs(avoided) do
+    local elsewhere, ever = up_to(sums(have, pool, host)), up_to(sums("total", pool, host))
+    for _, device in ipairs(devices) do
+      wanted[#wanted + 1] = { group = avoiding(device, host), holds = elsewhere, above = nothing }
+      wanted[#wanted + 1] = { group = avoiding(device, host), holds = everywhere, above = ever }
+    end
   end
   return wanted
 end
 
 -- The fewest hosts: all but the last give all their free devices, the last is the one with the least that suffices.
-local function share_out(pool, ranks)
-  local hosts, together = rooms("free", pool)
+local function share_out(pool, ranks, most_hosts, avoid)
+  if avoid and up_to(sums("free", pool, avoid))(most_hosts) < ranks then
+    avoid = nil
+  end
+  local hosts, together = roomy("free", pool, avoid), sums("free", pool, avoid)
   local count = 1
   while together[count] < ranks do
     count = count + 1
@@ -94,26 +129,36 @@ local function take(host, pool, count)
   local taken = { unpack(devices, 1, count) }
   redis.call("SREM", KEY.host_free(host.name, pool), unpack(taken))
   host.free[pool] = host.free[pool] - count
+  if host.on_trial then
+    host.free = { cuda = 0, cpu = 0 }
+  end
   return taken
+end
+
+-- No number is given twice, also where a lost attempt was taken up again and the one in its stead withdrawn.
+local function next_attempt(id)
+  local job = redis.call("HMGET", KEY.job(id), "attempt", "last_attempt")
+  local attempt = math.max(tonumber(job[1]), tonumber(job[2] or 0)) + 1
+  redis.call("HSET", KEY.job(id), "attempt", attempt, "last_attempt", attempt)
+  return attempt
 end
 
 local function place(id, pool)
   dequeue(id)
-  local _, ranks = parse_shape(field(id, "shape"))
-  local attempt = redis.call("HINCRBY", KEY.job(id), "attempt", 1)
-  local placement = {}
+  local _, ranks, most_hosts = parse_shape(field(id, "shape"))
+  local attempt, placement = next_attempt(id), {}
   redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id))
-  for i, share in ipairs(share_out(pool, ranks)) do
+  for i, share in ipairs(share_out(pool, ranks, most_hosts, field(id, "avoid"))) do
     local name = share.host.name
     local devices = take(share.host, pool, share.count)
     placement[i] = { host = name, devices = devices, pool = pool }
-    hold(name, id, attempt, { pool = pool, devices = devices })
+    hold(name, id, attempt, { pool = pool, devices = devices, placed_at = now })
     redis.call("HSET", KEY.job_parts(id), name, "starting")
     redis.call("ZADD", KEY.leases(), whole(now + limits.starting_lease_ms), part_name(id, attempt, name))
     redis.call("ZADD", KEY.outbox(), whole(now), part_name(id, attempt, name))
   end
   redis.call("HSET", KEY.job(id), "placement", cjson.encode(placement))
-  set_state(id, limits.stream_cap, "starting", now)
+  set_state(id, limits.stream_cap, "starting")
 end
 
 local placed, all_done = {}, true
@@ -124,8 +169,7 @@ local function fill(pool, ever)
   local barrier = first_waiting_since(ever, latest)
   local most = #placed + MOST_PLACED
   while true do
-    local _, together = rooms("free", pool)
-    local turn = first_within(regions(pool, together), "-inf", "+inf")
+    local turn = first_within(regions("free", pool), "-inf", "+inf")
     if not turn or (barrier and is_before(barrier, turn)) then
       return barrier
     end
@@ -144,9 +188,8 @@ end
 -- Why a job waits is worked out when someone asks, from this.
 local capacity = { auto = fleet_has_cuda and "cuda" or "cpu" }
 for _, pool in ipairs(POOLS) do
-  local _, together = rooms("total", pool)
-  local barrier = fill(pool, regions(pool, together))
-  capacity[pool] = { together = together, barrier = barrier and { id = barrier.id, score = barrier.score } }
+  local barrier = fill(pool, regions("total", pool))
+  capacity[pool] = { together = sums("total", pool), barrier = barrier and { id = barrier.id, score = barrier.score } }
 end
 local text = cjson.encode(capacity)
 if redis.call("GET", KEY.capacity()) ~= text then

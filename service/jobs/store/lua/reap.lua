@@ -1,7 +1,8 @@
 -- Give up what nobody answers for: ended leases, parts that a dead host did not claim, hosts long silent
 -- (not the drained ones: that mark is an operator's, and must be there when the host comes back).
 -- A claimed part's devices stay held (an orphan) until its host confirms that its processes are gone.
--- USES: core jobs queue devices ending
+-- COST: `most` leases, and the devices of hosts that are silent; for each job touched its hosts and some dependents.
+-- USES: core jobs queue devices ending health
 -- ARGV: limits: json, most: int
 -- RETURNS: ids of the jobs touched
 
@@ -14,15 +15,19 @@ local function lose(id, attempt, host, why)
   if status == "running" then
     lost.type, lost.message = "LeaseLost", "the supervisor on host " .. host .. " stopped renewing its lease"
     give_up_part(id, attempt, host, "lost")
-    orphan(host, id, attempt)
+    orphan(host, id, attempt, now)
     add_fault(id, "lost", cjson.encode(lost))
   else
     lost.type, lost.message = "NotClaimed", why
+    local part = held_part(host, id, attempt)
+    if part then
+      start_failed(id, host, part, why, now)
+    end
     give_up_part(id, attempt, host, "unclaimed")
     release(host, id, attempt)
     add_fault(id, "unclaimed", cjson.encode(lost))
   end
-  settle(id, limits, now)
+  settle(id, limits)
   touched[#touched + 1] = id
 end
 

@@ -1,9 +1,10 @@
 -- Enter an artifact of a claimed part in the job's manifest, with its event; the same entry again changes nothing.
--- USES: core jobs fencing
+-- COST: constant.
+-- USES: core jobs queue devices ending fencing
 -- ARGV: limits: json, job_id: str, attempt: int, host: str, name: str, entry: str, event: str
 -- RETURNS: 1, or 0 of an entry that was there
 
-if not is_current(job_id, attempt, host, "running") then
+if not may_write(job_id, attempt, host, limits) then
   return superseded(job_id, attempt, host)
 end
 if redis.call("HGET", KEY.job_artifacts(job_id), name) == entry then

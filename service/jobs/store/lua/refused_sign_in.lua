@@ -1,4 +1,5 @@
 -- Count a refused sign-in of an address; the count is forgotten some time after the first one.
+-- COST: constant.
 -- USES: core
 -- ARGV: address: str, window_ms: int
 -- RETURNS: how many there were in this window

@@ -1,9 +1,10 @@
 -- Extend the lease of a claimed part, and say whether to go on.
--- USES: core jobs fencing
+-- COST: constant.
+-- USES: core jobs queue devices ending fencing
 -- ARGV: limits: json, job_id: str, attempt: int, host: str
 -- RETURNS: "run" | "stop" | "lost"
 
-if not is_current(job_id, attempt, host, "running") then
+if not may_write(job_id, attempt, host, limits) then
   return "lost"
 end
 redis.call("ZADD", KEY.leases(), whole(now_ms() + limits.lease_ms), part_name(job_id, attempt, host))

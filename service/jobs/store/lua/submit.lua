@@ -1,9 +1,8 @@
 -- Accept a job: record, indexes, idempotency key, place in the queue (or among its dependencies' dependents), event.
+-- COST: the labels (32 at most) and the jobs needed (64 at most).
 -- USES: core jobs queue
 -- ARGV: limits: json, idem: str, body_hash: str, suffix: str, record: json, indexes: json, after: json
 -- RETURNS: {"created"|"existing", id} | {"conflict", id} | {"dependency", id, its state or "missing"}
-
-local now = now_ms()
 
 local function base36(number)
   local digits, text = "0123456789abcdefghijklmnopqrstuvwxyz", ""
@@ -17,7 +16,7 @@ end
 
 -- Strictly increasing, so that the order of ids is the order of submission even within one millisecond.
 local function next_id()
-  local time = math.max(now, tonumber(redis.call("GET", KEY.sequence()) or 0) + 1)
+  local time = math.max(wall_ms(), tonumber(redis.call("GET", KEY.sequence()) or 0) + 1)
   redis.call("SET", KEY.sequence(), whole(time))
   return "job_" .. base36(time) .. suffix
 end
@@ -49,20 +48,23 @@ for name, value in pairs(record) do
   fields[#fields + 1] = name
   fields[#fields + 1] = value
 end
-redis.call("HSET", KEY.job(id), "id", id, "state", "queued", "attempt", 0, "created_at", whole(now),
-  "queued_at", whole(now), "retries_used", 0, "unclaimed", 0, unpack(fields))
+redis.call("HSET", KEY.job(id), "id", id, "state", "queued", "attempt", 0, "created_at", whole(wall_ms()),
+  "queued_at", whole(now_ms()), "retries_used", 0, "lost_attempts", 0, unpack(fields))
 redis.call("ZADD", KEY.jobs(), 0, id)
 redis.call("ZADD", KEY.jobs_by("state:queued"), 0, id)
 for _, index in ipairs(indexes) do
   redis.call("ZADD", KEY.jobs_by(index), 0, id)
 end
 for _, needed in ipairs(after) do
-  redis.call("SADD", KEY.job_dependents(needed), id)
+  redis.call("ZADD", KEY.job_dependents(needed), 0, id)
 end
 local reason
 if #waits > 0 then
   reason = "waits for " .. table.concat(waits, ", ")
   redis.call("SADD", KEY.job_waits(id), unpack(waits))
+  for _, needed in ipairs(waits) do
+    redis.call("ZADD", KEY.job_dependents(needed), 1, id)
+  end
   redis.call("HSET", KEY.job(id), "reason", reason)
 else
   enqueue(id)
@@ -71,5 +73,5 @@ if idem ~= "" then
   local entry = cjson.encode({ job = id, body_hash = body_hash })
   redis.call("SET", KEY.idempotency(idem), entry, "PX", limits.idem_ttl_ms)
 end
-add_state_event(id, limits.stream_cap, "queued", now, reason)
+add_state_event(id, limits.stream_cap, "queued", reason)
 return { "created", id }

@@ -29,10 +29,10 @@ local function release(host, id, attempt)
 end
 
 -- An orphan is a part that the service has given up on, but whose host has not confirmed that its processes are gone.
-local function orphan(host, id, attempt)
+local function orphan(host, id, attempt, now)
   local part = held_part(host, id, attempt)
   if part then
-    part.orphan = true
+    part.orphan, part.lost_at = true, now
     hold(host, id, attempt, part)
   end
 end

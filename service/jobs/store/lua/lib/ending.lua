@@ -1,5 +1,7 @@
 -- How attempts and jobs end. Needs core, jobs, queue, devices.
 
+local MOST_TOLD = 100
+
 local function give_up_part(id, attempt, host, status)
   local name = part_name(id, attempt, host)
   redis.call("HSET", KEY.job_parts(id), host, status)
@@ -15,16 +17,16 @@ end
 
 local function forget_dependencies(id)
   for _, needed in ipairs(cjson.decode(field(id, "after"))) do
-    redis.call("SREM", KEY.job_dependents(needed), id)
+    redis.call("ZREM", KEY.job_dependents(needed), id)
   end
   redis.call("DEL", KEY.job_waits(id))
 end
 
-local function close(id, cap, state, now, reason, error_text)
+local function close(id, cap, state, reason, error_text)
   dequeue(id)
-  set_state(id, cap, state, now, reason)
-  redis.call("HSET", KEY.job(id), "ended_at", whole(now))
-  redis.call("HDEL", KEY.job(id), "fault", "fault_kind", "told_to_stop")
+  set_state(id, cap, state, reason)
+  redis.call("HSET", KEY.job(id), "ended_at", whole(wall_ms()))
+  redis.call("HDEL", KEY.job(id), "fault", "fault_kind", "told_to_stop", "lost", "avoid")
   if error_text then
     redis.call("HSET", KEY.job(id), "error", error_text)
   end
@@ -32,6 +34,9 @@ local function close(id, cap, state, now, reason, error_text)
     redis.call("HDEL", KEY.job(id), "result")
   end
   forget_dependencies(id)
+  if redis.call("ZCOUNT", KEY.job_dependents(id), 1, 1) > 0 then
+    redis.call("RPUSH", KEY.ended(), id .. ":" .. state)
+  end
 end
 
 local function dependency_error(id, state)
@@ -41,49 +46,84 @@ local function dependency_error(id, state)
   })
 end
 
--- Close a job and, in the same breath, everything that can only fail because of it.
-local function end_job(id, cap, state, now, reason, error_text)
-  local work = { { id = id, state = state, reason = reason, error_text = error_text } }
-  while #work > 0 do
-    local item = table.remove(work, 1)
-    close(item.id, cap, item.state, now, item.reason, item.error_text)
-    for _, dependent in ipairs(sorted_members(KEY.job_dependents(item.id))) do
-      if redis.call("SREM", KEY.job_waits(dependent), item.id) == 1 then
-        if item.state ~= "succeeded" then
-          redis.call("DEL", KEY.job_waits(dependent))
-          work[#work + 1] = {
-            id = dependent, state = "failed", reason = "needed job " .. item.id .. " ended as " .. item.state,
-            error_text = dependency_error(item.id, item.state),
-          }
-        elseif redis.call("EXISTS", KEY.job_waits(dependent)) == 0 then
-          redis.call("HDEL", KEY.job(dependent), "reason")
-          enqueue(dependent)
-        end
-      end
-    end
+local function tell_dependent(dependent, cap, id, state)
+  redis.call("ZADD", KEY.job_dependents(id), 0, dependent)
+  redis.call("SREM", KEY.job_waits(dependent), id)
+  if state ~= "succeeded" then
+    close(dependent, cap, "failed", "needed job " .. id .. " ended as " .. state, dependency_error(id, state))
+  elseif redis.call("EXISTS", KEY.job_waits(dependent)) == 0 then
+    redis.call("HDEL", KEY.job(dependent), "reason")
+    enqueue(dependent)
   end
 end
 
-local function requeue(id, cap, now, reason)
+-- Queue what waited for jobs that ended, or close it where it can only fail, and what waits for that in turn. At most
+-- `most` of them: the rest is left to the next call, since one job may have any number of dependents.
+local function tell_dependents(cap, most)
+  while most > 0 do
+    local ended = redis.call("LINDEX", KEY.ended(), 0)
+    if not ended then
+      return
+    end
+    local id, state = string.match(ended, "^(.+):(%a+)$")
+    local waiting = redis.call("ZRANGE", KEY.job_dependents(id), 1, 1, "BYSCORE", "LIMIT", 0, most)
+    if #waiting < most then
+      redis.call("LPOP", KEY.ended())
+    end
+    for _, dependent in ipairs(waiting) do
+      tell_dependent(dependent, cap, id, state)
+    end
+    most = most - #waiting - 1
+  end
+end
+
+-- Close a job and, in the same breath as far as there are not too many, what can only fail because of it.
+local function end_job(id, cap, state, reason, error_text)
+  close(id, cap, state, reason, error_text)
+  tell_dependents(cap, MOST_TOLD)
+end
+
+local function requeue(id, cap, reason)
   redis.call("HDEL", KEY.job(id), "fault", "fault_kind", "result", "placement")
   redis.call("DEL", KEY.job_parts(id))
-  set_state(id, cap, "queued", now, reason)
+  set_state(id, cap, "queued", reason)
   enqueue(id)
 end
 
-local function end_faulty(id, limits, now, kind, fault)
-  local job = redis.call("HMGET", KEY.job(id), "attempt", "retries", "retries_used", "unclaimed")
+-- What it takes to go on with an attempt that was lost, should its supervisors come back (see lib/fencing.lua): parts
+-- that ended otherwise than with success cannot be had back.
+local function keep_lost(id)
+  local job = redis.call("HMGET", KEY.job(id), "attempt", "placement", "result")
+  local lost = { attempt = tonumber(job[1]), placement = job[2], result = job[3] or nil, parts = {} }
+  local parts = redis.call("HGETALL", KEY.job_parts(id))
+  for i = 1, #parts, 2 do
+    if parts[i + 1] ~= "lost" and parts[i + 1] ~= "succeeded" then
+      return
+    end
+    lost.parts[parts[i]] = parts[i + 1]
+  end
+  redis.call("HSET", KEY.job(id), "lost", cjson.encode(lost))
+end
+
+-- What the job did itself uses its retries. What its hosts and the broker did has an allowance of its own.
+local function end_faulty(id, limits, kind, fault)
+  local job = redis.call("HMGET", KEY.job(id), "attempt", "retries", "retries_used")
   local message = "attempt " .. job[1] .. ": " .. cjson.decode(fault).message
   if kind == "interrupted" then
-    requeue(id, limits.stream_cap, now, message .. "; queued again")
-  elseif kind == "unclaimed" and tonumber(job[4]) < limits.max_unclaimed then
-    redis.call("HINCRBY", KEY.job(id), "unclaimed", 1)
-    requeue(id, limits.stream_cap, now, message .. "; queued again")
+    requeue(id, limits.stream_cap, message .. "; queued again")
+  elseif kind == "lost" or kind == "unclaimed" then
+    local lost, most = redis.call("HINCRBY", KEY.job(id), "lost_attempts", 1), limits.max_lost_attempts
+    if lost > most then
+      local reason = lost .. " attempts were lost by no fault of the job's; no more than " .. most .. " are made up for"
+      return end_job(id, limits.stream_cap, "failed", reason, fault)
+    end
+    keep_lost(id)
+    requeue(id, limits.stream_cap, message .. "; queued again without using a retry (" .. lost .. " of " .. most .. ")")
   elseif tonumber(job[3]) < tonumber(job[2]) then
     local used = redis.call("HINCRBY", KEY.job(id), "retries_used", 1)
-    requeue(id, limits.stream_cap, now, message .. "; retry " .. used .. " of " .. job[2])
+    requeue(id, limits.stream_cap, message .. "; retry " .. used .. " of " .. job[2])
   else
-    end_job(id, limits.stream_cap, "failed", now, nil, fault)
+    end_job(id, limits.stream_cap, "failed", nil, fault)
   end
 end
 
@@ -107,7 +147,7 @@ local function count_open(id, attempt, ending)
 end
 
 -- After any part ended, and after a cancel: end the attempt when nothing of it is left.
-local function settle(id, limits, now)
+local function settle(id, limits)
   local job = redis.call("HMGET", KEY.job(id), "state", "attempt", "fault", "fault_kind", "told_to_stop")
   local cancelling, fault = job[1] == "cancelling", job[3]
   local open, failed = count_open(id, job[2], cancelling or fault)
@@ -116,10 +156,10 @@ local function settle(id, limits, now)
   end
   if cancelling then
     local in_time = failed == 0 and not job[5]
-    end_job(id, limits.stream_cap, in_time and "succeeded" or "cancelled", now)
+    end_job(id, limits.stream_cap, in_time and "succeeded" or "cancelled")
   elseif fault then
-    end_faulty(id, limits, now, job[4], fault)
+    end_faulty(id, limits, job[4], fault)
   else
-    end_job(id, limits.stream_cap, "succeeded", now)
+    end_job(id, limits.stream_cap, "succeeded")
   end
 end

@@ -60,16 +60,16 @@ local function add_event(id, cap, kind, data)
   redis.call("XADD", KEY.job_events(id), "MAXLEN", "~", cap, "*", "t", kind, "d", data)
 end
 
-local function add_state_event(id, cap, state, now, reason)
+local function add_state_event(id, cap, state, reason)
   local event = {
-    type = "state", time = now / 1000, rank = cjson.null,
+    type = "state", time = wall_ms() / 1000, rank = cjson.null,
     state = state, attempt = tonumber(field(id, "attempt")), reason = reason,
   }
   add_event(id, cap, "state", cjson.encode(event))
 end
 
 -- Hash, index and event of a state belong together; this is the only place that writes any of them.
-local function set_state(id, cap, state, now, reason)
+local function set_state(id, cap, state, reason)
   local old = field(id, "state")
   assert(MOVES[old][state], "job " .. id .. " cannot go from " .. old .. " to " .. state)
   redis.call("HSET", KEY.job(id), "state", state)
@@ -80,5 +80,5 @@ local function set_state(id, cap, state, now, reason)
   end
   redis.call("ZREM", KEY.jobs_by("state:" .. old), id)
   redis.call("ZADD", KEY.jobs_by("state:" .. state), 0, id)
-  add_state_event(id, cap, state, now, reason)
+  add_state_event(id, cap, state, reason)
 end

@@ -1,7 +1,8 @@
 -- The pending set, and an index that finds the first job in order among those that fit, whatever else is pending.
 -- Needs core, jobs.
 --
--- Jobs of one shape (group:ranks:hosts, where the group is the device asked for) and one priority form a slice, in
+-- Jobs of one shape (group:ranks:hosts, where the group is the device asked for, and the host that is avoided where
+-- there is one) and one priority form a slice, in
 -- order of age; only its head can be next. A quadtree over the plane of hosts and ranks holds the heads: each node is
 -- a sorted set of the heads in its square, and a square of side 4 has 16 below it. What fits is a region below a
 -- staircase (more hosts never hold fewer ranks), so a search opens only nodes that the staircase cuts: at most about
@@ -56,18 +57,42 @@ local function change_slice(id, shape, priority, score)
   end
 end
 
+-- Jobs that avoid a host are a group of their own: they fit elsewhere than others.
+local function avoiding(group, host)
+  return group .. "@" .. host
+end
+
+local function pending_shape(job)
+  if not job.avoid then
+    return job.shape
+  end
+  local device, rest = string.match(job.shape, "^(%a+)(:.+)$")
+  return avoiding(device, job.avoid) .. rest
+end
+
+local function queue_fields(id)
+  local job = redis.call("HMGET", KEY.job(id), "priority", "queued_at", "shape", "avoid")
+  return { priority = job[1], queued_at = job[2], shape = job[3], avoid = job[4] }
+end
+
 local function enqueue(id)
-  local job = redis.call("HMGET", KEY.job(id), "priority", "queued_at", "shape")
-  local score = -tonumber(job[1]) * CLASS + tonumber(job[2])
+  local job = queue_fields(id)
+  local score = -tonumber(job.priority) * CLASS + tonumber(job.queued_at)
   redis.call("ZADD", KEY.pending(), whole(score), id)
-  change_slice(id, job[3], job[1], score)
+  if job.avoid then
+    redis.call("HINCRBY", KEY.avoided(), job.avoid, 1)
+  end
+  change_slice(id, pending_shape(job), job.priority, score)
   unsettle()
 end
 
 local function dequeue(id)
   if redis.call("ZREM", KEY.pending(), id) == 1 then
-    local job = redis.call("HMGET", KEY.job(id), "shape", "priority")
-    change_slice(id, job[1], job[2], nil)
+    local job = queue_fields(id)
+    if job.avoid and redis.call("HINCRBY", KEY.avoided(), job.avoid, -1) == 0 then
+      redis.call("HDEL", KEY.avoided(), job.avoid)
+    end
+    change_slice(id, pending_shape(job), job.priority, nil)
     unsettle()
   end
 end

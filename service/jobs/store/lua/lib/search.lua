@@ -1,7 +1,7 @@
 -- Searches in the index of pending jobs. Needs core, jobs, queue.
 --
--- A region says which shapes of one group are wanted, as `holds(hosts)`: the most ranks that so many hosts hold, which
--- never falls as hosts grow. Nodes are opened in the order of their first jobs, so the first wanted one is the answer.
+-- A region says which shapes of one group are wanted: those of more ranks than `above(hosts)` (or 0) and of no more than
+-- `holds(hosts)`, what so many hosts hold; neither ever falls as hosts grow. Nodes are opened in the order of their first jobs, so the first wanted one is the answer.
 
 local nodes_read = 0
 
@@ -44,14 +44,15 @@ local function offer(heap, region, level, x, y, from, to)
   local width = SIDE ^ (LEVELS - level)
   local fewest, least = x * width + 1, y * width + 1
   local hosts, ranks = math.min((x + 1) * width, MOST_HOSTS), (y + 1) * width
-  if fewest > hosts or fewest > ranks or least > region.holds(hosts) then
+  if fewest > hosts or fewest > ranks or least > region.holds(hosts)
+    or ranks <= region.above(fewest) then
     return
   end
   nodes_read = nodes_read + 1
   local head = first_in(KEY.pending_node(region.group, level, x, y), from, to)
   if head then
     head.region, head.level, head.x, head.y = region, level, x, y
-    head.wanted = ranks <= region.holds(fewest)
+    head.wanted = ranks <= region.holds(fewest) and least > region.above(hosts)
     push(heap, head)
   end
 end
