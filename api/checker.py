@@ -1,7 +1,8 @@
-"""Checks of submitted jobs, in processes with limits: the API's own threads and memory never depend on an upload.
+"""Checks of submitted jobs and plans of pipelines, in processes with limits: what a client sends takes none of the
+API's own memory and threads.
 
-An owner has one check at a time, and all owners together a bounded number; the others wait their turn. A check ends
-with the request that it belongs to.
+An owner has one such process at a time, and all owners together a bounded number; the others wait their turn. A
+process ends with the request that it works for.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from fastapi import Request
 from api.problems import ProblemError
 from service.jobs.checks.confined import LENGTH, OUT_OF_MEMORY
 from service.jobs.checks.files import files_of
-from service.jobs.checks.request import CheckLimits, CheckRequest
+from service.jobs.checks.request import AnyRequest, CheckLimits, CheckRequest
 from service.jobs.checks.server import LARGEST_MESSAGE, Ending, Order
-from service.jobs.records import Problem
+from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
+from service.jobs.spec import spec_adapter
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING, MOST_WAITING_PER_OWNER = 256, 64
 CLOCK = 10.0
 """A check may take this many times its processor time by the clock, as other work takes turns with it."""
-_LONGEST_LINE = 2**20
+_LONGEST_LINE = 2**24
 _STOP_S = 5.0
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ENVIRONMENT_PREFIX = "PYTHON"
@@ -132,12 +134,17 @@ class Checker:
             await asyncio.to_thread(server.stop)
 
     async def problems(self, request: CheckRequest, owner: str) -> list[Problem]:
-        """Every reason to refuse the job, up to a number of them; a limit that its check reached is one.
+        """Every reason to refuse the job, up to a number of them. Raises as :meth:`answer` does."""
+        return [Problem(**problem) for problem in json.loads(await self.answer(request, owner))]
 
-        Raises :class:`CheckUnavailable`, and a 429 where too many requests wait.
+    async def answer(self, request: AnyRequest, owner: str) -> bytes:
+        """The answer as JSON, when it is the owner's turn.
+
+        Raises :class:`Rejected` where it would take more than the limits, :class:`CheckUnavailable`, and a 429 where
+        too many requests wait.
         """
         async with self._turn(owner):
-            return await self._checked(request)
+            return await self._answered(request)
 
     @contextlib.asynccontextmanager
     async def _turn(self, owner: str) -> AsyncIterator[None]:
@@ -158,31 +165,31 @@ class Checker:
             self._server = _Server.start()
         return self._server
 
-    async def _checked(self, request: CheckRequest) -> list[Problem]:
+    async def _answered(self, request: AnyRequest) -> bytes:
         server, number = self._running_server(), next(self._numbers)
         ended = server.endings[number] = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair()
         with theirs:
             server.order(Order(number=number, limits=self._limits), theirs)
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_LONGEST_LINE)
-        said: dict[str, Any] = {}
+        said: dict[str, bytes] = {}
+        ending: Ending | None = None
         try:
-            async with asyncio.timeout(self._limits.processor_s * CLOCK):
-                await _exchange(reader, writer, request.model_dump_json(by_alias=True).encode(), said)
-                ending = await asyncio.shield(ended)
-        except TimeoutError:
-            ending = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.processor_s * CLOCK):
+                    await _exchange(reader, writer, request.model_dump_json().encode(), said)
+                    ending = await asyncio.shield(ended)
         finally:
             writer.close()
             if not ended.done():
                 with contextlib.suppress(CheckUnavailable):
                     server.order(Order(number=number, limits=None))
                     await ended
-        if "problems" in said:
-            return [Problem(**problem) for problem in said["problems"]]
+        if "answer" in said:
+            return said["answer"]
         if "failed" in said:
-            raise RuntimeError(f"the check failed:\n{said['failed']}")
-        return [_over_limit(request, said.get("opening"), ending, self._limits)]
+            raise RuntimeError(f"the check failed:\n{json.loads(said['failed'])}")
+        raise Rejected([_over_limit(request, said.get("opening", b"").decode(), ending, self._limits)])
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
@@ -208,17 +215,18 @@ async def _left(request: Request) -> None:
 
 
 async def _exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, said: dict[str, Any]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, said: dict[str, bytes]
 ) -> None:
-    """Send the request and note in ``said`` what the process says until its end, the latest under each name."""
+    """Send the request and note in ``said`` what the process says until its end, the latest under each word."""
     with contextlib.suppress(ConnectionError):
         writer.write(LENGTH.pack(len(request)) + request)
         while line := await reader.readline():
-            said |= json.loads(line)
+            word, _, content = line.rstrip(b"\n").partition(b" ")
+            said[word.decode()] = content
 
 
-def _over_limit(request: CheckRequest, file_id: str | None, ending: Ending | None, limits: CheckLimits) -> Problem:
-    """The refusal of what could not be checked within the limits; ``ending`` is ``None`` where the clock ended it."""
+def _over_limit(request: AnyRequest, file_id: str, ending: Ending | None, limits: CheckLimits) -> Problem:
+    """The refusal of what takes more than the limits; ``ending`` is ``None`` where the clock ended it."""
     memory, processor = f"{limits.memory_bytes / 2**30:g} GiB of memory", f"{limits.processor_s} s of processor time"
     if ending is None:
         reason = f"takes more than {limits.processor_s * CLOCK:g} s ({CLOCK:g} times TRIVET_CHECK_SECONDS)"
@@ -233,9 +241,10 @@ def _over_limit(request: CheckRequest, file_id: str | None, ending: Ending | Non
         reason = f"ends its process ({name})"
     if ending is not None:
         reason += f"; used were {ending.processor_s:.1f} s and {ending.memory_bytes / 2**30:.2f} GiB"
-    path = next((path for path, each in files_of(request.spec) if each == file_id), "")
-    message = f"{'reading it' if path else 'checking the job'} {reason}"
-    return Problem(path, message, file_id, f"what is checked within {memory} and {processor}")
+    named = files_of(spec_adapter.validate_json(request.spec))
+    path = next((path for path, each in named if each == file_id), "")
+    message = f"{'reading it' if path else 'the job'} {reason}"
+    return Problem(path, message, file_id or None, f"what is checked within {memory} and {processor}")
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:

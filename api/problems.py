@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -13,11 +14,17 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from api.locate import Locator, Place
-from service.jobs.fragments import DISAGREEMENT, ID_EXPECTED
+from service.jobs.fragments import DISAGREEMENT, ID_EXPECTED, TOO_MANY_ERRORS
+from service.jobs.records import LONGEST_TEXT, shortened
 from service.jobs.records import Problem as Refusal
 
 MEDIA_TYPE = "application/problem+json"
 _LONGEST_ECHO = 200
+MOST_ERRORS = 50
+"""Fields that one answer names; a body of a megabyte can have hundreds of thousands that are wrong."""
+_MOST_TRANSLATED = 4 * MOST_ERRORS
+"""Of pydantic's errors, several of which may be about one field."""
+_LONGEST_DETAIL = 4 * LONGEST_TEXT
 
 
 class FieldError(BaseModel):
@@ -64,13 +71,30 @@ def respond(
     errors: Sequence[FieldError] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """A problem as a response."""
+    """A problem as a response: at most :data:`MOST_ERRORS` fields, and no text longer than a reader would read."""
     title = HTTPStatus(status).phrase
-    body = ProblemDetails(title=title, status=status, detail=detail, errors=None if errors is None else list(errors))
+    errors = None if errors is None else _bounded(errors)
+    body = ProblemDetails(title=title, status=status, detail=shortened(detail, _LONGEST_DETAIL), errors=errors)
     content = body.model_dump(mode="json", exclude_none=True)
     if errors is not None:
         content["errors"] = [error.model_dump(mode="json") for error in errors]
     return JSONResponse(content, status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {}))
+
+
+def _bounded(errors: Sequence[FieldError]) -> list[FieldError]:
+    kept = [
+        FieldError(
+            path=shortened(error.path),
+            message=shortened(error.message),
+            got=echo(error.got),
+            expected=shortened(error.expected),
+        )
+        for error in errors[:MOST_ERRORS]
+    ]
+    if len(errors) > MOST_ERRORS:
+        message = f"more is wrong than the {MOST_ERRORS} fields named here"
+        kept.append(FieldError(path="", message=message, expected="values as these fields expect them"))
+    return kept
 
 
 def invalid(errors: Sequence[FieldError]) -> ProblemError:
@@ -80,6 +104,7 @@ def invalid(errors: Sequence[FieldError]) -> ProblemError:
 
 def summary(errors: Sequence[FieldError]) -> str:
     """All refusals in a sentence, for clients that show only ``detail``."""
+    errors = errors[:MOST_ERRORS]
     told = (f"{error.message} (expected {error.expected})" for error in errors)
     return "; ".join(f"{error.path}: {each}" if error.path else each for error, each in zip(errors, told, strict=True))
 
@@ -133,15 +158,17 @@ _EXPECTED: dict[str, str] = {
     "too_long": "at most {max_length} items",
     "literal_error": "{expected}",
     "enum": "{expected}",
+    TOO_MANY_ERRORS: "an object with the fields of its schema",
     "union_tag_invalid": "one of {expected_tags}",
     ID_EXPECTED: "{form}",
 }
 
 
 def from_validation(errors: Iterable[Mapping[str, Any]], locator: Locator | None) -> list[FieldError]:
-    """Pydantic's errors in a user's words; several errors at one path (a union's members) become one."""
+    """Pydantic's errors in a user's words, as many as an answer shows; several errors at one path (a union's members)
+    become one."""
     merged: dict[str, FieldError] = {}
-    for error in errors:
+    for error in islice(errors, _MOST_TRANSLATED):
         found = _translate(error, locator)
         known = merged.get(found.path)
         if known is None:

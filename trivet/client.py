@@ -90,16 +90,18 @@ class Client:
         label: str | None = None,
         owner: str | None = None,
         q: str | None = None,
+        include: Literal["spec"] | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> JobPage:
-        """A page of jobs, newest first."""
+        """A page of jobs, newest first; with their specs where ``include`` says so."""
         params = {
             "kind": kind,
             "state": state,
             "label": label,
             "owner": owner,
             "q": q,
+            "include": include,
             "limit": limit,
             "cursor": cursor,
         }

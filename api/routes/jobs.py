@@ -80,12 +80,14 @@ def list_jobs(
     label: Annotated[str | None, Query(max_length=200, description="`key=value`, or `key` with any value")] = None,
     owner: Annotated[str | None, Query(max_length=200)] = None,
     q: Annotated[str | None, Query(max_length=200, description="part of a name or of an id")] = None,
+    include: Annotated[Literal["spec"] | None, Query(description="`spec`: with the spec of every job")] = None,
     limit: Limit = 50,
     cursor: PageCursor = None,
 ) -> JobPage:
-    """Jobs, newest first."""
+    """Jobs, newest first, without their specs unless they are asked for. A page of long records has fewer than
+    ``limit`` jobs."""
     wanted = JobFilter(kind=kind, state=state, label=label, owner=owner, q=q)
-    return store.jobs.list(wanted, limit=limit, cursor=cursor)
+    return store.jobs.list(wanted, limit=limit, cursor=cursor, specs=include == "spec")
 
 
 @router.get("/jobs/{job_id}")

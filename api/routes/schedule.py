@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
-from api.context import StoreDep
+from api.checker import while_connected
+from api.context import CheckerDep, StoreDep
 from api.problems import ProblemError
 from api.security import Reader
-from service.jobs.plan import Plan, plan
+from service.jobs.checks.request import PlanRequest
+from service.jobs.plan import Plan
 from service.jobs.records import Job
 from service.jobs.spec import TrainSpec, spec_adapter
 
 router = APIRouter(tags=["schedule"])
 
 
-@router.get("/jobs/{job_id}/schedule")
-def job_schedule(job_id: str, key: Reader, store: StoreDep) -> Plan:
-    """The schedule of one step of a pipeline, with its predicted times and costs, in units of one forward."""
+def _asked(job_id: str, store: StoreDep) -> PlanRequest:
+    """The request about a job that has a pipeline."""
     job = store.jobs.get(job_id)
     try:
         spec = spec_adapter.validate_python(job.spec)
     except ValidationError as error:  # a package that it needs may be gone since it was submitted
         raise ProblemError(409, f"the spec of job {job.id} cannot be read: {error.errors()[0]['msg']}") from error
-    found = plan(spec) if isinstance(spec, TrainSpec) else None
-    if found is None:
+    if not isinstance(spec, TrainSpec) or spec.parallel.pp == 1:
         raise ProblemError(404, _why_none(job))
-    return found
+    return PlanRequest(spec=spec.model_dump_json(by_alias=True))
+
+
+@router.get("/jobs/{job_id}/schedule", response_model=Plan)
+async def job_schedule(
+    job_id: str, asked: Annotated[PlanRequest, Depends(_asked)], key: Reader, checker: CheckerDep, request: Request
+) -> Response:
+    """The schedule of one step of a pipeline, with its predicted times and costs, in units of one forward."""
+    found = await while_connected(request, checker.answer(asked, key.name))
+    return Response(found, media_type="application/json")
 
 
 def _why_none(job: Job) -> str:

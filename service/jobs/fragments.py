@@ -20,6 +20,8 @@ ID_EXPECTED = "id_expected"
 """Type of the error about a value that is no id; its context has ``form``, what one looks like."""
 DISAGREEMENT = "disagreement"
 """Type of the error about fields that do not go together; its context has what :func:`disagreement` was given."""
+TOO_MANY_ERRORS = "too_many_errors"
+"""Type of the error in place of more errors than anyone would read."""
 
 
 def _id(what: str, printed_by: str, form: str) -> WrapValidator:

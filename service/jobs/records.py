@@ -45,8 +45,8 @@ class JobError(Record):
     traceback_artifact: str | None = None
 
 
-class Job(Record):
-    """A job as the API shows it."""
+class ListedJob(Record):
+    """A job as a list shows it: with its spec only where that was asked for."""
 
     id: str
     kind: Literal["train", "verify", "compile"]
@@ -63,13 +63,21 @@ class Job(Record):
     placement: tuple[HostShare, ...] = ()
     reason: str | None = None
     """Why the job is where it is, for people: what it waits for, why it was requeued."""
-    spec: dict[str, Any]
+    parallel: dict[str, int] | None = None
+    """Degrees of parallelism by dimension; ``None`` of a job that an older version accepted."""
+    spec: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
     error: JobError | None = None
 
 
+class Job(ListedJob):
+    """A job as the API shows it."""
+
+    spec: dict[str, Any]
+
+
 class JobPage(Record):
-    items: tuple[Job, ...]
+    items: tuple[ListedJob, ...]
     next_cursor: str | None = None
 
 

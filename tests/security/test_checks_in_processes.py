@@ -22,7 +22,7 @@ from api import checker as checking
 from api.checker import Checker, CheckUnavailable
 from service.jobs.checks.request import CheckRequest
 from service.jobs.layout import DataLayout
-from service.jobs.records import Problem
+from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
 from service.jobs.spec import spec_adapter
 
@@ -56,12 +56,14 @@ def text(mebibytes: int) -> bytes:
 
 
 def problems(layout: DataLayout, file_id: str, memory: float, seconds: int) -> list[Problem]:
-    """Those of one check within limits, by a checker of its own."""
+    """Those of one check within limits, by a checker of its own; also those that say which limit was passed."""
 
     async def checked() -> list[Problem]:
         checker = Checker(Settings(check_memory_gib=memory, check_seconds=seconds))
         try:
             return await checker.problems(request(layout, file_id), "ada")
+        except Rejected as rejected:
+            return rejected.problems
         finally:
             await checker.stop()
 
@@ -108,10 +110,11 @@ def test_a_check_that_does_not_go_on_is_ended_by_the_clock(data: DataLayout, mon
         while not (running := checks()):
             await asyncio.sleep(0.01)
         running[0].suspend()
-        found = await task
+        with pytest.raises(Rejected) as rejected:
+            await task
         assert not running[0].is_running()
         await checker.stop()
-        return found
+        return rejected.value.problems
 
     (problem,) = asyncio.run(stopped())
     assert "takes more than 6 s (0.01 times TRIVET_CHECK_SECONDS)" in problem.message

@@ -441,3 +441,26 @@ def test_ended_jobs_expire_unless_something_needs_them(
     assert store.jobs.expire(3600.0) == (old.id,)
     assert {job.id for job in store.jobs.list().items} == {needed.id, fresh.id, running.id}
     assert store.jobs.expire(3600.0) == ()
+
+
+def test_a_list_leaves_specs_out_unless_they_are_asked_for(store: Store, submit: Callable[..., Job]) -> None:
+    job = submit(2)
+    (listed,) = store.jobs.list().items
+    assert (listed.id, listed.spec, listed.parallel) == (job.id, None, job.spec["parallel"])
+    assert store.jobs.list(specs=True).items[0].spec == job.spec
+    assert listed.model_dump(exclude={"spec"}) == job.model_dump(exclude={"spec"})
+
+
+def test_a_page_of_long_records_ends_early_and_goes_on(
+    store: Store, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page takes no more of what it has not read, and each job comes once."""
+    jobs = [submit(name="x" * 200) for _ in range(5)]
+    monkeypatch.setattr("service.jobs.store.jobs._LARGEST_PAGE", 1000)
+    walked, cursor, pages = [], None, 0
+    while cursor is not None or not pages:
+        page = store.jobs.list(limit=100, cursor=cursor, specs=True)
+        assert len(page.items) < 3
+        walked += [job.id for job in page.items]
+        cursor, pages = page.next_cursor, pages + 1
+    assert walked == [job.id for job in reversed(jobs)]

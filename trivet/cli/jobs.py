@@ -9,7 +9,7 @@ import typer
 import yaml
 from rich.text import Text
 
-from service.jobs.records import Job
+from service.jobs.records import Job, ListedJob
 from service.jobs.states import STATES, JobState
 from service.jobs.text import visible
 from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, refuse, table
@@ -116,11 +116,11 @@ def _report(job: Job, as_json: bool) -> None:
         out.print(f"{job.id} ", _state(job))
 
 
-def _state(job: Job) -> Text:
+def _state(job: ListedJob) -> Text:
     return Text(job.state, style=_STYLES.get(job.state, ""))
 
 
-def _progress(job: Job) -> str:
+def _progress(job: ListedJob) -> str:
     return "" if job.progress is None else f"{job.progress.done}/{job.progress.total} {job.progress.unit}"
 
 

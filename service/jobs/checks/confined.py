@@ -11,12 +11,11 @@ import signal
 import socket
 import struct
 import traceback
-from dataclasses import asdict
 from typing import IO, NoReturn
 
 import psutil
 
-from service.jobs.checks.request import CheckLimits, CheckRequest
+from service.jobs.checks.request import CheckLimits, request_adapter
 from service.jobs.records import shortened
 
 OUT_OF_MEMORY = errno.ENOMEM
@@ -30,30 +29,30 @@ _PARENT_DEATH_SIGNAL = 1
 
 
 def answer(connection: socket.socket, limits: CheckLimits) -> NoReturn:
-    """Answer the request of ``connection`` with a line of JSON for each file that is opened, then the problems, or the
-    traceback of what failed; exit.
+    """Answer the request of ``connection`` and exit.
 
-    A limit that is reached ends the process: by SIGXCPU, or with the exit code :data:`OUT_OF_MEMORY`.
+    The answer is lines of a word and what belongs to it: ``opening`` and the id of each file that is read, then
+    ``answer`` or ``failed`` and JSON, of a traceback with the latter. A limit that is reached ends the process: by
+    SIGXCPU, or with the exit code :data:`OUT_OF_MEMORY`.
     """
     code = 0
     reader, writer = connection.makefile("rb"), connection.makefile("wb")
 
-    def tell(message: dict[str, object]) -> None:
-        writer.write(json.dumps(message, default=str).encode() + b"\n")
+    def tell(word: str, content: bytes) -> None:
+        writer.write(word.encode() + b" " + content + b"\n")
         writer.flush()
 
     try:
         confine(limits)
-        request = CheckRequest.model_validate_json(_read(reader))
-        problems = request.problems(lambda file_id: tell({"opening": file_id}))
-        tell({"problems": [asdict(problem) for problem in problems]})
+        request = request_adapter.validate_json(_read(reader))
+        tell("answer", request.answer(lambda file_id: tell("opening", file_id.encode())))
     except MemoryError:
         code = OUT_OF_MEMORY
     except (BrokenPipeError, ConnectionResetError):  # nobody waits for the answer any more
         pass
     except BaseException:
         code = 1
-        tell({"failed": shortened(traceback.format_exc(), _LONGEST_TRACEBACK)})
+        tell("failed", json.dumps(shortened(traceback.format_exc(), _LONGEST_TRACEBACK)).encode())
     os._exit(code)
 
 

@@ -1,39 +1,45 @@
-"""A check as a message: what is asked of the process that checks, and what it answers."""
+"""What a limited process is asked, as messages: whether a job could run, and how its pipeline would."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, TypeAdapter
 
 from service.jobs.checks import check
 from service.jobs.checks.dependencies import related
 from service.jobs.checks.subject import AnySpec, Lookup
 from service.jobs.layout import DataLayout
 from service.jobs.llama import uploaded_config
+from service.jobs.plan import Plan, plan
 from service.jobs.plugins import ModelConfig
 from service.jobs.records import Job, Problem, Record
-from service.jobs.spec import JobSpec
+from service.jobs.spec import TrainSpec, spec_adapter
 
 MOST_PROBLEMS = 100
 """In one answer; a job with more is refused for the first ones."""
+Opening = Callable[[str], None]
+"""Told the id of each uploaded file before it is read."""
+_plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)
 
 
 class CheckLimits(Record):
-    """What one check may use: bytes of memory and seconds of processor time."""
+    """What one request may use: bytes of memory and seconds of processor time."""
 
     memory_bytes: int
     processor_s: int
 
 
-class CheckRequest(BaseModel):
-    """A spec with all that its check asks for: the fleet, the jobs that it names, and the folder of uploaded files."""
+class CheckRequest(Record):
+    """Whether a job could run: its spec as JSON, and all that the check asks for besides, which is the fleet, the jobs
+    that the spec names, and the folder of uploaded files."""
 
-    model_config = ConfigDict(frozen=True)
-
-    spec: Annotated[JobSpec, Field()]
+    asks: Literal["check"] = "check"
+    spec: str
     fleet: dict[str, int] | None
     jobs: dict[str, Job]
     data: Path
@@ -41,11 +47,11 @@ class CheckRequest(BaseModel):
     @classmethod
     def of(cls, spec: AnySpec, fleet: dict[str, int] | None, lookup: Lookup, data: DataLayout) -> CheckRequest:
         """The request about a spec; ``lookup`` is asked for every job that the check may need."""
-        return cls(spec=spec, fleet=fleet, jobs=related(spec, lookup), data=data.root)
+        text = spec.model_dump_json(by_alias=True)
+        return cls(spec=text, fleet=fleet, jobs=related(spec, lookup), data=data.root)
 
-    def problems(self, opening: Callable[[str], None] = lambda _: None) -> list[Problem]:
-        """Every reason why the job could never run, up to a number of them. ``opening`` is told the id of each
-        uploaded file before it is read."""
+    def problems(self, opening: Opening = lambda _: None) -> list[Problem]:
+        """Every reason why the job could never run, up to a number of them."""
         layout = DataLayout(self.data)
 
         def path_of(file_id: str) -> Path | None:
@@ -60,7 +66,7 @@ class CheckRequest(BaseModel):
             return None if path is None else uploaded_config(path)
 
         found = check(
-            self.spec,
+            spec_adapter.validate_json(self.spec),
             self.fleet,
             self.jobs.get,
             lambda file_id: layout.file(file_id).is_file(),
@@ -68,3 +74,23 @@ class CheckRequest(BaseModel):
             path_of=path_of,
         )
         return [problem.shortened() for problem in found[:MOST_PROBLEMS]]
+
+    def answer(self, opening: Opening) -> bytes:
+        """:meth:`problems` as a JSON list."""
+        return json.dumps([asdict(problem) for problem in self.problems(opening)], default=str).encode()
+
+
+class PlanRequest(Record):
+    """How the pipeline of a training job, whose spec is given as JSON, would run."""
+
+    asks: Literal["plan"] = "plan"
+    spec: str
+
+    def answer(self, opening: Opening) -> bytes:
+        """The :class:`Plan` as JSON; null where the spec has no pipeline."""
+        spec = spec_adapter.validate_json(self.spec)
+        return _plan_adapter.dump_json(plan(spec) if isinstance(spec, TrainSpec) else None)
+
+
+AnyRequest = CheckRequest | PlanRequest
+request_adapter: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="asks")])

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, StringConstraints, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
-from service.jobs.fragments import PARALLEL_DIMENSIONS, FileId, JobId, ParallelSpec, Strict, disagreement
+from service.jobs.fragments import (
+    PARALLEL_DIMENSIONS,
+    TOO_MANY_ERRORS,
+    FileId,
+    JobId,
+    ParallelSpec,
+    Strict,
+    disagreement,
+)
 
 __all__ = [
     "PARALLEL_DIMENSIONS",
@@ -19,6 +28,7 @@ __all__ = [
     "disagreement",
 ]
 
+_MOST_ERRORS = 2000
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
 LabelValue = Annotated[str, StringConstraints(max_length=120)]
 DeviceChoice = Literal["auto", "cuda", "cpu"]
@@ -37,6 +47,17 @@ class CommonSpec(Strict):
     max_hosts: int = Field(1, ge=1, le=1024, description="how many hosts the ranks may be spread over")
     device: DeviceChoice = "auto"
     seed: int = Field(0, ge=0, lt=2**63)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """A list of errors takes microseconds for each, and a megabyte can hold hundreds of thousands."""
+        try:
+            return validate(value)
+        except ValidationError as error:
+            if (count := error.error_count()) <= _MOST_ERRORS:
+                raise
+            raise PydanticCustomError(TOO_MANY_ERRORS, "{count} values are wrong", {"count": count}) from None
 
     @model_validator(mode="after")
     def _no_duplicate_dependencies(self) -> CommonSpec:

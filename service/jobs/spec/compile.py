@@ -33,8 +33,8 @@ class CompileSpec(CommonSpec):
     model: ModelRef | None = None
     program: ProgramRef | None = Field(None, description="several modules and their steps, from an installed package")
     data: DataSpec | None = Field(None, description="inputs of the real kind; random ones that fit when absent")
-    modes: tuple[Mode, ...] = Field(LADDER, min_length=1, description="rungs to climb, from eager up")
-    phases: tuple[Phase, ...] = Field(("train", "inference"), min_length=1)
+    modes: tuple[Mode, ...] = Field(LADDER, min_length=1, fail_fast=True, description="rungs to climb, from eager up")
+    phases: tuple[Phase, ...] = Field(("train", "inference"), min_length=1, fail_fast=True)
     steps: int = Field(4, ge=2, le=1000, description="iterations per rung and phase")
     shapes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (16,), min_length=1, description="samples of a forward, in turn"

@@ -26,16 +26,16 @@ class Robustness(Strict):
 class OutputHalfspace(Strict):
     """``coefficients · output ≥ threshold`` must hold on the whole box."""
 
-    coefficients: tuple[float, ...] = Field(min_length=1)
+    coefficients: tuple[float, ...] = Field(min_length=1, fail_fast=True)
     threshold: float = 0.0
 
 
 class Box(Strict):
     """Bounds of the outputs on one input box; with ``output`` halfspaces, also a verdict."""
 
-    lower: tuple[float, ...] = Field(min_length=1)
-    upper: tuple[float, ...] = Field(min_length=1)
-    output: tuple[OutputHalfspace, ...] = ()
+    lower: tuple[float, ...] = Field(min_length=1, fail_fast=True)
+    upper: tuple[float, ...] = Field(min_length=1, fail_fast=True)
+    output: tuple[OutputHalfspace, ...] = Field((), fail_fast=True)
 
     @model_validator(mode="after")
     def _ordered(self) -> Box:
@@ -64,7 +64,7 @@ class VnnlibProperty(Strict):
 
     vnnlib: Annotated[
         Annotated[FileId, Tag("one")]
-        | Annotated[tuple[FileId, ...], Field(min_length=1, max_length=10_000), Tag("several")],
+        | Annotated[tuple[FileId, ...], Field(min_length=1, max_length=10_000, fail_fast=True), Tag("several")],
         Discriminator(lambda value: "one" if isinstance(value, str) else "several"),
     ]
 

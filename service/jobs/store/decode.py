@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
-from service.jobs.records import HostShare, Job
+from service.jobs.records import HostShare, Job, ListedJob
 
-_JSON_FIELDS = ("labels", "spec", "placement", "progress", "result", "error")
+_JSON_FIELDS = ("labels", "parallel", "spec", "placement", "progress", "result", "error")
 _TIME_FIELDS = ("created_at", "started_at", "ended_at")
 
 
@@ -24,13 +24,22 @@ def moment(milliseconds: str | float) -> datetime:
 
 def job(flat: list[str]) -> Job:
     """A job from its script view."""
+    return Job.model_validate(_values(flat))
+
+
+def listed_job(flat: list[str]) -> ListedJob:
+    """A job from its script view, which may leave out the spec."""
+    return ListedJob.model_validate(_values(flat))
+
+
+def _values(flat: list[str]) -> dict[str, Any]:
     fields = fields_of(flat)
     values: dict[str, Any] = {name: fields[name] for name in ("id", "kind", "name", "owner", "state")}
     values |= {name: orjson.loads(fields[name]) for name in _JSON_FIELDS if name in fields}
     values |= {name: moment(fields[name]) for name in _TIME_FIELDS if name in fields}
     values |= {name: int(fields[name]) for name in ("attempt", "priority")}
     reasons = [fields[name] for name in ("reason", "waiting") if fields.get(name)]
-    return Job.model_validate({**values, "reason": "; ".join(reasons) or None})
+    return {**values, "reason": "; ".join(reasons) or None}
 
 
 def shares(text: str) -> tuple[HostShare, ...]:

@@ -28,6 +28,8 @@ AnySpec = TrainSpec | VerifySpec | CompileSpec
 _ID = re.compile(r"job_[0-9a-z]{20}")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _RANDOM_CHARACTERS = 11
+_LARGEST_PAGE = 2**21
+"""Bytes of records after which a page takes no more of them."""
 _MOST_LOOKED_AT = 20_000
 """A page ends after so many jobs were looked at, even when few matched; its cursor goes on from there."""
 
@@ -142,16 +144,29 @@ class Jobs:
             raise NotFound(f"there is no job {job_id}")
         return decode.job(stubs.get(self.client, job_id))
 
-    def list(self, filters: JobFilter = JobFilter(), limit: int = 50, cursor: str | None = None) -> JobPage:
-        """Newest first. A page may hold fewer than ``limit`` jobs and still have a next one."""
+    def list(
+        self, filters: JobFilter = JobFilter(), limit: int = 50, cursor: str | None = None, *, specs: bool = False
+    ) -> JobPage:
+        """Newest first, with ``specs`` only where they are asked for.
+
+        A page may hold fewer than ``limit`` jobs and still have a next one, as where their records are long.
+        """
         if cursor is not None and _ID.fullmatch(cursor) is None:
             raise Rejected([Problem("cursor", "not a cursor of this list", cursor, "the next_cursor of a page")])
         if limit < 1:
             raise Rejected([Problem("limit", "a page holds at least one job", limit, "1 or more")])
         text = (filters.q or "").lower()
-        indexes = _json(filters.indexes)
-        next_cursor, *views = stubs.list_jobs(self.client, indexes, text, cursor or "", limit, _MOST_LOOKED_AT)
-        return JobPage(items=tuple(decode.job(view) for view in views), next_cursor=next_cursor or None)
+        next_cursor, *views = stubs.list_jobs(
+            self.client,
+            indexes=_json(filters.indexes),
+            text=text,
+            cursor=cursor or "",
+            limit=limit,
+            scan=_MOST_LOOKED_AT,
+            without="" if specs else "spec",
+            page_bytes=_LARGEST_PAGE,
+        )
+        return JobPage(items=tuple(decode.listed_job(view) for view in views), next_cursor=next_cursor or None)
 
     def cancel(self, job_id: str) -> Job:
         """A queued job is ``cancelled`` at once; an active one is ``cancelling`` until its parts have ended.
@@ -224,6 +239,7 @@ def _record(spec: AnySpec, owner: str, text: str) -> str:
             "owner": owner,
             "priority": str(spec.priority),
             "retries": str(spec.retries),
+            "parallel": spec.parallel.model_dump_json(),
             "shape": f"{spec.device}:{ranks}:{min(spec.max_hosts, ranks)}",
             "after": _json(_needed(spec)),
             "indexes": _json(_indexes(spec, owner)),

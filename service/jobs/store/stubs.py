@@ -22,7 +22,9 @@ def get(job_id: str) -> Flat: ...
 
 
 @script("list")
-def list_jobs(indexes: str, text: str, cursor: str, limit: int, scan: int) -> tuple[str, *tuple[Flat, ...]]: ...
+def list_jobs(
+    *, indexes: str, text: str, cursor: str, limit: int, scan: int, without: str, page_bytes: int
+) -> tuple[str, *tuple[Flat, ...]]: ...
 
 
 @script("cancel")

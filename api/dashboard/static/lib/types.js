@@ -21,7 +21,8 @@
  * @property {Progress | null} progress
  * @property {HostShare[]} placement
  * @property {string | null} reason
- * @property {Record<string, any>} spec
+ * @property {Record<string, number> | null} parallel
+ * @property {Record<string, any>} spec null in lists
  * @property {Record<string, any> | null} result
  * @property {JobError | null} error
  *

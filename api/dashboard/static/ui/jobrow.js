@@ -48,7 +48,7 @@ export class JobRow {
     setText(this.note, this.remark(job));
     setText(this.where, job.placement.length ? placement(job.placement) : isTerminal(job.state) ? "–" : "waiting");
     setAttribute(this.where, "class", job.placement.length ? null : "muted");
-    setText(this.shape, mesh(job.spec.parallel));
+    setText(this.shape, mesh(job.parallel));
     const nowhere = isTerminal(job.state) && job.placement.length === 0;
     this.shape.hidden = nowhere;
     setAttribute(this.place, "data-none", nowhere);

@@ -15,7 +15,9 @@ class MlpConfig(ModelConfig):
 
     family: Literal["mlp"] = "mlp"
     in_features: int = Field(ge=1, le=2**24)
-    hidden: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] = Field((64, 64), min_length=1, max_length=1024)
+    hidden: tuple[Annotated[int, Field(ge=1, le=2**24)], ...] = Field(
+        (64, 64), min_length=1, max_length=1024, fail_fast=True
+    )
     out_features: int = Field(ge=1, le=2**24)
     activation: Literal["relu", "gelu", "tanh"] = "relu"
 

@@ -45,9 +45,20 @@ local function waits_for(id, shape)
   return "no hosts that take work have " .. needs .. ", even when idle" .. remedy
 end
 
--- The record as a flat list of fields and values; a pending job says why it was not placed yet.
-local function view(id)
-  local record = redis.call("HGETALL", KEY.job(id))
+-- The record as a flat list of fields and values, without the one that is named; a pending job says why it was not
+-- placed yet.
+local function view(id, without)
+  local record = {}
+  if without then
+    for _, name in ipairs(redis.call("HKEYS", KEY.job(id))) do
+      if name ~= without then
+        record[#record + 1] = name
+        record[#record + 1] = field(id, name)
+      end
+    end
+  else
+    record = redis.call("HGETALL", KEY.job(id))
+  end
   local shape = field(id, "shape")
   if shape and redis.call("ZSCORE", KEY.pending(), id) then
     record[#record + 1] = "waiting"
