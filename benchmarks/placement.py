@@ -72,7 +72,10 @@ def main(cases: list[str]) -> int:
     print("| jobs | shapes | hosts × devices | case | placed | broker ms, median | 99 % | most | client ms, median |")
     print("|--:|--:|--:|---|--:|--:|--:|--:|--:|")
     for size in _sizes(cases):
-        with tempfile.TemporaryDirectory(prefix="trivet-") as folder, EmbeddedBroker.start(Path(folder)) as broker:
+        with (
+            tempfile.TemporaryDirectory(prefix="trivet-") as folder,
+            EmbeddedBroker.start(Path(folder), fsync="everysec") as broker,
+        ):
             _measure(broker.url, size)
             _measure_staircase(broker.url, size)
     return 0

@@ -43,7 +43,7 @@ def _compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a real server that lives as long as the test session."""
-    with EmbeddedBroker.start(tmp_path_factory.mktemp("broker")) as server:
+    with EmbeddedBroker.start(tmp_path_factory.mktemp("broker"), fsync="everysec") as server:
         yield server.url
 
 

@@ -167,7 +167,7 @@ class LocalService:
     def _environment(self) -> dict[str, str]:
         if self.settings.redis_url is None:
             try:
-                self.broker = EmbeddedBroker.start(self.settings.layout.broker)
+                self.broker = EmbeddedBroker.start(self.settings.layout.broker, fsync=self.settings.broker_fsync)
             except BrokerError as error:
                 raise StartError(str(error)) from error
             url = self.broker.url

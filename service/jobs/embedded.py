@@ -20,13 +20,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import redis
 
 from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
 
 MINIMUM_VERSION = (7, 2)
+Fsync = Literal["always", "everysec"]
 LOCK = "lock"
 _LONGEST_SOCKET_PATH = 100
 """``sun_path`` holds 108 bytes on Linux and 104 on macOS."""
@@ -64,10 +65,15 @@ class EmbeddedBroker:
     socket: Path
     process: subprocess.Popen[bytes]
     lock: ProcessLock
+    fsync: Fsync
 
     @classmethod
-    def start(cls, folder: Path, *, ready_within_s: float = 10.0) -> EmbeddedBroker:
-        """Start a server whose data lives in ``folder``; returns when it answers. Raises :class:`BrokerError`."""
+    def start(cls, folder: Path, *, fsync: Fsync = "always", ready_within_s: float = 10.0) -> EmbeddedBroker:
+        """Start a server whose data lives in ``folder``; returns when it answers. Raises :class:`BrokerError`.
+
+        ``fsync`` says when it syncs its file: before each answer, or every second, so that a loss of power takes up to
+        about a second of what was answered.
+        """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         try:
@@ -76,7 +82,7 @@ class EmbeddedBroker:
             raise BrokerError(f"another broker already runs in {folder}; stop it, or use another TRIVET_DATA") from None
         socket = _socket_path(folder)
         socket.unlink(missing_ok=True)
-        broker = cls(folder, socket, _server(folder, socket, lock), lock)
+        broker = cls(folder, socket, _server(folder, socket, lock, fsync), lock, fsync)
         try:
             broker._wait_until_ready(ready_within_s)
         except BaseException:
@@ -91,7 +97,7 @@ class EmbeddedBroker:
     def restart(self, *, ready_within_s: float = 10.0) -> None:
         """Start the server again, at the same address, after it ended by itself. Raises :class:`BrokerError`."""
         self.socket.unlink(missing_ok=True)
-        self.process = _server(self.folder, self.socket, self.lock)
+        self.process = _server(self.folder, self.socket, self.lock, self.fsync)
         try:
             self._wait_until_ready(ready_within_s)
         except BrokerError:
@@ -149,10 +155,10 @@ def end_leftover(folder: Path, within_s: float = 10.0) -> int:
     return len(servers)
 
 
-def _server(folder: Path, socket: Path, lock: ProcessLock) -> subprocess.Popen[bytes]:
+def _server(folder: Path, socket: Path, lock: ProcessLock, fsync: Fsync) -> subprocess.Popen[bytes]:
     with (folder / "server.log").open("ab") as log:
         return subprocess.Popen(
-            [str(find_server()), *_options(folder, socket)],
+            [str(find_server()), *_options(folder, socket, fsync)],
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -179,13 +185,13 @@ def _socket_path(folder: Path) -> Path:
     return short / "broker.sock"
 
 
-def _options(folder: Path, socket: Path) -> list[str]:
+def _options(folder: Path, socket: Path, fsync: Fsync) -> list[str]:
     settings = {
         "port": "0",
         "unixsocket": str(socket),
         "unixsocketperm": "700",
         "appendonly": "yes",
-        "appendfsync": "everysec",
+        "appendfsync": fsync,
         "save": "",
         "maxmemory-policy": "noeviction",
         "dir": str(folder.resolve()),

@@ -47,6 +47,11 @@ class Settings(BaseSettings):
     data: Path = Field(Path(".trivet"), description="folder of jobs, files and the embedded broker")
     redis_url: SecretStr | None = Field(None, description="Redis or Valkey to use; the embedded one when absent")
 
+    broker_fsync: Literal["always", "everysec"] = Field(
+        "always",
+        description="when the embedded broker syncs to disk; under everysec a loss of power takes a second of answers",
+    )
+
     host: str = Field("127.0.0.1", description="address that the API binds")
     port: int = Field(8437, ge=0, le=65535, description="port that the API binds; 0 takes a free one")
     behind_proxy: bool = Field(False, description="a proxy in front of the API ends TLS")

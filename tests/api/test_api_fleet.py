@@ -137,6 +137,7 @@ def test_health_and_readiness_need_no_key(anonymous: TestClient) -> None:
     ready = anonymous.get("/readyz").json()
     assert ready["status"] == "ready"
     assert 0 < ready["broker_s"] < 5
+    assert ready["survives_power_loss"] is False, "the broker of these tests syncs every second"
 
 
 def numbers(client: TestClient) -> dict[tuple[str, ...], float]:

@@ -400,10 +400,25 @@ def test_a_page_ends_when_enough_was_looked_at(
     for _ in range(4):
         submit()
     monkeypatch.setattr("service.jobs.store.jobs._MOST_LOOKED_AT", 3)
+    monkeypatch.setattr("service.jobs.store.jobs._LOOKED_AT_IN_ONE_CALL", 1)
     first = store.jobs.list(JobFilter(q="needle"))
     assert first.items == ()
     second = store.jobs.list(JobFilter(q="needle"), cursor=first.next_cursor)
     assert [job.id for job in second.items] == [wanted.id]
+
+
+def test_expiry_reaches_past_jobs_that_stay(
+    store: Store, submit: Callable[..., Job], redis: redis_py.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of those submitted first ended only now."""
+    monkeypatch.setattr("service.jobs.store.jobs._CHUNK", 2)
+    jobs = [submit() for _ in range(7)]
+    for job in jobs:
+        store.jobs.cancel(job.id)
+    for job in jobs[4:]:
+        redis.hincrby(JOB(job.id), "ended_at", -10_000_000)
+    assert store.jobs.expire(3600, most=2) == (jobs[4].id, jobs[5].id)
+    assert store.jobs.expire(3600) == (jobs[6].id,)
 
 
 def test_bad_paging_is_refused(store: Store) -> None:

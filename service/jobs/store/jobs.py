@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import itertools
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import orjson
@@ -20,7 +21,7 @@ from service.jobs.states import TERMINAL
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import Client
 from service.jobs.store.hosts import Hosts
-from service.jobs.store.keyspace import IDEMPOTENCY, JOBS_BY
+from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY
 from service.jobs.store.limits import StoreLimits
 
 AnySpec = TrainSpec | VerifySpec | CompileSpec
@@ -28,8 +29,11 @@ AnySpec = TrainSpec | VerifySpec | CompileSpec
 _ID = re.compile(r"job_[0-9a-z]{20}")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _RANDOM_CHARACTERS = 11
+_CHUNK = 200
 _LARGEST_PAGE = 2**21
 """Bytes of records after which a page takes no more of them."""
+_LOOKED_AT_IN_ONE_CALL = 1_000
+"""While a script looks at jobs, the broker does nothing else."""
 _MOST_LOOKED_AT = 20_000
 """A page ends after so many jobs were looked at, even when few matched; its cursor goes on from there."""
 
@@ -114,8 +118,9 @@ class Jobs:
         return CheckRequest.of(spec, self.hosts.capacity() or None, self._lookup, self.data)
 
     def accept(self, submission: Submission) -> tuple[Job, bool]:
-        """Accept a job that was checked; once this returns, the job survives any crash. The flag says whether it is
-        new: of two submissions under one idempotency key the second gives the first one's job.
+        """Accept a job that was checked; once this returns, the job survives any crash, and a loss of power where the
+        broker syncs each write (:meth:`Store.survives_power_loss`). The flag says whether it is new: of two submissions
+        under one idempotency key the second gives the first one's job.
 
         Raises :class:`Conflict` where the key was used with another spec, and :class:`Rejected` where a job that it
         needs has ended badly since it was checked.
@@ -156,16 +161,22 @@ class Jobs:
         if limit < 1:
             raise Rejected([Problem("limit", "a page holds at least one job", limit, "1 or more")])
         text = (filters.q or "").lower()
-        next_cursor, *views = stubs.list_jobs(
-            self.client,
-            indexes=_json(filters.indexes),
-            text=text,
-            cursor=cursor or "",
-            limit=limit,
-            scan=_MOST_LOOKED_AT,
-            without="" if specs else "spec",
-            page_bytes=_LARGEST_PAGE,
-        )
+        next_cursor, views, room = cursor or "", list[list[str]](), _LARGEST_PAGE
+        for _ in range(_MOST_LOOKED_AT // _LOOKED_AT_IN_ONE_CALL):
+            next_cursor, *found = stubs.list_jobs(
+                self.client,
+                indexes=_json(filters.indexes),
+                text=text,
+                cursor=next_cursor,
+                limit=limit - len(views),
+                scan=_LOOKED_AT_IN_ONE_CALL,
+                without="" if specs else "spec",
+                page_bytes=room,
+            )
+            views += found
+            room -= sum(len(value) for view in found for value in view)
+            if not next_cursor or len(views) == limit or room <= 0:
+                break
         return JobPage(items=tuple(decode.listed_job(view) for view in views), next_cursor=next_cursor or None)
 
     def cancel(self, job_id: str) -> Job:
@@ -190,19 +201,31 @@ class Jobs:
     def expire(self, age_s: float, most: int = 100) -> tuple[str, ...]:
         """Delete jobs that ended longer than ``age_s`` seconds ago, those submitted first, with their files.
 
-        At most ``most`` of each terminal state are looked at. What an unfinished job still needs stays.
+        At most ``most`` of each terminal state are deleted. What an unfinished job still needs stays, and hides nothing
+        that was submitted after it.
         """
-        seconds, _ = self.client.call("TIME")
-        gone = []
+        gone: list[str] = []
         for state in sorted(TERMINAL):
-            for job_id in self.client.call("ZRANGE", JOBS_BY(f"state:{state}"), 0, most - 1):
-                job = self._lookup(job_id)
-                if job is None or job.ended_at is None or int(seconds) - job.ended_at.timestamp() <= age_s:
-                    continue
-                with contextlib.suppress(Conflict, NotFound):
-                    self.delete(job_id)
-                    gone.append(str(job_id))
+            expired = self._ended_before(f"state:{state}", age_s)
+            gone += itertools.islice(filter(self._try_to_delete, expired), most)
         return tuple(gone)
+
+    def _ended_before(self, index: str, age_s: float) -> Iterator[str]:
+        seconds, _ = self.client.call("TIME")
+        after = "-"
+        while ids := self.client.call("ZRANGE", JOBS_BY(index), after, "+", "BYLEX", "LIMIT", 0, _CHUNK):
+            for job_id in ids:
+                ended = self.client.call("HGET", JOB(job_id), "ended_at")
+                if ended is not None and int(seconds) - float(ended) / 1000 > age_s:
+                    yield str(job_id)
+            after = f"({ids[-1]}"
+
+    def _try_to_delete(self, job_id: str) -> bool:
+        try:
+            self.delete(job_id)
+        except (Conflict, NotFound):
+            return False
+        return True
 
     def _lookup(self, job_id: str) -> Job | None:
         try:
