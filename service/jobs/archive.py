@@ -5,6 +5,8 @@ A member's path is never used as a path. Sizes are known before anything is unpa
 
 from __future__ import annotations
 
+import gzip
+import io
 import lzma
 import shutil
 import tarfile
@@ -27,6 +29,15 @@ is read as a whole.
 FREE, RATIO = 2**26, 4
 """Weights hardly compress: a zip may unpack to this many times its size, and to this many bytes in any case."""
 
+FREE_COMPRESSED, RATIO_COMPRESSED = 2**24, 100
+"""Texts compress well: what gzip compressed may unpack to this many times the size of the upload, and to this many
+bytes in any case. All that an archive holds counts together.
+"""
+LARGEST_UNPACKED = 2**34
+"""Bytes that one upload may unpack to, of whatever size it is."""
+
+_GZIP = b"\x1f\x8b"
+_CHUNK = 2**20
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 
 
@@ -84,6 +95,43 @@ class Member:
     @property
     def name(self) -> str:
         return self.path.name
+
+
+class Unpacking:
+    """What gzip compressed in an upload of so many bytes: how much of it was unpacked, and how much may be."""
+
+    def __init__(self, upload_bytes: int) -> None:
+        self._most = min(max(FREE_COMPRESSED, RATIO_COMPRESSED * upload_bytes), LARGEST_UNPACKED)
+        self._upload_bytes = upload_bytes
+        self._counted: dict[str, int] = {}
+
+    def read(self, data: bytes, name: str, most: int) -> bytes:
+        """What gzip compressed, or the data as it is; of what has more than ``most`` bytes, one byte more than those.
+
+        Unpacking ends as soon as a limit is passed. Raises :class:`UploadError` where all that was read of the upload,
+        each ``name`` once, has more bytes than it may have, and where the data are damaged.
+        """
+        if not data.startswith(_GZIP):
+            return data
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as content:
+                found = self._unpacked(content, name, most)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UploadError(f"{name} is damaged: {error}") from error
+        self._counted[name] = len(found)
+        return found
+
+    def _unpacked(self, content: gzip.GzipFile, name: str, most: int) -> bytes:
+        others = sum(size for known, size in self._counted.items() if known != name)
+        found = bytearray()
+        while len(found) <= most and (chunk := content.read(min(_CHUNK, most + 1 - len(found)))):
+            found += chunk
+            if others + len(found) > self._most:
+                raise UploadError(
+                    f"{name} makes the upload of {self._upload_bytes} bytes unpack to more than {self._most}; expected "
+                    f"at most {RATIO_COMPRESSED} times as many as it has, or {FREE_COMPRESSED}"
+                )
+        return bytes(found)
 
 
 def read_text(archive: Path, name: str) -> bytes:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +11,9 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto
+
+from service.jobs.archive import Unpacking, UploadError
+from service.jobs.protobuf import has_more_fields
 
 OPSETS = range(8, 22)
 FLOATS: Mapping[int, type[np.floating[Any]]] = {
@@ -38,7 +38,8 @@ LARGEST, LARGEST_READ = 2**31, 2**28
 """Bytes of a model, which are those that protobuf can hold; and of one that is read to check a spec: only ranks read
 larger ones.
 """
-_GZIP = b"\x1f\x8b"
+MOST_FIELDS = 2**20
+"""Of a model's protobuf message and all those within it; numbers of a tensor are one field together."""
 
 
 class OnnxError(ValueError):
@@ -63,9 +64,17 @@ def parse(data: bytes) -> onnx.ModelProto:
 
     Raises :class:`OnnxError` where it is not one that can be read.
     """
-    content = unpacked(data, LARGEST)
+    return parse_unpacked(unpacked(data, LARGEST))
+
+
+def parse_unpacked(content: bytes) -> onnx.ModelProto:
+    """The model of a file's content that gzip did not compress. Raises :class:`OnnxError`."""
+    if has_more_fields(content, onnx.ModelProto.DESCRIPTOR, MOST_FIELDS):
+        raise OnnxError(f"the file has more than {MOST_FIELDS} fields (nodes, attributes, lengths of shapes …)")
     try:
         model = onnx.load_from_string(content)
+    except MemoryError:
+        raise
     except Exception as error:  # protobuf's error type differs by its implementation
         raise OnnxError(f"the file is not an ONNX model: {first_line(error)}") from error
     if not model.graph.node or not model.graph.output:
@@ -81,14 +90,11 @@ def parse(data: bytes) -> onnx.ModelProto:
 
 
 def unpacked(data: bytes, most: int) -> bytes:
-    """What gzip compressed, or the data as it is. Raises :class:`OnnxError` beyond ``most`` bytes."""
-    if not data.startswith(_GZIP):
-        return data
+    """What gzip compressed, or the data as it is. Raises :class:`OnnxError`, also beyond ``most`` bytes."""
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as content:
-            found = content.read(most + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise OnnxError(f"the file is damaged: {error}") from error
+        found = Unpacking(len(data)).read(data, "the file", most)
+    except UploadError as error:
+        raise OnnxError(str(error)) from error
     if len(found) > most:
         raise _TooLargeError(f"the file unpacks to more than {most} bytes")
     return found
@@ -122,15 +128,17 @@ def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:
 
 def outline(path: Path) -> Outline | None:
     """Of the model in an uploaded file; ``None`` if the file is large. Raises :class:`OnnxError`."""
-    return None if path.stat().st_size > LARGEST_READ else outline_of(path.read_bytes())
-
-
-def outline_of(data: bytes) -> Outline | None:
-    """The same of a file's content."""
+    if path.stat().st_size > LARGEST_READ:
+        return None
     try:
-        model = parse(unpacked(data, LARGEST_READ))
+        return outline_of(unpacked(path.read_bytes(), LARGEST_READ))
     except _TooLargeError:
         return None
+
+
+def outline_of(content: bytes) -> Outline:
+    """Of the model in a file's content that gzip did not compress. Raises :class:`OnnxError`."""
+    model = parse_unpacked(content)
     outputs = [_entries(value) for value in model.graph.output]
     known = [each for each in outputs if each is not None]
     inputs = prod(batch_of_one(graph_input(model)))

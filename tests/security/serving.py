@@ -1,18 +1,26 @@
-"""A real API server over a real broker, for attacks on its open socket."""
+"""A real API server over a real broker, for attacks on its open socket, and its checks of uploaded files alone."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2
 import uvicorn
 
+from api.checker import Checker
 from api.main import create_app
+from service.jobs.checks.request import CheckRequest
+from service.jobs.layout import DataLayout
+from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
+from service.jobs.spec import spec_adapter
 from service.jobs.store import Store, StoreLimits
 
 
@@ -57,3 +65,41 @@ def wait_until(holds: Callable[[], bool], within_s: float = 60.0) -> None:
     while not holds():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+MLP = {"family": "mlp", "in_features": 1, "hidden": [4], "out_features": 1}
+
+
+def asking(file_id: str) -> dict[str, Any]:
+    """A job about the query in an uploaded file."""
+    return {"kind": "verify", "model": MLP, "property": {"vnnlib": file_id}}
+
+
+def stored(layout: DataLayout, content: bytes) -> str:
+    """The id of a file that is put where uploads are kept."""
+    file_id = f"file_{hashlib.sha256(content).hexdigest()}"
+    path = layout.file(file_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return file_id
+
+
+def request(layout: DataLayout, file_id: str, **fields: Any) -> CheckRequest:
+    """The check of a job about the file, or of one with other ``fields``."""
+    spec = spec_adapter.validate_python({**asking(file_id), **fields})
+    return CheckRequest.of(spec, None, lambda _: None, layout)
+
+
+def problems(layout: DataLayout, file_id: str, memory: float, seconds: int, **fields: Any) -> list[Problem]:
+    """Those of one check within limits, by a checker of its own; also those that say which limit was passed."""
+
+    async def checked() -> list[Problem]:
+        checker = Checker(Settings(check_memory_gib=memory, check_seconds=seconds))
+        try:
+            return await checker.problems(request(layout, file_id, **fields), "ada")
+        except Rejected as rejected:
+            return rejected.problems
+        finally:
+            await checker.stop()
+
+    return asyncio.run(checked())

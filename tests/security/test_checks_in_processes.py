@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import hashlib
 import json
 import socket
 from collections.abc import Iterator
@@ -16,17 +15,13 @@ import psutil
 import pytest
 import redis as redis_py
 from pydantic import SecretStr
-from serving import Service, serving, wait_until
+from serving import Service, asking, problems, request, serving, stored, wait_until
 
 from api import checker as checking
 from api.checker import Checker, CheckUnavailable
-from service.jobs.checks.request import CheckRequest
 from service.jobs.layout import DataLayout
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
-from service.jobs.spec import spec_adapter
-
-MLP = {"family": "mlp", "in_features": 1, "hidden": [4], "out_features": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -35,43 +30,11 @@ def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "CLOCK", 1000)
 
 
-def asking(file_id: str) -> dict[str, Any]:
-    return {"kind": "verify", "model": MLP, "property": {"vnnlib": file_id}}
-
-
-def stored(layout: DataLayout, content: bytes) -> str:
-    """The id of a file that is put where uploads are kept."""
-    file_id = f"file_{hashlib.sha256(content).hexdigest()}"
-    path = layout.file(file_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return file_id
-
-
 def text(mebibytes: int) -> bytes:
     """Constraints on one input whose reading takes seconds of processor time for each few mebibytes."""
     line = b"(assert (<= X_0 1.0))\n(assert (>= X_0 (+ -1.0 0.5)))\n"
     head = b"(declare-const X_0 Real)\n(declare-const Y_0 Real)\n"
     return head + line * (mebibytes * 2**20 // len(line))
-
-
-def problems(layout: DataLayout, file_id: str, memory: float, seconds: int) -> list[Problem]:
-    """Those of one check within limits, by a checker of its own; also those that say which limit was passed."""
-
-    async def checked() -> list[Problem]:
-        checker = Checker(Settings(check_memory_gib=memory, check_seconds=seconds))
-        try:
-            return await checker.problems(request(layout, file_id), "ada")
-        except Rejected as rejected:
-            return rejected.problems
-        finally:
-            await checker.stop()
-
-    return asyncio.run(checked())
-
-
-def request(layout: DataLayout, file_id: str) -> CheckRequest:
-    return CheckRequest.of(spec_adapter.validate_python(asking(file_id)), None, lambda _: None, layout)
 
 
 def checks() -> list[psutil.Process]:

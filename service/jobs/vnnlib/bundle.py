@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path, PurePosixPath
 
-from service.jobs.archive import ArchiveError, Member, damage, opened
+from service.jobs.archive import ArchiveError, Member, Unpacking, UploadError, damage, opened
 from service.jobs.vnnlib.query import VnnlibError
 from service.jobs.vnnlib.uploads import LARGEST, read_text
 
@@ -38,18 +38,26 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """An open archive. Names are relative to the folder of ``instances.csv``; a file may have ``.gz`` at its end."""
+    """An open archive. Names are relative to the folder of ``instances.csv``; a file may have ``.gz`` at its end.
+
+    All that is read of it counts in what it may unpack to.
+    """
 
     pairs: tuple[Pair, ...]
     members: Mapping[PurePosixPath, Member]
+    unpacking: Unpacking
 
     def text(self, pair: Pair) -> str:
         """Of the query. Raises :class:`VnnlibError`."""
-        return read_text(io.BytesIO(self._read(pair, pair.query, LARGEST)), pair.query)
+        return read_text(io.BytesIO(self._read(pair, pair.query, LARGEST)), pair.query, self.unpacking)
 
     def model(self, pair: Pair, most: int = LARGEST_MODEL) -> bytes | None:
-        """The model's file, ``None`` where it has more bytes than that. Raises :class:`VnnlibError`."""
+        """The model, unpacked; ``None`` where it has more bytes than that. Raises :class:`VnnlibError`."""
         data = self._read(pair, pair.model, most)
+        try:
+            data = self.unpacking.read(data, pair.model, most)
+        except UploadError as error:
+            raise VnnlibError(str(error)) from error
         return None if len(data) > most else data
 
     def _read(self, pair: Pair, name: str, most: int) -> bytes:
@@ -69,10 +77,11 @@ def bundle(path: Path) -> Iterator[Bundle]:
         if not lists:
             raise VnnlibError(f"the archive of {len(members)} files has no {INSTANCES}")
         home = min(lists, key=lambda member: len(member.path.parts))
-        pairs = tuple(_pairs(read_text(io.BytesIO(_content(home, LARGEST)), INSTANCES)))
+        unpacking = Unpacking(path.stat().st_size)
+        pairs = tuple(_pairs(read_text(io.BytesIO(_content(home, LARGEST)), INSTANCES, unpacking)))
         folder = home.path.parent
         beside = [each for each in members if each.path.is_relative_to(folder)]
-        yield Bundle(pairs, {each.path.relative_to(folder): each for each in beside})
+        yield Bundle(pairs, {each.path.relative_to(folder): each for each in beside}, unpacking)
     except ArchiveError as error:
         raise VnnlibError(str(error)) from error
     finally:

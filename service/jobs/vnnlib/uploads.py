@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from service.jobs.archive import ArchiveError, Member, is_archive, opened
+from service.jobs.archive import ArchiveError, Member, Unpacking, UploadError, is_archive, opened
 from service.jobs.vnnlib.query import VnnlibError
 
 SUFFIXES = (".vnnlib", ".vnnlib.gz")
 LARGEST = 2**26
 """Bytes of text in one file, all members of an archive together."""
-_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -32,30 +28,31 @@ def sources(path: Path) -> list[Source]:
     if is_archive(path):
         try:
             with opened(path, "*.vnnlib or *.vnnlib.gz files") as members:
-                return list(_within(members))
+                return list(_within(members, Unpacking(path.stat().st_size)))
         except ArchiveError as error:
             raise VnnlibError(str(error)) from error
     with path.open("rb") as content:
-        return [Source("", read_text(content, "the file", LARGEST))]
+        return [Source("", read_text(content, "the file", Unpacking(path.stat().st_size)))]
 
 
-def _within(members: list[Member]) -> Iterator[Source]:
+def _within(members: list[Member], unpacking: Unpacking) -> Iterator[Source]:
     queries = sorted((each for each in members if each.name.endswith(SUFFIXES)), key=lambda each: str(each.path))
     if not queries:
         raise VnnlibError(f"the archive of {len(members)} files has none that ends in {' or '.join(SUFFIXES)}")
     left = LARGEST
     for member in queries:
         with member.open() as content:
-            text = read_text(content, str(member.path), left)
+            text = read_text(content, str(member.path), unpacking, left)
         left -= len(text)
         yield Source(str(member.path), text)
 
 
-def read_text(content: IO[bytes], name: str, most: int = LARGEST) -> str:
+def read_text(content: IO[bytes], name: str, unpacking: Unpacking, most: int = LARGEST) -> str:
     """Of a file, compressed by gzip or not. Raises :class:`VnnlibError`, also beyond ``most`` bytes."""
-    data = content.read(most + 1)
-    if data.startswith(_GZIP):
-        data = _unpacked(data, name, most)
+    try:
+        data = unpacking.read(content.read(most + 1), name, most)
+    except UploadError as error:
+        raise VnnlibError(str(error)) from error
     if len(data) > most:
         raise VnnlibError(f"{name} goes past {LARGEST} bytes of text, the most that one upload may hold")
     try:
@@ -65,11 +62,3 @@ def read_text(content: IO[bytes], name: str, most: int = LARGEST) -> str:
             f"{name} is no text (byte {error.start}: {error.reason}); expected VNN-LIB as UTF-8 text, compressed by "
             "gzip or not, or a zip or an uncompressed tar of such files"
         ) from error
-
-
-def _unpacked(data: bytes, name: str, most: int) -> bytes:
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
-            return unpacked.read(most + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise VnnlibError(f"{name} is damaged: {error}") from error
