@@ -19,6 +19,8 @@ from service.jobs.processes import Process
 from workers import keeper
 
 _TAIL = 20
+_KEEPER_GRACE_S = 5.0
+"""Time that a keeper has to end its group: it needs milliseconds."""
 _SCRATCH = "trivet-group-"
 _SHORT = "/tmp"  # noqa: S108 - only for folders that mkdtemp makes, private and with a name nobody can foresee
 _LONGEST_FOLDER = 80
@@ -107,10 +109,13 @@ class Group:
             pipe.write(json.dumps(asdict(order)).encode() + b"\n")
 
     def kill(self) -> None:
-        """Have the keeper end everything; :meth:`wait` tells when that is done."""
+        """Have the keeper end everything; :meth:`wait` tells when that is done. A keeper that is stopped or hangs is
+        ended itself after a moment, and then what it leaves."""
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
+            with contextlib.suppress(RuntimeError):  # without a loop there is nobody who waits in one
+                asyncio.get_running_loop().call_later(_KEEPER_GRACE_S, self._keeper.kill)
 
     async def wait(self) -> int:
         """The launcher's exit code, once no process of the group is left."""
@@ -147,7 +152,11 @@ class Group:
     def close(self) -> None:
         """End whatever still runs, and remove the folder."""
         self.kill()
-        self._keeper.wait()
+        try:
+            self._keeper.wait(_KEEPER_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
         keeper.end_descendants()
         if self._keeper.stdin is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -12,6 +12,8 @@ from typing import Self
 
 import psutil
 
+_PAUSE_S = 0.05
+
 
 @dataclass(frozen=True)
 class Process:
@@ -32,6 +34,18 @@ class Process:
     @property
     def alive(self) -> bool:
         return Process.of(self.pid) == self
+
+
+def end_tree(pid: int) -> None:
+    """End all processes below this one, and it last: they may start others until then, but lose no parent."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        while below := [each for each in root.children(recursive=True) if each.status() != psutil.STATUS_ZOMBIE]:
+            for each in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(below, timeout=_PAUSE_S)
+        root.kill()
 
 
 class LockedError(Exception):

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from service.jobs.atomic import set_aside, write_atomically
-from service.jobs.processes import Process
+from service.jobs.processes import Process, end_tree
 from service.jobs.records import AttemptRef
 
 logger = logging.getLogger(__name__)
@@ -77,11 +77,15 @@ class Roster:
         return [entry.supervisor for _, entry in self._entries() if entry.supervisor.alive]
 
     def kill(self, ref: AttemptRef) -> None:
-        """End a supervisor at once; its keeper ends the group."""
+        """End a supervisor at once; its keeper ends the group. A keeper that outlives its supervisor until the next
+        call cannot, since it is stopped, say: then this ends the group, and the keeper last, so that none gets away.
+        """
         entry = _read(self._path(ref.job_id, ref.attempt))
         if entry is not None and entry.supervisor.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(entry.supervisor.pid, signal.SIGKILL)
+        elif entry is not None and entry.keeper.alive:
+            end_tree(entry.keeper.pid)
 
     def _entries(self) -> Iterator[tuple[Path, Entry]]:
         for path in sorted(self._folder.glob("*.json")):

@@ -1,0 +1,37 @@
+"""A keeper that is stopped ends nothing: whoever waits for it does, and its devices come back."""
+
+from __future__ import annotations
+
+from worker_fleet import Fleet, all_gone, eventually, family
+
+from service.jobs.roster import Roster
+
+
+def test_a_stopped_keeper_does_not_hold_up_a_cancel(fleet: Fleet) -> None:
+    ref = fleet.submit("endless", ranks=2)
+    supervisor = fleet.supervise(ref)
+    eventually(lambda: fleet.printed(ref, "working"))
+    started = family(supervisor)
+    keeper = started[0]
+    keeper.suspend()
+    fleet.store.jobs.cancel(ref.job_id)
+    assert fleet.ended(ref).state == "cancelled"
+    assert supervisor.wait(20) == 0
+    assert all_gone(started)
+    assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)
+
+
+def test_a_worker_ends_the_group_of_a_stopped_keeper_whose_supervisor_is_dead(fleet: Fleet) -> None:
+    """As its heartbeats do, for an attempt that is no longer current: first the supervisor, then what it left."""
+    ref = fleet.submit("endless", ranks=2)
+    supervisor = fleet.supervise(ref)
+    eventually(lambda: fleet.printed(ref, "working"))
+    started = family(supervisor)
+    started[0].suspend()
+    roster = Roster(fleet.data.host(ref.host))
+    roster.kill(ref)
+    supervisor.wait(20)
+    assert not all_gone(started)
+    assert roster.live() == (f"{ref.job_id}:{ref.attempt}",)
+    eventually(lambda: roster.kill(ref) or roster.live() == ())
+    assert all_gone(started)
