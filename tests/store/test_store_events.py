@@ -140,3 +140,19 @@ def test_the_live_tail_sees_what_the_scripts_write(
     found = asyncio.run(read())[ref.job_id]
     assert [event.type for event in found] == ["state", "state", "state", "log"]
     assert found[-1].id == redis.xrevrange(JOB_EVENTS(ref.job_id), count=1)[0][0].decode()
+
+
+def test_a_stream_of_everything_watches_a_bounded_number_of_queued_jobs(
+    broker: str, store: Store, submit: Callable[..., Job], ref: AttemptRef
+) -> None:
+    """However many are queued; the active ones are always among them."""
+    queued = [submit().id for _ in range(10)]
+
+    async def recent() -> list[str]:
+        tail = StreamTail.connect(broker)
+        try:
+            return await tail.recent_jobs(3)
+        finally:
+            await tail.close()
+
+    assert set(asyncio.run(recent())) == {*queued[-3:], ref.job_id}

@@ -90,10 +90,12 @@ class StreamTail:
         return newest[0][0].decode() if newest else None
 
     async def recent_jobs(self, count: int) -> list[str]:
-        """The newest ``count`` jobs, and every one that is queued or active."""
+        """The newest ``count`` jobs, the newest ``count`` queued ones, and every active one, of which there are no more
+        than devices."""
         async with self._client.pipeline(transaction=False) as pipeline:
             pipeline.zrevrange(JOBS(), 0, count - 1)
-            for state in sorted(ACTIVE | {"queued"}):
+            pipeline.zrevrange(JOBS_BY("state:queued"), 0, count - 1)
+            for state in sorted(ACTIVE):
                 pipeline.zrevrange(JOBS_BY(f"state:{state}"), 0, -1)
             with translated():
                 answers: list[list[bytes]] = await pipeline.execute()
