@@ -123,6 +123,8 @@ class Agent:
     def _expire(self) -> None:
         for folder in remove_leftovers():
             logger.info("deleted %s, which a killed supervisor left behind", folder)
+        for path in self._store.files.delete_abandoned():
+            logger.info("deleted %s, an upload that was never finished", path)
         for path in trim(self._settings.layout.cache, self._settings.max_cache_bytes):
             logger.info("deleted %s, which no job has used for longest", path)
         if self._settings.keep_jobs_days is not None:

@@ -22,7 +22,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    flush(path.parent)
 
 
 def set_aside(path: Path) -> Path:
@@ -32,8 +32,9 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def flush(path: Path) -> None:
+    """Force a file or folder to disk: a rename is only a promise about contents that are there."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from service.jobs.atomic import flush
 from service.jobs.cache import used
 
 POLL_S = 0.1
@@ -18,7 +19,8 @@ POLL_S = 0.1
 def once(path: Path, make: Callable[[Path], None]) -> Path:
     """``path``, made by the first rank if it is not there; the others wait, however long that takes.
 
-    ``make`` writes a file or folder at the path that it is given, which appears as ``path`` when it is complete.
+    ``make`` writes a file or folder at the path that it is given, which appears as ``path`` when it is complete
+    and on disk: nobody looks at it again, so that a file that a loss of power cut short would be taken as it is.
     """
     if dist.is_initialized() and dist.get_rank() > 0:
         # No collective: it could time out. If the first rank fails, the launcher ends this one.
@@ -35,8 +37,12 @@ def _make(path: Path, make: Callable[[Path], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     working = Path(tempfile.mkdtemp(prefix=".making-", dir=path.parent))
     try:
-        make(working / path.name)
-        (working / path.name).rename(path)
+        made = working / path.name
+        make(made)
+        for file in (made, *made.rglob("*")):
+            flush(file)
+        made.rename(path)
+        flush(path.parent)
     except OSError:
         if not path.exists():  # else another job has made the same meanwhile
             raise

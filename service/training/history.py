@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from service.jobs.atomic import set_aside, write_atomically
+
+Row = dict[str, float]
 
 
 class History:
     """Rows of ``step`` (int64), ``time`` (Unix seconds) and one float64 column per metric, null where absent."""
 
-    def __init__(self, path: Path, resumed_step: int) -> None:
-        """Take up the file at ``path`` if there is one, up to and including ``resumed_step``: later steps run again."""
+    def __init__(self, path: Path, resumed_step: int, attempts: Path | None = None) -> None:
+        """Take up the file at ``path`` if there is one, up to and including ``resumed_step``: later steps run again.
+
+        Steps that it lacks, as it was written after the checkpoint or cannot be read, come from the events that earlier
+        attempts recorded below ``attempts``. A file that cannot be read is set aside; :attr:`unreadable` is then why.
+        Drafts of an attempt that was killed while it wrote are removed.
+        """
         self.path = path
-        self.rows: list[dict[str, float]] = []
+        self.unreadable: str | None = None
+        rows: dict[float, Row] = {}
+        for draft in path.parent.glob(f".{path.name}.*.part") if resumed_step else ():
+            draft.unlink(missing_ok=True)
         if resumed_step and path.is_file():
-            self.rows = [row for row in pq.read_table(path).to_pylist() if row["step"] <= resumed_step]
+            rows = {row["step"]: row for row in self._stored()}
+        if resumed_step and attempts is not None and any(step not in rows for step in range(1, resumed_step + 1)):
+            rows = _recorded(attempts) | rows
+        self.rows: list[Row] = [rows[step] for step in sorted(rows) if step <= resumed_step]
+
+    def _stored(self) -> list[Row]:
+        try:
+            table = pq.read_table(self.path)
+            table.schema.field("step"), table.schema.field("time")
+        except (pa.ArrowException, OSError, KeyError) as error:
+            aside = set_aside(self.path)
+            self.unreadable = f"{self.path.name} cannot be read ({error}); it is now {aside.name}"
+            return []
+        rows: list[Row] = table.to_pylist()
+        return rows
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Values of one step; a second call for the newest step adds to its row."""
@@ -27,11 +55,39 @@ class History:
         self.rows[-1].update(values)
 
     def write(self) -> None:
-        """Replace the file in one step, so that a reader never sees half of it."""
+        """Replace the file in one step, so that a reader never sees half of it, nor the next start after a crash."""
         names = dict.fromkeys(name for row in self.rows for name in row)
         kinds = [(name, pa.int64() if name == "step" else pa.float64()) for name in names]
         table = pa.Table.from_pylist(self.rows, schema=pa.schema(kinds))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        working = self.path.with_name(f".{self.path.name}")
-        pq.write_table(table, working)
-        working.replace(self.path)
+        written = pa.BufferOutputStream()
+        pq.write_table(table, written)
+        write_atomically(self.path, written.getvalue().to_pybytes())
+
+
+def _recorded(attempts: Path) -> dict[float, Row]:
+    """By step, what the metrics among the recorded events say; a step that ran again counts as it did the last time."""
+    rows: dict[float, Row] = {}
+    files = sorted(attempts.glob("*/events*.jsonl"), key=lambda path: (int(path.parent.name), path.name))
+    for path in files:
+        begun: set[float] = set()
+        for event in _metrics(path):
+            step = event["step"]
+            if step not in begun:
+                begun.add(step)
+                rows[step] = {"step": step, "time": event["time"]}
+            rows[step].update(event["values"])
+    return rows
+
+
+def _metrics(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as lines:
+        for line in lines:
+            if b'"metric"' not in line:
+                continue
+            try:
+                event = json.loads(line)
+            except ValueError:  # torn by what ended the attempt
+                continue
+            if event.get("type") == "metric":
+                yield event

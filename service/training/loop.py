@@ -180,7 +180,14 @@ class Loop:
         return DirectSaver(folder, choice.keep)
 
     def _open_history(self) -> History:
-        return History(self.context.paths.artifacts / "metrics.parquet", self.step)
+        """The metrics so far; only the first rank keeps them."""
+        paths = self.context.paths
+        history = History(
+            paths.artifacts / "metrics.parquet", self.step if self.context.rank == 0 else 0, paths.attempt(0).parent
+        )
+        if history.unreadable:
+            self.context.report.log(history.unreadable)
+        return history
 
     @contextmanager
     def _phase(self, phase: Phase) -> Iterator[None]:

@@ -63,5 +63,9 @@ def _entries(path: Path) -> Iterator[Entry]:
         for line in lines:
             if not line.endswith("\n"):
                 return  # the attempt died while it wrote
-            held = json.loads(line)
-            yield Entry(held["row"], held["layers"])
+            try:
+                held = json.loads(line)
+                entry = Entry(held["row"], held["layers"])
+            except (ValueError, KeyError, TypeError):
+                return  # what a loss of power left; its instances are decided again
+            yield entry

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,9 @@ from service.jobs.store.client import Client
 from service.jobs.store.keyspace import FILES
 
 _CHUNK = 1 << 20
+_DRAFT = "upload-"
+_ABANDONED_S = 3600.0
+"""An upload that gets no byte for so long has lost its client."""
 _ID = re.compile(r"file_[0-9a-f]{64}")
 
 
@@ -30,7 +35,7 @@ class FileWriter:
 
     def __init__(self, client: Client, folder: Path, most_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix="upload-", dir=folder)
+        handle, name = tempfile.mkstemp(prefix=_DRAFT, dir=folder)
         self._client = client
         self._most_bytes = most_bytes
         self._file = os.fdopen(handle, "wb")
@@ -91,6 +96,17 @@ class Files:
             for chunk in chunks:
                 writer.write(chunk)
             return writer.commit(media_type)
+
+    def delete_abandoned(self, age_s: float = _ABANDONED_S) -> list[Path]:
+        """Delete what uploads left behind whose process was killed: drafts that nobody wrote to for so many seconds."""
+        oldest = time.time() - age_s
+        gone = []
+        for draft in self.data.files.glob(f"{_DRAFT}*"):
+            with contextlib.suppress(FileNotFoundError):
+                if draft.stat().st_mtime < oldest:
+                    draft.unlink()
+                    gone.append(draft)
+        return gone
 
     def get(self, file_id: str) -> tuple[StoredFile, Path]:
         """Raises :class:`NotFound`."""

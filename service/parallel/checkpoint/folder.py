@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from service.jobs.atomic import flush
 
 META = "meta.json"
 FILES = "files"
@@ -95,12 +96,3 @@ def _prune(folder: Path, keep: int) -> None:
         checkpoint.path.rename(folder / f"{UNFINISHED}old_{checkpoint.path.name}")
     for leftover in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(leftover, ignore_errors=True)
-
-
-def flush(path: Path) -> None:
-    """Force a file or folder to disk: a rename is only a promise about contents that are there."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from service.parallel.checkpoint.folder import flush
+from service.jobs.atomic import flush
 
 SHARDING, VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
 """Keys of a file's metadata where torch's reader looks for the place of each shard in its tensor."""
