@@ -13,6 +13,8 @@ import uvicorn
 from pydantic import ValidationError
 
 from api.main import create_app
+from api.serving import PrivateSocket, Server, limited
+from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.settings import ENV_PREFIX, LOOPBACK, Settings
 from service.jobs.store import Store, StoreLimits, StoreUnavailable
 from service.jobs.text import log_to_stderr, visible
@@ -27,11 +29,17 @@ def main(arguments: list[str] | None = None) -> int:
     given = {name: value for name, value in options.items() if value is not None}
     try:
         settings = Settings(**given)
-    except (ValidationError, FileNotFoundError) as error:
+    except (ValidationError, FileNotFoundError, PermissionError) as error:
         return _refuse(str(error))
     if reason := exposure(settings):
         return _refuse(reason)
+    try:
+        was_open = close_to_others(settings.layout.root)
+    except NotPrivateError as error:
+        return _refuse(str(error))
     log_to_stderr(settings.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if was_open:
+        logging.getLogger("api").warning("closed %s to other users, who could read it", settings.layout.root)
     store = Store.connect(settings.broker_url, settings.layout, StoreLimits.of(settings))
     try:
         announce_admin_key(settings, store)
@@ -72,7 +80,6 @@ def announce_admin_key(settings: Settings, store: Store) -> None:
     if secret is None:
         return
     path = settings.admin_key_file
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secret + "\n")
@@ -84,7 +91,10 @@ def _serve(settings: Settings, store: Store, listening: socket.socket) -> int:
         create_app(settings, store),
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
+        http=limited(settings.request_head_s, settings.request_body_s),
+        ws="none",
         proxy_headers=settings.behind_proxy,
+        forwarded_allow_ips=settings.proxies,
         server_header=False,
         log_config=None,
         log_level=settings.log_level,
@@ -93,8 +103,9 @@ def _serve(settings: Settings, store: Store, listening: socket.socket) -> int:
     )
     host, port = listening.getsockname()[:2]
     scheme = "http" if settings.tls_cert is None else "https"
-    logging.getLogger("api").info("serving %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
-    server = uvicorn.Server(config)
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    server = Server(config, PrivateSocket.bind(settings.layout, url))
+    logging.getLogger("api").info("serving %s", url)
     server.run(sockets=[listening])
     return 0 if server.started else 1
 

@@ -16,6 +16,7 @@ from api import errors, session
 from api.checker import Checker
 from api.context import Context, attach, context_of
 from api.hardening import Hardening
+from api.hostnames import HostNames, known_names
 from api.openapi import document
 from api.routes import (
     artifacts,
@@ -70,6 +71,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     _mount_dashboard(app)
     document(app)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=settings.max_body_bytes)
+    app.add_middleware(HostNames, names=known_names(settings))
     app.add_middleware(Hardening)
     return app
 

@@ -31,7 +31,8 @@ _plan_adapter = TypeAdapter(Plan)
 
 
 class Client:
-    """A Trivet service. ``url`` and ``key`` default to ``TRIVET_URL`` and ``TRIVET_KEY``, then to this machine's own.
+    """A Trivet service. ``url`` and ``key`` default to ``TRIVET_URL`` and ``TRIVET_KEY``; without either, it is the
+    service of the data folder, by the socket there (``unix:///folder/api.sock``).
 
     Methods raise :class:`trivet.Refused` with the service's problem, or :class:`trivet.Unreachable`.
     """

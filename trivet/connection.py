@@ -1,76 +1,51 @@
-"""HTTP to the service: where it is, the key, and answers turned into data or exceptions."""
+"""HTTP to the service: answers turned into data or exceptions."""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 
-from service.jobs.settings import LOOPBACK, Settings
+from service.jobs.private import socket_address
+from service.jobs.settings import LOOPBACK
+from trivet.endpoint import Endpoint, resolve
 from trivet.errors import Refused, TrivetError, Unreachable
 
 TIMEOUT_S = 30.0
 CONNECT_S = 5.0
 
 
-def default_url() -> str:
-    """``TRIVET_URL``, else the address that ``trivet up`` uses by its settings."""
-    settings = Settings()
-    return settings.url or f"http://127.0.0.1:{settings.port}"
-
-
-def default_key(url: str) -> str | None:
-    """``TRIVET_KEY``, else, for a service on this machine, the admin key that its first start wrote down."""
-    settings = Settings()
-    if settings.key is not None:
-        return settings.key.get_secret_value()
-    return read_key(settings.admin_key_file) if urlsplit(url).hostname in LOOPBACK else None
-
-
-def key_advice(url: str) -> str:
-    """Where the key for a service was looked for, and what to do where it is not the right one."""
-    settings = Settings()
-    if settings.key is not None:
-        return "the key is that of TRIVET_KEY"
-    if urlsplit(url).hostname not in LOOPBACK:
-        return f"no key for {url}; set TRIVET_KEY"
-    found = "the key is that in" if read_key(settings.admin_key_file) else "no key in"
-    return f"{found} {settings.admin_key_file}; run it from the folder of `trivet up`, or set TRIVET_DATA or TRIVET_KEY"
-
-
-def read_key(path: Path) -> str | None:
-    try:
-        return path.read_text().strip() or None
-    except OSError:
-        return None
-
-
 class Connection:
-    """One service and one key. Safe to share between threads."""
+    """One service and one key. Safe to share between threads.
+
+    Redirects are not followed, so the key goes nowhere else; certificates are always verified.
+    """
 
     def __init__(self, url: str | None = None, key: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
-        self.url = (url or default_url()).rstrip("/")
-        if urlsplit(self.url).scheme not in ("http", "https"):
-            raise TrivetError(
-                f"TRIVET_URL={self.url!r} is no address of a service; it looks like http://127.0.0.1:8437"
-            )
-        secret = key or default_key(self.url)
-        headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        endpoint = resolve(url, key)
+        self.url = endpoint.url.rstrip("/")
+        self._advice = endpoint.advice
+        self._held = ExitStack()
+        headers = {} if endpoint.key is None else {"Authorization": f"Bearer {endpoint.key}"}
         timeout = httpx2.Timeout(timeout_s, connect=CONNECT_S)
-        self._key_is_found = not key
-        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout)
+        self._http = httpx2.Client(headers=headers, timeout=timeout, **_transport(endpoint, self._held))
 
     def close(self) -> None:
         self._http.close()
+        self._held.close()
 
     def json(self, method: str, path: str, **options: Any) -> Any:
         """The JSON of an answer; ``None`` of an empty one. Raises :class:`Refused` and :class:`Unreachable`."""
         response = self.send(method, path, **options)
-        return response.json() if response.content else None
+        try:
+            return response.json() if response.content else None
+        except ValueError:
+            raise TrivetError(f"what answers at {self.url} is no Trivet service: its answer is no JSON") from None
 
     def send(
         self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
@@ -86,21 +61,26 @@ class Connection:
     ) -> Iterator[httpx2.Response]:
         """A GET whose body is read piece by piece."""
         with self._reaching(), self._http.stream("GET", path, params=_given(params), **options) as response:
-            if response.status_code >= 400:
+            if response.status_code >= 300:
                 response.read()
                 self._raise_for_problem(response)
             yield response
 
     def _raise_for_problem(self, response: httpx2.Response) -> None:
         """With what to do about the key, where that is what is wrong and the caller did not choose it."""
+        if response.is_redirect:
+            target = response.headers.get("location", "")
+            raise TrivetError(
+                f"{self.url} answers that the service is at {target!r}; that is not followed, since the key is for "
+                "this address only: set TRIVET_URL to the service's own one"
+            )
         try:
             raise_for_problem(response)
         except Refused as error:
-            if error.status != 401 or not self._key_is_found:
+            if error.status != 401 or self._advice is None:
                 raise
             had_one = "Authorization" in self._http.headers
-            advice = key_advice(self.url)
-            detail = f"{error.detail}; {advice}" if had_one else advice
+            detail = f"{error.detail}; {self._advice}" if had_one else self._advice
             raise Refused(error.status, error.title, detail) from None
 
     @contextmanager
@@ -109,6 +89,24 @@ class Connection:
             yield
         except httpx2.TransportError as error:
             raise Unreachable(self.url, str(error) or type(error).__name__) from error
+
+
+def _transport(endpoint: Endpoint, held: ExitStack) -> dict[str, Any]:
+    """How the endpoint is reached, as options of the HTTP client. What is on this machine is asked without a proxy."""
+    parts = urlsplit(endpoint.url)
+    if parts.scheme == "unix":
+        try:
+            address = socket_address(Path(parts.path), held)
+        except OSError as error:
+            raise Unreachable(endpoint.url, error.strerror or str(error)) from None
+        return {"base_url": "http://localhost", "transport": httpx2.HTTPTransport(uds=address)}
+    options: dict[str, Any] = {"base_url": endpoint.url, "trust_env": parts.hostname not in LOOPBACK}
+    if endpoint.ca_cert is not None:
+        try:
+            options["verify"] = ssl.create_default_context(cafile=endpoint.ca_cert)
+        except (OSError, ssl.SSLError) as error:
+            raise TrivetError(f"cannot read the certificate {endpoint.ca_cert}: {error}") from None
+    return options
 
 
 def raise_for_problem(response: httpx2.Response) -> None:

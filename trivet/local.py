@@ -18,11 +18,11 @@ import psutil
 from pydantic import SecretStr
 
 from service.jobs.embedded import BrokerError, EmbeddedBroker, end_leftover
+from service.jobs.private import NotPrivateError, close_to_others, read_private
 from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
 from service.jobs.roster import Roster
 from service.jobs.settings import ENV_PREFIX, Settings
 from trivet.client import Client
-from trivet.connection import read_key
 from trivet.errors import TrivetError
 from trivet.part import ENDS_WITHIN_S, Part, Restarts, how, lock_of
 
@@ -54,12 +54,17 @@ class LocalService:
     lock: ProcessLock | None = None
     leftovers: list[str] = field(default_factory=list)
     """Names of the parts of a killed service that were ended at the start."""
+    was_open: bool = False
+    """Other users could read the data folder until this start."""
     url: str = ""
     key: str | None = None
     first_start: bool = False
 
     def __enter__(self) -> Self:
-        self.settings.data.mkdir(parents=True, exist_ok=True)
+        try:
+            self.was_open = close_to_others(self.settings.layout.root)
+        except NotPrivateError as error:
+            raise StartError(str(error)) from None
         had_key = self.settings.admin_key_file.exists()
         try:
             self.lock = self._own_the_data()
@@ -82,7 +87,7 @@ class LocalService:
         self.stop()
 
     def client(self) -> Client:
-        return Client(self.url, self.key)
+        return Client(f"unix://{self.settings.layout.api_socket}", self.key)
 
     def revive(self) -> list[str]:
         """Start again what ended by itself, jobs go on meanwhile; return what to say of it.
@@ -190,7 +195,7 @@ class LocalService:
     def _wait_until_ready(self) -> None:
         key_file = self.settings.admin_key_file
         _until(lambda: self._alive() and Client(self.url, "none").is_ready(), "the API does not answer")
-        secret = self.settings.key.get_secret_value() if self.settings.key else read_key(key_file)
+        secret = self.settings.key.get_secret_value() if self.settings.key else read_private(key_file)
         if secret is None:
             raise StartError(f"there is no key in {key_file}; set TRIVET_KEY to an admin key of this service")
         self.key = secret

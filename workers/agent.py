@@ -16,6 +16,7 @@ from typing import Any
 from kombu.exceptions import OperationalError
 
 from service.jobs.cache import trim
+from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.records import AttemptRef, NotFound
 from service.jobs.roster import Roster
 from service.jobs.settings import Settings
@@ -154,9 +155,16 @@ class Agent:
 
 
 def main() -> int:
-    """``python -m workers``: the agent of this host, as the settings say."""
+    """``python -m workers``: the agent of this host, as the settings say; 2 for a data folder that it cannot close to
+    other users.
+    """
     settings = Settings()
     log_to_stderr(settings.log_level, "%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        close_to_others(settings.layout.root)
+    except NotPrivateError as error:
+        logger.error("%s", error)  # noqa: TRY400 - the reason is the whole message
+        return 2
     Agent(settings).run()
     return 0
 

@@ -36,6 +36,21 @@ class DataLayout:
         return self.root / "broker"
 
     @property
+    def admin_key(self) -> Path:
+        """The first admin key, readable by the service's user only."""
+        return self.root / "admin.key"
+
+    @property
+    def api_socket(self) -> Path:
+        """The API for this user's own commands: whoever connects knows by the folder's owner who listens."""
+        return self.root / "api.sock"
+
+    @property
+    def api_address(self) -> Path:
+        """Holds the URL of the API that has the socket."""
+        return self.root / "api.url"
+
+    @property
     def files(self) -> Path:
         """Uploaded files by content hash."""
         return self.root / "files"

@@ -6,6 +6,7 @@ when it exists. ``trivet settings`` lists every setting with its value and where
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import tomllib
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -22,6 +23,7 @@ from pydantic_settings import (
 )
 
 from service.jobs.layout import DataLayout
+from service.jobs.private import user
 
 ENV_PREFIX = "TRIVET_"
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -36,7 +38,20 @@ def config_file() -> Path | None:
             raise FileNotFoundError(f"TRIVET_CONFIG={named}: there is no such file")
         return path
     default = Path("trivet.toml")
-    return default if default.is_file() else None
+    if not default.is_file():
+        return None
+    _check_trusted(default)
+    return default
+
+
+def _check_trusted(path: Path) -> None:
+    """Refuse a file that somebody else put into the working folder, or could have."""
+    strangers = {found.st_uid for found in (path.lstat(), path.stat())} - {os.geteuid(), 0}
+    if strangers or path.stat().st_mode & 0o002:
+        reason = f"belongs to {user(strangers.pop())}" if strangers else "may be written by every user"
+        raise PermissionError(
+            f"{path.resolve()} {reason}, so its settings are not used; if they are meant, set {ENV_PREFIX}CONFIG={path}"
+        )
 
 
 class Settings(BaseSettings):
@@ -55,6 +70,15 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address that the API binds")
     port: int = Field(8437, ge=0, le=65535, description="port that the API binds; 0 takes a free one")
     behind_proxy: bool = Field(False, description="a proxy in front of the API ends TLS")
+    trusted_proxies: str = Field(
+        "127.0.0.1,::1",
+        description="addresses or networks, separated by commas, of proxies that are believed who asks (behind_proxy)",
+    )
+    allowed_hosts: str = Field(
+        "", description="further names of this service, separated by commas; *.example.org stands for all below it"
+    )
+    request_head_s: float = Field(15.0, gt=0, description="a request's head must be complete in so long, in seconds")
+    request_body_s: float = Field(30.0, gt=0, description="10 kB of a request's body must come in so long, in seconds")
     tls_cert: Path | None = Field(None, description="certificate chain, PEM")
     tls_key: Path | None = Field(None, description="private key, PEM")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="largest JSON body")
@@ -112,8 +136,11 @@ class Settings(BaseSettings):
         20 << 30, ge=0, description="what jobs make of uploaded files is deleted beyond this, the longest unused first"
     )
 
-    url: str | None = Field(None, description="API that the command line talks to; this machine's when absent")
-    key: SecretStr | None = Field(None, description="API key that the command line uses")
+    url: str | None = Field(None, description="API that the command line talks to; that of the data folder when absent")
+    key: SecretStr | None = Field(None, description="API key that the command line uses at `url`")
+    ca_cert: Path | None = Field(
+        None, description="certificate, PEM, that `url` must have or be signed by, in place of the system's authorities"
+    )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe messages that are logged"
@@ -125,6 +152,26 @@ class Settings(BaseSettings):
             raise ValueError("tls_cert and tls_key come together: give both, or neither")
         return self
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_addresses(cls, text: str) -> str:
+        for entry in _entries(text):
+            try:
+                ipaddress.ip_network(entry)
+            except ValueError as error:
+                raise ValueError(f"{entry!r} is neither an address nor a network: {error}") from None
+        return text
+
+    @property
+    def proxies(self) -> list[str]:
+        """The addresses and networks of ``trusted_proxies``."""
+        return _entries(self.trusted_proxies)
+
+    @property
+    def allowed_host_names(self) -> list[str]:
+        """The names of ``allowed_hosts``, in lower case."""
+        return _entries(self.allowed_hosts.lower())
+
     @property
     def layout(self) -> DataLayout:
         return DataLayout(self.data.resolve())
@@ -132,7 +179,7 @@ class Settings(BaseSettings):
     @property
     def admin_key_file(self) -> Path:
         """Where the first admin key is kept, readable by its owner only."""
-        return self.data.resolve() / "admin.key"
+        return self.layout.admin_key
 
     @property
     def broker_url(self) -> str:
@@ -167,15 +214,28 @@ class SettingLine:
     description: str
 
 
+def in_file() -> dict[str, Any]:
+    """The settings that the TOML file gives, whether or not the environment overrides them."""
+    path = config_file()
+    return {} if path is None else tomllib.loads(path.read_text())
+
+
+def sources() -> dict[str, str]:
+    """Where each setting that somebody chose comes from, by its name: ``environment``, or the file's path."""
+    set_outside = {name.upper() for name, value in os.environ.items() if value}
+    chosen = dict.fromkeys(in_file(), str(config_file()))
+    return chosen | {
+        name: "environment" for name in Settings.model_fields if (ENV_PREFIX + name).upper() in set_outside
+    }
+
+
 def describe(settings: Settings) -> list[SettingLine]:
     """Every setting, in the order of their declaration; secrets are masked."""
-    path = config_file()
-    in_file: dict[str, Any] = {} if path is None else tomllib.loads(path.read_text())
-    set_outside = {name.upper() for name, value in os.environ.items() if value}
+    chosen = sources()
     lines = []
     for name, field in Settings.model_fields.items():
         variable = (ENV_PREFIX + name).upper()
-        source = "environment" if variable in set_outside else str(path) if name in in_file else "default"
+        source = chosen.get(name, "default")
         default = field.get_default(call_default_factory=True, validated_data={})
         lines.append(
             SettingLine(
@@ -183,6 +243,10 @@ def describe(settings: Settings) -> list[SettingLine]:
             )
         )
     return lines
+
+
+def _entries(text: str) -> list[str]:
+    return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
 def _shown(value: object) -> str:

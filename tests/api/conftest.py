@@ -24,6 +24,7 @@ def settings(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
         data=tmp_path_factory.mktemp("api-data"),
         redis_url=SecretStr(broker),
         max_file_bytes=100_000,
+        allowed_hosts="testserver",
         max_streams=8,
         max_streams_per_key=4,
     )

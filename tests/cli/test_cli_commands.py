@@ -334,27 +334,6 @@ def test_keys_are_created_used_listed_and_revoked(trivet: Cli) -> None:
     assert "TRIVET_KEY" in gone.err
 
 
-def test_without_a_key_the_admin_key_of_this_machine_is_used(trivet: Cli, secret: str) -> None:
-    no_key = trivet("jobs", TRIVET_KEY=None)
-    assert no_key.code == 2
-    file = trivet.folder.resolve() / ".trivet" / "admin.key"
-    to_do = "run it from the folder of `trivet up`, or set TRIVET_DATA or TRIVET_KEY"
-    assert no_key.err == f"The service needs an API key: no key in {file}; {to_do}\n"
-    file.parent.mkdir()
-    file.write_text("tvt_of_another\n")
-    wrong = trivet("jobs", TRIVET_KEY=None)
-    assert wrong.code == 2
-    assert f"not valid, or was revoked; the key is that in {file}; {to_do}" in wrong.err
-    file.write_text(secret + "\n")
-    assert trivet("jobs", TRIVET_KEY=None).code == 0
-
-
-def test_the_admin_key_file_is_not_sent_to_another_machine(trivet: Cli, secret: str) -> None:
-    from trivet.connection import default_key
-
-    assert default_key("http://192.0.2.1:8437") is None
-
-
 def test_a_service_that_is_not_there_is_named_with_what_to_do(trivet: Cli) -> None:
     ran = trivet("jobs", TRIVET_URL="http://127.0.0.1:9")
     assert ran.code == 2

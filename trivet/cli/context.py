@@ -55,7 +55,7 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
             _show_refusal(error)
         except ValidationError as error:
             err.block(_fields(error), style="red")
-        except (TrivetError, FileNotFoundError) as error:
+        except (TrivetError, FileNotFoundError, PermissionError) as error:
             err.block(str(error), style="red", indent=2)
         except UnicodeEncodeError as error:
             err.print(f"{error.object!r} cannot be sent: it is no text that UTF-8 has", style="red")

@@ -1,0 +1,161 @@
+"""The API as a server: time limits on what clients send, and a private socket for its own user's commands."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from service.jobs.layout import DataLayout
+from service.jobs.private import bind_private
+from service.jobs.processes import LockedError, ProcessLock
+
+LONGEST_HEAD = 64 << 10
+"""Bytes of a request before its body."""
+LEAST_BODY = 10_000
+"""Bytes of a body that a client must send in each interval of the limit on bodies."""
+
+log = logging.getLogger(__name__)
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """HTTP for clients that may be slow on purpose: a request's head must be complete in time and of bounded size, and
+    its body must keep coming. While the application does not take what was sent, the client owes nothing.
+    """
+
+    head_s: ClassVar[float]
+    body_s: ClassVar[float]
+    _timer: asyncio.TimerHandle | None = None
+    _in_head = False
+    _in_body = False
+    _head_bytes = 0
+    _body_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as its base has it
+        super().connection_made(transport)
+        self._await(self.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        ends_a_body = self._in_body
+        super().data_received(data)
+        if self._in_head and not ends_a_body:
+            self._head_bytes += len(data)
+            if self._head_bytes > LONGEST_HEAD and not self.transport.is_closing():
+                self._refuse(431, "Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        if self._timer is None:
+            self._await(self.head_s)
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._in_body, self._body_bytes = False, True, 0
+        super().on_headers_complete()
+        self._await(self.body_s)
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._stop_waiting()
+        self._in_body = False
+        super().on_message_complete()
+
+    def _await(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._timer = self.loop.call_later(seconds, self._late)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused or (self._in_body and self._body_bytes >= LEAST_BODY):
+            self._body_bytes = 0
+            self._await(self.body_s if self._in_body else self.head_s)
+        elif self._in_body:
+            self.transport.abort()
+        elif self._in_head and (self.cycle is None or self.cycle.response_complete):
+            self._refuse(408, "Request Timeout")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, phrase: str) -> None:
+        self._stop_waiting()
+        self.transport.write(f"HTTP/1.1 {status} {phrase}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode())
+        self.transport.close()
+
+
+def limited(head_s: float, body_s: float) -> type[LimitedProtocol]:
+    """Return the protocol with these limits, in seconds."""
+    return type("LimitedProtocol", (LimitedProtocol,), {"head_s": head_s, "body_s": body_s})
+
+
+@dataclass
+class PrivateSocket:
+    """The data folder's socket, for commands of its owner, and the URL beside it that it stands for."""
+
+    bound: socket.socket
+    data: DataLayout
+    lock: ProcessLock
+
+    @classmethod
+    def bind(cls, data: DataLayout, url: str) -> Self | None:
+        """Bind the socket; ``None`` where another process of this folder has it, which commands then reach."""
+        try:
+            lock = ProcessLock(data.api_socket.with_suffix(".lock"))
+        except LockedError:
+            log.warning("another process answers at %s; commands on this machine go there", data.api_socket)
+            return None
+        bound = bind_private(data.api_socket)
+        data.api_address.write_text(url + "\n")
+        return cls(bound, data, lock)
+
+    def close(self) -> None:
+        """Take both away again; may be called twice."""
+        self.bound.close()
+        if self.lock.fileno() >= 0:
+            for path in (self.data.api_socket, self.data.api_address):
+                path.unlink(missing_ok=True)
+        self.lock.close()
+
+
+class Server(uvicorn.Server):
+    """A server that also answers on a private socket, without TLS."""
+
+    def __init__(self, config: uvicorn.Config, private: PrivateSocket | None = None) -> None:
+        super().__init__(config)
+        self._private = private
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._private is not None and self.started:
+            loop = asyncio.get_running_loop()
+            self.servers.append(await loop.create_unix_server(self._protocol, sock=self._private.bound))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As its base, which afterwards lets the signal that ended it end the process."""
+        await super().shutdown(sockets)
+        if self._private is not None:
+            self._private.close()
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]  # as its base calls it
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made

@@ -1,0 +1,93 @@
+"""What only the user who runs the service may read: the data folder, and the socket in it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+import stat
+from contextlib import ExitStack
+from pathlib import Path
+
+
+class NotPrivateError(Exception):
+    """A folder or file is open to other users, and cannot be closed to them from here."""
+
+
+def close_to_others(folder: Path) -> bool:
+    """Create ``folder`` for this user only, or take other users' access to it away; return whether they had some.
+
+    From then on this process creates files for its user only. Raises :class:`NotPrivateError` for a folder of
+    somebody else.
+    """
+    os.umask(0o077)
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise NotPrivateError(
+                f"{folder} belongs to {user(found.st_uid)}, and this is {user(os.geteuid())}: run the service as its "
+                "owner, or set TRIVET_DATA to a folder of your own"
+            )
+        was_open = bool(found.st_mode & 0o077)
+        if was_open:
+            os.fchmod(descriptor, 0o700)
+    finally:
+        os.close(descriptor)
+    return was_open
+
+
+def user(number: int) -> str:
+    """Return a user's name for messages, or the number where the system knows none."""
+    try:
+        return f"user {pwd.getpwuid(number).pw_name!r}"
+    except KeyError:
+        return f"user {number}"
+
+
+def check_owned(folder: Path, *, or_for_root: bool = False) -> None:
+    """Check that nobody but this user and root could have put something into ``folder``, so that what is there, a key
+    or a socket, is theirs. With ``or_for_root`` root may use the folder of another user, too. Raises
+    :class:`NotPrivateError`.
+    """
+    found = folder.stat()
+    if found.st_uid not in (os.geteuid(), 0) and not (or_for_root and os.geteuid() == 0):
+        raise NotPrivateError(f"{folder} belongs to {user(found.st_uid)}; what is in it is not used for you")
+    if found.st_mode & 0o022:
+        raise NotPrivateError(f"other users may write to {folder}; close it to them (chmod go-w), or use another")
+
+
+def read_private(path: Path) -> str | None:
+    """Return the text of a file that belongs to the owner of its folder; ``None`` when there is no such file.
+
+    Never follows a link: root, who asks for a key in a user's folder, must not be shown to another file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(descriptor) as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != path.parent.stat().st_uid:
+            return None
+        return file.read().strip() or None
+
+
+def socket_address(path: Path, held: ExitStack) -> str:
+    """Return an address of the unix socket ``path`` that is short enough for the kernel, which takes 107 bytes: it goes
+    by a descriptor of the folder, which stays open until ``held`` is closed.
+    """
+    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    held.callback(os.close, descriptor)
+    return f"/proc/self/fd/{descriptor}/{path.name}"
+
+
+def bind_private(path: Path) -> socket.socket:
+    """Bind a unix socket that only this user may connect to, in place of one that a dead process left."""
+    path.unlink(missing_ok=True)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ExitStack() as held:
+        bound.bind(socket_address(path, held))
+    path.chmod(0o600)
+    return bound

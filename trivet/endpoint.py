@@ -1,0 +1,168 @@
+"""Which service a client talks to, and with which key: a key goes only to the service that it was given for.
+
+Explicit are arguments, environment variables and the file that ``TRIVET_CONFIG`` names. A ``trivet.toml`` that lies in
+the working folder may name a service and its own key for it; it never says where another key goes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from service.jobs.layout import DataLayout
+from service.jobs.private import NotPrivateError, check_owned, read_private
+from service.jobs.settings import ENV_PREFIX, LOOPBACK, Settings, in_file, sources
+from trivet.errors import TrivetError
+
+_KEY = re.compile(r"[!-~]+")
+
+
+class MisdirectedKey(TrivetError):  # noqa: N818
+    """The key that was found is not for the address that was found; it was not sent."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An address, ``http://``, ``https://`` or ``unix://``, with the key to send there.
+
+    ``advice`` says where a key was looked for, for whom this one is refused; none where the caller chose both.
+    """
+
+    url: str
+    key: str | None
+    ca_cert: Path | None = None
+    advice: str | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One thing that was chosen, and by what: ``argument``, ``environment``, or a file's path."""
+
+    value: str
+    source: str
+    found: bool
+    """In a file that lay in the working folder."""
+
+
+def resolve(url: str | None, key: str | None) -> Endpoint:
+    """Return the endpoint for a client's arguments and this process's settings.
+
+    Without any address it is the service of the data folder, through the socket there, whose owner the kernel
+    vouches for. Raises :class:`MisdirectedKey`, and :class:`TrivetError` for what is no address or no key.
+    """
+    settings, chosen = Settings(), sources()
+    address = _choice("url", url, settings.url, chosen)
+    secret = _choice("key", key, settings.key.get_secret_value() if settings.key else None, chosen)
+    if secret is not None and not _KEY.fullmatch(secret.value):
+        raise TrivetError(f"the key from {secret.source} is no API key: it has characters that no key has")
+    if address is None:
+        return _of_data_folder(settings.layout, secret)
+    if urlsplit(address.value).scheme not in ("http", "https", "unix"):
+        raise TrivetError(
+            f"{_named('url', address)}={address.value!r} is no address of a service; it looks like "
+            "http://127.0.0.1:8437, https://host or unix:///folder/api.sock"
+        )
+    ca_cert = settings.ca_cert if _same_side(chosen.get("ca_cert"), address) else None
+    if secret is None:
+        return _known_here(settings.layout, address, ca_cert)
+    _check_meant(secret, address, _url_beside(secret, settings, chosen))
+    advice = None if key else f"the key is that of {_named('key', secret)}"
+    return Endpoint(address.value, secret.value, ca_cert, advice)
+
+
+def same_service(one: str, other: str) -> bool:
+    """Whether two URLs have the same scheme, host and port; the names of the loopback are one host."""
+    return _origin(one) == _origin(other)
+
+
+def _check_meant(secret: Choice, address: Choice, beside: str | None) -> None:
+    """Refuse to send a key to an address that comes from elsewhere, unless the key's own source names the same one."""
+    if beside is not None and same_service(beside, address.value):
+        return
+    if secret.found != address.found or (beside is not None and secret.source != address.source):
+        meant = f", which is for {beside}" if beside is not None else ""
+        raise MisdirectedKey(
+            f"the key from {_named('key', secret)}{meant} was not sent to {address.value}, the address from "
+            f"{_named('url', address)}: set {ENV_PREFIX}URL and {ENV_PREFIX}KEY together"
+        )
+
+
+def _url_beside(secret: Choice, settings: Settings, chosen: dict[str, str]) -> str | None:
+    """The URL that the key's own source gives, if any, whether or not another source overrides it."""
+    if secret.source == "argument":
+        return None
+    if chosen.get("url") == secret.source:
+        return settings.url
+    return None if secret.source == "environment" else in_file().get("url")
+
+
+def _of_data_folder(data: DataLayout, secret: Choice | None) -> Endpoint:
+    """The service whose data is here. Its own key, or one that the user has from elsewhere, goes to its socket only."""
+    url = f"unix://{data.api_socket}"
+    own = _own_key(data)
+    if secret is None and own is None:
+        here = "run it from the folder of `trivet up`, or set TRIVET_DATA, or TRIVET_URL and TRIVET_KEY"
+        return Endpoint(url, None, advice=f"no key in {data.admin_key}; {here}")
+    if secret is not None and secret.found:
+        raise MisdirectedKey(
+            f"{secret.source} has a key and no url; the key was not sent anywhere: say there which service it is for"
+        )
+    try:
+        if data.root.is_dir():
+            check_owned(data.root, or_for_root=secret is None)
+    except NotPrivateError as error:
+        raise MisdirectedKey(f"the key was not sent: {error}") from None
+    named = f"that of {_named('key', secret)}" if secret else f"that in {data.admin_key}"
+    return Endpoint(url, secret.value if secret else own, advice=f"the key is {named}")
+
+
+def _known_here(data: DataLayout, address: Choice, ca_cert: Path | None) -> Endpoint:
+    """An address without a key: where it is that of the data folder's own service, it is reached by the socket."""
+    recorded = read_private(data.api_address)
+    if recorded is not None and same_service(recorded, address.value):
+        return _of_data_folder(data, None)
+    there = f"; the key in {data.admin_key} is for {recorded or 'the service of that folder'} only"
+    missing = f"no key for {address.value}: set TRIVET_KEY{there if _own_key(data) else ''}"
+    return Endpoint(address.value, None, ca_cert, missing)
+
+
+def _own_key(data: DataLayout) -> str | None:
+    return read_private(data.admin_key) if data.root.is_dir() else None
+
+
+def _choice(name: str, argument: str | None, setting: str | None, chosen: dict[str, str]) -> Choice | None:
+    if argument:
+        return Choice(argument, "argument", found=False)
+    if not setting:
+        return None
+    return Choice(setting.rstrip("/") if name == "url" else setting, chosen[name], found=_is_found(chosen[name]))
+
+
+def _is_found(source: str) -> bool:
+    """Whether this source is a file that merely lay in the working folder."""
+    return source == "trivet.toml" and f"{ENV_PREFIX}CONFIG" not in os.environ
+
+
+def _same_side(source: str | None, address: Choice) -> bool:
+    return source is not None and _is_found(source) == address.found
+
+
+def _named(name: str, choice: Choice) -> str:
+    if choice.source == "environment":
+        return f"{ENV_PREFIX}{name.upper()}"
+    return f"the argument '{name}'" if choice.source == "argument" else f"{Path(choice.source).resolve()}"
+
+
+def _origin(url: str) -> tuple[str, str, int | str | None]:
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return "unix", "", parts.path
+    host = "localhost" if parts.hostname in LOOPBACK else (parts.hostname or "")
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    return parts.scheme, host, port or {"http": 80, "https": 443}.get(parts.scheme)
