@@ -16,8 +16,8 @@ _ERRORS = {
     "409": "the request contradicts the present state",
     "413": "the body is too large",
     "422": "the input was refused; `errors` says where and why",
-    "429": "too many open streams",
-    "503": "the broker is out of reach",
+    "429": "too many open streams, or submissions that wait to be checked",
+    "503": "the broker is out of reach, or a check could not be made",
 }
 
 
