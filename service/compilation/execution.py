@@ -17,7 +17,7 @@ from service.compilation.internals.backward import watched_backwards
 from service.compilation.program import Parts, Phase, Program, Step
 from service.compilation.rungs import Rung
 from service.compilation.sampling import Key, kept, local_part
-from service.models.compiled import compile_in_place, compile_unit
+from service.models.compiled import compile_unit, compile_units
 from service.parallel.boundary import StepBoundary
 
 
@@ -80,7 +80,11 @@ class Subject:
 def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch.dtype = torch.float32) -> Subject:
     """New parts, compiled as ``rung`` says if given, before their first step."""
     parts = program.build(dtype)
-    units = {} if rung is None else dict(_compiled(parts, rung))
+    if rung is None:
+        return _subject(program, phase, parts, {})
+    units = units_of(parts)
+    for unit in units.values():
+        compile_unit(unit, rung.backend, rung.mode)
     return _subject(program, phase, parts, units)
 
 
@@ -98,13 +102,14 @@ def _subject(program: Program, phase: Phase, parts: Parts, units: Mapping[str, n
     return Subject(program, phase, parts, boundary, _steps(program, phase, parts, boundary), _trainable(parts), units)
 
 
-def _compiled(parts: Parts, rung: Rung) -> Iterator[tuple[str, nn.Module]]:
-    """Compile what the program wants compiled; the modules that this concerns, under their names."""
+def units_of(parts: Parts) -> dict[str, nn.Module]:
+    """What is compiled, each as one, of the modules that the program wants compiled; by name."""
+    units: dict[str, nn.Module] = {}
     for name in parts.compiled:
         module = parts.modules[name]
         names = {id(part): f"{name}.{path}" if path else name for path, part in module.named_modules()}
-        for unit in compile_in_place(module, rung.backend, rung.mode):
-            yield names[id(unit)], unit
+        units |= {names[id(unit)]: unit for unit in compile_units(module)}
+    return units
 
 
 def record(subject: Subject) -> Record:

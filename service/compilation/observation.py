@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from service.compilation.calls import Calls
 from service.compilation.evidence import Evidence
 from service.compilation.internals.memory import Peak
 from service.compilation.internals.profile import Profile
@@ -71,7 +72,8 @@ class Observation:
 
     ``comparisons``: the worst of each kind, and the first that failed. ``compared``: how many were made, of tensors of
     the ``kinds`` that hold any finite number.
-    ``usage``: how the program used its compiled modules in the judged iterations.
+    ``units`` names the modules that were compiled; ``calls``: how the uncompiled program calls them; ``usage``: how the
+    program used its compiled modules in the judged iterations.
     """
 
     case: Case
@@ -84,4 +86,6 @@ class Observation:
     cost: Cost | None = None
     truth_note: str = ""
     notes: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    calls: Calls = field(default_factory=dict)
     usage: Usage = field(default_factory=Usage)

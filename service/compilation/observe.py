@@ -116,15 +116,16 @@ class _Look:
         cache = portable_cache() if self.case.rung.generates_code else None
         warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache)
         return replace(
-            self._compared(run, evidence), cost=Cost(cold_s, warm_s, timed, memory, self.reference.peak, cache)
+            self._compared(subject, run, evidence), cost=Cost(cold_s, warm_s, timed, memory, self.reference.peak, cache)
         )
 
     def judged(self) -> Observation:
         """Without what it costs."""
-        run, _ = self._judged_run(build(self.program, self.case.phase, self.case.rung))
-        return self._compared(run, self.records.evidence(self.plan.warm_up, self.plan.settled))
+        subject = build(self.program, self.case.phase, self.case.rung)
+        run, _ = self._judged_run(subject)
+        return self._compared(subject, run, self.records.evidence(self.plan.warm_up, self.plan.settled))
 
-    def _compared(self, run: Run, evidence: Evidence) -> Observation:
+    def _compared(self, subject: Subject, run: Run, evidence: Evidence) -> Observation:
         comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
         return Observation(
             self.case,
@@ -135,6 +136,8 @@ class _Look:
             training=_training(run, self.reference.eager) if self.case.phase == "train" else None,
             truth_note=self.reference.truth_note,
             notes=tuple(_notes(self.reference, self.case.rung, self._usage)),
+            units=tuple(subject.units),
+            calls=self.reference.calls,
             usage=self._usage,
         )
 
@@ -229,3 +232,6 @@ def _notes(reference: Reference, rung: Rung, usage: Usage) -> Iterator[str]:
         yield f"compiled modules are called from several threads: {', '.join(usage.threads)}"
     if usage.outside:
         yield f"called past the boundary: {', '.join(sorted({str(origin) for origin in usage.outside}))}"
+    for each, count in reference.calls.items():
+        if each.is_bypass:
+            yield f"{each} is called {count} times, which does not go through the compiled forward of {each.unit}"

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from service.compilation.execution import Record, Subject, build, record
+from service.compilation.calls import Calls, counted_calls
+from service.compilation.execution import Record, Subject, build, record, units_of
 from service.compilation.internals.memory import Peak, peak, reset_peak
 from service.compilation.internals.text import first_line
 from service.compilation.parity import Oracle, comparable, judged_scale, noise_of, scale_of
@@ -69,7 +70,8 @@ class Run:
 class Reference:
     """``truth`` is ``None`` where float64 does not compute the same thing (``truth_note`` says why).
 
-    ``overwritten``: inputs that the program updates in place.
+    ``overwritten``: inputs that the program updates in place. ``calls``: how it calls the modules that are to be
+    compiled.
     """
 
     eager: Run
@@ -78,6 +80,7 @@ class Reference:
     truth_note: str
     overwritten: tuple[str, ...]
     peak: Peak | None
+    calls: Calls = field(default_factory=dict)
     _oracles: dict[int, dict[Key, Oracle]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -115,14 +118,20 @@ def refer(
     program raises. ``on_any`` makes of what is so here what is so on any rank, where ranks run together.
     """
     reset_peak(program.device)
-    eager = run(build(program, phase), iterations)
+    eager, calls = _first(program, phase, iterations)
     memory = peak(program.device)
     again = run(build(program, phase), iterations)
     redrawn = _redrawn(program, phase) if on_any(eager.random) else None
     truth, note = _truth(program, phase, iterations, eager)
     if truth is not None and redrawn is not None and not _draw_alike(eager, truth, redrawn):
         truth, note = None, "float64 draws other random numbers"
-    return Reference(eager, again, truth, note, _overwritten(eager), memory)
+    return Reference(eager, again, truth, note, _overwritten(eager), memory, calls)
+
+
+def _first(program: Program, phase: Phase, iterations: int) -> tuple[Run, Calls]:
+    subject = build(program, phase)
+    with counted_calls(units_of(subject.parts)) as calls:
+        return run(subject, iterations), calls
 
 
 def run(subject: Subject, iterations: int) -> Run:

@@ -21,7 +21,7 @@ def climb_all() -> Any:
     import torch
 
     sys.path.insert(0, str(Path(__file__).parent))
-    from programs.sharded import Sharded, blocks, sequential
+    from programs.sharded import Sharded, blocks, scoring, sequential
 
     from service.compilation.ladder import climb
     from service.compilation.observe import plan_for
@@ -37,6 +37,7 @@ def climb_all() -> Any:
     programs = {
         "blocks": Sharded(blocks, device),
         "sequential": Sharded(sequential, device),
+        "scoring": Sharded(scoring, device),
         "compiled autograd": Sharded(blocks, device, compiles_autograd=True),
     }
     for name, program in programs.items():
@@ -67,6 +68,12 @@ def test_a_container_that_compiles_nothing_is_vacuous(found: Any) -> None:
     verdict, messages = found["sequential"][0]
     assert verdict == "vacuous"
     assert "no graph was captured" in messages[0]
+
+
+def test_a_block_that_is_called_past_its_compiled_forward_is_vacuous_and_named(found: Any) -> None:
+    verdict, (message,) = found["scoring"][0]
+    assert verdict == "vacuous"
+    assert message.startswith("model.second was never called compiled: the program calls model.second.score ")
 
 
 def test_compiled_autograd_that_trains_nothing_is_frozen(found: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from service.compilation.detectors import error, frozen, lifetime, parity, shapes, unstable, vacuous
+from service.compilation.detectors import error, frozen, lifetime, parity, shapes, uncalled, unstable, vacuous
 from service.compilation.observation import Observation
 from service.compilation.verdicts import Finding
 
@@ -13,6 +13,7 @@ Detector = Callable[[Observation], Iterable[Finding]]
 DETECTORS: tuple[Detector, ...] = (
     error.detect,
     lifetime.detect,
+    uncalled.detect,
     vacuous.detect,
     frozen.detect,
     parity.detect,

@@ -73,6 +73,11 @@ def sound(loop: Loop) -> Step:
     return loop.update(lambda: loop.score(loop.batch()).square().mean())
 
 
+def calls_past_the_compiled_forward(loop: Loop) -> Step:
+    loop.boundary.step_boundary()
+    return loop.update(lambda: loop.parts.modules["scorer"].forward(loop.batch()).square().mean())
+
+
 def holds(loop: Loop) -> Step:
     loop.boundary.step_boundary()
     loop.past.append(loop.score(loop.batch()).detach())
@@ -167,6 +172,14 @@ FAULTS: tuple[Fault, ...] = (
         "vacuous",
         "no graph was captured",
         FaultyProgram(module=Disabled),
+        RUNGS["eager"],
+    ),
+    Fault(
+        "a forward that is called past what was compiled",
+        "uncalled",
+        "vacuous",
+        "scorer was never called compiled",
+        FaultyProgram(calls_past_the_compiled_forward),
         RUNGS["eager"],
     ),
     Fault(

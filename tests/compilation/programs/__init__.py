@@ -13,6 +13,8 @@ a mark before the optimizer has used the gradients  ``loops.stepping_late``     
 compiled autograd under FSDP2 that trains nothing   ``sharded.blocks``, its autograd compiled   ``frozen`` (torch 2.11
                                                                                                 raises: ``fail_error``)
 a ``Sequential`` under FSDP2 that compiles nothing  ``sharded.sequential``                      ``vacuous``
+a block under FSDP2 called past what is compiled    ``sharded.scoring``                         ``vacuous``
+a module called past what is compiled               ``callings.by_method``                      ``vacuous``
 a forward, or a container, that is not compiled     ``empty.DISABLED``, ``empty.SEQUENTIAL``    ``vacuous``
 a shape that changes in every step                  ``loops.growing``                           ``unstable``
 one that no graph covers                            ``restless.SHAPE_STORM``                    ``vacuous``

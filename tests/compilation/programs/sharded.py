@@ -1,4 +1,4 @@
-"""FSDP2 on two ranks: one program that trains and is compiled, one that compiles nothing, one that trains nothing."""
+"""FSDP2 on two ranks: programs that train and are compiled, compile nothing or only a part, or train nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.optim import SGD
 
 from service.compilation.program import Parts, Step
@@ -28,6 +28,10 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(torch.relu(self.up(x)))
 
+    def score(self, x: Tensor) -> Tensor:
+        """As ``forward``; FSDP gathers its parameters too where it is registered."""
+        return x + self.down(torch.relu(self.up(x)))
+
 
 class Blocks(nn.Module):
     def __init__(self) -> None:
@@ -38,8 +42,19 @@ class Blocks(nn.Module):
         return self.head(self.second(self.first(x)))
 
 
+class Scoring(Blocks):
+    """Calls its second block by a method of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second.score(self.first(x)))
+
+
 def blocks() -> nn.Module:
     return Blocks()
+
+
+def scoring() -> nn.Module:
+    return Scoring()
 
 
 def sequential() -> nn.Module:
@@ -63,6 +78,7 @@ class Sharded:
         for part in model.modules():
             if isinstance(part, Block):
                 fully_shard(part, mesh=mesh)
+                register_fsdp_forward_method(part, "score")
         fully_shard(model, mesh=mesh)
         return Parts({"model": model}, ("model",), (SGD(model.parameters(), lr=0.1, foreach=False),), dtype)
 

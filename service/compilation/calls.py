@@ -1,0 +1,134 @@
+"""How an uncompiled program calls the modules that are to be compiled: only ``module(...)`` runs compiled code."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from types import FunctionType, MethodType
+from typing import Any
+from unittest.mock import patch
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from service.compilation.internals.marks import in_backward
+from service.parallel.boundary.calls import tensors_in
+
+ITSELF = ""
+
+
+@dataclass(frozen=True)
+class Called:
+    """A way of calling ``unit``: by ``method``, which is empty for ``unit(...)``.
+
+    ``within`` names the unit from whose call it was made, and with which it is compiled; empty if from none.
+    """
+
+    unit: str
+    method: str = ITSELF
+    within: str = ""
+
+    @property
+    def is_bypass(self) -> bool:
+        """Whether the call runs uncompiled although its module is compiled."""
+        return self.method != ITSELF and not self.within
+
+    def __str__(self) -> str:
+        return f"{self.unit}.{self.method}" if self.method else f"{self.unit}(...)"
+
+
+Calls = Mapping[Called, int]
+
+
+def compiled_units(units: Collection[str], invoked: Collection[str], calls: Calls) -> frozenset[str]:
+    """Those of ``units`` that ran compiled: ``invoked`` themselves, or called from within one that was."""
+    found = frozenset(invoked)
+    while True:
+        inner = {each.unit for each in calls if each.unit in units and each.within in found}
+        if inner <= found:
+            return found & frozenset(units)
+        found |= inner
+
+
+@contextmanager
+def counted_calls(units: Mapping[str, nn.Module]) -> Iterator[Counter[Called]]:
+    """Count the calls of ``units``, by name, within: of the modules, and of methods that take or give tensors.
+
+    A method that leads to the module's own call is not counted besides, nor is what a backward computes again.
+    """
+    counter = _Counter({id(unit): name for name, unit in units.items()})
+    with ExitStack() as stack:
+        for kind in {type(unit) for unit in units.values()}:
+            stack.enter_context(patch.object(kind, "__call__", counter.counting(ITSELF, kind.__call__)))
+        for owner in {*units.values(), *(kind for unit in units.values() for kind in _own_classes(unit))}:
+            for name, value in list(vars(owner).items()):
+                if isinstance(value, FunctionType | MethodType) and not name.startswith("__"):
+                    stack.enter_context(patch.object(owner, name, counter.counting(name, value)))
+        yield counter.counts
+
+
+def _own_classes(unit: nn.Module) -> Iterator[type]:
+    """The classes that make the module what it is, without those of PyTorch that all modules have."""
+    return (kind for kind in type(unit).__mro__ if kind not in {*nn.Module.__mro__, *FSDPModule.__mro__})
+
+
+@dataclass
+class _Entry:
+    """A call that is under way. ``reached``: it has led to the module's own call."""
+
+    unit: str
+    method: str
+    reached: bool = False
+
+
+class _Counter:
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self.names, self.counts = names, Counter[Called]()
+        self._threads = threading.local()
+        self._lock = threading.Lock()
+
+    @property
+    def _under_way(self) -> list[_Entry]:
+        entries: list[_Entry] = self._threads.__dict__.setdefault("entries", [])
+        return entries
+
+    def counting(self, method: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` of a class, or method of one module, its calls counted where they come from outside of it."""
+        if isinstance(function, MethodType):
+            owner, bound = function.__self__, function
+            return MethodType(self.counting(method, lambda _module, *given, **named: bound(*given, **named)), owner)
+
+        @wraps(function)
+        def counted(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+            name = self.names.get(id(module))
+            if name is None or in_backward() or self._is_within(name, method):
+                return function(module, *arguments, **named)
+            entry = _Entry(name, method)
+            self._under_way.append(entry)
+            try:
+                result = function(module, *arguments, **named)
+            finally:
+                self._under_way.pop()
+            if method == ITSELF or (not entry.reached and any(True for _ in tensors_in((arguments, named, result)))):
+                self._count(name, method)
+            return result
+
+        return counted
+
+    def _is_within(self, name: str, method: str) -> bool:
+        """Whether a call of the same module is under way, of which this one is a part."""
+        own = [entry for entry in self._under_way if entry.unit == name]
+        if method != ITSELF:
+            return bool(own)
+        for entry in own:
+            entry.reached = True
+        return any(entry.method == ITSELF for entry in own)
+
+    def _count(self, name: str, method: str) -> None:
+        outer = (entry.unit for entry in reversed(self._under_way) if entry.method == ITSELF)
+        with self._lock:
+            self.counts[Called(name, method, next(outer, ""))] += 1

@@ -1,0 +1,30 @@
+"""A module that was to be compiled was never called compiled: it agrees with eager because it ran as eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.compilation.calls import compiled_units
+from service.compilation.observation import Observation
+from service.compilation.verdicts import Finding
+
+
+def detect(observation: Observation) -> Iterator[Finding]:
+    if observation.error:
+        return
+    invoked = {call.module for call in observation.usage.invocations}
+    seen = compiled_units(observation.units, invoked, observation.calls)
+    for unit in observation.units:
+        if unit not in seen:
+            yield Finding("vacuous", f"{unit} was never called compiled: {_instead(observation, unit)}")
+
+
+def _instead(observation: Observation, unit: str) -> str:
+    """How the module is called in the uncompiled run, whose steps are the same."""
+    calls = {each: count for each, count in observation.calls.items() if each.unit == unit}
+    ways = " and ".join(f"{each} {count} times" for each, count in calls.items() if each.is_bypass)
+    if ways:
+        return f"the program calls {ways}, which does not go through the compiled forward; call {unit}(...) itself"
+    if calls:
+        return f"only the uncompiled program calls it, {sum(calls.values())} times"
+    return f"no call of it was seen in {observation.case.phase}"
