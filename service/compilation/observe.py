@@ -73,21 +73,17 @@ def observe(program: Program, case: Case, reference: Reference, plan: Plan) -> O
 
 def rehearse(program: Program, case: Case, reference: Reference, plan: Plan) -> Observation:
     """Run a rung that stands in for CUDA graphs."""
-    replays = Replays()
+    replays = Replays(program.device)
     rehearsed = replace(case, rung=replace(case.rung, backend=replays.backend))
-    return examine(program, rehearsed, reference, plan, replays.follow)
+    return examine(program, rehearsed, reference, plan, replays)
 
 
 def examine(
-    program: Program,
-    case: Case,
-    reference: Reference,
-    plan: Plan,
-    on_watch: Callable[[Watch], None] = lambda watch: None,
+    program: Program, case: Case, reference: Reference, plan: Plan, replays: Replays | None = None
 ) -> Observation:
     """Run the rung as :func:`observe` does, without timing it."""
     with empty_caches(), recorder(case.rung, program.device) as records:
-        look = _Look(program, case, reference, plan, records, on_watch)
+        look = _Look(program, case, reference, plan, records, replays)
         try:
             return look.judged()
         except Exception as error:
@@ -101,7 +97,7 @@ class _Look:
     reference: Reference
     plan: Plan
     records: Recorder
-    on_watch: Callable[[Watch], None] = lambda watch: None
+    replays: Replays | None = None
     watch: Watch | None = None
 
     def observation(self) -> Observation:
@@ -157,9 +153,11 @@ class _Look:
         """
         seconds: list[float] = []
         compiled: list[bool] = []
-        with watching(subject.units, subject.trainable, subject.copied) as self.watch:
-            watch = self.watch
-            self.on_watch(watch)
+        transfers = self.replays.transfers if self.replays else None
+        with watching(subject.units, subject.trainable, subject.copied, transfers) as watch:
+            self.watch = watch
+            if self.replays:
+                self.replays.follow(watch)
 
             def step(iteration: int) -> Record:
                 if iteration == self.plan.warm_up:

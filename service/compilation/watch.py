@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from service.compilation.internals.functions import EagerFunctions, FunctionCall
 from service.compilation.internals.marks import graphs_wait, heard_marks, in_backward
+from service.compilation.internals.transfers import Transfers
 from service.compilation.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
 from service.parallel.boundary import Held, Origin, PendingBackwards, Shapes, Site, StepBoundary, caller
 from service.parallel.boundary.calls import Ledger, tensors_in
@@ -38,14 +40,18 @@ LOOKED_AT = (2, 3)
 
 @contextmanager
 def watching(
-    units: Mapping[str, nn.Module], trainable: Mapping[str, Tensor], copied: Collection[str] = ()
+    units: Mapping[str, nn.Module],
+    trainable: Mapping[str, Tensor],
+    copied: Collection[str] = (),
+    transfers: Transfers | None = None,
 ) -> Iterator[Watch]:
     """Watch the compiled ``units``, by name, of a program that trains ``trainable``.
 
-    ``copied`` names the units whose results the boundary copies.
+    ``copied`` names the units whose results the boundary copies. ``transfers`` are those of a rehearsal.
     """
-    watch = Watch(trainable, frozenset(copied))
+    watch = Watch(trainable, frozenset(copied), transfers)
     with ExitStack() as stack:
+        stack.enter_context(watch.functions.active())
         stack.enter_context(heard_marks(watch.marked))
         stack.callback(register_optimizer_step_pre_hook(watch.stepping).remove)
         for name, unit in units.items():
@@ -73,8 +79,10 @@ def _intercepted(name: str, unit: nn.Module, watch: Watch) -> Iterator[None]:
 class Watch:
     """What was seen so far. ``iteration`` is set by whoever runs the steps; ``generation`` counts replays."""
 
-    def __init__(self, trainable: Mapping[str, Tensor], copied: frozenset[str]) -> None:
+    def __init__(self, trainable: Mapping[str, Tensor], copied: frozenset[str], transfers: Transfers | None) -> None:
         self.iteration, self.generation = 0, 0
+        self.functions = EagerFunctions(self._around, in_backwards=transfers is not None)
+        self._transfers = transfers
         self._device: torch.device | None = None
         self._marks: list[Mark] = []
         self._ledger = Ledger()
@@ -99,7 +107,8 @@ class Watch:
         self._note_call(origin, unit, (arguments, named), begins)
         if begins:
             self._begin(site)
-        results = run(*arguments, **named)
+        with self.functions.suspended():
+            results = run(*arguments, **named)
         outputs = list(tensors_in(results))
         self._device = outputs[0].device if outputs else self._device
         if torch.is_grad_enabled() and any(output.grad_fn is not None for output in outputs):
@@ -109,6 +118,9 @@ class Watch:
         own = (*unit.parameters(), *unit.buffers())
         self._results[-1].note(origin, outputs, (*tensors_in((arguments, named)), *own))
         return results
+
+    def _around(self, call: FunctionCall) -> Any:
+        return call.run() if self._transfers is None else self._transfers.run(call)
 
     def marked(self) -> None:
         """A step mark is about to be set."""

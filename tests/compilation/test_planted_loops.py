@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from climbing import Climb
-from programs import loops
+from programs import keeping, loops
 from programs.registry import CLEAN, DEFECTS, Planted
 
 from service.compilation.ladder import Result
@@ -40,6 +40,20 @@ def test_a_mistake_is_found_and_named(ascend: Climb, planted: Planted) -> None:
     assert any(all(words in finding.message for words in planted.words) for finding in found), result.findings
     wrong = any(finding.verdict == "fail_parity" for finding in result.findings)
     assert wrong == planted.wrong
+
+
+@pytest.mark.parametrize("name", keeping.COPIES)
+def test_results_that_are_copied_raise_no_alarm(ascend: Climb, name: str) -> None:
+    result = rehearsed(ascend, Planted(keeping.keeping(name, keeping.COPIES[name]), "inference"))
+    assert [finding.verdict for finding in result.findings] == ["not_applicable"], result.findings
+
+
+@pytest.mark.parametrize("name", keeping.ALIASES)
+def test_results_that_only_look_copied_are_found(ascend: Climb, name: str) -> None:
+    result = rehearsed(ascend, Planted(keeping.keeping(name, keeping.ALIASES[name]), "inference"))
+    messages = [finding.message for finding in result.findings if finding.verdict == "fail_lifetime"]
+    assert any("held over a replay" in message and "State.scores[" in message for message in messages), result.findings
+    assert any(finding.verdict == "fail_parity" for finding in result.findings)
 
 
 def test_calls_from_another_thread_and_past_the_boundary_are_noted(ascend: Climb) -> None:

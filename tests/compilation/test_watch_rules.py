@@ -118,7 +118,7 @@ class Replayed:
 def replayed() -> Iterator[Replayed]:
     torch.compiler.reset()
     torch.manual_seed(0)
-    replays, model = Replays(), Scorer()
+    replays, model = Replays(torch.device("cpu")), Scorer()
     start = {name: value.detach().clone() for name, value in model.state_dict().items()}
     compile_in_place(model, replays.backend)
     yield Replayed(model, replays, start)

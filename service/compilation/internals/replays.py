@@ -8,6 +8,7 @@ show: that memory is also shared between different places of the tree, kernels, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any, Protocol
 
@@ -16,37 +17,60 @@ from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from service.parallel.boundary.lifetimes import address_of
+from service.compilation.internals.functions import EagerFunctions
+from service.compilation.internals.transfers import Transfers, on_host, with_transfers
+from service.parallel.boundary.lifetimes import address_of, local
 
 
 class Watched(Protocol):
     generation: int
 
+    @property
+    def functions(self) -> EagerFunctions:
+        """The program's eager calls, of which those within a graph are none."""
+
 
 class Replays:
-    """Graphs under replay. ``generation`` tells which generation a run belongs to."""
+    """Graphs under replay. ``generation`` tells which generation a run belongs to.
 
-    def __init__(self, generation: Callable[[], int] = lambda: 0) -> None:
+    ``transfers`` are those of the program's eager code, from what stands for its ``device`` to the host.
+    """
+
+    def __init__(self, device: torch.device, generation: Callable[[], int] = lambda: 0) -> None:
         self.generation = generation
+        self.transfers = Transfers(device, self._owns)
         self.recorded, self.replayed = 0, 0
         self._root = self._current = _Place()
         self._known = -1
         self._functions = count()
-        self.backend: Callable[..., Any] = aot_autograd(fw_compiler=self._compile, bw_compiler=self._compile)
+        self.addresses: set[int] = set()
+        self._apart: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._lower: Callable[..., Any] = aot_autograd(fw_compiler=self._compile, bw_compiler=self._compile)
+
+    def backend(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """For ``torch.compile``."""
+        run: Callable[..., Any] = self._lower(with_transfers(graph), inputs)
+        return run
 
     def follow(self, watch: Watched) -> None:
         """Begin at the root again where ``watch`` sees replays begin."""
         self.generation = lambda: watch.generation
+        self._apart = watch.functions.suspended
 
     def _compile(self, graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        function = next(self._functions)
+        function, elsewhere = next(self._functions), _on_host(graph)
 
         def run(*inputs: Any) -> Any:
             place = self._enter(function)
-            return place.placed(graph(*inputs), inputs, self)
+            with self._apart():
+                return place.placed(graph(*inputs), inputs, elsewhere, self)
 
         boxed: Callable[..., Any] = make_boxed_func(run)
         return boxed
+
+    def _owns(self, tensor: Tensor) -> bool:
+        """Whether a graph's results are, or were, in the tensor's memory."""
+        return local(tensor).untyped_storage().data_ptr() in self.addresses
 
     def _enter(self, function: int) -> _Place:
         now = self.generation()
@@ -63,9 +87,14 @@ class _Place:
         self.children: dict[int, _Place] = {}
         self.memory: list[Tensor] = []
 
-    def placed(self, results: Sequence[Any], inputs: Sequence[Any], replays: Replays) -> list[Any]:
-        """The results, copied into this place's memory; those in the memory of an input stay there."""
-        given = {address_of(value) for value in inputs if isinstance(value, Tensor)}
+    def placed(
+        self, results: Sequence[Any], inputs: Sequence[Any], elsewhere: frozenset[int], replays: Replays
+    ) -> list[Any]:
+        """The results, copied into this place's memory; those in the memory of an input, or ``elsewhere``, by their
+        number, stay there.
+        """
+        hosted = (results[index] for index in elsewhere)
+        given = {address_of(value) for value in (*inputs, *hosted) if isinstance(value, Tensor)}
         own = {
             address_of(value): _bytes(value)
             for value in results
@@ -87,12 +116,20 @@ class _Place:
         else:
             replays.recorded += 1
             self.memory = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+            replays.addresses |= {memory.data_ptr() for memory in self.memory}
 
     def _filled(self, contents: Any) -> Iterator[Tensor]:
         for memory, content in zip(self.memory, contents, strict=True):
             memory.copy_(content)
             # The same bytes under a storage of its own, whose life is that of the result.
             yield torch.from_numpy(memory.numpy())
+
+
+def _on_host(graph: fx.GraphModule) -> frozenset[int]:
+    """Numbers of the results that the graph copies to the host, where no graph writes over them."""
+    host = on_host(graph)
+    results: Any = graph.graph.output_node().args[0]
+    return frozenset(index for index, node in enumerate(results) if node in host)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -1,0 +1,111 @@
+"""The torch functions that a program calls in eager code, as ``TorchFunctionMode`` shows them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import overrides
+from torch.overrides import TorchFunctionMode
+
+ENGINE = "_engine_run_backward"
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """A call of a torch function or of a tensor's method; attributes of tensors are read by their ``__get__``."""
+
+    function: Callable[..., Any]
+    arguments: Sequence[Any]
+    named: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.function, "__name__", ""))
+
+    def run(self) -> Any:
+        return self.function(*self.arguments, **self.named)
+
+
+class EagerFunctions(TorchFunctionMode):
+    """Makes each torch function's call by way of ``around``, in every thread that is started meanwhile too.
+
+    What is computed while it is :meth:`suspended` is left out and, unless ``in_backwards``, so is what a backward runs:
+    a compiler may run there.
+    """
+
+    def __init__(self, around: Callable[[FunctionCall], Any], *, in_backwards: bool) -> None:
+        super().__init__()
+        self.around, self.in_backwards = around, in_backwards
+        self._thread = threading.local()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self.around(FunctionCall(func, args, kwargs or {}))
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        run = threading.Thread.run
+
+        def observed(thread: threading.Thread) -> None:
+            with self:
+                run(thread)
+
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(threading.Thread, "run", observed))
+            # Private, and alike on torch 2.11 to 2.13: all backwards come by it, after the mode was taken off.
+            stack.enter_context(patch.object(torch.autograd, ENGINE, self._running(getattr(torch.autograd, ENGINE))))
+            stack.enter_context(self)
+            yield
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Without this mode in this thread: what is compiled meanwhile would hold it in its graphs and guards."""
+        with self._stack(lambda others: others):
+            outer, self._thread.suspended = self._is_suspended, True
+            try:
+                yield
+            finally:
+                self._thread.suspended = outer
+
+    @property
+    def _is_suspended(self) -> bool:
+        return getattr(self._thread, "suspended", False)
+
+    def _running(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function`` of autograd, with this mode or suspended."""
+
+        def run(*arguments: Any, **named: Any) -> Any:
+            entered = self.in_backwards and not self._is_suspended
+            with self._stack(lambda others: [*others, self]) if entered else self.suspended():
+                return function(*arguments, **named)
+
+        return run
+
+    @contextmanager
+    def _stack(self, of: Callable[[list[TorchFunctionMode]], list[TorchFunctionMode]]) -> Iterator[None]:
+        """With the modes that ``of`` makes of this thread's others."""
+        modes = _modes()
+        _replace(of([mode for mode in modes if mode is not self]))
+        try:
+            yield
+        finally:
+            _replace(modes)
+
+
+def _modes() -> list[TorchFunctionMode]:
+    """This thread's stack; private functions of ``torch.overrides`` that are alike on torch 2.11 to 2.13."""
+    return list(overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+
+
+def _replace(modes: Sequence[TorchFunctionMode]) -> None:
+    for _ in _modes():
+        overrides._pop_mode()  # type: ignore[no-untyped-call]
+    for mode in modes:
+        overrides._push_mode(mode)  # type: ignore[no-untyped-call]
