@@ -154,7 +154,8 @@ class _Look:
         seconds: list[float] = []
         compiled: list[bool] = []
         transfers = self.replays.transfers if self.replays else None
-        with watching(subject.units, subject.trainable, subject.copied, transfers) as watch:
+        parts = subject.parts.modules
+        with watching(subject.units, subject.trainable, subject.copied, parts, transfers) as watch:
             self.watch = watch
             if self.replays:
                 self.replays.follow(watch)

@@ -37,6 +37,15 @@ class Reentry:
 
 
 @dataclass(frozen=True)
+class StaleRead:
+    """A result that is read at ``site`` although replays that began after its own call have written over it."""
+
+    held: Held
+    iteration: int
+    site: Site
+
+
+@dataclass(frozen=True)
 class StaleGradient:
     """A gradient that a backward made, still in use when a call at ``site`` began the next replays."""
 
@@ -58,9 +67,10 @@ class Lifetimes:
 
 @dataclass(frozen=True)
 class Usage:
-    """One run of a program. ``outside``: calls that did not go by way of the boundary. ``held``: results alive a whole
-    round of replays after their own; ``overlapping``: those alive when the next round began, which is no mistake unless
-    they are read. ``shapes``: of each module in each iteration those that it was called with.
+    """One run of a program. ``outside``: calls that did not go by way of the boundary. ``reads``: results that were
+    read when they had been written over; ``held``: those alive a whole round of replays after their own;
+    ``overlapping``: those alive when the next round began, which is no mistake unless they are read. ``shapes``: of
+    each module in each iteration those that it was called with.
     """
 
     iterations: int = 0
@@ -68,6 +78,7 @@ class Usage:
     outside: tuple[Origin, ...] = ()
     marks: tuple[Mark, ...] = ()
     reentries: tuple[Reentry, ...] = ()
+    reads: tuple[StaleRead, ...] = ()
     held: tuple[Held, ...] = ()
     overlapping: tuple[Held, ...] = ()
     gradients: tuple[StaleGradient, ...] = ()

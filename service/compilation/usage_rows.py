@@ -11,6 +11,7 @@ from service.parallel.boundary import Held
 
 def usage_rows(usage: Usage) -> dict[str, Any]:
     """``invocations`` by module, phase, grad mode, thread and shape, ``lifetimes`` of results held over a replay,
+    ``stale_reads`` of such results,
     ``results`` (how many were consumed, copied or held), ``marks`` by place, ``reentries``, ``stale_gradients``.
     """
     return {
@@ -27,6 +28,9 @@ def usage_rows(usage: Usage) -> dict[str, Any]:
             for call, count in usage.invocations.items()
         ],
         "lifetimes": [_held(each) for each in usage.held],
+        "stale_reads": [
+            _held(each.held) | {"iteration": each.iteration, "read_at": str(each.site)} for each in usage.reads
+        ],
         "results": {module: asdict(fate) for module, fate in usage.lifetimes.items()},
         "marks": _marks(usage),
         "reentries": [asdict(each) | {"site": str(each.site)} for each in usage.reentries],

@@ -8,9 +8,12 @@ alive a whole round of replays later, has been overwritten.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,24 +21,20 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from service.compilation.internals.cudagraphs import graph_results
 from service.compilation.internals.functions import EagerFunctions, FunctionCall
 from service.compilation.internals.marks import graphs_wait, heard_marks, in_backward
 from service.compilation.internals.transfers import Transfers
 from service.compilation.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
-from service.parallel.boundary import Held, Origin, PendingBackwards, Shapes, Site, StepBoundary, caller
+from service.compilation.watched_results import Results
+from service.parallel.boundary import Origin, PendingBackwards, Shapes, Site, StepBoundary, caller
 from service.parallel.boundary.calls import Ledger, tensors_in
-from service.parallel.boundary.lifetimes import Outputs, address_of, held_of
+from service.parallel.boundary.holders import FOREIGN
+from service.parallel.boundary.lifetimes import Output, Outputs, address_of
 
-FOREIGN = (
-    str(Path(torch.__file__).parent),
-    "service/parallel/boundary/",
-    "service/compilation/watch",
-    "service/compilation/internals/",
-)
-"""Where a program's own code is not."""
 INVALID = -1
-LOOKED_AT = (2, 3)
-"""Beginnings of replays at which the results of the last round are looked for; a look takes 0.1 s or more."""
+OVERWRITTEN = "overwritten"
+"""What CUDA graphs say of a tensor whose memory they have taken, while they are being recorded."""
 
 
 @contextmanager
@@ -43,13 +42,15 @@ def watching(
     units: Mapping[str, nn.Module],
     trainable: Mapping[str, Tensor],
     copied: Collection[str] = (),
+    modules: Mapping[str, nn.Module] = MappingProxyType({}),
     transfers: Transfers | None = None,
 ) -> Iterator[Watch]:
     """Watch the compiled ``units``, by name, of a program that trains ``trainable``.
 
-    ``copied`` names the units whose results the boundary copies. ``transfers`` are those of a rehearsal.
+    ``copied`` names the units whose results the boundary copies, ``modules`` the program's. ``transfers`` are those
+    of a rehearsal.
     """
-    watch = Watch(trainable, frozenset(copied), transfers)
+    watch = Watch(trainable, frozenset(copied), Results(modules or units, trainable), transfers)
     with ExitStack() as stack:
         stack.enter_context(watch.functions.active())
         stack.enter_context(heard_marks(watch.marked))
@@ -79,10 +80,15 @@ def _intercepted(name: str, unit: nn.Module, watch: Watch) -> Iterator[None]:
 class Watch:
     """What was seen so far. ``iteration`` is set by whoever runs the steps; ``generation`` counts replays."""
 
-    def __init__(self, trainable: Mapping[str, Tensor], copied: frozenset[str], transfers: Transfers | None) -> None:
+    def __init__(
+        self, trainable: Mapping[str, Tensor], copied: frozenset[str], results: Results, transfers: Transfers | None
+    ) -> None:
         self.iteration, self.generation = 0, 0
-        self.functions = EagerFunctions(self._around, in_backwards=transfers is not None)
+        self.functions = EagerFunctions(self._around, self._backward_begins, in_backwards=transfers is not None)
         self._transfers = transfers
+        self._results = results
+        self._calls = _Calls()
+        self._backward = Origin("", Site("", 0, ""), 0)
         self._device: torch.device | None = None
         self._marks: list[Mark] = []
         self._ledger = Ledger()
@@ -91,24 +97,22 @@ class Watch:
         self._marks_seen = 0
         self._outside: dict[Origin, None] = {}
         self._reentries: dict[Reentry, None] = {}
-        self._results = [Outputs()]
         self._made: dict[str, int] = {}
         self._copied = copied
-        self._held: list[Held] = []
-        self._overlapping: list[Held] = []
         self._shapes: dict[str, dict[int, set[Shapes]]] = {}
         self._gradients = _Gradients(trainable)
 
     def call(self, name: str, unit: nn.Module, run: Callable[..., Any], arguments: Any, named: Any) -> Any:
         """Make a unit's call, and note it."""
-        site = caller(outside=FOREIGN)
-        origin = Origin(name, site, self.iteration)
+        origin = Origin(name, caller(outside=FOREIGN), self.iteration)
         begins = self._begins()
         self._note_call(origin, unit, (arguments, named), begins)
         if begins:
-            self._begin(site)
-        with self.functions.suspended():
-            results = run(*arguments, **named)
+            self._begin(origin.site)
+        given = self._results.overwritten_in((arguments, named))
+        self._read(given, origin.site, (arguments, named))
+        with self._calls.under_way(origin, {output.address for _, output in given}) as made:
+            results = self._run(origin, unit, partial(run, *arguments, **named))
         outputs = list(tensors_in(results))
         self._device = outputs[0].device if outputs else self._device
         if torch.is_grad_enabled() and any(output.grad_fn is not None for output in outputs):
@@ -116,11 +120,60 @@ class Watch:
             self._forwards_wait = True
         self._made[name] = self._made.get(name, 0) + len(outputs)
         own = (*unit.parameters(), *unit.buffers())
-        self._results[-1].note(origin, outputs, (*tensors_in((arguments, named)), *own))
+        self._results.note(origin, outputs, (*tensors_in((arguments, named)), *own))
+        self._results.note(origin, [*made, *self._in_graphs()], own, returned=False)
         return results
 
+    def _run(self, origin: Origin, unit: nn.Module, run: Callable[[], Any]) -> Any:
+        try:
+            with self.functions.suspended():
+                return run()
+        except RuntimeError as error:
+            if OVERWRITTEN in str(error):  # one of those that the module itself holds, if any
+                for part in unit.modules():
+                    self._read(self._results.overwritten_in(vars(part)), origin.site)
+            raise
+
+    def entering(self, inputs: Sequence[tuple[Tensor, Site | None]]) -> None:
+        """A rehearsed graph runs, with inputs that it reads first at these places."""
+        call = self._calls.current
+        if call is None:  # a backward, with what its forward has saved
+            return
+        for tensor, site in inputs:
+            found = self._results.overwritten_in([tensor])
+            implicit = [each for each in found if each[1].address not in call.given]
+            self._read(implicit, site or call.origin.site, inputs)
+
+    def made(self, results: Sequence[Tensor]) -> None:
+        """A rehearsed graph has run."""
+        if self._calls.current is None:
+            self._results.note(self._backward, results, returned=False)
+        else:
+            self._calls.current.made.extend(results)
+
     def _around(self, call: FunctionCall) -> Any:
-        return call.run() if self._transfers is None else self._transfers.run(call)
+        """Make a torch function's call in eager code, and see what it reads."""
+        found = self._results.overwritten_in((call.arguments, call.named))
+        try:
+            result = call.run() if self._transfers is None else self._transfers.run(call)
+        except RuntimeError as error:
+            if OVERWRITTEN in str(error):
+                self._read(found, caller(outside=FOREIGN), (call.arguments, call.named))
+            raise
+        if read := [each for each in found if call.reads(each[0], result)]:
+            self._read(read, caller(outside=FOREIGN), (call.arguments, call.named))
+        return result
+
+    def _read(self, found: Sequence[tuple[Tensor, Output]], site: Site, ignored: Sequence[Any] = ()) -> None:
+        for tensor, output in found:
+            self._results.read(tensor, output, site, self.iteration, (*ignored, *found))
+
+    def _in_graphs(self) -> list[Tensor]:
+        """What CUDA graphs have made since they last began."""
+        return graph_results(self._device) if self._device is not None else []
+
+    def _backward_begins(self) -> None:
+        self._backward = Origin("a backward", caller(outside=FOREIGN), self.iteration)
 
     def marked(self) -> None:
         """A step mark is about to be set."""
@@ -135,24 +188,25 @@ class Watch:
     def usage(self) -> Usage:
         """Everything seen, after the last step."""
         self._gradients.confirm()
-        held = {name: sum(each.origin.module == name for each in self._held) for name in self._made}
         return Usage(
             iterations=self.iteration + 1,
             invocations=self._ledger.counts(),
             outside=tuple(self._outside),
             marks=tuple(self._marks),
             reentries=tuple(self._reentries),
-            held=tuple(self._held),
-            overlapping=tuple(self._overlapping),
+            reads=tuple(self._results.reads),
+            held=tuple(self._results.held),
+            overlapping=tuple(self._results.overlapping),
             gradients=tuple(self._gradients.stale),
-            lifetimes={name: self._lifetimes(name, made, held[name]) for name, made in self._made.items()},
+            lifetimes={name: self._lifetimes(name, made) for name, made in self._made.items()},
             shapes={
                 name: tuple(frozenset(seen.get(index, ())) for index in range(self.iteration + 1))
                 for name, seen in self._shapes.items()
             },
         )
 
-    def _lifetimes(self, name: str, made: int, held: int) -> Lifetimes:
+    def _lifetimes(self, name: str, made: int) -> Lifetimes:
+        held = self._results.held_over[name]
         copied = made - held if name in self._copied else 0
         return Lifetimes(consumed=made - held - copied, copied=copied, held=held)
 
@@ -178,18 +232,36 @@ class Watch:
         self.generation += 1
         self._gradients.confirm()
         self._gradients.begin(self.iteration, site)
-        # Of the last generation's results a loop's variables may well hold the newest until they get the next.
-        old, self._results = self._results[:-1], [*self._results[-1:], Outputs()]
-        outputs = [output for results in old for output in results.alive()]
-        if outputs:
-            self._held.extend(held_of(outputs))
-        if self.generation in LOOKED_AT:
-            self._overlapping.extend(held_of(self._results[0].alive()))
+        self._results.note(self._backward, self._in_graphs(), returned=False)
+        self._results.begin(self.generation)
 
     def _backward_ran(self, _origin: Origin) -> None:
         self._forwards_wait = False
         self._gradients.confirm()
         self._gradients.backward_ran = True
+
+
+@dataclass
+class _Call:
+    """A unit's call under way. ``given``: the addresses of its arguments; ``made``: what its graphs have left."""
+
+    origin: Origin
+    given: set[int]
+    made: list[Tensor] = field(default_factory=list)
+
+
+class _Calls(threading.local):
+    """The calls of units that are under way in this thread."""
+
+    current: _Call | None = None
+
+    @contextmanager
+    def under_way(self, origin: Origin, given: set[int]) -> Iterator[list[Tensor]]:
+        outer, self.current = self.current, _Call(origin, given)
+        try:
+            yield self.current.made
+        finally:
+            self.current = outer
 
 
 class _Gradients:

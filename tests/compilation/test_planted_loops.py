@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from climbing import Climb
-from programs import keeping, loops
+from programs import keeping, loops, storing
 from programs.registry import CLEAN, DEFECTS, Planted
 
 from service.compilation.ladder import Result
@@ -54,6 +56,43 @@ def test_results_that_only_look_copied_are_found(ascend: Climb, name: str) -> No
     messages = [finding.message for finding in result.findings if finding.verdict == "fail_lifetime"]
     assert any("held over a replay" in message and "State.scores[" in message for message in messages), result.findings
     assert any(finding.verdict == "fail_parity" for finding in result.findings)
+
+
+READS = {
+    "reading_late": ("scorer.policy_hidden", "previous, a variable of reading_late"),
+    "summing_history": ("scorer.history[0]",),
+    "calling": ("scorer.policy_hidden",),
+    "through_a_closure": ("last[0], a variable that through_a_closure.<locals>.step closes over",),
+    "feeding_back": ("State.scores[0]", "x, a variable of feeding_back"),
+    "keeping_gradients": ("State.scores[0]",),
+}
+"""Of each loop in ``storing`` who holds what it reads too late."""
+
+
+@pytest.mark.parametrize("planted", storing.DEFECTS, ids=lambda planted: planted.name)
+def test_what_is_read_too_late_is_named_with_its_holder_and_the_line_that_reads_it(
+    ascend: Climb, planted: Planted
+) -> None:
+    result = rehearsed(ascend, planted)
+    (message,) = [finding.message for finding in result.findings if finding.verdict == "fail_lifetime"]
+    assert f"read at {storing.read_by(planted)}" in message
+    assert ", called at " in message
+    assert all(holder in message for holder in READS[planted.name]), message
+    assert ("may be held by" in message) == (" or by " in message)
+    assert result.rehearsal is not None
+    assert result.rehearsal.usage.reads[0].iteration == 1
+
+
+@pytest.mark.parametrize("name", ["reading_late", "comparing"])
+def test_what_only_lives_until_the_next_result_is_not_blamed(ascend: Climb, name: str) -> None:
+    planted = next(each for each in (*storing.DEFECTS, *DEFECTS) if each.name == name)
+    messages = " ".join(finding.message for finding in rehearsed(ascend, planted).findings)
+    assert not re.findall(r"\b(scores|loss|change|new), a variable", messages)
+
+
+@pytest.mark.parametrize("planted", storing.INNOCENT, ids=lambda planted: f"{planted.name} {planted.make.__name__}")
+def test_what_is_stored_and_read_in_time_or_copied_raises_no_alarm(ascend: Climb, planted: Planted) -> None:
+    assert [finding.verdict for finding in rehearsed(ascend, planted).findings] == ["not_applicable"]
 
 
 def test_calls_from_another_thread_and_past_the_boundary_are_noted(ascend: Climb) -> None:

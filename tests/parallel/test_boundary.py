@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections import deque
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from service.parallel.boundary import Held, Origin, Outputs, PendingBackwardError, Site, StepBoundary
+from service.parallel.boundary.holders import holders_of
 
 
 class Marks:
@@ -166,7 +169,7 @@ def test_local_variables_are_named_as_holders_and_not_prolonged(marks: Marks, mo
         scores = boundary.boundary_call(model, torch.ones(2, 4))
     boundary.step_boundary()
     boundary.step_boundary()
-    assert any("local variable scores of test_local_variables" in name for name in found[0].holders), found[0].holders
+    assert any("scores, a variable of test_local_variables" in name for name in found[0].holders), found[0].holders
     del scores
     assert not boundary.held()
 
@@ -203,3 +206,50 @@ def test_unknown_names_are_refused(model: nn.Module) -> None:
         StepBoundary({"model": model}, kept=("other",))
     with pytest.raises(ValueError, match="audit_every=-1"):
         StepBoundary({"model": model}, audit_every=-1)
+
+
+def holders_by(keep: Any) -> tuple[str, ...]:
+    """Who holds a result, when ``keep`` has kept it."""
+    outputs, result = Outputs(), torch.ones(2)
+    outputs.note(Origin("scorer", Site("loop.py", 1, "step"), 0), [result])
+    kept = keep(result)
+    del result
+    (held,) = outputs.held(before=1)
+    assert kept is not None
+    return held.holders
+
+
+def waiting(result: Tensor) -> Any:
+    def steps(mine: Tensor) -> Any:
+        yield
+        yield mine
+
+    generator = steps(result)
+    next(generator)
+    return generator
+
+
+def closing_over(result: Tensor) -> Any:
+    seen = [result]
+    return lambda: seen
+
+
+@pytest.mark.parametrize(
+    ("keep", "name"),
+    [
+        (waiting, "mine, a variable of steps ("),
+        (closing_over, "seen[0], a variable that closing_over.<locals>.<lambda> closes over"),
+        (lambda result: {"last": deque([result])}, "kept['last'][0], a variable of holders_by ("),
+        (lambda result: functools.partial(print, result), "partial"),
+    ],
+)
+def test_a_holder_is_named_by_the_path_to_it(keep: Any, name: str) -> None:
+    assert any(holder.startswith(name) for holder in holders_by(keep)), holders_by(keep)
+
+
+def test_attributes_come_before_variables_and_modules_go_by_their_names() -> None:
+    module, result = nn.Linear(1, 1), torch.ones(2)
+    module.hidden = result
+    found = holders_of({1: [result]}, {id(module): "lens.first"})
+    assert found[1][0] == "lens.first.hidden"
+    assert found[1][1].startswith("result, a variable of test_attributes_come_before_variables")

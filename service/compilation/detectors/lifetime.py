@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 from service.compilation.observation import Observation
-from service.compilation.usage import Mark, Reentry, StaleGradient, Usage
+from service.compilation.usage import Mark, Reentry, StaleGradient, StaleRead, Usage
 from service.compilation.verdicts import Finding
-from service.parallel.boundary import Held
+from service.parallel.boundary import Held, Site
 
 NAMED = 4
+REMEDY = "copy it at the boundary (kept), outside of compiled code, or consume it before"
 Item = TypeVar("Item")
 Group = TypeVar("Group", bound=Hashable)
 
@@ -29,10 +31,14 @@ def _messages(usage: Usage) -> Iterator[str]:
     unsafe = [each for each in usage.reentries if each.begins]
     for (module, site, inside), calls in _grouped(unsafe, _kind).items():
         yield _called_too_early(module, site, inside, calls)
+    for _, reads in _grouped(usage.reads, lambda each: (_call(each.held), each.site)).items():
+        yield _read(reads)
     # What a pending backward has saved is held by the autograd graph, and the mark has been named for it.
     held = [each for each in usage.held if each.holders or not pending]
-    for _, results in _grouped(held, lambda each: (each.origin.module, each.origin.site)).items():
-        yield _held(results)
+    read = {_call(each.held) for each in usage.reads}
+    for call, results in _grouped(held, _call).items():
+        if call not in read:
+            yield _held(results)
     for site, gradients in _grouped(usage.gradients, lambda each: str(each.site)).items():
         yield _stale(site, gradients)
 
@@ -42,8 +48,11 @@ def _suspects(observation: Observation) -> Iterator[str]:
     alive = [each for each in observation.usage.overlapping if each.holders]
     wrong = not all(comparison.passed for comparison in observation.comparisons) or "overwritten" in observation.error
     if alive and wrong:
-        for _, results in _grouped(alive, lambda each: (each.origin.module, each.origin.site)).items():
-            yield f"results went wrong, and this was held over a replay, which overwrites it: {results[0]}"
+        of_calls = [str(results[0]) for results in _grouped(alive, _call).values()]
+        yield (
+            "results went wrong, and it was not seen what reads them; it may be something that was held over a replay, "
+            f"which overwrites it: {_names(of_calls, '; or ')}"
+        )
 
 
 def _marked(site: str, marks: list[Mark]) -> str:
@@ -68,12 +77,22 @@ def _called_too_early(module: str, site: str, inside: bool, calls: list[Reentry]
     )
 
 
+def _call(held: Held) -> tuple[str, Site, tuple[int, ...]]:
+    return held.origin.module, held.origin.site, held.shape
+
+
+def _read(reads: list[StaleRead]) -> str:
+    holders = tuple(dict.fromkeys(holder for each in reads for holder in each.held.holders))
+    return (
+        f"held over a replay, which overwrites it, and read at {reads[0].site} "
+        f"({_when(each.iteration for each in reads)}): {replace(reads[0].held, holders=holders)}; {REMEDY}"
+    )
+
+
 def _held(results: list[Held]) -> str:
     first = results[0]
     again = f", and {len(results) - 1} more" if len(results) > 1 else ""
-    return (
-        f"held over a replay, which overwrites it: {first}{again}; copy it at the boundary (kept) or consume it before"
-    )
+    return f"held over a replay, which overwrites it, and may be read after it: {first}{again}; {REMEDY}"
 
 
 def _stale(site: str, gradients: list[StaleGradient]) -> str:
@@ -98,7 +117,7 @@ def _when(iterations: Iterable[int]) -> str:
     return f"iteration{'s' if len(distinct) > 1 else ''} {numbers}"
 
 
-def _names(names: Iterable[str]) -> str:
+def _names(names: Iterable[str], between: str = ", ") -> str:
     listed = list(names)
     more = f" and {len(listed) - NAMED} more" if len(listed) > NAMED else ""
-    return ", ".join(listed[:NAMED]) + more
+    return between.join(listed[:NAMED]) + more

@@ -6,7 +6,6 @@ They are global to the process: one recording at a time.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,11 +14,10 @@ from typing import Any
 from torch._dynamo import utils
 
 from service.compilation.evidence import Evidence, GraphBreak, Recompile
-from service.compilation.internals.text import first_line
+from service.compilation.internals.text import FRAME, first_line
 
 RECORDS_KEPT = 4096
 LIMIT = "recompile limit"
-_USER_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def clear_records() -> None:
@@ -78,7 +76,7 @@ def _records() -> list[Any]:
 def _recompile(record: Any, iteration: int) -> Recompile:
     reason = str(record.recompile_reason)
     frame, _, guard = reason.partition(": ")
-    place = _USER_FRAME.findall(reason)
+    place = FRAME.findall(reason)
     file, line, function = (
         place[-1] if place else (record.co_filename or "", record.co_firstlineno or 0, record.co_name)
     )

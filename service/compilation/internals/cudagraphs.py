@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, UntypedStorage
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters
 
@@ -120,3 +121,15 @@ def _again(device: torch.device) -> Iterator[Reason]:
         for function, count in by_function.items():
             totals[f"function {getattr(function, 'id', function)}: a static input or a pending output changed"] += count
     yield from (Reason(text, count) for text, count in totals.items())
+
+
+def graph_results(device: torch.device) -> list[Tensor]:
+    """All memory that the graphs of this round of replays have filled and somebody still holds, as bytes.
+
+    Not only what a call returned: what it left in an attribute, and what it saved for its backward, are here too.
+    """
+    node = getattr(_manager(device), "current_node", None)
+    live = getattr(node, "path_live_weakrefs", None)
+    pointers = [] if live is None else [pointer for reference in live() if (pointer := reference()) is not None]
+    storages = [UntypedStorage._new_with_weak_ptr(pointer) for pointer in pointers]
+    return [torch.empty(0, dtype=torch.uint8, device=device).set_(storage) for storage in storages]

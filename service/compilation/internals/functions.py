@@ -10,9 +10,20 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import overrides
+from torch import Tensor, overrides
 from torch.overrides import TorchFunctionMode
 
+from service.parallel.boundary.calls import tensors_in
+from service.parallel.boundary.lifetimes import address_of
+
+ABOUT = frozenset({"__get__", "__set__", "requires_grad_", "detach_", "share_memory_", "register_hook"})
+AS_ANOTHER = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
+"""Of the other tensor they need only its shape or type."""
+VALUES = frozenset(
+    {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__setitem__", "__bool__", "__int__", "__float__"}
+    | {"__complex__", "__index__", "__array__", "__contains__", "__repr__", "__format__", "__reduce_ex__"}
+)
+"""Give numbers, or use them, and no tensor."""
 ENGINE = "_engine_run_backward"
 
 
@@ -31,17 +42,35 @@ class FunctionCall:
     def run(self) -> Any:
         return self.function(*self.arguments, **self.named)
 
+    @property
+    def asks_about(self) -> bool:
+        """Whether it needs no numbers of any tensor: shapes, types and settings at most."""
+        return self.name in ABOUT or self.name.endswith("_like") or self.name.startswith("new_")
+
+    def reads(self, tensor: Tensor, result: Any) -> bool:
+        """Whether the call, with this ``result``, needs the numbers in ``tensor``, and more than a view of them."""
+        if self.asks_about or (self.name in AS_ANOTHER and tensor is not self.arguments[0]):
+            return False
+        if self.name.endswith("_") and not self.name.endswith("__"):
+            return True
+        made = list(tensors_in(result))
+        if not made:
+            return self.name in VALUES
+        return any(address_of(each) != address_of(tensor) for each in made)
+
 
 class EagerFunctions(TorchFunctionMode):
     """Makes each torch function's call by way of ``around``, in every thread that is started meanwhile too.
 
     What is computed while it is :meth:`suspended` is left out and, unless ``in_backwards``, so is what a backward runs:
-    a compiler may run there.
+    a compiler may run there. ``on_backward`` is called when one begins.
     """
 
-    def __init__(self, around: Callable[[FunctionCall], Any], *, in_backwards: bool) -> None:
+    def __init__(
+        self, around: Callable[[FunctionCall], Any], on_backward: Callable[[], None], *, in_backwards: bool
+    ) -> None:
         super().__init__()
-        self.around, self.in_backwards = around, in_backwards
+        self.around, self.on_backward, self.in_backwards = around, on_backward, in_backwards
         self._thread = threading.local()
 
     def __torch_function__(
@@ -83,6 +112,8 @@ class EagerFunctions(TorchFunctionMode):
 
         def run(*arguments: Any, **named: Any) -> Any:
             entered = self.in_backwards and not self._is_suspended
+            if not self._is_suspended:
+                self.on_backward()
             with self._stack(lambda others: [*others, self]) if entered else self.suspended():
                 return function(*arguments, **named)
 

@@ -8,7 +8,7 @@ show: that memory is also shared between different places of the tree, kernels, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import count
 from typing import Any, Protocol
 
@@ -18,7 +18,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from service.compilation.internals.functions import EagerFunctions
+from service.compilation.internals.text import FRAME
 from service.compilation.internals.transfers import Transfers, on_host, with_transfers
+from service.parallel.boundary import Site
 from service.parallel.boundary.lifetimes import address_of, local
 
 
@@ -28,6 +30,12 @@ class Watched(Protocol):
     @property
     def functions(self) -> EagerFunctions:
         """The program's eager calls, of which those within a graph are none."""
+
+    def entering(self, inputs: Sequence[tuple[Tensor, Site | None]]) -> None:
+        """A graph runs, with these inputs, which it reads first there."""
+
+    def made(self, results: Sequence[Tensor]) -> None:
+        """A graph has run, and its results are in memory that it will write over."""
 
 
 class Replays:
@@ -44,7 +52,7 @@ class Replays:
         self._known = -1
         self._functions = count()
         self.addresses: set[int] = set()
-        self._apart: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.watch: Watched | None = None
         self._lower: Callable[..., Any] = aot_autograd(fw_compiler=self._compile, bw_compiler=self._compile)
 
     def backend(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -55,14 +63,17 @@ class Replays:
     def follow(self, watch: Watched) -> None:
         """Begin at the root again where ``watch`` sees replays begin."""
         self.generation = lambda: watch.generation
-        self._apart = watch.functions.suspended
+        self.watch = watch
 
     def _compile(self, graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        function, elsewhere = next(self._functions), _on_host(graph)
+        function, elsewhere, readers = next(self._functions), _on_host(graph), _readers(graph)
 
         def run(*inputs: Any) -> Any:
             place = self._enter(function)
-            with self._apart():
+            with self.watch.functions.suspended() if self.watch else nullcontext():
+                if self.watch:
+                    given = zip(inputs, readers, strict=True)
+                    self.watch.entering([(value, site) for value, site in given if isinstance(value, Tensor)])
                 return place.placed(graph(*inputs), inputs, elsewhere, self)
 
         boxed: Callable[..., Any] = make_boxed_func(run)
@@ -102,12 +113,14 @@ class _Place:
         }
         self._fit([len(content) for content in own.values()], replays)
         fresh = dict(zip(own, self._filled(own.values()), strict=True))
-        return [
-            _like(value, fresh[address_of(value)])
-            if isinstance(value, Tensor) and address_of(value) in fresh
-            else value
-            for value in results
+        is_own = [isinstance(value, Tensor) and address_of(value) in fresh for value in results]
+        placed = [
+            _like(value, fresh[address_of(value)]) if moved else value
+            for value, moved in zip(results, is_own, strict=True)
         ]
+        if replays.watch:
+            replays.watch.made([value for value, moved in zip(placed, is_own, strict=True) if moved])
+        return placed
 
     def _fit(self, sizes: list[int], replays: Replays) -> None:
         """Record anew where the sizes are others."""
@@ -130,6 +143,17 @@ def _on_host(graph: fx.GraphModule) -> frozenset[int]:
     host = on_host(graph)
     results: Any = graph.graph.output_node().args[0]
     return frozenset(index for index, node in enumerate(results) if node in host)
+
+
+def _readers(graph: fx.GraphModule) -> list[Site | None]:
+    """For each input of the graph the line that reads it first, where that is known."""
+    return [_read_at(node) for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def _read_at(node: fx.Node) -> Site | None:
+    traces = (str(user.meta.get("stack_trace") or "") for user in node.users)
+    places = next((found for trace in traces if (found := FRAME.findall(trace))), None)
+    return Site(places[-1][0], int(places[-1][1]), places[-1][2]) if places else None
 
 
 def _bytes(tensor: Tensor) -> Tensor:

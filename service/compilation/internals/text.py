@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+"""A frame of a stack as text: file, line and function."""
+
 
 def first_line(text: str) -> str:
     """The first line that says something, with the next one where it ends in a colon."""

@@ -32,6 +32,16 @@ class Scorer(nn.Module):
         return scores
 
 
+class Storing(Scorer):
+    """Leaves an intermediate of its last forward in an attribute."""
+
+    hidden: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.first(x).detach()
+        return super().forward(x)
+
+
 class Disabled(Scorer):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
@@ -82,6 +92,14 @@ def holds(loop: Loop) -> Step:
     loop.boundary.step_boundary()
     loop.past.append(loop.score(loop.batch()).detach())
     return Step(outputs={"scores": torch.stack(loop.past[-3:]).sum(0)})
+
+
+def reads_late(loop: Loop) -> Step:
+    """What the module's forward has left in the step before."""
+    loop.boundary.step_boundary()
+    last: Any = loop.parts.modules["scorer"].hidden
+    scores = loop.score(loop.batch())
+    return Step(outputs={"scores": scores if last is None else scores + last.mean()})
 
 
 def marks_while_pending(loop: Loop) -> Step:
@@ -219,8 +237,17 @@ FAULTS: tuple[Fault, ...] = (
         "a result held over a replay",
         "lifetime",
         "fail_lifetime",
-        "is held by Loop.past[",
+        "held by Loop.past[",
         FaultyProgram(holds),
+        REHEARSAL,
+        "inference",
+    ),
+    Fault(
+        "an intermediate that a module keeps, read a step later",
+        "lifetime",
+        "fail_lifetime",
+        "held by scorer.hidden",
+        FaultyProgram(reads_late, Storing),
         REHEARSAL,
         "inference",
     ),

@@ -1,4 +1,4 @@
-"""Who keeps a tensor's memory alive, in words: ``Trainer.losses[3]``, ``local variable scores of step``."""
+"""Who keeps a tensor's memory alive, in words: ``lens.hidden``, ``losses[3], a variable of step (loop.py:7)``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import gc
 import inspect
 import sys
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
-from types import CellType, FrameType, FunctionType, ModuleType
+from dataclasses import dataclass, field
+from types import CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 DEPTH = 5
@@ -22,38 +25,74 @@ OWN_REFERENCES = 3
 
 MANAGER = "CUDAGraphNode"
 """Keeps the tensors that its replays return, whether anybody else does or not."""
+COMPILER = ("torch._dynamo", "torch._functorch")
+"""Where compilers keep examples of what a function was given."""
+FOREIGN = (
+    str(torch.__path__[0]),
+    "service/parallel/boundary/",
+    "service/compilation/watch",
+    "service/compilation/internals/",
+)
+"""Where a program's own code is not, and its variables are not either."""
 
 
 Known = Sequence[tuple[int, "weakref.ref[Tensor]"]]
 
 
-def holders_of(storages: Set[int], known: Known = ()) -> dict[int, tuple[str, ...]]:
-    """The Python objects that hold tensors in these memories (``UntypedStorage._cdata``).
+@dataclass(frozen=True)
+class Holder:
+    """The ``path`` to a tensor, as ``scores[3]``, and where that begins, as ``, a variable of step (loop.py:7)``.
+
+    ``named``: the path begins with a name, and not with the type of something that only the interpreter holds.
+    """
+
+    path: str
+    place: str = ""
+    named: bool = True
+
+    def at(self, index: str) -> Holder:
+        return Holder(f"{self.path}{index}", self.place, self.named)
+
+    def __str__(self) -> str:
+        return f"{self.path}{self.place}"
+
+
+def tensors_of(storages: Set[int], known: Known = ()) -> dict[int, list[Tensor]]:
+    """All tensors in each of these memories (``UntypedStorage._cdata``). Looks at every object of the process.
 
     ``known`` are tensors in them: one that CUDA graphs have invalidated does not tell where its memory is.
-
-    Those that nothing but a CUDA graph holds are left out; what only the autograd graph holds, or something else
-    outside of Python, has no holders.
     """
-    tensors: dict[int, list[Tensor]] = {}
+    tensors: dict[int, list[Tensor]] = {storage: [] for storage in storages}
     for storage, reference in known:
         if (tensor := reference()) is not None:
-            tensors.setdefault(storage, []).append(tensor)
+            tensors[storage].append(tensor)
     tensor = None
     for candidate in gc.get_objects():
         if issubclass(type(candidate), Tensor):
             place = _storage(candidate)
-            if place in storages and not any(each is candidate for each in tensors.get(place, ())):
-                tensors.setdefault(place, []).append(candidate)
-    candidate = None
-    frames = _Frames()
+            if place in tensors and not any(each is candidate for each in tensors[place]):
+                tensors[place].append(candidate)
+    return tensors
+
+
+def holders_of(
+    tensors: Mapping[int, Sequence[Tensor]], names: Mapping[int, str], ignored: Sequence[Any] = ()
+) -> dict[int, tuple[str, ...]]:
+    """The Python objects that hold the tensors in these memories; what ``tensors_of`` gives.
+
+    ``names`` are those of objects, by ``id``; others go by their type. References by ``ignored`` do not count. Those
+    that nothing but a CUDA graph holds are left out; what only the autograd graph holds, or something else outside of
+    Python, has no holders.
+    """
+    search = _Search(names)
     found = {}
-    for storage in storages:
-        own = tensors.get(storage, [])
-        paths = [path for tensor in own for path in _paths(tensor, frames, (tensors, own), DEPTH)]
-        names = dict.fromkeys(path for path in paths if not path.startswith(MANAGER))
-        if names or not paths:
-            found[storage] = tuple(names)[:NAMES]
+    for storage, own in tensors.items():
+        passed = (tensors, own, *ignored)
+        holders = dict.fromkeys(holder for tensor in own for holder in search.paths(tensor, passed, DEPTH))
+        others = [holder for holder in holders if not holder.path.startswith(MANAGER)]
+        named = sorted((holder for holder in others if holder.named), key=lambda holder: bool(holder.place)) or others
+        if named or not holders:
+            found[storage] = tuple(dict.fromkeys(map(str, named)))[:NAMES]
     return found
 
 
@@ -64,94 +103,115 @@ def _storage(tensor: Tensor) -> int:
         return -1
 
 
-class _Frames:
-    """Local variables of the functions that now run, in all threads. Their frames are invisible to ``gc``."""
+@dataclass
+class _Search:
+    """One look. ``variables`` are the local ones of the functions that now run, in all threads: ``gc`` does not see
+    their frames.
+    """
 
-    def __init__(self) -> None:
-        self.names: dict[int, list[str]] = {}
+    names: Mapping[int, str]
+    variables: dict[int, list[Holder]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         frames = list(sys._current_frames().values())
         while frames:
             frame = frames.pop()
             if frame.f_back is not None:
                 frames.append(frame.f_back)
-            if frame.f_code.co_filename != __file__ and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED and not any(
+                each in frame.f_code.co_filename for each in FOREIGN
+            ):
                 self._note(frame)
             del frame  # one of them is this function's own: referring to itself, it would keep all variables alive
 
     def _note(self, frame: FrameType) -> None:
-        variables = frame.f_locals
-        for name, value in variables.items():
-            if isinstance(value, Tensor | list | tuple | dict | set):
-                place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-                self.names.setdefault(id(value), []).append(
-                    f"local variable {name} of {frame.f_code.co_name} ({place})"
-                )
-        if sys.version_info < (3, 13) and sys.getrefcount(variables) <= OWN_REFERENCES:
-            # A snapshot, which the frame would keep, and with it every value, beyond the variable's own life. Not so
-            # where the function has called ``locals()`` and uses the very same one.
-            variables.clear()
+        for name, value in _variables(frame):
+            # What a function closes over is found by its cell.
+            if name not in frame.f_code.co_freevars and isinstance(value, Tensor | list | tuple | dict | set | deque):
+                self.variables.setdefault(id(value), []).append(_variable(name, frame))
+
+    def paths(self, target: Any, ignored: Sequence[Any], depth: int) -> Iterator[Holder]:
+        """Ways to reach ``target``."""
+        yield from self.variables.get(id(target), ())
+        if depth == 0:
+            return
+        skipped = {id(each) for each in ignored}
+        referrers = [each for each in gc.get_referrers(target) if id(each) not in skipped and not inspect.isframe(each)]
+        for referrer in referrers:
+            yield from self._through(referrer, target, (*ignored, referrers), depth)
+
+    def _through(self, referrer: Any, target: Any, ignored: Sequence[Any], depth: int) -> Iterator[Holder]:
+        """By way of one object that refers to it."""
+        if isinstance(referrer, GeneratorType):
+            yield from _suspended(referrer, target)
+        elif isinstance(referrer, dict):
+            yield from self._through_dict(referrer, target, ignored, depth)
+        elif isinstance(referrer, CellType):
+            yield from _through_cell(referrer)
+        elif isinstance(referrer, Sequence | Set) or hasattr(referrer, "maxlen"):
+            position = next((index for index, item in enumerate(referrer) if item is target), None)
+            yield from self._within(referrer, "" if position is None else f"[{position}]", ignored, depth)
+        elif isinstance(referrer, Tensor):
+            through = self.paths(referrer, ignored, depth - 1)
+            yield from (Holder(each.path, f"{each.place}, through a view", each.named) for each in through)
+        elif not type(referrer).__module__.startswith(COMPILER):
+            yield Holder(f"{self._name(referrer)}{_attribute(referrer, target)}")
+
+    def _through_dict(
+        self, referrer: Mapping[Any, Any], target: Any, ignored: Sequence[Any], depth: int
+    ) -> Iterator[Holder]:
+        keys = [key for key, value in referrer.items() if value is target]
+        if "__name__" in referrer and "__builtins__" in referrer:
+            yield from (Holder(f"{referrer['__name__']}.{key}") for key in keys)
+            return
+        owner = next((each for each in gc.get_referrers(referrer) if getattr(each, "__dict__", None) is referrer), None)
+        if owner is not None:
+            yield from (Holder(f"{self._name(owner)}.{key}") for key in keys)
+            return
+        for key in keys:
+            yield from self._within(referrer, f"[{key!r}]", ignored, depth)
+
+    def _within(self, container: Any, index: str, ignored: Sequence[Any], depth: int) -> Iterator[Holder]:
+        """A place in a container, under the container's own names, or its type where it has none."""
+        found = list(self.paths(container, ignored, depth - 1))
+        yield from (each.at(index) for each in found or [Holder(type(container).__name__, named=False)])
+
+    def _name(self, owner: Any) -> str:
+        if isinstance(owner, type | ModuleType):
+            return owner.__name__
+        return self.names.get(id(owner)) or type(owner).__name__
 
 
-def _paths(target: Any, frames: _Frames, ignored: Sequence[Any], depth: int) -> Iterator[str]:
-    """Names under which ``target`` can be reached."""
-    yield from frames.names.get(id(target), ())
-    if depth == 0:
-        return
-    skipped = {id(each) for each in ignored}
-    referrers = [each for each in gc.get_referrers(target) if id(each) not in skipped and not _is_ours(each)]
-    for referrer in referrers:
-        yield from _through(referrer, target, frames, (*ignored, referrers), depth)
+def _variables(frame: FrameType) -> list[tuple[str, Any]]:
+    variables = frame.f_locals
+    found = list(variables.items())
+    if sys.version_info < (3, 13) and sys.getrefcount(variables) <= OWN_REFERENCES:
+        # A snapshot, which the frame would keep, and with it every value, beyond the variable's own life. Not so
+        # where the function has called ``locals()`` and uses the very same one.
+        variables.clear()
+    return found
 
 
-def _is_ours(referrer: Any) -> bool:
-    return inspect.isframe(referrer) or inspect.isgenerator(referrer)
+def _variable(name: str, frame: FrameType) -> Holder:
+    code = frame.f_code
+    return Holder(name, f", a variable of {code.co_name} ({code.co_filename}:{code.co_firstlineno})")
 
 
-def _through(referrer: Any, target: Any, frames: _Frames, ignored: Sequence[Any], depth: int) -> Iterator[str]:
-    """The names of ``target`` by way of one object that refers to it."""
-    if isinstance(referrer, dict):
-        yield from _through_dict(referrer, target, frames, ignored, depth)
-    elif isinstance(referrer, CellType):
-        yield from _through_cell(referrer)
-    elif isinstance(referrer, Sequence | Set) or hasattr(referrer, "maxlen"):
-        position = next((index for index, item in enumerate(referrer) if item is target), None)
-        yield from _within(referrer, "" if position is None else f"[{position}]", frames, ignored, depth)
-    elif isinstance(referrer, Tensor):
-        yield from (f"{name}, through a view" for name in _paths(referrer, frames, ignored, depth - 1))
-    else:
-        attribute = _attribute(referrer, target)
-        yield f"{type(referrer).__name__}{attribute}"
+def _suspended(generator: GeneratorType[Any, Any, Any], target: Any) -> Iterator[Holder]:
+    """Variables of a generator that waits; those of one that runs are known already."""
+    frame = generator.gi_frame
+    if frame is not None and not generator.gi_running:
+        yield from (_variable(name, frame) for name, value in _variables(frame) if value is target)
 
 
-def _through_dict(
-    referrer: Mapping[Any, Any], target: Any, frames: _Frames, ignored: Sequence[Any], depth: int
-) -> Iterator[str]:
-    keys = [key for key, value in referrer.items() if value is target]
-    if "__name__" in referrer and "__builtins__" in referrer:
-        yield from (f"{referrer['__name__']}.{key}" for key in keys)
-        return
-    owner = next((each for each in gc.get_referrers(referrer) if getattr(each, "__dict__", None) is referrer), None)
-    if owner is not None:
-        prefix = owner.__name__ if isinstance(owner, type | ModuleType) else type(owner).__name__
-        yield from (f"{prefix}.{key}" for key in keys)
-        return
-    for key in keys:
-        yield from _within(referrer, f"[{key!r}]", frames, ignored, depth)
-
-
-def _within(container: Any, index: str, frames: _Frames, ignored: Sequence[Any], depth: int) -> Iterator[str]:
-    """A place in a container, under the container's own names, or its type where it has none."""
-    names = list(_paths(container, frames, ignored, depth - 1)) or [type(container).__name__]
-    yield from (f"{name}{index}" for name in names)
-
-
-def _through_cell(cell: CellType) -> Iterator[str]:
+def _through_cell(cell: CellType) -> Iterator[Holder]:
     for tuple_ in gc.get_referrers(cell):
         if isinstance(tuple_, tuple):
             for function in gc.get_referrers(tuple_):
                 if isinstance(function, FunctionType) and function.__closure__ is tuple_:
                     free = zip(function.__code__.co_freevars, tuple_, strict=False)
-                    yield from (f"variable {name} of {function.__qualname__}" for name, each in free if each is cell)
+                    place = f", a variable that {function.__qualname__} closes over"
+                    yield from (Holder(name, place) for name, each in free if each is cell)
 
 
 def _attribute(owner: Any, target: Any) -> str:

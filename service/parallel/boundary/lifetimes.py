@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from service.parallel.boundary.calls import Origin
-from service.parallel.boundary.holders import holders_of
+from service.parallel.boundary.holders import holders_of, tensors_of
+
+NO_NAMES: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -26,19 +30,34 @@ class Held:
     holders: tuple[str, ...]
 
     def __str__(self) -> str:
-        by = " and ".join(self.holders) or "the autograd graph, or something outside of Python"
-        return f"a result {list(self.shape)} of {self.origin} is held by {by}"
+        by = " or by ".join(self.holders) or "the autograd graph, or something outside of Python"
+        verb = "may be" if len(self.holders) > 1 else "is"
+        return f"a result {list(self.shape)} of {self.origin}, {verb} held by {by}"
 
 
 @dataclass(frozen=True)
 class Output:
-    """A result by its memory: views and detached tensors count as the result itself."""
+    """A result by its memory: views and detached tensors count as the result itself.
+
+    ``returned``: the call gave it back; else compiled code has left it elsewhere, if only with the autograd graph.
+    """
 
     storage: StorageWeakRef
     origin: Origin
     shape: tuple[int, ...]
     dtype: str
     tensor: weakref.ref[Tensor]
+    returned: bool = True
+
+    def held(self, tensors: Sequence[Tensor], holders: tuple[str, ...]) -> Held:
+        """``tensors`` are in its memory: of one that was not returned only they tell the shape."""
+        if self.returned or not tensors:
+            return Held(self.origin, self.shape, self.dtype, holders)
+        return Held(self.origin, tuple(tensors[0].shape), str(tensors[0].dtype), holders)
+
+    @property
+    def address(self) -> int:
+        return int(self.storage.cdata)
 
     @property
     def alive(self) -> bool:
@@ -60,15 +79,16 @@ class Outputs:
     def __init__(self) -> None:
         self._outputs: list[Output] = []
 
-    def note(self, origin: Origin, outputs: Iterable[Tensor], aliased: Iterable[Tensor] = ()) -> None:
+    def note(
+        self, origin: Origin, outputs: Iterable[Tensor], aliased: Iterable[Tensor] = (), *, returned: bool = True
+    ) -> None:
         """Watch a call's outputs, except those in the memory of ``aliased``, the call's own inputs."""
         not_new = {address_of(tensor) for tensor in aliased}
         for output in outputs:
             if address_of(output) not in not_new:
                 reference = StorageWeakRef(local(output).untyped_storage())  # type: ignore[no-untyped-call]
-                self._outputs.append(
-                    Output(reference, origin, tuple(output.shape), str(output.dtype), weakref.ref(local(output)))
-                )
+                shape, dtype = tuple(output.shape), str(output.dtype)
+                self._outputs.append(Output(reference, origin, shape, dtype, weakref.ref(local(output)), returned))
 
     def alive(self) -> tuple[Output, ...]:
         """Those still in memory, oldest first; the others are forgotten."""
@@ -82,13 +102,27 @@ class Outputs:
 
 def held_of(outputs: Sequence[Output]) -> tuple[Held, ...]:
     """Who holds the outputs, where it is more than the CUDA graph that made them."""
-    places = {output.storage.cdata for output in outputs if output.alive}
-    holders = holders_of(places, [(output.storage.cdata, output.tensor) for output in outputs]) if places else {}
-    return tuple(
-        Held(output.origin, output.shape, output.dtype, holders[output.storage.cdata])
-        for output in outputs
-        if output.storage.cdata in holders
-    )
+    return tuple(held for _, held in held_by_output(outputs))
+
+
+def held_by_output(
+    outputs: Sequence[Output], names: Mapping[int, str] = NO_NAMES, ignored: Sequence[Any] = ()
+) -> list[tuple[Output, Held]]:
+    """As :func:`held_of`, each with its output; ``names`` and ``ignored`` as in ``holders_of``.
+
+    One that was not returned is held only where its holders are known.
+    """
+    alive = [output for output in outputs if output.alive]
+    if not alive:
+        return []
+    known = [(output.address, output.tensor) for output in alive]
+    tensors = tensors_of({output.address for output in alive}, known)
+    holders = holders_of(tensors, names, ignored)
+    return [
+        (output, output.held(tensors[output.address], holders[output.address]))
+        for output in alive
+        if output.address in holders and (holders[output.address] or output.returned)
+    ]
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -4,6 +4,9 @@
 defect                                              program                                     found as
 ==================================================  ==========================================  ======================
 an output held over a replay                        ``loops.holding``, ``loops.comparing``      ``fail_lifetime``
+an intermediate that a module keeps, read too late  ``storing.reading_late``                    ``fail_lifetime``
+a result held by a closure, or fed back             ``storing.feeding_back``                    ``fail_lifetime``
+what only looks like a copy of a result             ``keeping.ALIASES``                         ``fail_lifetime``
 re-entrant calls in one backward                    ``loops.calling_in_backward``               ``fail_lifetime``
 a mark before every forward of an accumulation      ``loops.marking_each_forward``              ``fail_lifetime``
 a mark by telemetry while a backward is pending     ``loops.marking_telemetry``                 ``fail_lifetime``
@@ -29,7 +32,8 @@ the same, beside draws that float64 has not         ``unequal.NOISY_WRONG_GRADIE
 parameters that training does not reach             ``frozen.CUT_OFF``                          ``frozen``
 a gradient that is lost for one shape only          ``frozen.CUT_OFF_FOR_ONE``                  ``frozen``
 gradients that are not numbers                      ``empty.NO_SLOPE``                          ``vacuous``
-none                                                ``clean``, ``registry.CLEAN``               ``pass``
+none                                                ``clean``, ``registry.CLEAN``,              ``pass``
+                                                    ``keeping.COPIES``, ``storing.INNOCENT``
 ==================================================  ==========================================  ======================
 
 Those of ``loops`` need CUDA graphs; without a CUDA device they are found when the harness rehearses them.

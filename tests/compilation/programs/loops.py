@@ -54,7 +54,7 @@ class State:
         return torch.randn(rows, FEATURES, generator=generator).to(self.device, self.parts.dtype)
 
     def call(self, x: Tensor) -> Tensor:
-        result: Tensor = self.boundary.boundary_call(self.scorer, x)
+        result: Tensor = self.boundary.boundary_call(self.scorer, x)  # read
         return result
 
 
@@ -63,16 +63,17 @@ StepOf = Callable[[State], Step]
 
 @dataclass(frozen=True)
 class LoopProgram:
-    """``step`` in both phases. ``kept`` as in ``Parts``."""
+    """``step`` in both phases, around a module that ``make`` gives. ``kept`` as in ``Parts``."""
 
     step: StepOf
     device: torch.device = CPU
     kept: tuple[str, ...] = ()
+    make: Callable[[], nn.Module] = Scorer
     period: int = 1
 
     def build(self, dtype: torch.dtype) -> Parts:
         torch.manual_seed(3)
-        scorer = Scorer().to(self.device, dtype)
+        scorer = self.make().to(self.device, dtype)
         return Parts({"scorer": scorer}, ("scorer",), (SGD(scorer.parameters(), lr=0.1),), dtype, self.kept)
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from programs import loops
 from service.compilation.program import Phase
@@ -24,13 +26,14 @@ class Planted:
     words: tuple[str, ...] = ()
     wrong: bool = True
     kept: tuple[str, ...] = ()
+    make: Callable[[], nn.Module] = loops.Scorer
 
     @property
     def name(self) -> str:
         return self.step.__name__
 
     def program(self, device: torch.device) -> loops.LoopProgram:
-        return loops.LoopProgram(self.step, device, self.kept)
+        return loops.LoopProgram(self.step, device, self.kept, make=self.make)
 
 
 CLEAN: tuple[Planted, ...] = (

@@ -1,0 +1,120 @@
+"""What compiled calls have made: who still holds it when replays write over it, and who reads it after that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor, nn
+
+from service.compilation.usage import StaleRead
+from service.parallel.boundary import Held, Origin, Site
+from service.parallel.boundary.calls import tensors_in
+from service.parallel.boundary.holders import holders_of
+from service.parallel.boundary.lifetimes import Output, Outputs, address_of, held_by_output, local
+
+LOOKED_AT = (2, 3)
+"""Beginnings of replays at which the results of the last round are looked for; a look takes 0.1 s or more."""
+LOOKS = 2
+"""At the holders of what one line reads of one call."""
+
+
+class Results:
+    """Results by rounds of replays: those of earlier rounds have been written over.
+
+    ``held``: alive a whole round after their own; ``overlapping``: alive when the next began; ``reads``: read since
+    then. ``held_over`` counts, by module, those of ``held`` that its calls returned. Gradients of ``trainable`` are
+    left out.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], trainable: Mapping[str, Tensor]) -> None:
+        self.held: list[Held] = []
+        self.overlapping: list[Held] = []
+        self.reads: list[StaleRead] = []
+        self.held_over = Counter[str]()
+        self._trainable = trainable
+        self._names = {id(part): name for name, part in _named_modules(modules)}
+        self._rounds = [Outputs()]
+        self._overwritten: dict[int, Output] = {}
+        self._holders: dict[int, tuple[str, ...]] = {}
+        self._looks = Counter[tuple[str, Site, Site]]()
+
+    def note(
+        self, origin: Origin, outputs: Iterable[Tensor], aliased: Iterable[Tensor] = (), *, returned: bool = True
+    ) -> None:
+        """A call has returned ``outputs``, or left them elsewhere; not new is what is in the memory of ``aliased``."""
+        newest = self._rounds[-1]
+        known = () if returned else (output.address for output in newest.alive())
+        fresh: dict[int, Tensor] = {}
+        for tensor in outputs:
+            fresh.setdefault(address_of(tensor), tensor)
+        for address in (*known, *map(address_of, aliased)):
+            fresh.pop(address, None)
+        for address in fresh:  # CUDA graphs may give out the same tensor again
+            self._overwritten.pop(address, None)
+        newest.note(origin, fresh.values(), returned=returned)
+
+    def begin(self, generation: int) -> None:
+        """Replays begin to write over what there is."""
+        # Of the last round's results a loop's variables may well hold the newest until they get the next.
+        *old, newest = self._rounds
+        self._rounds = [newest, Outputs()]
+        gradients = self._gradients()
+        late, recent = (
+            [output for results in which for output in results.alive() if output.address not in gradients]
+            for which in (old, [newest])
+        )
+        for output, held in held_by_output(late, self._names):
+            self.held.append(held)
+            self.held_over[output.origin.module] += output.returned
+        self._overwritten |= {output.address: output for output in newest.alive()}
+        self._overwritten = {address: each for address, each in self._overwritten.items() if each.alive}
+        if generation in LOOKED_AT:
+            found = held_by_output(recent, self._names)
+            self.overlapping.extend(held for _, held in found)
+            self._holders = {output.address: held.holders for output, held in found}
+
+    def overwritten_in(self, value: Any) -> list[tuple[Tensor, Output]]:
+        """The tensors in ``value`` that are results which have been written over."""
+        if not self._overwritten:
+            return []
+        return [(each, output) for each in tensors_in(value) if (output := self._overwritten_at(each)) is not None]
+
+    def read(self, tensor: Tensor, output: Output, site: Site, iteration: int, ignored: Sequence[Any] = ()) -> None:
+        """What has been written over is read at ``site``; references by ``ignored`` are the reader's own."""
+        line = (output.origin.module, output.origin.site, site)
+        self._looks[line] += 1
+        holders = dict.fromkeys(self._holders.get(output.address, ()))
+        if self._looks[line] <= LOOKS:
+            found = holders_of({output.address: [tensor]}, self._names, ignored).get(output.address)
+            if not found:  # the reader has made a view of it
+                found = next((held.holders for _, held in held_by_output([output], self._names, ignored)), ())
+            holders |= dict.fromkeys(found)
+        self.reads.append(StaleRead(output.held([tensor], tuple(holders)), iteration, site))
+
+    def _overwritten_at(self, tensor: Tensor) -> Output | None:
+        try:
+            address = address_of(tensor)
+        except NotImplementedError:
+            return None
+        except RuntimeError:  # CUDA graphs have taken its memory away, and say so
+            own = local(tensor)
+            return next((output for output in self._overwritten.values() if output.tensor() is own), None)
+        output = self._overwritten.get(address)
+        return None if output is None or address in self._gradients() else output
+
+    def _gradients(self) -> set[int]:
+        """Where gradients are, which have a detector of their own."""
+        found = set()
+        for parameter in self._trainable.values():
+            if parameter.grad is not None:
+                with suppress(RuntimeError):  # one that CUDA graphs have invalidated does not tell
+                    found.add(address_of(parameter.grad))
+        return found
+
+
+def _named_modules(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    for name, module in modules.items():
+        yield from ((f"{name}.{path}" if path else name, part) for path, part in module.named_modules())
