@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.methods import Analysis, Effort, Method
 from service.bounds.network import Network
+from service.bounds.stages import Staged
 from service.verification.clock import Clock
 from service.verification.properties import Question
 from service.verification.witness import Referee
@@ -60,7 +63,7 @@ def certify(
     with clock.phase("layers"):
         analysis = method(network, question.box, effort)
     with clock.phase("outputs"):
-        output = _output_bounds(analysis, question)
+        output = _output_bounds(analysis, question.rows.shape[2:], question.rows)
         margin = torch.full_like(output.lower[:, 0], torch.inf)
         if question.rows.shape[1]:
             margin = (analysis.lower_bounds(question.rows) - question.thresholds).amin(dim=1)
@@ -73,11 +76,27 @@ def certify(
     return Outcome(question, verdicts, output, margin, dict(analysis.inputs), seconds)
 
 
-def _output_bounds(analysis: Analysis, question: Question) -> Interval:
-    size = question.rows.shape[2]
-    identity = torch.eye(size, dtype=question.rows.dtype, device=question.rows.device)
+@torch.no_grad()
+def bounds_by(method: Method, bounded: Network | Staged, box: Interval, effort: Effort) -> Interval:
+    """Bounds ``(outputs,)`` of all outputs in one box ``(1, features)``, in its dtype.
+
+    All ranks and all stages of the model call it; ``method`` is one for a network, not for stages.
+    """
+    if isinstance(bounded, Staged):
+        network, method = bounded.network, bounded.method(method)
+        shape: Sequence[int] = (bounded.outputs,)
+    else:
+        network, shape = bounded, bounded.graph.output.shape
+        box = box.arranged(lambda end: end.reshape(1, *network.graph.input.shape))
+    found = _output_bounds(method(network, box, effort), shape, box.lower)
+    return found.map(lambda end: network.exchange.agree(end)[0])
+
+
+def _output_bounds(analysis: Analysis, shape: Sequence[int], like: Tensor) -> Interval:
+    outputs = prod(shape)
+    identity = torch.eye(outputs, dtype=like.dtype, device=like.device).reshape(outputs, *shape)
     bounds = analysis.lower_bounds(torch.cat([identity, -identity]).unsqueeze(0))
-    return Interval(bounds[:, :size], -bounds[:, size:])
+    return Interval(bounds[:, :outputs], -bounds[:, outputs:])
 
 
 def _proved(margin: Tensor, output: Interval, question: Question) -> Tensor:

@@ -112,7 +112,8 @@ class _Own:
 
     def _run(self, task: Task, decided: set[int]) -> None:
         """Raises :class:`StoppedError`."""
-        referee = Referee(task.module, task.network.exchange, task.runtime)
+        enclosed = task.enclosed if task.spec.rigorous else None
+        referee = Referee(task.module, task.network.exchange, task.runtime, enclosed)
         searches, method = Searches(task, self.context, self.clock, referee), task.method()
         for instances in task.batches(without=decided):
             # A group stops as one: its ranks would otherwise wait for each other in a collective.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort, Method, repeatedly
 from service.bounds.network import Network
 from service.bounds.optimise import Ascent
@@ -17,6 +18,7 @@ from service.bounds.rigorous import RIGOROUS
 from service.bounds.stages import Staged
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.mesh import Mesh
+from service.verification.certify import bounds_by
 from service.verification.properties import Property
 from service.verification.search.crew import SOLO, Crew
 from service.verification.tally import Layer
@@ -86,6 +88,11 @@ class Task:
         """It bounds the whole model: all stages call it. What it keeps to be faster next time ends with it."""
         method: Method = RIGOROUS[self.inside] if self.spec.rigorous else METHODS[self.inside]
         return repeatedly(method, self.device) if self.staged is None else self.staged.method(method)
+
+    def enclosed(self, x: Tensor) -> Interval:
+        """Bounds ``(outputs,)`` at one input ``(features,)``, rigorous if the job is; all ranks call it."""
+        method: Method = (RIGOROUS if self.spec.rigorous else METHODS)["ibp"]
+        return bounds_by(method, self.staged or self.network, Interval.point(x[None].to(self.like)), self.effort)
 
     def anywhere(self, flag: bool) -> bool:
         """Whether the flag is set on a rank that bounds the same instances; all of them call it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.exchange import Exchange
+from service.bounds.interval import Interval
+from service.jobs.vnnlib import Halfspace
 from service.parallel.tensor import local_copy
 from service.verification.properties import Question
 
@@ -30,12 +33,14 @@ class Outputs:
 class Referee:
     """Evaluates inputs on the model itself, not on its graph; all ranks of the group take part.
 
-    A model from ONNX has a ``runtime`` that must agree.
+    A model from ONNX has a ``runtime`` that must agree. With ``enclosed``, which gives bounds ``(outputs,)`` of the
+    outputs over the reals at one input ``(features,)``, float64, all outputs between them must violate the property.
     """
 
     module: nn.Module
     exchange: Exchange
     runtime: Running | None = None
+    enclosed: Callable[[Tensor], Interval] | None = None
 
     @cached_property
     def precise(self) -> nn.Module:
@@ -44,12 +49,23 @@ class Referee:
 
     @torch.no_grad()
     def violated(self, question: Question) -> Tensor:
-        """Which witnesses violate a row of the question, bool ``(batch,)``; judged in float64."""
-        suspects = self._least(self.module, question, _dtype_of(self.module) or question.rows.dtype) < 0
+        """Which witnesses violate the property, bool ``(batch,)``: judged in float64, and compared exactly."""
+        suspects = self._least(question) < 0
         if not bool(suspects.any()):
             return suspects
-        suspects = suspects & (self._least(self.precise, question, torch.float64) < 0)
-        return suspects if self.runtime is None else suspects & self._violated_there(self.runtime, question)
+        found = self.exchange.agree(self.precise(question.witnesses))
+        for index in suspects.nonzero().flatten().tolist():
+            suspects[index] = self._confirmed(question.witnesses[index], found[index], question.violations[index])
+        return suspects
+
+    def _confirmed(self, witness: Tensor, outputs: Tensor, violations: Sequence[Halfspace]) -> bool:
+        if not _contained(violations, Interval.point(outputs)):
+            return False
+        if self.runtime is not None:
+            there = torch.from_numpy(self.runtime.flat(np.asarray(witness.cpu())))
+            if not _contained(violations, Interval.point(there)):
+                return False
+        return self.enclosed is None or _contained(violations, self.enclosed(witness))
 
     @torch.no_grad()
     def predictions(self, question: Question) -> list[int]:
@@ -65,20 +81,22 @@ class Referee:
         there = None if self.runtime is None else self.runtime.flat(np.asarray(x.cpu()))
         return Outputs(tuple(found.tolist()), None if there is None else tuple(there.tolist()))
 
-    @staticmethod
-    def _violated_there(runtime: Running, question: Question) -> Tensor:
-        inputs = np.asarray(question.witnesses.cpu())
-        output = torch.stack([torch.from_numpy(runtime.flat(each)) for each in inputs]).to(question.rows.device)
-        values = torch.einsum("brk,bk->br", question.rows.double(), output) - question.thresholds.double()
-        return values.amin(dim=1) < 0
+    def _least(self, question: Question) -> Tensor:
+        """The smallest of ``rows · y − thresholds`` at each witness, the same to the last bit on all ranks.
 
-    def _least(self, module: nn.Module, question: Question, dtype: torch.dtype) -> Tensor:
-        """The smallest of ``rows · y − thresholds`` at each witness, the same to the last bit on all ranks."""
+        In the module's type: it only tells where to look again.
+        """
         if question.rows.shape[1] == 0:
             return question.witnesses.new_full((len(question.witnesses),), torch.inf)
-        output = self.exchange.agree(module(question.witnesses.to(dtype)))
+        dtype = _dtype_of(self.module) or question.rows.dtype
+        output = self.exchange.agree(self.module(question.witnesses.to(dtype)))
         values = torch.einsum("brk,bk->br", question.rows.to(dtype), output) - question.thresholds.to(dtype)
         return values.amin(dim=1)
+
+
+def _contained(halfspaces: Sequence[Halfspace], outputs: Interval) -> bool:
+    lower, upper = outputs.lower.tolist(), outputs.upper.tolist()
+    return any(each.contains(lower, upper) for each in halfspaces)
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype | None:

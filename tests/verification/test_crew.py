@@ -63,16 +63,15 @@ def subject_of(module: nn.Module, features: int, crew: Any) -> Any:
 
 def goal_above(module: nn.Module, features: int, share: float, radius: float) -> Any:
     """Is the first output ever more than so much above the largest of many samples, in units of its spread?"""
-    from service.verification.search.goal import Goal
+    from service.jobs.vnnlib import Case, Halfspace, Query
+    from service.verification.search.goal import goals
 
     x = radius * (2 * torch.rand(20000, features, generator=torch.Generator().manual_seed(2), dtype=torch.float64) - 1)
     y = module(x)[:, 0]
     threshold = y.max() + share * (y.max() - y.min())
-    ends = torch.full((features,), radius, dtype=torch.float64)
-    one = torch.ones(1, dtype=torch.float64)
-    rows = torch.zeros(1, module(x[:1]).shape[1], dtype=torch.float64)
-    rows[0, 0] = -1
-    return Goal(-ends, ends, rows, -threshold * one, torch.zeros(1, dtype=torch.int64), 0 * ends)
+    case = Case((-radius,) * features, (radius,) * features, (Halfspace(((0, -1.0),), -float(threshold)),))
+    (goal,) = goals(Query(features, module(x[:1]).shape[1], (case,)), torch.device("cpu"))
+    return goal
 
 
 def search() -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import BoxProperty, RobustnessProperty
 from service.verification.certify import Verdict, certify
 from service.verification.properties import PropertyError, Question, read
+from service.verification.properties.base import below
 from service.verification.properties.robustness import margin_rows
 from service.verification.witness import Referee
 
@@ -49,7 +50,7 @@ def test_robustness_asks_for_balls_around_test_samples() -> None:
     assert (question.box.lower <= question.witnesses - 0.25).all()
     assert (question.box.upper >= question.witnesses + 0.25).all()
     assert question.box.lower.min() < 0, "the ball isn't clipped to the data's range"
-    torch.testing.assert_close(question.box.width, torch.full_like(question.witnesses, 0.5))
+    torch.testing.assert_close(question.box.width, torch.full_like(question.box.lower, 0.5))
 
 
 def test_robustness_asks_about_the_test_samples_of_an_uploaded_file(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_a_violation_that_float64_does_not_confirm_does_not_count() -> None:
 
     module = Rounding()
     point = Interval.point(torch.tensor([[0.5]]))
-    question = Question([0], point, torch.ones(1, 1, 1), torch.zeros(1, 1), point.lower)
+    question = Question([0], point, torch.ones(1, 1, 1), torch.zeros(1, 1), point.lower, [[below({0: 1.0}, 0.0)]])
     assert module(point.lower).item() < 0
     assert module.double()(point.lower.double()).item() == 0
     module.float()

@@ -25,6 +25,7 @@ from service.bounds.network import Network, prepare
 from service.bounds.optimise import Ascent
 from service.bounds.split import Multipliers, Sites, kink
 from service.jobs.layout import DataLayout
+from service.jobs.vnnlib import Case, Halfspace, Query
 from service.verification import job
 from service.verification.certify import Verdict
 from service.verification.search import activations
@@ -34,7 +35,7 @@ from service.verification.search.ascent import CHECK_EVERY, Climb
 from service.verification.search.bounding import Bounding
 from service.verification.search.decision import Finding, Means, Moment
 from service.verification.search.domains import Domains, Pool
-from service.verification.search.goal import Goal
+from service.verification.search.goal import Goal, goals
 from service.verification.search.programs import Programs
 from service.verification.search.refining import _Problems, refined
 from service.verification.search.subject import Subject
@@ -97,14 +98,14 @@ def subject_of(name: str, seed: int) -> Subject:
 
 
 def goal_of(lower: Tensor, upper: Tensor, rows: Tensor, thresholds: list[float], disjunct: list[int]) -> Goal:
-    return Goal(
-        lower,
-        upper,
-        rows.double(),
-        torch.tensor(thresholds, dtype=torch.float64),
-        torch.tensor(disjunct),
-        (lower + upper) / 2,
-    )
+    """``disjunct`` numbers the disjunct of each row."""
+    halfspaces: list[list[Halfspace]] = [[] for _ in range(max(disjunct) + 1)]
+    for row, threshold, index in zip(rows.tolist(), thresholds, disjunct, strict=True):
+        halfspaces[index].append(Halfspace(tuple(enumerate(row)), threshold))
+    ends = tuple(lower.tolist()), tuple(upper.tolist())
+    cases = tuple(Case(*ends, tuple(each)) for each in halfspaces)
+    (goal,) = goals(Query(len(lower), rows.shape[1], cases), torch.device("cpu"))
+    return goal
 
 
 def bounding_of(subject: Subject, lower: Tensor, upper: Tensor, rows: Tensor) -> Bounding:
@@ -266,7 +267,7 @@ def ignored(moment: Moment) -> None:
 
 
 def searched(
-    subject: Subject, goal: Goal, seconds: float = 20.0, method: str = "crown"
+    subject: Subject, goal: Goal, seconds: float = 300.0, method: str = "crown"
 ) -> tuple[Finding, list[Moment]]:
     heard: list[Moment] = []
     finding = split_activations(subject, goal, method, time.monotonic() + seconds, heard.append)
@@ -530,7 +531,7 @@ def test_no_program_for_operators_that_still_bend() -> None:
     module[2].bias.fill_(0.5)
     subject = Subject(module, prepare(module, (1,)), module, None, torch.float64)
     one = torch.ones(1, dtype=torch.float64)
-    goal = Goal(-one, one, one[None], 0 * one, torch.zeros(1, dtype=torch.int64), 0 * one)
+    goal = goal_of(-one, one, one[None], [0.0], [0])
     nothing = torch.full((1, 2), torch.inf, dtype=torch.float64)
     question = Question(subject.network.graph.output.name, one[None, None], 0 * one[None], one[None] > 0)
     bounding = Bounding(Walk(subject.network, goal.box(torch.float64), Interval(-nothing, nothing), question))

@@ -14,6 +14,7 @@ from onnx_models import dense, model, node
 from service.jobs.vnnlib import Halfspace, Query, VnnlibError, parse
 from service.verification.certify import Verdict
 from service.verification.search import Subject, decide
+from service.verification.search.goal import goals
 
 DECLARED = "\n".join(f"(declare-const {name} Real)" for name in ("X_0", "X_1", "Y_0", "Y_1"))
 BOX = "(assert (<= X_0 1)) (assert (>= X_0 -1.5e0))\n(assert (and (<= X_1 0.5) (<= 0 X_1))) ; a comment"
@@ -84,6 +85,48 @@ def test_too_many_cases_are_refused() -> None:
         query("(assert (or (<= Y_0 0) (<= Y_1 0)))" * 20)
 
 
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "1e", "0x10", "1_000", "٣", "1e1001", "1e-999999999"])
+def test_what_is_no_finite_number_is_refused_by_place(number: str) -> None:
+    for text in (f"(assert (<= Y_0 {number}))", f"(assert (<= X_0 {number}))", f"(assert (<= (* {number} Y_0) 0))"):
+        with pytest.raises(VnnlibError, match=f"line 7: got '{number}', expected a number"):
+            query(f"\n{text}".lstrip())
+
+
+def test_a_product_that_grows_is_refused_before_it_is_made() -> None:
+    many = " ".join(["1e1000"] * 5_000)
+    with pytest.raises(VnnlibError, match="line 7: got '\\*', expected a product of at most 32768 bits"):
+        query(f"(assert (<= (* {many} Y_0) 0))")
+
+
+def test_products_within_products_are_multiplied_once() -> None:
+    text = "(* 2 " * 90 + "Y_0" + ")" * 90
+    assert query(f"(assert (<= {text} 0))").cases[0].halfspaces[0].coefficients == ((0, 2**90),)
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_formulas_are_refused_by_size_before_they_are_multiplied_out(nested: bool) -> None:
+    """2^13 cases of 10,000 comparisons each, and numbers of cases that no text could show."""
+    either = "(or (<= Y_0 0) (<= Y_1 0))"
+    common = " ".join(["(<= Y_0 1)"] * 10_000)
+    few = either * 13 + f"(or (and {common}) (<= Y_1 1))"
+    with pytest.raises(VnnlibError, match="multiply to more than 2000000 comparisons"):
+        query(f"(assert (and {few}))" if nested else "".join(f"(assert {each})" for each in few_parts(few)))
+    many = either * 15_000
+    with pytest.raises(VnnlibError, match="multiply to very many cases"):
+        query(f"(assert (and {many}))" if nested else f"(assert {either})" * 15_000)
+
+
+def few_parts(text: str) -> list[str]:
+    """Formulas that stand one after the other."""
+    parts, depth, start = [], 0, 0
+    for place, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if not depth:
+            parts.append(text[start : place + 1])
+            start = place + 1
+    return parts
+
+
 @pytest.fixture(scope="module")
 def network() -> Subject:
     return Subject.of(dense([2, 12, 12, 2]), torch.float64)
@@ -135,20 +178,25 @@ def test_a_query_without_cases_holds(network: Subject) -> None:
     assert decide(network, query("(assert (<= 1 0))"), "crown", 1.0).verdict is Verdict.VERIFIED
 
 
-@pytest.mark.parametrize(("factor", "end"), [(3.0, 0.1), (-3.0, 0.1), (7.0, 1e-300), (0.1, 0.3)])
-def test_an_end_is_rounded_outwards(factor: float, end: float) -> None:
+@pytest.mark.parametrize(("factor", "end"), [("3.0", "0.1"), ("-3.0", "0.1"), ("7.0", "1e-300"), ("0.1", "0.3")])
+def test_an_end_is_exact_and_its_box_is_rounded_outwards(factor: str, end: str) -> None:
     """``factor · x ≤ end`` over the rational numbers: no input that satisfies it is left out."""
     text = f"(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= (* {factor} X_0) {end}))(assert (<= Y_0 0))"
-    free = f"(assert ({'>=' if factor > 0 else '<='} X_0 {-1e6 if factor > 0 else 1e6}))"
-    (case,) = parse(text + free).cases
+    is_upper = Fraction(factor) > 0
+    free = f"(assert ({'>=' if is_upper else '<='} X_0 {-1e6 if is_upper else 1e6}))"
+    asked = parse(text + free)
     exact = Fraction(end) / Fraction(factor)
-    if factor > 0:
-        assert Fraction(nextafter(case.upper[0], -inf)) < exact <= Fraction(case.upper[0])
+    assert (asked.cases[0].upper if is_upper else asked.cases[0].lower) == (exact,)
+    (goal,) = goals(asked, torch.device("cpu"))
+    if is_upper:
+        assert Fraction(nextafter(float(goal.upper), -inf)) < exact <= Fraction(float(goal.upper))
+        assert Fraction(float(goal.last)) <= exact
     else:
-        assert Fraction(case.lower[0]) <= exact < Fraction(nextafter(case.lower[0], inf))
+        assert Fraction(float(goal.lower)) <= exact < Fraction(nextafter(float(goal.lower), inf))
+        assert exact <= Fraction(float(goal.first))
 
 
 def test_an_end_beyond_all_numbers_is_refused() -> None:
     text = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= (* 1e-300 X_0) 1e300))(assert (<= Y_0 0))"
-    with pytest.raises(VnnlibError, match="no larger than a number can be"):
+    with pytest.raises(VnnlibError, match="a bound on X_0 that is no larger than a float64 can be"):
         parse(text)

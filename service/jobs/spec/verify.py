@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from service.jobs.spec.base import CommonSpec, FileId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
+
+
+def _kept(value: Any) -> Any:
+    """An integer that float64 would round is refused: it is written as if every digit mattered."""
+    if isinstance(value, int) and 2**53 < abs(value) < 2**1023 and int(float(value)) != value:
+        message = "{value} is between two float64 numbers, the nearer of which is {nearest}"
+        raise PydanticCustomError("rounded_number", message, {"value": str(value), "nearest": str(int(float(value)))})
+    return value
+
+
+Real = Annotated[float, BeforeValidator(_kept)]
+"""A number of a property: the float64 that is nearest to the decimal, exactly."""
 
 
 class Robustness(Strict):
@@ -19,22 +32,25 @@ class Robustness(Strict):
 
     data: DataSpec
     count: int = Field(16, ge=1, le=10**6, description="how many samples of the test split, from the first")
-    eps: float = Field(gt=0)
+    eps: Real = Field(gt=0)
     norm: Literal["inf", 2] = Field("inf", description="inf: no entry moves by more than eps; 2: Euclidean distance")
 
 
 class OutputHalfspace(Strict):
     """``coefficients · output ≥ threshold`` must hold on the whole box."""
 
-    coefficients: tuple[float, ...] = Field(min_length=1, fail_fast=True)
-    threshold: float = 0.0
+    coefficients: tuple[Real, ...] = Field(min_length=1, fail_fast=True)
+    threshold: Real = 0.0
 
 
 class Box(Strict):
-    """Bounds of the outputs on one input box; with ``output`` halfspaces, also a verdict."""
+    """Bounds of the outputs on one input box; with ``output`` halfspaces, also a verdict.
 
-    lower: tuple[float, ...] = Field(min_length=1, fail_fast=True)
-    upper: tuple[float, ...] = Field(min_length=1, fail_fast=True)
+    A number is the float64 that is nearest to its decimal; what is verified or falsified is about just these numbers.
+    """
+
+    lower: tuple[Real, ...] = Field(min_length=1, fail_fast=True)
+    upper: tuple[Real, ...] = Field(min_length=1, fail_fast=True)
     output: tuple[OutputHalfspace, ...] = Field((), fail_fast=True)
 
     @model_validator(mode="after")

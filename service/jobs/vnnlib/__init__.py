@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from service.jobs.vnnlib.bundle import Bundle, NotThereError, Pair, bundle
 from service.jobs.vnnlib.parsing import parse
-from service.jobs.vnnlib.query import Case, Halfspace, Query, VnnlibError, Within
+from service.jobs.vnnlib.query import Case, Halfspace, Number, Query, VnnlibError, Within
+from service.jobs.vnnlib.terms import rounded_down, rounded_up
 from service.jobs.vnnlib.uploads import Source, sources
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Case",
     "Halfspace",
     "NotThereError",
+    "Number",
     "Pair",
     "Query",
     "Source",
@@ -19,5 +21,7 @@ __all__ = [
     "Within",
     "bundle",
     "parse",
+    "rounded_down",
+    "rounded_up",
     "sources",
 ]

@@ -6,55 +6,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from math import inf, nextafter
+from sys import float_info
 
 from service.jobs.vnnlib.query import Case, Halfspace, VnnlibError
 from service.jobs.vnnlib.terms import Linear
 
+LARGEST = Fraction(float_info.max)
+"""End of an interval."""
+
 
 @dataclass(frozen=True)
 class Ends:
-    """Ends of the inputs' intervals, as far as they are known; ``lines`` has each input's declaration."""
+    """Exact ends of the inputs' intervals, as far as they are known; ``lines`` has each input's declaration."""
 
     lines: Mapping[int, int]
-    lower: dict[int, float] = field(default_factory=dict)
-    upper: dict[int, float] = field(default_factory=dict)
+    lower: dict[int, Fraction] = field(default_factory=dict)
+    upper: dict[int, Fraction] = field(default_factory=dict)
 
-    def narrowed(self, constraint: Linear) -> None:
+    def narrowed(self, constraint: Linear) -> bool:
+        """In place; whether anything is left of the input's interval. Raises :class:`VnnlibError`."""
         if len(constraint.terms) > 1:
             expected = "inputs one at a time: only boxes of inputs are supported, for a comparison"
             raise constraint.token.refuse(expected)
         _, index, factor = constraint.terms[0]
+        end = -constraint.constant / factor
+        if abs(end) > LARGEST:
+            raise constraint.token.refuse(f"a bound on X_{index} that is no larger than a float64 can be")
         if factor > 0:
-            self.upper[index] = min(_end(constraint, factor, inf), self.upper.get(index, inf))
+            self.upper[index] = min(end, self.upper.get(index, end))
         else:
-            self.lower[index] = max(_end(constraint, factor, -inf), self.lower.get(index, -inf))
-
-    @property
-    def empty(self) -> bool:
-        return any(low > self.upper.get(index, inf) for index, low in self.lower.items())
+            self.lower[index] = max(end, self.lower.get(index, end))
+        return index not in self.lower or index not in self.upper or self.lower[index] <= self.upper[index]
 
     @cached_property
-    def box(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def box(self) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
         """Made once for all cases that have it. Raises :class:`VnnlibError` where an end is missing."""
         return self._all("lower", self.lower), self._all("upper", self.upper)
 
-    def _all(self, side: str, known: Mapping[int, float]) -> tuple[float, ...]:
+    def _all(self, side: str, known: Mapping[int, Fraction]) -> tuple[Fraction, ...]:
         for index, line in self.lines.items():
             if index not in known:
                 raise VnnlibError(f"line {line}: X_{index} has no {side} bound, expected a box around every input")
         return tuple(known[index] for index in range(len(self.lines)))
-
-
-def _end(constraint: Linear, factor: float, outwards: float) -> float:
-    """Where ``factor·x + constant`` is 0, rounded outwards."""
-    exact = -Fraction(constraint.constant) / Fraction(factor)
-    try:
-        end = float(exact)
-    except OverflowError:
-        raise constraint.token.refuse("a bound on an input that is no larger than a number can be") from None
-    beyond = Fraction(end) >= exact if outwards > 0 else Fraction(end) <= exact
-    return end if beyond else nextafter(end, outwards)
 
 
 @dataclass(frozen=True)
@@ -81,9 +74,8 @@ class Conditions:
 
     def _within(self, constraints: Sequence[Linear]) -> Conditions:
         ends = replace(self.ends, lower=dict(self.ends.lower), upper=dict(self.ends.upper))
-        for constraint in constraints:
-            ends.narrowed(constraint)
-        return replace(self, ends=ends, empty=self.empty or ends.empty)
+        something = [ends.narrowed(constraint) for constraint in constraints]
+        return replace(self, ends=ends, empty=self.empty or not all(something))
 
     def case(self) -> Case:
         return Case(*self.ends.box, self.halfspaces)

@@ -1,7 +1,8 @@
 """Reading VNN-LIB 1 (https://www.vnnlib.org).
 
 The file declares reals ``X_i`` and ``Y_j`` and asserts ``<=`` and ``>=`` between sums of them and numbers, under
-``and`` and ``or``. All assertions together hold for a counterexample; the property holds if there is none.
+``and`` and ``or``. All assertions together hold for a counterexample; the property holds if there is none. Numbers are
+the rationals that their decimals say, and are added and multiplied without rounding.
 """
 
 from __future__ import annotations
@@ -9,21 +10,24 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import product
-from math import isfinite, prod
+from math import prod
 
 from service.jobs.vnnlib.boxes import Conditions, Ends
 from service.jobs.vnnlib.query import Query, VnnlibError
-from service.jobs.vnnlib.terms import Linear, Terms, collected
+from service.jobs.vnnlib.terms import MOST_BITS, Expression, Linear, number, total
 from service.jobs.vnnlib.tokens import Token, Tree, first, trees
 
-_VARIABLE = re.compile(r"([XY])_(\d{1,9})")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_VARIABLE = re.compile(r"([XY])_(\d{1,9})", re.ASCII)
 MOST_CASES = 100_000
+MOST_COMPARISONS = 2_000_000
+"""In the cases of all disjunctions that multiply, counted as often as they are repeated."""
 MOST_ENDS = 20_000_000
 """Numbers in the boxes of all cases together."""
 
 Conjunction = tuple[Linear, ...]
+ONE, MINUS_ONE = Fraction(1), Fraction(-1)
 
 
 @dataclass(frozen=True)
@@ -41,20 +45,39 @@ class _Declared:
         return len(known)
 
 
+@dataclass
+class _Expansion:
+    """How many comparisons the products of disjunctions of one file have so far."""
+
+    comparisons: int = 0
+
+    def check(self, parts: Sequence[Sequence[Conjunction]], near: Token) -> None:
+        """Raises :class:`VnnlibError` where the product of these alternatives is too large, before it is made."""
+        cases = prod(len(part) for part in parts)
+        if cases > MOST_CASES:
+            many = cases if cases < 10**12 else "very many"
+            message = f"the disjunctions multiply to {many} cases, at most {MOST_CASES} are supported"
+            raise VnnlibError(f"line {near.line}: {message}")
+        if not cases or all(len(part) == 1 for part in parts):
+            return
+        self.comparisons += sum(sum(len(each) for each in part) * (cases // len(part)) for part in parts)
+        if self.comparisons > MOST_COMPARISONS:
+            message = f"the disjunctions multiply to more than {MOST_COMPARISONS} comparisons"
+            raise VnnlibError(f"line {near.line}: {message}, counted as often as cases repeat them")
+
+
 def parse(text: str) -> Query:
     """The query of a file's text. Raises :class:`VnnlibError`."""
-    declared = _Declared()
+    declared, expansion = _Declared(), _Expansion()
     assertions: list[list[Conjunction]] = []
     for tree in trees(text):
-        _statement(tree, declared, assertions)
+        _statement(tree, declared, expansion, assertions)
     inputs, outputs = declared.count("X"), declared.count("Y")
     if not assertions:
         raise VnnlibError("line 1: the file asserts nothing, expected at least one (assert …)")
     alternatives = [each for each in assertions if len(each) != 1]
     common = [linear for each in assertions if len(each) == 1 for linear in each[0]]
-    cases = prod(len(each) for each in alternatives)
-    if cases > MOST_CASES:
-        raise VnnlibError(f"line 1: the disjunctions multiply to {cases} cases, at most {MOST_CASES} are supported")
+    expansion.check(alternatives, Token("assert", 1))
     shared = Conditions(Ends(declared.lines["X"])).adding(common)
     found, boxes = [], 0
     for parts in product(*alternatives):
@@ -67,14 +90,16 @@ def parse(text: str) -> Query:
     return Query(inputs, outputs, tuple(found))
 
 
-def _statement(tree: list[Tree], declared: _Declared, assertions: list[list[Conjunction]]) -> None:
+def _statement(
+    tree: list[Tree], declared: _Declared, expansion: _Expansion, assertions: list[list[Conjunction]]
+) -> None:
     head, rest = (tree[0] if tree else []), tree[1:]
     if not isinstance(head, Token):
         raise first(tree).refuse("declare-const or assert")
     if head.text == "assert":
         if len(rest) != 1:
             raise head.refuse(f"one formula, not {len(rest)},")
-        assertions.append(_formula(rest[0], declared, head))
+        assertions.append(_formula(rest[0], declared, expansion, head))
     elif head.text in ("declare-const", "declare-fun"):
         name = rest[0] if rest else head
         match = _VARIABLE.fullmatch(name.text) if isinstance(name, Token) else None
@@ -88,67 +113,54 @@ def _statement(tree: list[Tree], declared: _Declared, assertions: list[list[Conj
         raise head.refuse("declare-const or assert")
 
 
-def _formula(tree: Tree, declared: _Declared, near: Token) -> list[Conjunction]:
+def _formula(tree: Tree, declared: _Declared, expansion: _Expansion, near: Token) -> list[Conjunction]:
     """In disjunctive normal form; ``near`` stands in a message for what is empty."""
     if isinstance(tree, Token) or not tree or not isinstance(tree[0], Token):
         raise first([tree, near]).refuse("(and …), (or …), (<= …) or (>= …)")
     head, rest = tree[0], tree[1:]
     if head.text == "or":
-        return [conjunction for part in rest for conjunction in _formula(part, declared, head)]
+        return [conjunction for part in rest for conjunction in _formula(part, declared, expansion, head)]
     if head.text == "and":
-        parts = [_formula(part, declared, head) for part in rest]
-        if prod(len(part) for part in parts) > MOST_CASES:
-            raise head.refuse(f"disjunctions that multiply to at most {MOST_CASES} cases, for what is below")
+        parts = [_formula(part, declared, expansion, head) for part in rest]
+        expansion.check(parts, head)
         return [tuple(linear for each in chosen for linear in each) for chosen in product(*parts)]
     if head.text in ("<=", ">="):
         if len(rest) != 2:
             raise head.refuse(f"two sides, not {len(rest)}, for the comparison")
         low, high = (rest[0], rest[1]) if head.text == "<=" else (rest[1], rest[0])
-        terms, constant = _sum(low, declared, 1.0, head)
-        others, offset = _sum(high, declared, -1.0, head)
-        return [(Linear(collected([*terms, *others]), constant + offset, head),)]
+        difference = total([_expression(low, declared, head), _expression(high, declared, head).times(MINUS_ONE)])
+        return [(Linear.of(difference, head),)]
     raise head.refuse("and, or, <= or >=")
 
 
-def _sum(tree: Tree, declared: _Declared, factor: float, near: Token) -> tuple[Terms, float]:
-    """An expression as terms and a constant, times ``factor``."""
+def _expression(tree: Tree, declared: _Declared, near: Token) -> Expression:
     if isinstance(tree, Token):
         match = _VARIABLE.fullmatch(tree.text)
-        if match is not None:
-            name, index = match.group(1), int(match.group(2))
-            if index not in declared.lines[name]:
-                raise tree.refuse("a variable that is declared above")
-            return [(name, index, factor)], 0.0
-        return [], factor * _number(tree)
+        if match is None:
+            return Expression({}, number(tree))
+        name, index = match.group(1), int(match.group(2))
+        if index not in declared.lines[name]:
+            raise tree.refuse("a variable that is declared above")
+        return Expression({(name, index): ONE})
     if not tree or not isinstance(tree[0], Token) or len(tree) < 2:
         raise first([tree, near]).refuse("a number, a variable, (+ …), (- …) or (* …)")
-    head, rest = tree[0], tree[1:]
+    head, parts = tree[0], [_expression(part, declared, tree[0]) for part in tree[1:]]
     if head.text == "*":
-        return _product(head, rest, declared, factor)
-    if head.text not in ("+", "-"):
-        raise head.refuse("+, - or *")
-    signs = [1.0] * len(rest)
+        return _product(head, parts)
     if head.text == "-":
-        signs = [-1.0] if len(rest) == 1 else [1.0, *[-1.0] * (len(rest) - 1)]
-    parts = [_sum(part, declared, factor * sign, head) for part, sign in zip(rest, signs, strict=True)]
-    return [term for terms, _ in parts for term in terms], sum(constant for _, constant in parts)
+        kept = parts[:1] if len(parts) > 1 else []
+        return total([*kept, *(part.times(MINUS_ONE) for part in parts[len(kept) :])])
+    if head.text != "+":
+        raise head.refuse("+, - or *")
+    return total(parts)
 
 
-def _product(head: Token, rest: Sequence[Tree], declared: _Declared, factor: float) -> tuple[Terms, float]:
-    variable: Tree | None = None
-    for part in rest:
-        terms, constant = _sum(part, declared, 1.0, head)
-        if not terms:
-            factor *= constant
-        elif variable is not None:
+def _product(head: Token, parts: Sequence[Expression]) -> Expression:
+    found = Expression({}, ONE)
+    for part in parts:
+        if found.terms and part.terms:
             raise head.refuse("a product with at most one variable")
-        else:
-            variable = part
-    return ([], factor) if variable is None else _sum(variable, declared, factor, head)
-
-
-def _number(token: Token) -> float:
-    value = float(token.text) if _NUMBER.fullmatch(token.text) else float("nan")
-    if not isfinite(value):
-        raise token.refuse("a number, X_i or Y_i")
-    return value
+        found = part.times(found.constant) if part.terms else found.times(part.constant)
+        if found.bits > MOST_BITS:
+            raise head.refuse(f"a product of at most {MOST_BITS} bits")
+    return found

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import isfinite
 
 from service.jobs.archive import UploadError
+
+Number = Fraction | float
+"""An exact rational number: a float is the one that it stores."""
 
 
 class VnnlibError(UploadError):
@@ -13,18 +19,28 @@ class VnnlibError(UploadError):
 
 @dataclass(frozen=True)
 class Halfspace:
-    """``Σ coefficients[j]·y[j] ≤ threshold``."""
+    """``Σ coefficients[j]·y[j] ≤ threshold``, over the reals; where it is ``strict``, ``<``."""
 
-    coefficients: tuple[tuple[int, float], ...]
-    threshold: float
+    coefficients: tuple[tuple[int, Number], ...]
+    threshold: Number
+    strict: bool = False
+
+    def contains(self, lower: Sequence[float], upper: Sequence[float]) -> bool:
+        """Whether all outputs between these ends lie in it, without any rounding; none do that are not finite."""
+        most = Fraction(0)
+        for index, factor in self.coefficients:
+            if not (isfinite(lower[index]) and isfinite(upper[index])):
+                return False
+            most += Fraction(factor) * Fraction(upper[index] if factor > 0 else lower[index])
+        return most < self.threshold if self.strict else most <= self.threshold
 
 
 @dataclass(frozen=True)
 class Case:
     """One disjunct: a counterexample has its input in the box and its output in all of the halfspaces."""
 
-    lower: tuple[float, ...]
-    upper: tuple[float, ...]
+    lower: tuple[Number, ...]
+    upper: tuple[Number, ...]
     halfspaces: tuple[Halfspace, ...]
 
 
@@ -34,6 +50,11 @@ class Within:
 
     middle: tuple[float, ...]
     distance: float
+
+    def contains(self, inputs: Sequence[float]) -> bool:
+        """Whether the point lies in the ball, without any rounding."""
+        squares = ((Fraction(x) - Fraction(at)) ** 2 for x, at in zip(inputs, self.middle, strict=True))
+        return sum(squares, Fraction(0)) <= Fraction(self.distance) ** 2
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,95 @@
-"""Linear constraints on inputs and outputs."""
+"""Exact linear arithmetic on inputs and outputs."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from math import inf, nextafter
+from sys import float_info
 
+from service.jobs.vnnlib.query import Number
 from service.jobs.vnnlib.tokens import Token
 
-Terms = list[tuple[str, int, float]]
+_NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", re.ASCII)
+MOST_DIGITS, MOST_EXPONENT = 1000, 1000
+"""Of a number's text. Every float64 is far within, and what is beyond is never built."""
+MOST_BITS = 2**15
+"""Of the numerator and of the denominator of a product."""
+ZERO = Fraction(0)
+
+
+@dataclass(frozen=True)
+class Expression:
+    """``Σ terms + constant``, by variable, exactly; one whose terms cancel has them with the factor 0."""
+
+    terms: Mapping[tuple[str, int], Fraction]
+    constant: Fraction = ZERO
+
+    def times(self, factor: Fraction) -> Expression:
+        if factor == 1:
+            return self
+        return Expression({name: factor * each for name, each in self.terms.items()}, factor * self.constant)
+
+    @property
+    def bits(self) -> int:
+        """Of the longest of its numerators and denominators."""
+        numbers = (self.constant, *self.terms.values())
+        return max(max(each.numerator.bit_length(), each.denominator.bit_length()) for each in numbers)
+
+
+def total(parts: Sequence[Expression]) -> Expression:
+    """The sum of one or more expressions."""
+    terms, constant = dict(parts[0].terms), parts[0].constant
+    for part in parts[1:]:
+        constant = constant + part.constant if constant else part.constant
+        for name, factor in part.terms.items():
+            terms[name] = terms[name] + factor if name in terms else factor
+    return Expression(terms, constant)
 
 
 @dataclass(frozen=True)
 class Linear:
-    """``Σ terms + constant ≤ 0``; ``token`` is where it came from."""
+    """``Σ terms + constant ≤ 0``, no factor of which is 0; ``token`` is where it came from."""
 
-    terms: tuple[tuple[str, int, float], ...]
-    constant: float
+    terms: tuple[tuple[str, int, Fraction], ...]
+    constant: Fraction
     token: Token
 
+    @classmethod
+    def of(cls, expression: Expression, token: Token) -> Linear:
+        terms = tuple((name, index, factor) for (name, index), factor in expression.terms.items() if factor)
+        return cls(terms, expression.constant, token)
 
-def collected(terms: Terms) -> tuple[tuple[str, int, float], ...]:
-    """One term for each variable, those that cancel left out."""
-    total: dict[tuple[str, int], float] = {}
-    for name, index, factor in terms:
-        total[name, index] = total.get((name, index), 0.0) + factor
-    return tuple((name, index, factor) for (name, index), factor in total.items() if factor)
+
+def number(token: Token) -> Fraction:
+    """What a token says in decimal. Raises :class:`VnnlibError` for another, and for one that is very long."""
+    match = _NUMBER.fullmatch(token.text)
+    sign, whole, part, exponent = match.groups() if match else ("", "", "", "")
+    digits = f"{whole or ''}{part or ''}"
+    if not digits:
+        raise token.refuse("a number, X_i or Y_i")
+    shown = (exponent or "").lstrip("+-0")
+    if len(digits) > MOST_DIGITS or len(shown) > len(str(MOST_EXPONENT)) or int(shown or 0) > MOST_EXPONENT:
+        expected = f"a number of at most {MOST_DIGITS} digits and an exponent of at most {MOST_EXPONENT}"
+        raise token.refuse(f"{expected} above or below 0")
+    power = int(exponent or 0) - len(part or "")
+    value = int(f"{sign}{digits}")
+    return Fraction(value * 10**power) if power >= 0 else Fraction(value, 10**-power)
+
+
+def rounded_up(value: Number) -> float:
+    """The least float64 that is not below a rational number: infinite where none is as large."""
+    if isinstance(value, float):
+        return value
+    try:
+        nearest = float(value)
+    except OverflowError:
+        return inf if value > 0 else -float_info.max
+    return nextafter(nearest, inf) if nearest < value else nearest
+
+
+def rounded_down(value: Number) -> float:
+    """The greatest float64 that is not above a rational number: infinite where none is as small."""
+    return -rounded_up(-value)

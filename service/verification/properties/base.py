@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, nextafter
 from typing import Protocol
 
 from torch import Tensor
@@ -23,8 +22,9 @@ class Question:
     """A batch of instances: does ``rows · y ≥ thresholds`` hold for every row and every input of the box?
 
     ``box`` ``(batch, features)``, which may be a ball; ``rows`` ``(batch, rows, outputs)``; ``thresholds``
-    ``(batch, rows)``; ``witnesses`` ``(batch, features)``, one input of each box at which to look for a violation
-    first.
+    ``(batch, rows)``; ``witnesses`` ``(batch, features)``, float64, one input of each exact box at which to look for a
+    violation first. The box is rounded outwards, rows and thresholds to the nearest; ``violations`` are exact: outputs
+    violate the property of an instance if one of its halfspaces contains them.
     """
 
     instances: Sequence[int]
@@ -32,6 +32,7 @@ class Question:
     rows: Tensor
     thresholds: Tensor
     witnesses: Tensor
+    violations: Sequence[Sequence[Halfspace]]
 
 
 class Property(Protocol):
@@ -64,5 +65,5 @@ class Property(Protocol):
 
 
 def below(coefficients: Mapping[int, float], threshold: float) -> Halfspace:
-    """``Σ coefficients[j]·y[j] < threshold``, as the halfspace that ends at the next smaller number."""
-    return Halfspace(tuple(coefficients.items()), nextafter(threshold, -inf))
+    """``Σ coefficients[j]·y[j] < threshold``."""
+    return Halfspace(tuple(coefficients.items()), threshold, strict=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import Box, BoxProperty
-from service.jobs.vnnlib import Case, Query
+from service.jobs.vnnlib import Case, Halfspace, Query
 from service.verification.properties.base import PropertyError, Question, below
 
 
@@ -35,11 +35,8 @@ class OneBox:
         return None
 
     def query(self, instance: int) -> Query | None:
-        """Equality is no violation: the search is for values below the threshold, to the last bit of float64."""
-        cases = tuple(
-            Case(self.box.lower, self.box.upper, (below(dict(enumerate(each.coefficients)), each.threshold),))
-            for each in self.box.output
-        )
+        """Equality is no violation."""
+        cases = tuple(Case(self.box.lower, self.box.upper, (each,)) for each in self._violations)
         return Query(len(self.box.lower), self.classes, cases) if cases else None
 
     def ask(self, instances: Sequence[int], like: Tensor) -> Question:
@@ -48,8 +45,19 @@ class OneBox:
         )
         rows = like.new_tensor([halfspace.coefficients for halfspace in self.box.output])
         thresholds = like.new_tensor([halfspace.threshold for halfspace in self.box.output])
-        box = Interval.enclosing(lower, upper, like.dtype)
-        return Question(instances, box, rows.reshape(1, -1, self.classes), thresholds.reshape(1, -1), box.centre)
+        exact = Interval(lower, upper)
+        return Question(
+            instances,
+            Interval.enclosing(lower, upper, like.dtype),
+            rows.reshape(1, -1, self.classes),
+            thresholds.reshape(1, -1),
+            exact.nearest(exact.centre),
+            [self._violations],
+        )
+
+    @property
+    def _violations(self) -> tuple[Halfspace, ...]:
+        return tuple(below(dict(enumerate(each.coefficients)), each.threshold) for each in self.box.output)
 
 
 def one_box(spec: BoxProperty, features: int, classes: int, layout: DataLayout | None = None) -> OneBox:

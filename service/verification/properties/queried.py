@@ -11,7 +11,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VnnlibProperty
-from service.jobs.vnnlib import Bundle, Query, VnnlibError, parse, sources
+from service.jobs.vnnlib import Bundle, Query, VnnlibError, parse, rounded_down, rounded_up, sources
 from service.verification.properties.base import PropertyError, Question
 
 
@@ -52,14 +52,15 @@ class Queried:
         )
         box = Interval.enclosing(lower, upper, like.dtype)
         rows = like.new_zeros(len(instances), 0, self.queries[instances[0]].outputs)
-        return Question(instances, box, rows, rows[:, :, 0], box.centre)
+        return Question(instances, box, rows, rows[:, :, 0], (lower + upper) / 2, [()] * len(instances))
 
 
 def _around(query: Query) -> tuple[Tensor, Tensor]:
     """Ends of the smallest box around all of the query's, float64."""
     boxes = {(id(case.lower), id(case.upper)): (case.lower, case.upper) for case in query.cases}
-    ends = torch.tensor(list(boxes.values()), dtype=torch.float64)
-    return ends[:, 0].amin(dim=0), ends[:, 1].amax(dim=0)
+    lower = [[rounded_down(end) for end in ends] for ends, _ in boxes.values()]
+    upper = [[rounded_up(end) for end in ends] for _, ends in boxes.values()]
+    return torch.tensor(lower, dtype=torch.float64).amin(dim=0), torch.tensor(upper, dtype=torch.float64).amax(dim=0)
 
 
 def queried(spec: VnnlibProperty, features: int, outputs: int, layout: DataLayout | None) -> Queried:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import torch
@@ -14,7 +15,7 @@ from service.bounds.interval import Interval
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
-from service.jobs.vnnlib import Case, Query, Within
+from service.jobs.vnnlib import Case, Halfspace, Query, Within
 from service.models.data import Split, load
 from service.verification.properties.base import PropertyError, Question, below
 
@@ -48,24 +49,26 @@ class RobustSamples:
 
     def query(self, instance: int) -> Query:
         """One case for each other class that comes above the label. A tie changes no class."""
-        sample = self.samples.take(torch.tensor([instance]))
-        exact, label = sample.inputs[0].double(), int(sample.targets[0])
-        box = Interval.about(exact, self.eps, torch.float64)
-        lower, upper = tuple(box.lower.tolist()), tuple(box.upper.tolist())
-        others = (each for each in range(self.classes) if each != label)
-        cases = tuple(Case(lower, upper, (below({label: 1.0, other: -1.0}, 0.0),)) for other in others)
-        within = Within(tuple(exact.tolist()), self.eps) if self.norm == 2 else None
+        exact = self.samples.take(torch.tensor([instance])).inputs[0].double().tolist()
+        eps = Fraction(self.eps)
+        lower, upper = tuple(Fraction(x) - eps for x in exact), tuple(Fraction(x) + eps for x in exact)
+        cases = tuple(Case(lower, upper, (each,)) for each in self._violations(self.label(instance)))
+        within = Within(tuple(exact), self.eps) if self.norm == 2 else None
         return Query(len(lower), self.classes, cases, within)
 
     def ask(self, instances: Sequence[int], like: Tensor) -> Question:
         chosen = self.samples.take(torch.tensor(list(instances)))
-        inputs = chosen.inputs.to(like.device, like.dtype)
+        exact = chosen.inputs.to(like.device, torch.float64)
         rows = margin_rows(chosen.targets.to(like.device), self.classes, like.dtype)
-        exact = inputs.double()
         box = (
             Ball.within(exact, self.eps, like.dtype) if self.norm == 2 else Interval.about(exact, self.eps, like.dtype)
         )
-        return Question(instances, box, rows, rows.new_zeros(rows.shape[:2]), inputs)
+        violations = [self._violations(label) for label in chosen.targets.tolist()]
+        return Question(instances, box, rows, rows.new_zeros(rows.shape[:2]), exact, violations)
+
+    def _violations(self, label: int) -> tuple[Halfspace, ...]:
+        others = (each for each in range(self.classes) if each != label)
+        return tuple(below({label: 1.0, other: -1.0}, 0.0) for other in others)
 
 
 def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:

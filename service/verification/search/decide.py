@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
+import torch
+
 from service.jobs.vnnlib import Query
 from service.verification.certify import Verdict
 from service.verification.search.activations import split_activations
 from service.verification.search.attack import RESTARTS, attack
+from service.verification.search.bounder import WEAK
 from service.verification.search.decision import Decision, Finding, Means, Moment, Search
 from service.verification.search.goal import Goal, goals
 from service.verification.search.inputs import FEW_INPUTS, split_inputs
@@ -48,9 +51,21 @@ def decide(
     The attack has ``restarts`` starts, and at least two for each disjunct; with 0 there is none. What ``progress``
     raises ends the search.
     """
-    run = _Run(subject, goals(query, subject.device), method, time.monotonic(), limit, progress)
+    started = time.monotonic()
+    asked = [_allowing(subject, goal, method) for goal in goals(query, subject.device)]
+    run = _Run(subject, asked, method, started, limit, progress)
     found = run.attacked(restarts) if restarts else None
     return run.searched() if found is None else run.end(Verdict.FALSIFIED, Means.ATTACK, found)
+
+
+def _allowing(subject: Subject, goal: Goal, method: str) -> Goal:
+    """The goal with thresholds that make up for coefficients which are rounded, in float64 or in the bounds' type."""
+    unbounded = torch.full_like(goal.rows[0], inf)
+    if not bool(goal.lost(subject.dtype, unbounded).any()):
+        return goal
+    bounds = subject.output_bounds(goal.box(subject.dtype), method if method in WEAK else "crown")
+    reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs()).double().nan_to_num(nan=inf)
+    return goal.allowing(goal.lost(subject.dtype, reach))
 
 
 def means_for(goal: Goal) -> Means:

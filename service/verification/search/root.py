@@ -10,8 +10,7 @@ from torch import Tensor
 
 from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Analysis, Method
-from service.bounds.rigorous import RIGOROUS
+from service.bounds.methods import Analysis
 from service.bounds.split import Sites
 from service.bounds.stages import StagedAnalysis
 from service.verification.search.goal import Goal
@@ -42,12 +41,12 @@ def bounded(subject: Subject, goal: Goal, method: str, deadline: float) -> Root:
         box = box.arranged(lambda end: end.reshape(1, *network.graph.input.shape))
     started = time.monotonic()
     first = CHEAPER.get(method, method)
-    analysis = _by(subject, first)(network, box, subject.effort)
+    analysis = subject.method(first)(network, box, subject.effort)
     question, margins = _asked(subject, goal, analysis)
     late = subject.late(deadline - COST * (time.monotonic() - started))
     enough = late or _optimises_later(subject) or bool((margins.amax(dim=1) > 0).all())
     if first != method and not subject.crew.anywhere(enough, subject.device):
-        analysis = _by(subject, method)(network, box, subject.effort)
+        analysis = subject.method(method)(network, box, subject.effort)
         question, margins = _asked(subject, goal, analysis)
     # Domains that are handed over have parameters for the entries that are open here, on all ranks the same.
     crew = Exchange(subject.crew.axis)
@@ -59,11 +58,6 @@ def bounded(subject: Subject, goal: Goal, method: str, deadline: float) -> Root:
 def _optimises_later(subject: Subject) -> bool:
     """Within the search's time, and only when splits do not decide soon."""
     return subject.network.exchange.axis.size == 1 and subject.staged is None and not subject.rigorous
-
-
-def _by(subject: Subject, method: str) -> Method:
-    found = (RIGOROUS if subject.rigorous else METHODS)[method]
-    return found if subject.staged is None else subject.staged.method(found)
 
 
 def _asked(subject: Subject, goal: Goal, analysis: Analysis) -> tuple[Question, Tensor]:

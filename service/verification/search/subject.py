@@ -11,9 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from service.bounds.methods import Effort
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort, Method
 from service.bounds.network import Network, prepare
+from service.bounds.rigorous import RIGOROUS
 from service.bounds.stages import Staged
+from service.verification.certify import bounds_by
 from service.verification.search.crew import SOLO, Crew
 from service.verification.search.goal import Goal
 
@@ -77,24 +80,57 @@ class Subject:
         exchange = self.network.exchange
         return exchange.agree(self.module(exchange.agree(x)))
 
+    def method(self, name: str) -> Method:
+        """How bounds are found; of a model in stages, by all of them together."""
+        found: Method = (RIGOROUS if self.rigorous else METHODS)[name]
+        return found if self.staged is None else self.staged.method(found)
+
+    def output_bounds(self, box: Interval, name: str) -> Interval:
+        """Of all outputs ``(outputs,)`` in one box ``(1, features)`` of ``dtype``, by the method of that name."""
+        method = (RIGOROUS if self.rigorous else METHODS)[name]
+        return bounds_by(method, self.staged or self.network, box, self.effort)
+
     @torch.no_grad()
     def convinced(self, goal: Goal, candidates: Tensor) -> tuple[float, ...] | None:
         """The first candidate ``(n, features)`` that violates the property in float64 and in onnxruntime, or ``None``.
 
-        Each is moved into the exact box or ball first.
+        Each is moved into the exact box or ball first, and its outputs are compared exactly. Of a box without a float64
+        input, what the nearest one misses may change the outputs; where the search is rigorous, rounding may, too.
         """
         exchange = self.network.exchange
         exact = exchange.agree(goal.nearest(candidates.double()))
-        suspects = goal.per_disjunct(goal.excess(exchange.agree(self.judge(exact)))).amin(dim=1) <= 0
-        for instance in exact[suspects][:8]:
-            if self.runtime is None or self._violated_there(goal, self.runtime, instance):
-                return tuple(float(entry) for entry in instance)
+        outputs = exchange.agree(self.judge(exact))
+        suspects = goal.per_disjunct(goal.excess(outputs)).amin(dim=1) <= 0
+        for instance, found in zip(exact[suspects][:8], outputs[suspects][:8], strict=True):
+            x = instance.tolist()
+            if goal.reached(x, Interval.point(found)) and self._confirmed(goal, instance, found):
+                return tuple(x)
         return None
 
-    def _violated_there(self, goal: Goal, runtime: Running, instance: Tensor) -> bool:
-        outputs = torch.from_numpy(runtime.flat(np.asarray(instance.cpu()))).to(instance.device)
-        outputs = self.network.exchange.agree(outputs)
-        return bool((goal.per_disjunct(goal.excess(outputs[None])) <= 0).any())
+    def _confirmed(self, goal: Goal, instance: Tensor, outputs: Tensor) -> bool:
+        if self.runtime is not None:
+            there = torch.from_numpy(self.runtime.flat(np.asarray(instance.cpu()))).to(instance.device)
+            if not goal.reached(instance.tolist(), Interval.point(self.network.exchange.agree(there))):
+                return False
+        missed = goal.missed > 0
+        if self.rigorous:
+            around = Interval(torch.where(missed, goal.lower, instance), torch.where(missed, goal.upper, instance))
+            enclosed = self.output_bounds(around.map(lambda end: end[None]), "ibp")
+        elif bool(missed.any()):
+            enclosed = self._drifted(instance, outputs, goal.missed)
+        else:
+            return True
+        return goal.reached(instance.tolist(), enclosed)
+
+    def _drifted(self, instance: Tensor, outputs: Tensor, missed: Tensor) -> Interval:
+        """Where outputs ``(outputs,)`` go, to first order and twice that, when the input moves by ``missed``."""
+        with torch.enable_grad():
+            x = instance[None].to(self.dtype).requires_grad_()
+            found = self.outputs(x)[0]
+            slopes = [torch.autograd.grad(each, x, retain_graph=True)[0][0] for each in found]
+        drift = 2 * self.network.exchange.agree(torch.stack(slopes).double().abs() @ missed)
+        far = torch.full_like(outputs, torch.inf)
+        return Interval(torch.nextafter(outputs - drift, -far), torch.nextafter(outputs + drift, far))
 
 
 def worst_first(values: Tensor, count: int) -> Sequence[int]:

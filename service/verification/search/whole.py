@@ -7,8 +7,6 @@ from math import inf
 import torch
 from torch import Tensor
 
-from service.bounds.methods import METHODS
-from service.bounds.rigorous import RIGOROUS
 from service.bounds.split import Sites
 from service.verification.certify import Verdict
 from service.verification.search.decision import Finding, Moment, Watcher
@@ -38,15 +36,14 @@ def bound_whole(subject: Subject, goal: Goal, method: str, deadline: float, watc
 
 def _least_margin(subject: Subject, goal: Goal, name: str) -> float:
     """Over the disjuncts, of the best of their rows."""
-    network, method = subject.network, (RIGOROUS if subject.rigorous else METHODS)[name]
+    network = subject.network
     box, rows = goal.box(subject.dtype), goal.rows.to(subject.dtype)
     both = torch.cat([rows, -rows])
     if subject.staged is None:
         box = box.arranged(lambda end: end.reshape(1, *network.graph.input.shape))
         both = both.reshape(-1, *network.graph.output.shape)
-    else:
-        method = subject.staged.method(method)
-    below: Tensor = network.exchange.agree(method(network, box, subject.effort).lower_bounds(both[None])[0])
+    analysis = subject.method(name)(network, box, subject.effort)
+    below: Tensor = network.exchange.agree(analysis.lower_bounds(both[None])[0])
     least, most = below[: len(rows)], -below[len(rows) :]
     margins = (least - goal.offsets(least, most)).nan_to_num(nan=-torch.inf)
     return float(goal.per_disjunct(margins[None]).min())
