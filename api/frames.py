@@ -14,13 +14,12 @@ from functools import cached_property
 
 import orjson
 
-from service.jobs.store.tail import BEGINNING, RawEvent, parse_id
+from service.jobs.store.tail import BEGINNING, LARGEST_ID_PART, RawEvent, parse_id
 
 PING = b": ping\n\n"
 RETRY = b"retry: 2000\n\n"
 BYE = b"event: bye\nretry: 500\ndata: {}\n\n"
 END = b"event: end\ndata: {}\n\n"
-_LAST_SEQUENCE = 2**64 - 1
 
 
 def gap(job_id: str, first: str) -> bytes:
@@ -115,13 +114,13 @@ class Cursor:
     def resume(cls, text: str) -> Cursor:
         """The cursor that a composite id (or a plain stream id) stands for. Raises ``ValueError``."""
         if ";" not in text:
-            parse_id(text)
-            return cls(base=text)
+            milliseconds, sequence = parse_id(text)
+            return cls(base=f"{milliseconds}-{sequence}")
         head, _, tail = text.partition(";")
         millisecond, _ = parse_id(head)
         level = dict(_level_entry(part) for part in tail.split(",")) if tail else {}
         return cls(
-            base=f"{millisecond - 1}-{_LAST_SEQUENCE}" if millisecond else BEGINNING,
+            base=f"{millisecond - 1}-{LARGEST_ID_PART}" if millisecond else BEGINNING,
             positions={job_id: f"{millisecond}-{sequence}" for job_id, sequence in level.items()},
             _millisecond=millisecond,
             _level=level,
@@ -130,6 +129,6 @@ class Cursor:
 
 def _level_entry(text: str) -> tuple[str, int]:
     job_id, _, sequence = text.partition("=")
-    if not job_id or not (sequence.isascii() and sequence.isdigit()):
-        raise ValueError(f"{text!r} is not 'job=sequence'")
+    if not job_id or not (sequence.isascii() and sequence.isdigit()) or int(sequence) > LARGEST_ID_PART:
+        raise ValueError(f"{text[:60]!r} is not 'job=sequence'")
     return job_id, int(sequence)

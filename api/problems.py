@@ -75,10 +75,18 @@ def respond(
     title = HTTPStatus(status).phrase
     errors = None if errors is None else _bounded(errors)
     body = ProblemDetails(title=title, status=status, detail=shortened(detail, _LONGEST_DETAIL), errors=errors)
-    content = body.model_dump(mode="json", exclude_none=True)
+    content = body.model_dump(exclude_none=True)
     if errors is not None:
-        content["errors"] = [error.model_dump(mode="json") for error in errors]
-    return JSONResponse(content, status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {}))
+        content["errors"] = [error.model_dump() for error in errors]
+    return _Answer(content, status_code=status, media_type=MEDIA_TYPE, headers=dict(headers or {}))
+
+
+class _Answer(JSONResponse):
+    """A refused value may hold what no UTF-8 text can, a lone surrogate: it goes back as JSON's escape for it."""
+
+    def render(self, content: Any) -> bytes:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "backslashreplace")
 
 
 def _bounded(errors: Sequence[FieldError]) -> list[FieldError]:
@@ -121,10 +129,17 @@ def echo(value: Any) -> Any:
     """A value as it may be sent back: JSON, and not longer than it is useful."""
     try:
         text = json.dumps(value, default=str, allow_nan=False)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        text = str(value)
-        value = text
+        text = value = _shown(value)
     return value if len(text) <= _LONGEST_ECHO else f"{text[:_LONGEST_ECHO]}…"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return str(value)
+    except (ValueError, RecursionError):  # an integer of too many digits, or lists too deep within each other
+        return f"a {type(value).__name__} that is too large to be shown"
 
 
 _EXPECTED: dict[str, str] = {
@@ -137,6 +152,7 @@ _EXPECTED: dict[str, str] = {
     "float_type": "a number",
     "float_parsing": "a number",
     "finite_number": "a finite number",
+    "rounded_number": "a number that float64 has, such as {nearest}",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "a string",

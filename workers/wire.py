@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Literal, cast
 
 import orjson
@@ -29,6 +30,21 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "error": {"error": str, "message": str, "traceback": str},
 }
 """Types that a rank may send, and the fields that each must have. ``state`` is the service's own."""
+_OPTIONAL: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "bound": {
+        "name": (str, NoneType),
+        "lower": list,
+        "upper": list,
+        "margin": (int, float, NoneType),
+        "method": str,
+        "seconds": (int, float),
+        "domains": int,
+        "counterexample": (list, NoneType),
+    },
+    "search": {"bound": (int, float, NoneType)},
+    "span": {"detail": dict},
+}
+"""Fields that an event may leave out."""
 
 
 class Malformed(Exception):  # noqa: N818 - names what the line is
@@ -78,6 +94,11 @@ def parse_event(line: Line, rank: int) -> Event | Done | Terminated:
     for name, expected in fields.items():
         if not isinstance(event.get(name), expected):
             raise _malformed(f"a {kind} event needs {name!r} ({_names(expected)})", line.text)
+    for name, expected in _OPTIONAL.get(str(kind), {}).items():
+        if name in event and not isinstance(event[name], expected):
+            raise _malformed(f"{name!r} of a {kind} event is {_names(expected)}", line.text)
+    if kind == "metric" and not all(isinstance(value, (int, float, NoneType)) for value in event["values"].values()):
+        raise _malformed("the 'values' of a metric event are numbers", line.text)
     event["rank"] = rank
     return cast(Event, event)
 

@@ -66,12 +66,18 @@ def job_timeline(
 
 
 def _rows(spans: Iterable[Mapping[str, Any]]) -> list[Span]:
-    return [Span.model_validate({"detail": {}, **span}) for span in spans]
+    return [Span.model_validate({**span, "detail": _detail(span)}) for span in spans]
+
+
+def _detail(span: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a rank says beside; nothing where it is no object, as the code of a package may have it."""
+    detail = span.get("detail")
+    return detail if isinstance(detail, dict) else {}
 
 
 def _step(span: Mapping[str, Any]) -> int | None:
-    step = span.get("detail", {}).get("step")
-    return step if isinstance(step, int) else None
+    step = _detail(span).get("step")
+    return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def newest(found: Steps) -> int | None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, isnan, prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from service.jobs.archive import Unpacking, UploadError
 from service.jobs.protobuf import has_more_fields
@@ -21,6 +21,11 @@ FLOATS: Mapping[int, type[np.floating[Any]]] = {
     TensorProto.DOUBLE: np.float64,
     TensorProto.FLOAT16: np.float16,
 }
+_NUMBERS = (
+    *FLOATS, TensorProto.BFLOAT16, TensorProto.BOOL,
+    TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
+    TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
+)  # fmt: skip
 _OPERATORS = """
 Abs Add Atan AveragePool BatchNormalization Cast Ceil Celu Clip Compress Concat Conv ConvTranspose Cos Cosh CumSum
 DepthToSpace Div Dropout Einsum Elu Erf Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm
@@ -32,14 +37,24 @@ Split Sqrt Squeeze Sub Sum Tan Tanh Tile Transpose Trilu Unsqueeze Upsample Wher
 """
 OPERATORS = frozenset(_OPERATORS.split())
 """Those of which :mod:`service.bounds.onnx` has a converter; of what is a constant for it, any operator is."""
+_MAY_BE_INFINITE = {"Clip", "Constant", "Pad"}
+"""Operators whose attributes may be: no limit, or what is below every value."""
 SHAPE_ONLY = {"Shape", "Size"}
 """Operators whose result does not depend on their input's values."""
+MOST_ENTRIES = 2**24
+"""Of a model's input, and of an output, at a batch of one."""
 LARGEST, LARGEST_READ = 2**31, 2**28
 """Bytes of a model, which are those that protobuf can hold; and of one that is read to check a spec: only ranks read
 larger ones.
 """
 MOST_FIELDS = 2**20
 """Of a model's protobuf message and all those within it; numbers of a tensor are one field together."""
+_BITS: Mapping[int, int] = {
+    **{kind: 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize for kind in _NUMBERS},
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+}
+"""Of an entry, by its type."""
 
 
 class OnnxError(ValueError):
@@ -77,16 +92,100 @@ def parse_unpacked(content: bytes) -> onnx.ModelProto:
         raise
     except Exception as error:  # protobuf's error type differs by its implementation
         raise OnnxError(f"the file is not an ONNX model: {first_line(error)}") from error
+    _check_texts(model)
     if not model.graph.node or not model.graph.output:
         raise OnnxError("the file is not an ONNX model: it has no nodes or no outputs")
     opset = opset_of(model)
     if opset not in OPSETS:
         raise OnnxError(f"ONNX opset {opset}: {OPSETS[0]} to {OPSETS[-1]} are supported")
-    for tensor in model.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            raise OnnxError(f"initializer {tensor.name!r} is kept in another file; expected one file")
+    for where, tensor in _tensors(model):
+        _check_tensor(where, tensor)
+    for where, node, attribute in _attributes(model):
+        _check_numbers(where, node, attribute)
     batch_of_one(graph_input(model))
+    for output in model.graph.output:
+        _lengths(output)
     return model
+
+
+def _attributes(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto, onnx.AttributeProto]]:
+    """Every attribute of every node, also of graphs within attributes and of functions, with words for where it is."""
+    open_ = [model.graph.node, *(function.node for function in model.functions)]
+    while open_:
+        for index, node in enumerate(open_.pop()):
+            for attribute in node.attribute:
+                yield f"attribute {attribute.name!r} of node {name_of(node, index)!r}", node, attribute
+                open_ += [graph.node for graph in _graphs(attribute)]
+
+
+def _check_texts(model: onnx.ModelProto) -> None:
+    """Whether names are text: protobuf gives bytes that are not UTF-8 as they are."""
+    graph = model.graph
+    named = (*graph.input, *graph.output, *graph.initializer, *graph.node, *model.opset_import)
+    texts = [each.domain if isinstance(each, onnx.OperatorSetIdProto) else each.name for each in named]
+    for node in graph.node:
+        texts += [node.op_type, node.domain, *node.input, *node.output, *(each.name for each in node.attribute)]
+    for text in texts:
+        if not isinstance(text, str):
+            raise OnnxError(f"the name {text[:60]!r} is not UTF-8")
+
+
+def _graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
+    return [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, TensorProto]]:
+    """Every tensor that the file holds, with words for where it is."""
+    yield from _tensors_of(model.graph)
+    for where, _, attribute in _attributes(model):
+        dense = [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
+        sparse = [
+            *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
+            *attribute.sparse_tensors,
+        ]
+        yield from ((where, each) for each in (*dense, *_parts(sparse)))
+        for graph in _graphs(attribute):
+            yield from _tensors_of(graph)
+
+
+def _tensors_of(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    yield from ((f"initializer {each.name!r}", each) for each in graph.initializer)
+    yield from ((f"sparse initializer {each.name!r}", each) for each in _parts(graph.sparse_initializer))
+
+
+def _parts(sparse: Iterable[onnx.SparseTensorProto]) -> list[TensorProto]:
+    return [part for each in sparse for part in (each.values, each.indices)]
+
+
+def _check_tensor(where: str, tensor: TensorProto) -> None:
+    """Whether it has as many numbers, here and in no other file, as its type and its shape say."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        raise OnnxError(f"{where} is kept in another file; expected one file")
+    if tensor.data_type not in _BITS:
+        raise OnnxError(f"{where} is of type {_type_name(tensor.data_type)}; expected one of numbers")
+    shape = list(tensor.dims)
+    if any(length < 0 for length in shape):
+        raise OnnxError(f"{where} has shape {shape}; expected no negative length")
+    entries, bits = prod(shape), _BITS[tensor.data_type]
+    if tensor.HasField("raw_data"):
+        found, expected, unit = len(tensor.raw_data), -(-entries * bits // 8), "bytes"
+    else:
+        field, unit = helper.tensor_dtype_to_field(tensor.data_type), "numbers"
+        found, expected = len(getattr(tensor, field)), -(-entries * bits // 8) if bits < 8 else entries
+    if found != expected:
+        shown = f"shape {shape[:8]} of {_type_name(tensor.data_type)}"
+        raise OnnxError(f"{where} has {found} {unit}; expected {expected if expected < 10**18 else 'more'} for {shown}")
+
+
+def _check_numbers(where: str, node: onnx.NodeProto, attribute: onnx.AttributeProto) -> None:
+    refused = isnan if node.op_type in _MAY_BE_INFINITE else lambda each: not isfinite(each)
+    for number in filter(refused, [attribute.f, *attribute.floats]):
+        raise OnnxError(f"{where} is {number}; expected a finite number")
+
+
+def _type_name(kind: int) -> str:
+    known = TensorProto.DataType.values()
+    return str(TensorProto.DataType.Name(kind)) if kind in known else f"number {kind}, which ONNX does not have"
 
 
 def unpacked(data: bytes, most: int) -> bytes:
@@ -112,7 +211,7 @@ def graph_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
         names = ", ".join(repr(value.name) for value in found) or "none"
         raise OnnxError(f"the model has {len(found)} inputs ({names}); expected one")
     if found[0].type.tensor_type.elem_type not in FLOATS:
-        kind = TensorProto.DataType.Name(found[0].type.tensor_type.elem_type)
+        kind = _type_name(found[0].type.tensor_type.elem_type)
         raise OnnxError(f"input {found[0].name!r} is {kind}; expected a floating-point tensor")
     given: onnx.ValueInfoProto = found[0]
     return given
@@ -186,7 +285,14 @@ def _entries(value: onnx.ValueInfoProto) -> int | None:
 
 
 def _lengths(value: onnx.ValueInfoProto) -> list[int]:
-    return [int(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+    """Raises :class:`OnnxError` where they multiply to more than any model's."""
+    lengths = [int(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
+    entries = 1
+    for length in lengths:
+        entries *= max(length, 1)
+        if entries > MOST_ENTRIES:
+            raise OnnxError(f"{value.name!r} has shape {lengths[:8]}; at most {MOST_ENTRIES} entries are supported")
+    return lengths
 
 
 def first_line(error: Exception) -> str:

@@ -51,6 +51,11 @@ def test_submit_reads_yaml_from_standard_input_and_sets_values(trivet: Cli, stor
         ("model.hidden.a=1", "position"),
         ("steps=[1", "YAML"),
         ("=1", "path=value"),
+        ("steps=.inf", "steps is inf; expected a finite number"),
+        ("optimizer.lr=.nan", "optimizer.lr is nan; expected a finite number"),
+        ("model.hidden.0=1.0e+400", "model.hidden.0 is inf; expected a finite number"),
+        ("name=2020-01-01", "name is a date of YAML"),
+        ("labels={1: a}", "labels has the field 1; the name of a field is text"),
     ],
 )
 def test_a_change_that_cannot_be_made_is_refused(trivet: Cli, store: Store, change: str, said: str) -> None:

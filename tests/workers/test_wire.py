@@ -109,6 +109,19 @@ def test_an_event_that_lacks_a_field_is_refused_by_name(kind: str, data: st.Data
         parse_event(Line(json.dumps({"type": kind, **rest}).encode()), 0)
 
 
+@pytest.mark.parametrize(
+    ("event", "field"),
+    [
+        ({"type": "span", "name": "n", "start": 1, "end": 2, "detail": [1, 2]}, "'detail' of a span event is dict"),
+        ({"type": "metric", "step": 1, "values": {"loss": "low"}}, "the 'values' of a metric event are numbers"),
+        ({"type": "bound", "instance": 1, "verdict": "verified", "lower": 3}, "'lower' of a bound event is list"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_name(event: dict[str, Any], field: str) -> None:
+    with pytest.raises(Malformed, match=field):
+        parse_event(Line(json.dumps(event).encode()), 0)
+
+
 def test_every_type_of_event_can_be_sent_but_state() -> None:
     """That is the service's own."""
     given = {

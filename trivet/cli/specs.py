@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml
@@ -21,6 +23,7 @@ def load(source: str, changes: Sequence[str] = ()) -> dict[str, Any]:
     spec = _parse(source)
     for change in changes:
         apply(spec, change)
+    _check_json(spec, "")
     return spec
 
 
@@ -52,6 +55,22 @@ def _read(path: Path) -> str:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _check_json(value: Any, path: str) -> None:
+    """YAML has values that JSON, in which a spec travels, does not have. Raises :class:`SpecError` with the field."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if not isinstance(name, str):
+                raise SpecError(f"{path or 'the spec'} has the field {name!r}; the name of a field is text")
+            _check_json(each, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            _check_json(each, f"{path}.{index}")
+    elif isinstance(value, float) and not isfinite(value):
+        raise SpecError(f"{path} is {value}; expected a finite number")
+    elif not isinstance(value, (str, int, float, NoneType)):
+        raise SpecError(f"{path} is a {type(value).__name__} of YAML; expected text, a number, true, false or null")
 
 
 def _enter(target: Any, name: str, path: str) -> Any:

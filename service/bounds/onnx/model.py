@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol, Self
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.converters import CONVERTERS
-from service.bounds.onnx.reading import Array, Description, Runtime, describe, parse
+from service.bounds.onnx.reading import Array, Call, Description, Runtime, describe, parse
 from service.bounds.onnx.values import ABSENT, Value
+from service.jobs.onnx import first_line
 
 CHECKED_INPUTS = 6
 TOLERANCE = {np.float16: 1e-2, np.float32: 1e-4, np.float64: 1e-4}
@@ -61,7 +62,7 @@ class OnnxModel(nn.Module):
         known = {self._description.input: Value(first, x.reshape(-1, *first))}
         for call in self._description.calls:
             values = [self._value(name, known) if name else ABSENT for name in call.inputs]
-            found = CONVERTERS[call.operator](call, values, shapes[call.outputs[0]])
+            found = _converted(call, values, shapes[call.outputs[0]])
             for name, tensor in zip(call.outputs, found if isinstance(found, list) else [found], strict=False):
                 known[name] = Value(shapes.get(name, ()), tensor)
         results = [known[name].float.reshape(-1, prod(shapes[name])) for name in self._description.outputs]
@@ -73,6 +74,16 @@ class OnnxModel(nn.Module):
         array = self._description.constants[name]
         tensor = self.get_buffer(self._names[name]) if name in self._names else None
         return Value(tuple(array.shape), tensor, array)
+
+
+def _converted(call: Call, values: Sequence[Value], shape: tuple[int, ...]) -> Tensor | list[Tensor]:
+    """What a node gives. What it cannot do with its inputs and attributes is refused in its name."""
+    try:
+        return CONVERTERS[call.operator](call, values, shape)
+    except (UnsupportedModelError, torch.OutOfMemoryError):
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise call.refuse(f"it cannot be computed: {first_line(error)}") from error
 
 
 def is_float(array: Array) -> bool:

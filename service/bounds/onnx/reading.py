@@ -7,7 +7,7 @@ The model is read at a batch of one, where every shape is a number. What does no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ from service.jobs.onnx import (
 )
 
 Array = npt.NDArray[Any]
+_NUMERIC = "biufV"
+"""Kinds of numpy's types; V are the floating-point types that it does not have itself."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,9 @@ class Runtime:
             )
         except Exception as error:
             raise UnsupportedModelError(f"onnxruntime cannot run the model: {first_line(error)}") from error
+        for name, value in zip(self.outputs, found, strict=True):
+            if not isinstance(value, np.ndarray) or value.dtype.kind not in _NUMERIC:
+                raise UnsupportedModelError(f"{name!r} is no tensor of numbers")
         return found
 
     def flat(self, instance: Array) -> Array:
@@ -112,6 +117,9 @@ def describe(model: onnx.ModelProto) -> Description:
     given = graph_input(model)
     opset = opset_of(model)
     calls = [call_of(node, index, opset) for index, node in working_nodes(model)]
+    for call in calls:
+        if not call.outputs[0]:
+            raise call.refuse("its first output has no name")
     depends = {given.name, *(name for call in calls for name in call.outputs)}
     outputs = tuple(output.name for output in model.graph.output)
     for name in outputs:
@@ -119,6 +127,9 @@ def describe(model: onnx.ModelProto) -> Description:
             raise UnsupportedModelError(f"output {name!r} does not depend on the input")
     values = _values(model, {name for call in calls for name in (*call.inputs, *call.outputs) if name})
     constants = {name: value for name, value in values.items() if name not in depends}
+    for name, value in constants.items():
+        if value.dtype.kind == "f" and bool(np.isnan(value).any()):
+            raise UnsupportedModelError(f"constant {name!r} holds what is not a number (NaN)")
     shapes = {name: tuple(value.shape) for name, value in values.items()} | {given.name: batch_of_one(given)}
     return Description(calls, constants, shapes, given.name, outputs)
 
@@ -144,21 +155,24 @@ def run_alone(call: Call, inputs: Sequence[Array | None]) -> Array:
 
 
 def call_of(node: onnx.NodeProto, index: int, opset: int) -> Call:
-    attributes = {entry.name: _attribute(entry) for entry in node.attribute}
     inputs, outputs = tuple(node.input), tuple(node.output)
-    return Call(name_of(node, index), operator_of(node), attributes, inputs, outputs, opset)
+    call = Call(name_of(node, index), operator_of(node), {}, inputs, outputs, opset)
+    return replace(call, attributes={entry.name: _attribute(call, entry) for entry in node.attribute})
 
 
-def _attribute(entry: onnx.AttributeProto) -> Any:
-    value = helper.get_attribute_value(entry)
-    if isinstance(value, bytes):
-        return value.decode()
-    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+def _attribute(call: Call, entry: onnx.AttributeProto) -> Any:
+    try:
+        value = helper.get_attribute_value(entry)
+        if isinstance(value, bytes):
+            return value.decode()
+        return numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+    except (TypeError, ValueError, KeyError) as error:
+        raise call.refuse(f"attribute {entry.name!r} cannot be read: {first_line(error)}") from error
 
 
 def _values(model: onnx.ModelProto, names: set[str]) -> dict[str, Array]:
     """Every named value, for an input of zeros: the constants' own, the others for their shapes."""
-    known = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name in names}
+    known = {tensor.name: _array(tensor) for tensor in model.graph.initializer if tensor.name in names}
     inner = sorted(names - known.keys() - {graph_input(model).name})
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
@@ -166,3 +180,11 @@ def _values(model: onnx.ModelProto, names: set[str]) -> dict[str, Array]:
     exposed.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in inner)
     runtime = Runtime(exposed, inner)
     return known | dict(zip(inner, runtime(np.zeros(runtime.shape)), strict=True))
+
+
+def _array(tensor: TensorProto) -> Array:
+    try:
+        return numpy_helper.to_array(tensor)
+    except (TypeError, ValueError, KeyError) as error:
+        reason = f"initializer {tensor.name!r} cannot be read: {first_line(error)}"
+        raise UnsupportedModelError(reason) from error

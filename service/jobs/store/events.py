@@ -12,10 +12,11 @@ import orjson
 from service.jobs.records import Problem, Rejected
 from service.jobs.store.client import Client
 from service.jobs.store.keyspace import JOB_EVENTS
+from service.jobs.store.tail import LARGEST_ID_PART
 
 START = "0-0"
 _CHUNK = 1000
-_STREAM_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+_STREAM_ID = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def id_order(stream_id: str) -> tuple[int, int]:
 
 def checked_id(stream_id: str) -> str:
     """The id, if it is one; raises :class:`Rejected` otherwise."""
-    if _STREAM_ID.fullmatch(stream_id) is None:
+    if _STREAM_ID.fullmatch(stream_id) is None or max(id_order(stream_id)) > LARGEST_ID_PART:
         raise Rejected([Problem("after", "not an event id", stream_id, "an id such as 1763700000000-0, or 0-0")])
     return stream_id
 

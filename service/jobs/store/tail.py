@@ -5,6 +5,7 @@ A connection of its own without a socket timeout: a blocking read is not an erro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ from service.jobs.store.client import translated
 from service.jobs.store.keyspace import JOB_EVENTS, JOBS, JOBS_BY
 
 BEGINNING = "0-0"
+LARGEST_ID_PART = 2**64 - 1
+"""Redis keeps both parts of an id in 64 bits."""
+_ID = re.compile(r"(\d{1,20})(?:-(\d{0,20}))?", re.ASCII)
 MAX_CONNECTIONS = 32
 """However many subscribers catch up at once."""
 
@@ -36,10 +40,11 @@ class RawEvent:
 
 def parse_id(text: str) -> tuple[int, int]:
     """``(milliseconds, sequence)`` of a stream id. Raises ``ValueError``."""
-    milliseconds, _, sequence = text.partition("-")
-    if not (milliseconds.isascii() and milliseconds.isdigit() and (sequence or "0").isdigit() and sequence.isascii()):
-        raise ValueError(f"{text!r} is not an event id; ids look like 1700000000000-0")
-    return int(milliseconds), int(sequence or 0)
+    match = _ID.fullmatch(text)
+    milliseconds, sequence = (int(each or 0) for each in match.groups()) if match else (LARGEST_ID_PART + 1, 0)
+    if max(milliseconds, sequence) > LARGEST_ID_PART:
+        raise ValueError(f"{text[:60]!r} is not an event id; ids look like 1700000000000-0")
+    return milliseconds, sequence
 
 
 class StreamTail:

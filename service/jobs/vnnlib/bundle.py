@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from service.jobs.vnnlib.query import VnnlibError
 from service.jobs.vnnlib.uploads import LARGEST, read_text
 
 INSTANCES = "instances.csv"
+_SECONDS = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 MOST_PAIRS, LARGEST_MODEL = 10_000, 2**31
 
 
@@ -96,26 +98,31 @@ def _content(member: Member, most: int) -> bytes:
 
 
 def _pairs(text: str) -> Iterator[Pair]:
-    rows = [
-        (line, row) for line, row in enumerate(csv.reader(text.splitlines()), 1) if any(each.strip() for each in row)
-    ]
+    rows = [(line, row) for line, row in _rows(text) if any(each.strip() for each in row)]
     if not 0 < len(rows) <= MOST_PAIRS:
         raise VnnlibError(f"{INSTANCES} has {len(rows)} rows; expected 1 to {MOST_PAIRS}")
     for line, row in rows:
         cells = [each.strip() for each in row]
         if len(cells) not in (2, 3) or not all(cells):
             raise VnnlibError(
-                f"{INSTANCES} line {line}: got {','.join(row)!r}, expected MODEL,QUERY or MODEL,QUERY,SECONDS"
+                f"{INSTANCES} line {line}: got {','.join(row)[:200]!r}, expected MODEL,QUERY or MODEL,QUERY,SECONDS"
             )
         model, query = (str(PurePosixPath(each)) for each in cells[:2])
         yield Pair(line, model, query, _seconds(line, cells[2]) if len(cells) == 3 else None)
 
 
-def _seconds(line: int, text: str) -> float:
+def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Each row with the number of its last line."""
+    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
     try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise VnnlibError(f"{INSTANCES} line {reader.line_num}: {error}; expected comma-separated values") from error
+
+
+def _seconds(line: int, text: str) -> float:
+    value = float(text) if _SECONDS.fullmatch(text) else 0.0
     if not isfinite(value) or value <= 0:
-        raise VnnlibError(f"{INSTANCES} line {line}: got {text!r}, expected seconds above 0")
+        raise VnnlibError(f"{INSTANCES} line {line}: got {text[:60]!r}, expected seconds above 0")
     return value
