@@ -52,8 +52,12 @@ class Results:
             fresh.setdefault(address_of(tensor), tensor)
         for address in (*known, *map(address_of, aliased)):
             fresh.pop(address, None)
-        for address in fresh:  # CUDA graphs may give out the same tensor again
+        # A CUDA graph that is replayed gives out the same tensor again: whoever kept it from an earlier round holds the
+        # newest result, and that this is another one than was kept shows in what the program computes.
+        for address in fresh:
             self._overwritten.pop(address, None)
+        for earlier in self._rounds[:-1]:
+            earlier.forget(fresh)
         newest.note(origin, fresh.values(), returned=returned)
 
     def begin(self, generation: int) -> None:

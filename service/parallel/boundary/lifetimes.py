@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -94,6 +94,10 @@ class Outputs:
         """Those still in memory, oldest first; the others are forgotten."""
         self._outputs = [output for output in self._outputs if output.alive]
         return tuple(self._outputs)
+
+    def forget(self, addresses: Container[int]) -> None:
+        """Watch no more what is at these addresses."""
+        self._outputs = [output for output in self._outputs if output.address not in addresses]
 
     def held(self, before: int) -> tuple[Held, ...]:
         """Those of steps before ``before``, with their holders. Looks at every object of the process: 0.1 s or more."""
