@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from service.bounds.methods import Method
+from service.bounds.methods import Effort, Method, ProgressMeter
 from service.bounds.workspace import keep_workspaces_small
 from service.jobs.runtime import Completion, RunContext
 from service.jobs.spec.verify import VerifySpec
@@ -20,6 +20,7 @@ from service.verification.certify import certify
 from service.verification.clock import PHASES, Clock, peak_memory_gib
 from service.verification.ledger import Entry, Ledger, Row
 from service.verification.making import make
+from service.verification.pace import Pace
 from service.verification.ranks import Ranks
 from service.verification.searching import Searches, StoppedError
 from service.verification.task import Refused, Task
@@ -86,10 +87,14 @@ class _Own:
     clock: Clock
     ranks: Ranks
     ledger: Ledger = field(init=False)
-    done: int = 0
+    pace: Pace | None = None
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.context.paths.checkpoints, self.context.attempt, self.ranks.mesh.dp.rank)
+        mesh = self.ranks.mesh
+        self.ledger = Ledger(self.context.paths.checkpoints, self.context.attempt, mesh.dp.rank)
+        if mesh.tp.rank == 0 and mesh.dp.rank == 0:
+            asked, groups = self._any.asked, self._any.groups
+            self.pace = Pace.of_stage(self.context.report, asked.count, groups, mesh.pp.rank, mesh.pp.size)
 
     @property
     def _any(self) -> Task:
@@ -131,7 +136,8 @@ class _Own:
         own = [earlier[instance] for instance in self._any.own if instance in decided]
         for entry in own:
             self._tell(entry)
-        self._progress(len(own))
+        if self.pace is not None:
+            self.pace.resume(len(own))
         if decided and self.context.rank == 0:
             self.context.report.log(f"{len(decided)} instances were decided by an earlier attempt")
         return decided
@@ -142,7 +148,9 @@ class _Own:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
         begun = time.time()
         question = task.asked.ask(instances, task.like)
-        outcome = certify(task.network, referee, method, task.effort, question, clock=self.clock)
+        outcome = certify(
+            task.network, referee, method, self._metered(task, len(instances)), question, clock=self.clock
+        )
         self.context.report.span("bound", begun, time.time(), {"instances": len(instances)})
         predictions = referee.predictions(question) if task.asked.has_labels else None
         found = tally.rows_of(outcome, task.method_name, task.asked, predictions)
@@ -153,22 +161,24 @@ class _Own:
         self._decided([entry for entry in entries if entry not in waiting])
         return waiting
 
+    def _metered(self, task: Task, size: int) -> Effort:
+        """The task's effort, which tells how far the analysis of a batch of ``size`` instances is."""
+        if (pace := self.pace) is None:
+            return task.effort
+        pace.begin_batch()
+        return replace(task.effort, progress=ProgressMeter(lambda share: pace.analyse(size, share)))
+
     def _decided(self, entries: list[Entry]) -> None:
         if self._any.leads:
             self.ledger.add(entries)
             for entry in entries:
                 self._tell(entry)
-        self._progress(len(entries))
+        if self.pace is not None:
+            self.pace.decide(len(entries))
 
     def _tell(self, entry: Entry) -> None:
         if self._any.leads:
             self.context.report.bound(entry.row)
-
-    def _progress(self, more: int) -> None:
-        self.done += more
-        if more and self.context.rank == 0:
-            total = self._any.asked.count
-            self.context.report.progress(min(self.done * self._any.groups, total), total, "instances")
 
 
 def _shown(row: Row, task: Task, referee: Referee) -> Row:

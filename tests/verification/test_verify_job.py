@@ -45,9 +45,14 @@ class Recorder(RecordingReporter):
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[tuple[int, int, str]] = []
+        self.within: list[dict[str, Any]] = []
+        """The share, phase and time left of each report that has them."""
 
-    def progress(self, done: int, total: int, unit: str) -> None:
-        self.steps.append((done, total, unit))
+    def progress(self, done: int, total: int, unit: str, **finer: Any) -> None:
+        if finer["share"] is None:
+            self.steps.append((done, total, unit))
+        else:
+            self.within.append(finer)
 
 
 def context(

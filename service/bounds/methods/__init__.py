@@ -9,6 +9,7 @@ from service.bounds.methods.base import Analysis, Effort, Method
 from service.bounds.methods.crown import crown
 from service.bounds.methods.crown_ibp import crown_ibp
 from service.bounds.methods.ibp import ibp
+from service.bounds.methods.progress import ProgressMeter
 from service.bounds.methods.repeated import repeatedly
 
 METHODS: Mapping[str, Method] = {
@@ -19,4 +20,4 @@ METHODS: Mapping[str, Method] = {
     "alpha-crown (fixed intermediate bounds)": alpha_crown_fixed,
 }
 
-__all__ = ["METHODS", "Analysis", "Effort", "Method", "repeatedly"]
+__all__ = ["METHODS", "Analysis", "Effort", "Method", "ProgressMeter", "repeatedly"]

@@ -6,8 +6,9 @@ optimising them for the output: for any fixed relaxations of later layers a tigh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from service.bounds.network import Network
 from service.bounds.optimise import Families, optimised
 from service.bounds.rules.base import UnitRows
 
+Part = TypeVar("Part", Tensor, UnitRows)
+
 
 @dataclass(frozen=True, eq=False)
 class OptimisedAnalysis:
@@ -33,7 +36,7 @@ class OptimisedAnalysis:
     def lower_bounds(self, rows: Tensor) -> Tensor:
         start = self.backward.network.graph.output.name
         at_once = _at_once(self.backward, start, rows.shape[1], self.effort)
-        parts = iter(equal_parts(rows, at_once))
+        parts = _counted(equal_parts(rows, at_once), self.backward, start, self.effort)
         return optimised(Families(self.backward), start, parts, self.effort.ascent)[:, : rows.shape[1]]
 
 
@@ -48,7 +51,7 @@ def both_optimised(backward: Pass, name: str, index: Tensor, effort: Effort) -> 
     """Both sides of the entries ``index`` of a value, each optimised for itself."""
     pairs = max(1, _at_once(backward, name, 2 * index.shape[1], effort) // 2)
     parts = [UnitRows(part) for part in equal_parts(index, pairs)]
-    found = optimised(Families(backward), name, iter(parts), effort.ascent)
+    found = optimised(Families(backward), name, _counted(parts, backward, name, effort), effort.ascent)
     lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
     return Interval(lower.flatten(1)[:, : index.shape[1]], -negated.flatten(1)[:, : index.shape[1]])
 
@@ -58,6 +61,15 @@ def alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> Analys
     effort = affordable(network, box, effort)
     backward = bound_layers(network, box, effort, one_pass)
     return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), effort)
+
+
+def _counted(parts: Sequence[Part], backward: Pass, name: str, effort: Effort) -> Iterator[Part]:
+    """The parts, each counted as bounded when the next one is asked for."""
+    for part in parts:
+        yield part
+        if effort.progress is not None:
+            rows = 2 * part.index.shape[1] if isinstance(part, UnitRows) else part.shape[1]
+            effort.progress.add(name, rows, backward.device)
 
 
 def _at_once(backward: Pass, start: str, rows: int, effort: Effort) -> int:

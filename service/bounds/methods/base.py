@@ -12,6 +12,7 @@ from torch import Tensor
 from service.bounds.backward import Pass
 from service.bounds.extent import entries_of_a_row
 from service.bounds.interval import Interval
+from service.bounds.methods.progress import ProgressMeter
 from service.bounds.network import Network
 from service.bounds.optimise import Ascent
 
@@ -22,12 +23,14 @@ class Effort:
 
     ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
     in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory:
-    more rows than fit walk in parts. ``ascent`` is for methods that optimise.
+    more rows than fit walk in parts. ``ascent`` is for methods that optimise. ``progress`` is told how far an
+    analysis is; efforts that differ in it alone are equal.
     """
 
     intersect: bool = True
     elements: int = 2**26
     ascent: Ascent = field(default_factory=Ascent)
+    progress: ProgressMeter | None = field(default=None, compare=False)
 
     def within(self, device: torch.device) -> Effort:
         """Less where a device has little memory left, so that running out of it is not an outcome."""
@@ -86,8 +89,12 @@ class LinearAnalysis:
     def lower_bounds(self, rows: Tensor) -> Tensor:
         network = self.backward.network
         at_once = passing_at_once(self.backward, network.graph.output.name, rows.shape[1], self.effort)
-        parts = torch.split(rows, at_once, dim=1)
-        return torch.cat([self.backward.lower_bounds(network.graph.output.name, part) for part in parts], dim=1)
+        found = []
+        for part in torch.split(rows, at_once, dim=1):
+            found.append(self.backward.lower_bounds(network.graph.output.name, part))
+            if self.effort.progress is not None:
+                self.effort.progress.add(network.graph.output.name, part.shape[1], rows.device)
+        return torch.cat(found, dim=1)
 
 
 def rows_at_once(backward: Pass, start: str, effort: Effort) -> int:

@@ -42,6 +42,8 @@ def inputs_of(network: Network, intervals: Mapping[str, Interval]) -> dict[str, 
 
 def _bounded(network: Network, box: Interval, effort: Effort, choose: Choose) -> LinearAnalysis:
     intervals = propagate(network, box)
+    if effort.progress is not None:
+        effort.progress.start(network, ())
     frontier = frozenset(node.name for node in network.nonlinear)
     return LinearAnalysis(Pass(network, intervals, {}, frontier), inputs_of(network, intervals), effort)
 

@@ -66,6 +66,8 @@ def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine
     relaxations: dict[str, Relaxed] = {}
     backward = Pass(network, intervals, relaxations, divided=True)
     exact = _exact_intervals(network, box.exact_layers)
+    if effort.progress is not None:
+        effort.progress.start(network, {name for node in network.nonlinear for name in node.inputs} - exact)
     refined: set[str] = set()
     for node in network.graph.nodes[1:]:
         if node.name in network.relaxed:
@@ -85,7 +87,11 @@ def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine
 def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
     """Both sides of the entries by plain backward passes."""
     pairs = max(1, passing_at_once(backward, name, 2 * index.shape[1], effort) // 2)
-    found = [backward.lower_bounds(name, UnitRows(part)) for part in torch.split(index, pairs, dim=1)]
+    found = []
+    for part in torch.split(index, pairs, dim=1):
+        found.append(backward.lower_bounds(name, UnitRows(part)))
+        if effort.progress is not None:
+            effort.progress.add(name, 2 * part.shape[1], backward.device)
     halves = [each.chunk(2, dim=1) for each in found]
     return Interval(torch.cat([low for low, _ in halves], dim=1), -torch.cat([high for _, high in halves], dim=1))
 
@@ -93,6 +99,8 @@ def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interv
 def _refined(backward: Pass, name: str, chosen: tuple[Tensor, Tensor], effort: Effort, refine: Refine) -> Interval:
     """Tighter bounds on a value, entry by entry where they matter to the instance."""
     before, (wanted, index) = backward.intervals[name], chosen
+    if effort.progress is not None:
+        effort.progress.expect(name, 2 * index.shape[1])
     if not index.shape[1]:
         return before
     rows = refine(backward, name, index, effort)

@@ -35,6 +35,7 @@ class Record:
     _rows: dict[torch.Size, _Rows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.effort = replace(self.effort, progress=None)  # a replay does not come by here
         self._layers = self.repeat()
         self._layers.run(self._bound, WARM + 1)
 

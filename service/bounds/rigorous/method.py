@@ -47,8 +47,13 @@ class RigorousAnalysis:
         network = self.walk.network
         output, batch = network.graph.output.name, len(self.walk.intervals[network.graph.input.name].lower)
         parts = torch.split(rows, _rows_at_once(network, output, batch, self.effort), dim=1)
+        found = []
         with torch.no_grad(), plain_convolutions():
-            return torch.cat([self.bounding(self.walk, output, part) for part in parts], dim=1)
+            for part in parts:
+                found.append(self.bounding(self.walk, output, part))
+                if self.effort.progress is not None:
+                    self.effort.progress.add(output, part.shape[1], rows.device)
+        return torch.cat(found, dim=1)
 
     def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients ``(batch, rows, features)`` and constants ``(batch, rows)`` of affine functions of the model's
@@ -153,6 +158,8 @@ def _analysed(
     steps: dict[str, Step] = {}
     walk = RigorousPass(network, intervals, steps)
     of_a_ball = _of_a_ball(network, box) - linear
+    if effort.progress is not None:
+        effort.progress.start(network, linear | of_a_ball)
     # What the stages before give has only been propagated, by each rank for itself.
     given = {network.graph.input.name} if network.before is None else set()
     left, met = set(linear) - given, set(given)
@@ -221,11 +228,15 @@ def _bounded(walk: RigorousPass, bounding: Bounding, name: str, wanted: Tensor, 
         missing = network.exchange.largest(len(chosen), chosen.device) - len(chosen)
         chosen = torch.cat([chosen, chosen.new_zeros(missing)])
     pairs = max(1, _rows_at_once(network, name, len(lower), effort) // 2)
+    if effort.progress is not None:
+        effort.progress.expect(name, 2 * len(chosen))
     for part in torch.split(chosen, pairs) if len(chosen) else ():
         bounds, own = bounding(walk, name, UnitRows(part.unsqueeze(0))), wanted[:, part]
         low, high = lower[:, part], upper[:, part]
         lower[:, part] = torch.where(own, torch.maximum(low, bounds[:, : len(part)]), low)
         upper[:, part] = torch.where(own, torch.minimum(high, -bounds[:, len(part) :]), high)
+        if effort.progress is not None:
+            effort.progress.add(name, 2 * len(part), part.device)
     return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
 
 
