@@ -15,7 +15,7 @@ Event = Mapping[str, Any]
 
 MOVES: Mapping[str | None, frozenset[str]] = {
     None: frozenset({"queued"}),
-    "queued": frozenset({"starting", "cancelled", "failed"}),
+    "queued": frozenset({"starting", "running", "cancelled", "failed"}),
     "starting": frozenset({"running", "queued", "cancelling", "failed"}),
     "running": frozenset({"succeeded", "failed", "queued", "cancelling"}),
     "cancelling": frozenset({"cancelled", "succeeded", "failed"}),
@@ -23,7 +23,9 @@ MOVES: Mapping[str | None, frozenset[str]] = {
     "failed": frozenset({"queued"}),
     "cancelled": frozenset({"queued"}),
 }
-"""States that may follow a state. Written down here and not taken from the store, which is what is checked."""
+"""States that may follow a state; a queued job runs again when the supervisor of an attempt given up for lost is back.
+Written down here and not taken from the store, which is what is checked.
+"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,9 @@ def _check_states(job: Job, events: Sequence[Event], accepted: Accepted) -> list
         if event["type"] == "state":
             if event["state"] not in MOVES[state]:
                 found.append(Violation("states follow each other", f"{job.id}: {state} -> {event['state']}"))
-            if event["attempt"] < attempt:
+            if event["attempt"] < attempt and not (
+                event["state"] == "running" and "is back" in (event["reason"] or "")
+            ):
                 found.append(Violation("attempts count up", f"{job.id}: attempt {attempt} -> {event['attempt']}"))
             state, attempt = event["state"], event["attempt"]
             ends += state in TERMINAL
@@ -121,14 +125,14 @@ def _check_states(job: Job, events: Sequence[Event], accepted: Accepted) -> list
 
 
 def _check_repetition(job: Job, events: Sequence[Event]) -> list[Violation]:
-    attempt, seen = 0, set[int]()
+    attempt, seen = 0, set[tuple[int, int]]()
     for event in events:
-        if event["type"] == "state" and event["attempt"] != attempt:
-            attempt, seen = event["attempt"], set()
+        if event["type"] == "state":
+            attempt = event["attempt"]
         elif event["type"] == "metric" and "loss" in event["values"]:
-            if event["step"] in seen:
+            if (attempt, event["step"]) in seen:
                 return [Violation("each event once", f"{job.id}: step {event['step']} twice in attempt {attempt}")]
-            seen.add(event["step"])
+            seen.add((attempt, event["step"]))
     return []
 
 

@@ -29,7 +29,7 @@ TRAINED: dict[str, Any] = {
 
 
 def state(name: str, attempt: int = 1) -> dict[str, Any]:
-    return {"type": "state", "state": name, "attempt": attempt}
+    return {"type": "state", "state": name, "attempt": attempt, "reason": None}
 
 
 def metric(step: int) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_a_whole_history_breaks_no_promise(checks: Any) -> None:
 
 BROKEN: dict[str, Callable[[], dict[str, Any]]] = {
     "events in order": lambda: {"events": numbered(WHOLE)[::-1]},
-    "states follow each other": lambda: {"events": numbered((state("queued", 0), *WHOLE[2:]))},
+    "states follow each other": lambda: {"events": numbered((state("queued", 0), WHOLE[5]))},
     "attempts count up": lambda: {"events": numbered((*WHOLE[:2], state("queued", 2), *WHOLE[1:]))},
     "nothing after the end": lambda: {"events": numbered((*WHOLE, metric(3)))},
     "record equals events": lambda: {"job": {"state": "running"}},
@@ -73,6 +73,14 @@ def test_each_broken_promise_is_noticed(checks: Any, promise: str) -> None:
     job = Job(**{**TRAINED, **broken.get("job", {})})
     found = checks.check_job(job, broken.get("events", numbered(WHOLE)), accepted)
     assert promise in {violation.promise for violation in found}
+
+
+def test_an_attempt_that_comes_back_breaks_no_promise(checks: Any) -> None:
+    lost, back = state("queued", 1), {**state("running"), "reason": "attempt 1 goes on: its supervisor is back"}
+    events = numbered((*WHOLE[:4], lost, state("starting", 2), back, *WHOLE[4:]))
+    assert checks.check_job(Job(**TRAINED), events, checks.Accepted("short", {}, "key")) == []
+    without_reason = numbered((*WHOLE[:4], lost, state("starting", 2), *WHOLE[2:3], *WHOLE[4:]))
+    assert checks.check_job(Job(**TRAINED), without_reason, checks.Accepted("short", {}, "key"))
 
 
 def test_a_verification_with_rows_missing_is_no_success(checks: Any) -> None:
