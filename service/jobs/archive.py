@@ -210,7 +210,7 @@ def damage() -> Iterator[None]:
     except (UploadError, tarfile.ReadError):
         raise
     except OSError as error:
-        # bzip2 reports damage without a number, and a place that leads nowhere is EINVAL; others are the machine's trouble.
+        # bzip2 reports damage without a number, and a place that leads nowhere is EINVAL; others are the machine's.
         if error.errno not in (None, EINVAL):
             raise
         raise ArchiveError(f"the archive is damaged: {error}") from error
