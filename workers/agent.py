@@ -23,10 +23,13 @@ from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store, StoreLimits, StoreUnavailable
 from service.jobs.text import log_to_stderr
 from workers.app import Dispatcher, create_app, serve
+from workers.confinement import available
 from workers.group import remove_leftovers
 from workers.inventory import cpu_slots, cuda_devices
 from workers.orders import Order
+from workers.policy import JobPolicy
 from workers.spawning import Supervisors
+from workers.supervisor import HOST_NAMESPACES
 
 SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
 _POLL_S = 0.025
@@ -52,6 +55,9 @@ class Agent:
         self._dispatcher = Dispatcher(self._app)
         folder = settings.layout.host(self._host)
         self._roster = Roster(folder)
+        self._policy = JobPolicy.of(settings)
+        if self._policy.isolation == "none":
+            supervisor = (*supervisor, HOST_NAMESPACES)
         self._supervisors = Supervisors(supervisor, folder / "supervisors.log", settings.warm_supervisors)
         self._report = HostReport(
             name=self._host,
@@ -59,6 +65,7 @@ class Agent:
             cuda=cuda_devices(os.environ),
             cpu_slots=cpu_slots(settings.cpu_slots),
             versions=_versions(),
+            isolation=("limits",) if self._policy.isolation == "none" else available(),
         )
         self._stop = threading.Event()
         self._fleet = 1
@@ -101,6 +108,7 @@ class Agent:
                 data=str(settings.layout.root),
                 stop_grace_s=settings.stop_grace_s,
                 limits=self._limits,
+                policy=self._policy,
             )
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import time
 import uuid
@@ -17,14 +18,17 @@ import orjson
 from service.jobs.events import ArtifactEvent, ErrorEvent, Event
 from service.jobs.layout import DataLayout
 from service.jobs.records import Claim, JobError, Outcome, Superseded, UnknownSpec
+from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.store import Store, StoreUnavailable
 from workers import command, rendezvous, wire
+from workers.admission import Admission
 from workers.artifacts import Publisher
 from workers.group import Group
 from workers.inventory import oom_kills, usable_cores
 from workers.lease import Lease, News
 from workers.orders import Order
 from workers.outage import insist
+from workers.policy import compile_cache, gate_artifacts
 from workers.relay import Relay
 from workers.uploader import Uploader
 from workers.verdict import Cause, Evidence, judge, traceback_name
@@ -83,7 +87,10 @@ class PartRun:
         self._oom_kills = oom_kills()
         self._uploader = Uploader(store.attempts, claim.ref, self._record_path(), self._on_lost)
         self._publisher = Publisher(store.attempts, claim.ref, self._paths, self._uploader.put, self._uploader.record)
-        self._relay = Relay(group.socket, self._folder, self._take, lambda: self._end("rank_failed"))
+        before = claim.shares[: [share.host for share in claim.shares].index(claim.ref.host)]
+        first = sum(len(share.devices) for share in before)
+        admission = Admission(secrets.token_hex(16), range(first, first + len(claim.share.devices)), os.getpid())
+        self._relay = Relay(group.socket, self._folder, self._take, lambda: self._end("rank_failed"), admission)
         self._lease = Lease(store.attempts, claim.ref, claim.lease_s, sent_at, self._on_news)
 
     async def run(self) -> None:
@@ -150,17 +157,29 @@ class PartRun:
             self._end("exited")
             self._group.kill()
             return
+        order, scratch = self._order, self._group.folder / "scratch"
+        scratch.mkdir(mode=0o700)
+        owner, digests = await insist(_REPORT_WITHIN_S, gate_artifacts, self._store, self._claim)
+        _write_whole(self._folder / GATE_ARTIFACTS, orjson.dumps(digests))
+        places = command.Places(
+            data=self._layout.root,
+            events=self._group.socket,
+            secret=self._relay.admission.secret,
+            scratch=scratch,
+            compiled=compile_cache(owner),
+        )
         self._group.launch(
             command.torchrun_arguments(self._claim, meeting, self._group.folder, self._program),
             command.rank_environment(
                 self._claim,
                 meeting,
-                self._layout.root,
-                self._group.socket,
+                places,
                 cores=usable_cores(),
                 environment=os.environ,
+                more=order.policy.environment,
             ),
             self._folder,
+            order.policy.confine(self._claim, self._layout, order.broker_url, self._group.folder, places.compiled),
         )
 
     async def _limit_time(self) -> None:

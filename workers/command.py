@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from service.jobs.records import Claim
 from service.jobs.rendezvous import VARIABLE as RENDEZVOUS
 from workers.rendezvous import Rendezvous
 
-_SECRET = re.compile(
-    r"^TRIVET_|SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|_KEY$|REDIS|BROKER|CELERY|VALKEY", re.IGNORECASE
+_ALLOWED = re.compile(
+    r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|VIRTUAL_ENV|LD_LIBRARY_PATH"
+    r"|PYTHON(PATH|HOME|HASHSEED|UNBUFFERED|DONTWRITEBYTECODE|WARNINGS|UTF8|IOENCODING|SAFEPATH|MALLOC)"
+    r"|(CUDA|NVIDIA|NCCL|GLOO|UCX|OMP|GOMP|KMP|MKL|OPENBLAS|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON)_\w+"
 )
+"""Names of what a rank may need of its host. What any other variable holds nobody here can know."""
+_SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIAL|AUTH|_KEY$|_PAT$|_URL$", re.IGNORECASE)
+_OWN = re.compile(r"TRIVET_", re.IGNORECASE)
 
 
-def scrubbed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the service's own settings and without what looks like a secret."""
-    return {name: value for name, value in environment.items() if not _SECRET.search(name)}
+def allowed(environment: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
+    """The part of ``environment`` that ranks get: what programs, compilers and torch's libraries read, and the names
+    that the operator adds. The service's own settings are never among it.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not _OWN.match(name) and (name in more or (_ALLOWED.fullmatch(name) and not _SECRET.search(name)))
+    }
 
 
 def torchrun_arguments(claim: Claim, meeting: Rendezvous, folder: Path, program: Sequence[str]) -> list[str]:
@@ -41,21 +53,50 @@ def torchrun_arguments(claim: Claim, meeting: Rendezvous, folder: Path, program:
     ]
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where the ranks of a group find things on their host."""
+
+    data: Path
+    events: Path
+    """The socket of their supervisor."""
+    secret: str
+    """With which a rank makes itself known there."""
+    scratch: Path
+    """Removed when the attempt ends: temporary files, and what libraries keep in a home folder."""
+    compiled: Path
+    """Caches of compiled code."""
+
+
 def rank_environment(
-    claim: Claim, meeting: Rendezvous, data: Path, events: Path, *, cores: int, environment: Mapping[str, str]
+    claim: Claim,
+    meeting: Rendezvous,
+    places: Places,
+    *,
+    cores: int,
+    environment: Mapping[str, str],
+    more: Collection[str] = (),
 ) -> dict[str, str]:
-    """What the ranks find besides what torchrun sets. ``environment`` is the supervisor's own."""
+    """What the ranks find besides what torchrun sets. ``environment`` is the supervisor's own; ``more`` names variables
+    of it that the operator adds to those of :func:`allowed`.
+    """
     share = claim.share
     variables = {
+        **allowed({name: value for name, value in environment.items() if name in more}, more),
         "TRIVET_JOB": claim.ref.job_id,
         "TRIVET_ATTEMPT": str(claim.ref.attempt),
-        "TRIVET_DATA": str(data),
-        "TRIVET_EVENTS": str(events),
+        "TRIVET_DATA": str(places.data),
+        "TRIVET_EVENTS": str(places.events),
+        "TRIVET_EVENTS_SECRET": places.secret,
         "TRIVET_DEVICE": share.pool,
         RENDEZVOUS: str(meeting.folder),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": visible_devices(share.devices if share.pool == "cuda" else (), environment),
         "PYTHONSAFEPATH": "1",
+        "HOME": str(places.scratch),
+        "TMPDIR": str(places.scratch),
+        "TORCHINDUCTOR_CACHE_DIR": str(places.compiled / "inductor"),
+        "TRITON_CACHE_DIR": str(places.compiled / "triton"),
         **_network(claim, meeting, environment),
     }
     if "OMP_NUM_THREADS" not in environment:

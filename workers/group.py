@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from service.jobs.processes import Process
 from workers import keeper
+from workers.confinement import Confinement
 
 _TAIL = 20
 _KEEPER_GRACE_S = 5.0
@@ -62,6 +64,8 @@ class LaunchOrder:
     environment: Mapping[str, str]
     folder: str
     report: str
+    confinement: Mapping[str, Any]
+    """See :class:`workers.confinement.Confinement`."""
 
 
 class Group:
@@ -71,12 +75,13 @@ class Group:
     ``folder`` is private and short-lived: the event socket, torchrun's own files, the launcher's output.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], *, own_namespaces: bool = True) -> None:
         keeper.become_subreaper()
         self.folder = _scratch_folder()
         self._output = self.folder / "launcher.log"
         life, self._life = os.pipe()
-        command = [sys.executable, "-I", "-S", keeper.__file__, str(life), sys.executable, "-m", "workers.launcher"]
+        launcher = [sys.executable, "-P", "-m", "workers.launcher", *(["--own-namespaces"] if own_namespaces else [])]
+        command = [sys.executable, "-I", "-S", keeper.__file__, str(life), *launcher]
         with self._output.open("wb") as output:
             self._keeper = subprocess.Popen(
                 command,
@@ -101,10 +106,12 @@ class Group:
     def _report(self) -> Path:
         return self.folder / "exit-codes.json"
 
-    def launch(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-        """Start torchrun with ``arguments`` in ``folder``."""
+    def launch(
+        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, confinement: Confinement
+    ) -> None:
+        """Start torchrun with ``arguments`` in ``folder``, within ``confinement``."""
         assert self._keeper.stdin is not None
-        order = LaunchOrder(tuple(arguments), environment, str(folder), str(self._report))
+        order = LaunchOrder(tuple(arguments), environment, str(folder), str(self._report), confinement.to_json())
         with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:  # it may have died: wait() will tell
             pipe.write(json.dumps(asdict(order)).encode() + b"\n")
 

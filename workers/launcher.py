@@ -2,8 +2,9 @@
 
 Importing torch takes about as long as everything else in a start, so a supervisor starts this process at once and
 gives it the order when the attempt is claimed: one JSON line on standard input, ``{"arguments": [torchrun's
-arguments], "environment": {…}, "folder": working folder, "report": path}``. Its end says how the group ended: exit code
-0, or 1 with the exit codes of the failed ranks in the file ``report``. Without an order (end of input) it exits.
+arguments], "environment": {…}, "folder": working folder, "report": path, "confinement": {…}}``. It confines itself, and
+so the ranks, before it starts them. Its end says how the group ended: exit code 0, or 1 with the exit codes of the
+failed ranks in the file ``report``. Without an order (end of input) it exits.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from workers.confinement import Confinement
+from workers.namespaces import enter_user_namespace
 from workers.parentage import die_with_parent
+
+OWN_NAMESPACES = "--own-namespaces"
 
 
 def main() -> int:
     die_with_parent()
+    # While this process has one thread; what a namespace is for is known only with the order.
+    inside = OWN_NAMESPACES in sys.argv and enter_user_namespace()
     # The import is what makes the process warm, so it comes before the wait.
     import torch.distributed.run as torchrun  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
@@ -31,6 +38,7 @@ def main() -> int:
     if order is None:
         return 0
     os.environ.update(order["environment"])
+    Confinement.from_json(order["confinement"]).enforce(in_user_namespace=inside)
     os.chdir(order["folder"])
     try:
         run: Callable[[Any], None] = torchrun.run

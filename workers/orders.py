@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits
+from workers.policy import JobPolicy
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Order:
     """Between asking the ranks to stop and killing them."""
     limits: StoreLimits
     """The worker's: all processes of a fleet must agree on them."""
+    policy: JobPolicy = field(default_factory=JobPolicy)
 
     @property
     def ref(self) -> AttemptRef:
@@ -35,4 +37,5 @@ class Order:
     @classmethod
     def from_line(cls, line: str) -> Order:
         fields = json.loads(line)
-        return cls(**{**fields, "limits": StoreLimits(**fields["limits"])})
+        limits, policy = StoreLimits(**fields["limits"]), JobPolicy.from_json(fields["policy"])
+        return cls(**{**fields, "limits": limits, "policy": policy})

@@ -23,7 +23,7 @@ import orjson
 
 from service.jobs.layout import DataLayout
 from service.jobs.reporting import Channel, SocketReporter, connect
-from service.jobs.runtime import RefusedError, RunContext
+from service.jobs.runtime import GATE_ARTIFACTS, RefusedError, RunContext
 from workers.control import Control
 from workers.parentage import die_with_parent
 
@@ -52,10 +52,11 @@ def main(find_runner: Callable[[str], Runner] = installed_runner) -> int:
     die_with_parent()
     faulthandler.enable()
     address, rank = os.environ["TRIVET_EVENTS"], int(os.environ["RANK"])
-    _redirect(sys.stdout.fileno(), address, rank, "stdout")
-    _redirect(sys.stderr.fileno(), address, rank, "stderr")
+    secret = os.environ["TRIVET_EVENTS_SECRET"]
+    _redirect(sys.stdout.fileno(), address, rank, "stdout", secret)
+    _redirect(sys.stderr.fileno(), address, rank, "stderr", secret)
     layout = DataLayout(Path(os.environ["TRIVET_DATA"]))
-    connection = connect(address, rank, "events")
+    connection = connect(address, rank, "events", secret)
     report = SocketReporter(connection, rank, layout.job(os.environ["TRIVET_JOB"]))
     control = Control(connection, lambda: _be_terminated(report))
     try:
@@ -91,12 +92,18 @@ def _context(layout: DataLayout, report: SocketReporter, should_stop: Callable[[
         data=layout,
         report=report,
         should_stop=should_stop,
+        gate_artifacts=_gate_artifacts(layout),
     )
 
 
-def _redirect(descriptor: int, address: str, rank: int, channel: Channel) -> None:
+def _gate_artifacts(layout: DataLayout) -> Mapping[str, str]:
+    folder = layout.job(os.environ["TRIVET_JOB"]).attempt(int(os.environ["TRIVET_ATTEMPT"]))
+    return cast(Mapping[str, str], orjson.loads((folder / GATE_ARTIFACTS).read_bytes()))
+
+
+def _redirect(descriptor: int, address: str, rank: int, channel: Channel, secret: str) -> None:
     """Let everything written to ``descriptor``, from native code and child processes too, go to the supervisor."""
-    with connect(address, rank, channel) as connection:
+    with connect(address, rank, channel, secret) as connection:
         os.dup2(connection.fileno(), descriptor)
 
 

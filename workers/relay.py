@@ -16,6 +16,7 @@ from typing import Literal, cast
 
 from service.jobs.events import ErrorEvent, Event
 from workers import wire
+from workers.admission import Admission
 from workers.control import STOP
 from workers.lines import Line, LineSplitter
 from workers.logs import LONGEST_LINE, RankLog, printable
@@ -62,6 +63,7 @@ class Relay:
     logs: Path
     take: Callable[[Event], None]
     alarm: Callable[[], None]
+    admission: Admission
     ranks: dict[int, Rank] = field(default_factory=dict)
     errors: list[ErrorEvent] = field(default_factory=list)
     """In order of arrival."""
@@ -146,6 +148,7 @@ class Relay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(_GREETING_WITHIN_S):
             greeting = wire.parse_greeting(await _first_line(reader))
+        self.admission.check(greeting, _peer(writer.get_extra_info("socket")))
         if greeting.channel == "events":
             self._meet(greeting.rank, writer.get_extra_info("socket"))
             try:
@@ -238,7 +241,7 @@ async def _first_line(reader: asyncio.StreamReader) -> bytes:
     while not text.endswith(b"\n"):
         byte = await reader.read(1)
         if not byte or len(text) > wire.LONGEST_GREETING:
-            raise wire.Malformed(f"a connection without a greeting: {bytes(text[:80])!r}")
+            raise wire.Malformed("a connection without a greeting")
         text += byte
     return bytes(text)
 

@@ -13,9 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.command import scrubbed
+from workers.command import allowed
 from workers.group import Group
 
+HOST_NAMESPACES = "--host-namespaces"
+"""The argument with which launchers stay in the namespaces of the host."""
 RANK_PROGRAM: tuple[str, ...] = ("-m", "workers.rank")
 
 
@@ -25,7 +27,7 @@ def main(program: Sequence[str] = RANK_PROGRAM) -> int:
     SIGINT gives a part back to the queue, as when the service on this host stops; before there is one it just ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    group = Group(scrubbed(os.environ))
+    group = Group(allowed(os.environ), own_namespaces=HOST_NAMESPACES not in sys.argv)
     try:
         # Imported while the launcher imports torch beside it.
         from service.jobs.layout import DataLayout  # noqa: PLC0415

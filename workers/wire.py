@@ -55,6 +55,8 @@ class Malformed(Exception):  # noqa: N818 - names what the line is
 class Greeting:
     rank: int
     channel: Channel
+    secret: str
+    """That of the group, which :class:`workers.admission.Admission` checks."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,11 @@ class Terminated:
 
 def parse_greeting(text: bytes) -> Greeting:
     match _object(text):
-        case {"rank": int(rank), "channel": "events" | "stdout" | "stderr" as channel} if 0 <= rank < 1 << 20:
-            return Greeting(rank, cast(Channel, channel))
-    raise _malformed("a connection starts with its rank and channel", text)
+        case {"rank": int(rank), "channel": "events" | "stdout" | "stderr" as channel, "secret": str(secret)} if (
+            0 <= rank < 1 << 20
+        ):
+            return Greeting(rank, cast(Channel, channel), secret)
+    raise Malformed("a connection starts with its rank, its channel and the secret of its group")
 
 
 def parse_event(line: Line, rank: int) -> Event | Done | Terminated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
 from api.context import ContextDep, StoreDep
+from service.jobs.isolation import PARTS
 from service.jobs.records import Host
 from service.jobs.store import Store
 
@@ -30,6 +32,10 @@ class Ready(BaseModel):
     survives_power_loss: bool
     """Whether the broker syncs each write to its disk before it answers: else a loss of power there takes up to about a
     second of accepted jobs and of everything else."""
+    hosts: int
+    """Worker hosts that are heard of."""
+    isolation: dict[str, int]
+    """How many of them keep ranks apart by each of ``limits``, ``files``, ``network``, ``broker``."""
 
 
 @router.get("/healthz")
@@ -41,7 +47,15 @@ def healthz() -> Alive:
 @router.get("/readyz")
 def readyz(store: StoreDep) -> Ready:
     """The process can do its work: it wrote to the broker and read back; 503 otherwise."""
-    return Ready(broker_s=store.gauges.round_trip_s(), survives_power_loss=store.survives_power_loss())
+    broker_s = store.gauges.round_trip_s()
+    alive = [host for host in store.hosts.list() if host.alive]
+    isolation = Counter(part for host in alive for part in host.isolation)
+    return Ready(
+        broker_s=broker_s,
+        survives_power_loss=store.survives_power_loss(),
+        hosts=len(alive),
+        isolation={part: isolation[part] for part in PARTS},
+    )
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

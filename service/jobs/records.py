@@ -122,6 +122,8 @@ class Host(Record):
     """Set while parts that are placed here do not start; :meth:`Hosts.resume` clears it, and so does a start."""
     seen_at: datetime
     versions: dict[str, str]
+    isolation: tuple[str, ...] = ()
+    """What keeps ranks from the host and from other jobs: parts of :data:`service.jobs.isolation.PARTS`."""
 
 
 class Artifact(Record):

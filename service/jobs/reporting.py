@@ -28,17 +28,19 @@ _EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})
 _BATCH = 512
 
 
-def greeting(rank: int, channel: Channel) -> bytes:
+def greeting(rank: int, channel: Channel, secret: str) -> bytes:
     """The first line of a connection."""
-    return orjson.dumps({"rank": rank, "channel": channel}) + b"\n"
+    return orjson.dumps({"rank": rank, "channel": channel, "secret": secret}) + b"\n"
 
 
-def connect(address: str, rank: int, channel: Channel) -> socket.socket:
-    """Open a channel to the supervisor that listens on the unix socket ``address``. Raises :class:`OSError`."""
+def connect(address: str, rank: int, channel: Channel, secret: str) -> socket.socket:
+    """Open a channel to the supervisor that listens on the unix socket ``address`` and knows the ``secret`` of the
+    group. Raises :class:`OSError`.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(address)
-        connection.sendall(greeting(rank, channel))
+        connection.sendall(greeting(rank, channel, secret))
     except OSError:
         connection.close()
         raise

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict
 
 from service.jobs.layout import DataLayout, JobPaths
+
+GATE_ARTIFACTS = "gate-artifacts.json"
+"""The file in an attempt's folder in which ranks find :attr:`RunContext.gate_artifacts`."""
 
 
 class Reporter(Protocol):
@@ -69,6 +72,9 @@ class RunContext:
     data: DataLayout
     report: Reporter
     should_stop: Callable[[], bool]
+    gate_artifacts: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 by name of what the job that the spec's gate names has published, as its manifest has it; of those that
+    are absent nobody vouches that they are that job's, or that it is of this job's owner."""
 
     @property
     def paths(self) -> JobPaths:

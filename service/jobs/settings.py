@@ -114,6 +114,29 @@ class Settings(BaseSettings):
         None, ge=0, le=4096, description="CPU ranks that may run here; one per core, but at least 4, when absent"
     )
 
+    job_isolation: Literal["auto", "required", "none"] = Field(
+        "auto",
+        description="how ranks are kept from the host and from other jobs: as far as it allows, fully or not at all, "
+        "or by limits only; `trivet hosts` tells what each host allows",
+    )
+    job_memory_gib: float | None = Field(
+        None, gt=0, description="private memory of a rank's process, in GiB; all of the host's when absent"
+    )
+    job_file_gib: float = Field(1024.0, gt=0, description="largest file that a rank may write, in GiB")
+    job_processes: int = Field(
+        16_384, ge=64, description="processes and threads of a job on a host, where it has a namespace to count them in"
+    )
+    job_paths: str = Field(
+        "",
+        description="further files and folders that ranks may read, such as data or packages outside the installation, "
+        "separated by colons",
+    )
+    job_environment: str = Field(
+        "",
+        pattern=r"^([A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*)?$",
+        description="names of further environment variables that ranks get from their worker, separated by commas",
+    )
+
     lease_s: float = Field(15.0, gt=0, description="a running part that is silent for so long is lost, in seconds")
     starting_lease_s: float = Field(60.0, gt=0, description="a placed part must be claimed within so long, in seconds")
     heartbeat_s: float = Field(10.0, gt=0, description="a host that is silent for so long gets no work, in seconds")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,13 +51,19 @@ def lowest(modes: Mapping[Phase, str]) -> str:
     return min(modes.values(), key=MODES.index)
 
 
-def portable_caches(choice: CompileChoice, modes: Mapping[Phase, str], data: DataLayout, rank: int) -> list[bytes]:
-    """What the compile job compiled on this rank in the mode that is used, so that it need not be compiled again."""
+def portable_caches(
+    choice: CompileChoice, modes: Mapping[Phase, str], data: DataLayout, rank: int, digests: Mapping[str, str]
+) -> list[bytes]:
+    """What the compile job compiled on this rank in the mode that is used, so that it need not be compiled again.
+
+    To load it is to run it, so only content whose SHA-256 is in ``digests``, by artifact name, is returned.
+    """
     if choice.gate is None or not modes:
         return []
-    folder = data.job(choice.gate).artifacts / COMPILE_CACHE
-    paths = [folder / cache_file(phase, lowest(modes), rank) for phase in modes]
-    return [path.read_bytes() for path in paths if path.exists()]
+    names = [f"{COMPILE_CACHE}/{cache_file(phase, lowest(modes), rank)}" for phase in modes]
+    folder = data.job(choice.gate).artifacts
+    contents = {name: (folder / name).read_bytes() for name in names if name in digests and (folder / name).exists()}
+    return [content for name, content in contents.items() if hashlib.sha256(content).hexdigest() == digests[name]]
 
 
 def _read(path: Path, job: str) -> Mapping[str, Any]:

@@ -94,9 +94,12 @@ def load_caches(spec: TrainSpec, context: RunContext, backends: Mapping[Phase, s
     if not backends:
         return
     code = f"rank {context.rank}: compiled code of {spec.compile.gate}"
-    caches = portable_caches(spec.compile, backends, context.data, context.rank)
+    caches = portable_caches(spec.compile, backends, context.data, context.rank, context.gate_artifacts)
     if not caches:
-        context.report.log(f"{code} not usable: none was kept for this rank in {lowest(backends)}")
+        mode = lowest(backends)
+        context.report.log(
+            f"{code} not usable: none was kept for this rank in {mode} by a job of the same owner, or it was changed"
+        )
         return
     loaded = [torch.compiler.load_cache_artifacts(cache) for cache in caches]
     is_whole = all(each is not None for each in loaded)  # none of one whose checksum is wrong

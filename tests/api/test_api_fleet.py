@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.jobs.settings import Settings
 from service.jobs.spec import KINDS
+from service.jobs.store import HostReport, Store
 
 
 def test_an_uploaded_file_is_addressed_by_its_content(client: TestClient) -> None:
@@ -138,6 +139,16 @@ def test_health_and_readiness_need_no_key(anonymous: TestClient) -> None:
     assert ready["status"] == "ready"
     assert 0 < ready["broker_s"] < 5
     assert ready["survives_power_loss"] is False, "the broker of these tests syncs every second"
+    assert (ready["hosts"], ready["isolation"]) == (0, {"limits": 0, "files": 0, "network": 0, "broker": 0})
+
+
+def test_hosts_and_readiness_tell_what_keeps_ranks_apart(client: TestClient, store: Store) -> None:
+    store.hosts.beat(HostReport("bare", "10.0.0.1", isolation=("limits",)))
+    store.hosts.beat(HostReport("full", "10.0.0.2", isolation=("limits", "files", "network", "broker")))
+    hosts = {host["name"]: host["isolation"] for host in client.get("/v1/hosts").json()["items"]}
+    assert hosts == {"bare": ["limits"], "full": ["limits", "files", "network", "broker"]}
+    ready = client.get("/readyz").json()
+    assert (ready["hosts"], ready["isolation"]["limits"], ready["isolation"]["broker"]) == (2, 2, 1)
 
 
 def numbers(client: TestClient) -> dict[tuple[str, ...], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tempfile
@@ -146,10 +147,22 @@ def test_what_was_compiled_is_found_by_phase_mode_and_rank(data: DataLayout) -> 
     folder.mkdir(parents=True)
     (folder / "train-inductor-1.bin").write_bytes(b"compiled")
     choice = CompileChoice(train=True, gate=GATE)
-    assert portable_caches(choice, {"train": "inductor"}, data, rank=1) == [b"compiled"]
-    assert portable_caches(choice, {"train": "inductor"}, data, rank=0) == []
-    assert portable_caches(choice, {"train": "aot_eager"}, data, rank=1) == []
-    assert portable_caches(CompileChoice(), {}, data, rank=1) == []
+    known = {"compile_cache/train-inductor-1.bin": hashlib.sha256(b"compiled").hexdigest()}
+    assert portable_caches(choice, {"train": "inductor"}, data, 1, known) == [b"compiled"]
+    assert portable_caches(choice, {"train": "inductor"}, data, 0, known) == []
+    assert portable_caches(choice, {"train": "aot_eager"}, data, 1, known) == []
+    assert portable_caches(CompileChoice(), {}, data, 1, known) == []
+
+
+def test_compiled_code_that_nobody_vouches_for_is_not_read(data: DataLayout) -> None:
+    """To load it is to unpickle it: only what the manifest of a job of the same owner has, unchanged."""
+    folder = data.job(GATE).artifacts / "compile_cache"
+    folder.mkdir(parents=True)
+    (folder / "train-inductor-0.bin").write_bytes(b"planted later")
+    choice = CompileChoice(train=True, gate=GATE)
+    known = {"compile_cache/train-inductor-0.bin": hashlib.sha256(b"compiled").hexdigest()}
+    assert portable_caches(choice, {"train": "inductor"}, data, 0, known) == []
+    assert portable_caches(choice, {"train": "inductor"}, data, 0, {}) == []
 
 
 @pytest.mark.parametrize("rung", ["eager", None, False])

@@ -68,6 +68,7 @@ def train(
     test_samples: int | None = None,
     state: torch.dtype = torch.float32,
     backends: Mapping[str, str] | None = None,
+    gate_artifacts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run the job on this rank; losses and norms are rank 0's.
 
@@ -88,6 +89,7 @@ def train(
         data=DataLayout(Path(folder)),
         report=report,
         should_stop=_stopper(stop_after),
+        gate_artifacts=gate_artifacts or {},
     )
     with _data(test_samples, state), _ingredients(state, backends or {}):
         result = job.run(TrainSpec.model_validate(spec), context)

@@ -67,6 +67,49 @@ def exchange(context: RunContext) -> dict[str, Any]:
     return {"rounds": rounds}
 
 
+def look_around(context: RunContext) -> dict[str, Any]:
+    """Tries all that the file ``tries.json`` in the job's folder lists; what came of each."""
+    import json
+
+    tries = json.loads((context.paths.root / "tries.json").read_text())
+    return {"found": {name: attempted(act, argument) for name, (act, argument) in tries.items()}}
+
+
+def attempted(act: str, argument: Any) -> str:
+    """``ok``, or the name of the error that stopped ``act``."""
+    import ctypes
+    import resource
+    import socket
+
+    def connect(kind: int, address: Any) -> None:
+        with socket.socket(kind) as connection:
+            connection.settimeout(5)
+            connection.connect(address)
+
+    def allocate(size: int) -> None:
+        ctypes.memset(ctypes.create_string_buffer(size), 1, size)
+
+    acts: Mapping[str, Callable[[Any], Any]] = {
+        "read": lambda path: Path(path).read_bytes(),
+        "list": os.listdir,
+        "write": lambda path: Path(path).write_text("was here"),
+        "write much": lambda path: Path(path).write_bytes(bytes(3 << 20)),
+        "allocate": allocate,
+        "connect": lambda path: connect(socket.AF_UNIX, path),
+        "connect to port": lambda port: connect(socket.AF_INET, ("127.0.0.1", port)),
+        "signal": lambda pid: os.kill(pid, 0),
+        "limit": lambda name: resource.getrlimit(getattr(resource, name))[1],
+        "status": lambda name: next(
+            line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)
+        ),
+    }
+    try:
+        found = acts[act](argument)
+    except (OSError, MemoryError) as error:
+        return type(error).__name__
+    return str(found) if act in ("limit", "status", "list") else "ok"
+
+
 def meet_then(act: Callable[[RunContext], None], context: RunContext) -> None:
     """Rank 1 acts; its peers wait for it in a collective that cannot end."""
     import torch
@@ -171,8 +214,8 @@ def flood(context: RunContext) -> dict[str, Any]:
 BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
     function.__name__: function
     for function in (
-        succeed, nothing, environment, exchange, raising, refusing, killed, waiting, vanishing, leaving, endless,
-        until_told, stubborn, malformed, flood,
+        succeed, nothing, environment, exchange, look_around, raising, refusing, killed, waiting, vanishing, leaving,
+        endless, until_told, stubborn, malformed, flood,
     )
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from workers.app import celery_url, create_app
 from workers.rendezvous import Rendezvous, interface_of
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/root"}
+PLACES = command.Places(Path("/data"), Path("/events"), "s3cret", Path("/scratch"), Path("/compiled"))
 GANG = Rendezvous(Path("/shared/rendezvous"), "10.0.0.1", "eth0")
 ALONE = Rendezvous(Path("/scratch/rendezvous"), "127.0.0.1", "lo")
 
@@ -36,7 +37,7 @@ def alone(chosen: Mapping[str, str] = ENVIRONMENT, pool: str = "cuda", cores: in
     """The environment of the ranks of a job on one host."""
     whole = claim(pool=pool)
     lone = dataclasses.replace(whole, shares=whole.shares[1:])
-    return command.rank_environment(lone, ALONE, Path("/data"), Path("/events"), cores=cores, environment=chosen)
+    return command.rank_environment(lone, ALONE, PLACES, cores=cores, environment=chosen)
 
 
 def test_ranks_on_one_host_talk_over_loopback_whatever_the_operator_set() -> None:
@@ -49,7 +50,7 @@ def test_ranks_on_one_host_talk_over_loopback_whatever_the_operator_set() -> Non
 
 def test_a_gang_talks_over_the_interface_of_its_address_or_the_operators() -> None:
     def gang(chosen: Mapping[str, str]) -> dict[str, str]:
-        return command.rank_environment(claim(), GANG, Path("/data"), Path("/events"), cores=8, environment=chosen)
+        return command.rank_environment(claim(), GANG, PLACES, cores=8, environment=chosen)
 
     variables = gang(ENVIRONMENT)
     assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
@@ -81,10 +82,36 @@ def test_cpu_ranks_see_no_gpu_and_keep_a_chosen_thread_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["TRIVET_REDIS_URL", "TRIVET_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DB_PASSWORD", "CELERY_BROKER_URL"]
+    "name",
+    [
+        "TRIVET_REDIS_URL",
+        "TRIVET_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "HF_TOKEN",
+        "DB_PASSWORD",
+        "CELERY_BROKER_URL",
+        "MY_DATABASE_URL",
+        "GITHUB_PAT",
+        "SSH_AUTH_SOCK",
+        "TORCH_HUB_TOKEN",
+        "XPATH",
+        "PYTHONSTARTUP",
+    ],
 )
-def test_secrets_do_not_reach_ranks(name: str) -> None:
-    assert command.scrubbed({**ENVIRONMENT, name: "hush"}) == ENVIRONMENT
+def test_only_what_is_allowed_reaches_ranks(name: str) -> None:
+    assert command.allowed({**ENVIRONMENT, name: "hush"}) == ENVIRONMENT
+
+
+def test_an_operator_adds_names_but_never_the_services_own() -> None:
+    environment = {**ENVIRONMENT, "SCRATCH": "/s", "GITHUB_PAT": "given", "TRIVET_KEY": "hush", "LC_ALL": "C"}
+    environment["NCCL_DEBUG"] = "INFO"
+    allowed = command.allowed(environment, ("SCRATCH", "GITHUB_PAT", "TRIVET_KEY"))
+    assert allowed == {
+        **ENVIRONMENT, "SCRATCH": "/s", "GITHUB_PAT": "given", "LC_ALL": "C", "NCCL_DEBUG": "INFO",
+    }  # fmt: skip
+    added = command.rank_environment(claim(), GANG, PLACES, cores=8, environment=environment, more=("SCRATCH",))
+    assert added["SCRATCH"] == "/s"
+    assert "GITHUB_PAT" not in added
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,8 @@ def test_allowance_refills_with_time_and_never_beyond_its_burst() -> None:
 
 @pytest.mark.parametrize("channel", ["events", "stdout", "stderr"])
 def test_greeting(channel: Any) -> None:
-    assert parse_greeting(json.dumps({"rank": 3, "channel": channel}).encode()) == Greeting(3, channel)
+    text = json.dumps({"rank": 3, "channel": channel, "secret": "s"}).encode()
+    assert parse_greeting(text) == Greeting(3, channel, "s")
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b'{"rank": -1, "channel": "events"}', b'{"rank": 0, "channel": "spam"}'])

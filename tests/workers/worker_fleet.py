@@ -23,6 +23,7 @@ from service.jobs.roster import Roster
 from service.jobs.spec import TrainSpec, VerifySpec
 from service.jobs.store import HostReport, Store, StoreLimits
 from workers.orders import Order
+from workers.policy import JobPolicy
 
 SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")))
 REAL_SUPERVISOR = (sys.executable, "-m", "workers.supervisor")
@@ -121,12 +122,25 @@ class Fleet:
         return AttemptRef(job.id, 1, HOST)
 
     def supervise(
-        self, ref: AttemptRef, grace_s: float = 10.0, command: Sequence[str] = SUPERVISOR
+        self,
+        ref: AttemptRef,
+        grace_s: float = 10.0,
+        command: Sequence[str] = SUPERVISOR,
+        address: str = "127.0.0.1",
+        policy: JobPolicy | None = None,
     ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self.processes.append(process)
         order = Order(
-            ref.job_id, ref.attempt, ref.host, "127.0.0.1", self.url, str(self.data.root), grace_s, self.limits
+            job_id=ref.job_id,
+            attempt=ref.attempt,
+            host=ref.host,
+            address=address,
+            broker_url=self.url,
+            data=str(self.data.root),
+            stop_grace_s=grace_s,
+            limits=self.limits,
+            policy=policy or JobPolicy(),
         )
         assert process.stdin is not None
         with process.stdin as pipe:

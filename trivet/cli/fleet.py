@@ -37,7 +37,7 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
     if as_json:
         print_json({"items": [host.model_dump(mode="json") for host in found]})
         return
-    rows = table("host", "state", "cuda free", "cpu free", "running", "seen")
+    rows = table("host", "state", "cuda free", "cpu free", "running", "isolation", "seen")
     for host in found:
         free = {pool: len(host.free.get(pool, ())) for pool in ("cuda", "cpu")}
         rows.add_row(
@@ -46,6 +46,7 @@ def hosts(context: typer.Context, as_json: JsonFlag = False) -> None:
             f"{free['cuda']}/{len(host.cuda)}",
             f"{free['cpu']}/{host.cpu_slots}",
             " ".join(host.running),
+            " ".join(host.isolation),
             age(host.seen_at),
         )
     out.print(rows if found else "no hosts; start a worker with: trivet worker")

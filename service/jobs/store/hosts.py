@@ -26,6 +26,8 @@ class HostReport:
     cpu_slots: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     live: tuple[str, ...] = ()
+    isolation: tuple[str, ...] = ()
+    """What keeps ranks from the host and from other jobs: parts of :data:`service.jobs.isolation.PARTS`."""
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
@@ -60,6 +62,7 @@ class Hosts:
             cuda_count=len(report.cuda),
             cpu_slots=report.cpu_slots,
             versions=orjson.dumps(report.versions).decode(),
+            isolation=orjson.dumps(report.isolation).decode(),
             live=orjson.dumps(report.live).decode(),
         )
         return HostOrders(drain == "1", tuple(_attempt(name, report.name) for name in kill))
@@ -118,6 +121,7 @@ def _host(alive: str, flat: list[str], cuda: list[str], cpu: list[str], held: li
         failing=_failing(fields),
         seen_at=decode.moment(fields["seen_at"]),
         versions=orjson.loads(fields["versions"]),
+        isolation=orjson.loads(fields.get("isolation", "[]")),
     )
 
 

@@ -87,6 +87,7 @@ def beat(
     cuda_count: int,
     cpu_slots: int,
     versions: str,
+    isolation: str,
     live: str,
 ) -> list[str]: ...
 

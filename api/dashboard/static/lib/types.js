@@ -39,6 +39,7 @@
  * @property {{reason: string, since: string, failed_starts: number, retry_in_s: number} | null} failing
  * @property {string} seen_at
  * @property {Record<string, string>} versions
+ * @property {string[]} isolation
  *
  * @typedef {{name: string, bytes: number, sha256: string, media_type: string, created_at: string}} Artifact
  *

@@ -70,7 +70,8 @@ class HostCard {
     keepCounting(this.seen, () => `seen ${ago(unix(host.seen_at) ?? 0, now())}`);
     setText(this.action, host.draining || host.failing ? "Resume" : "Drain");
     this.showDevices(devices(host));
-    setText(this.versions, Object.entries(host.versions).map(([name, version]) => `${name} ${version}`).join("  ·  "));
+    const versions = Object.entries(host.versions).map(([name, version]) => `${name} ${version}`);
+    setText(this.versions, [...versions, `ranks apart by ${host.isolation.join(", ")}`].join("  ·  "));
   }
 
   /** Drawn again only when something changed, so that the keyboard's focus stays. @param {Device[]} all */

@@ -1,7 +1,7 @@
 -- A host reports itself: what it has, and which attempts it supervises.
 -- COST: the host's devices, and what it supervises.
 -- USES: core devices
--- ARGV: limits: json, host: str, address: str, cuda: str, cuda_count: int, cpu_slots: int, versions: str, live: json
+-- ARGV: limits: json, host: str, address: str, cuda: str, cuda_count: int, cpu_slots: int, versions: str, isolation: str, live: json
 -- RETURNS: {"1" when draining, else "0", "job:attempt" to kill, …}
 
 local now = now_ms()
@@ -14,7 +14,8 @@ for pool, devices in pairs(count) do
     reset_free(host, pool)
   end
 end
-redis.call("HSET", key, "name", host, "address", address, "cuda", cuda, "versions", versions, "seen_at", whole(wall_ms()))
+redis.call("HSET", key, "name", host, "address", address, "cuda", cuda, "versions", versions, "isolation", isolation,
+  "seen_at", whole(wall_ms()))
 if tonumber(redis.call("ZSCORE", KEY.hosts(), host) or 0) <= now then
   unsettle()
 end

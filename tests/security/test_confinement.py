@@ -1,0 +1,217 @@
+"""What the ranks of a job can reach of the host that runs them (B6)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_fleet import HOST, Fleet, eventually
+
+from service.jobs.isolation import PARTS
+from service.jobs.records import AttemptRef
+from workers import confinement
+from workers.confinement import Confinement, ConfinementError, JobLimits
+from workers.orders import Order
+from workers.policy import JobPolicy
+
+AVAILABLE = confinement.available()
+needs_files = pytest.mark.skipif("files" not in AVAILABLE, reason="this kernel or container has no Landlock")
+needs_namespaces = pytest.mark.skipif("broker" not in AVAILABLE, reason="this host forbids user namespaces")
+ROOT = Path(__file__).parents[2]
+
+
+def look_around(fleet: Fleet, tries: dict[str, tuple[str, Any]], policy: JobPolicy | None = None) -> dict[str, str]:
+    """What came of ``tries`` in a rank of a job under ``policy``."""
+    ref = fleet.submit("look_around")
+    root = fleet.data.job(ref.job_id).root
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "tries.json").write_text(json.dumps(tries))
+    fleet.supervise(ref, policy=policy)
+    job = eventually(lambda: (job := fleet.job(ref)).ended_at is not None and job, within_s=150)
+    assert job.result is not None, job.error
+    return dict(job.result["found"])
+
+
+@pytest.mark.distributed
+@needs_files
+def test_ranks_read_and_write_the_files_of_their_own_job_only(fleet: Fleet, tmp_path: Path) -> None:
+    other = fleet.data.job("job_of_another")
+    mine = fleet.submit("nothing")
+    fleet.store.jobs.cancel(mine.job_id)
+    for path in (other.artifacts / "model.bin", fleet.data.root / "admin.key", tmp_path / "notes"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("hush")
+    found = look_around(
+        fleet,
+        {
+            "another job's": ("read", str(other.artifacts / "model.bin")),
+            "the admin key": ("read", str(fleet.data.root / "admin.key")),
+            "the user's": ("read", str(tmp_path / "notes")),
+            "the supervisor's environment": ("read", f"/proc/{os.getpid()}/environ"),
+            "into the installation": ("write", str(ROOT / "workers" / "planted.py")),
+            "into the shared folder": ("write", "/tmp/planted"),
+            "into another job": ("write", str(other.artifacts / "planted")),
+            "shared memory": ("write", f"/dev/shm/trivet-{os.getpid()}"),
+            "a compiler": ("read", "/usr/bin/env"),
+        },
+    )
+    Path(f"/dev/shm/trivet-{os.getpid()}").unlink()
+    allowed = {name for name, what in found.items() if what == "ok"}
+    assert allowed == {"shared memory", "a compiler"}, found
+    assert not (ROOT / "workers" / "planted.py").exists()
+
+
+@pytest.mark.distributed
+@needs_namespaces
+def test_ranks_see_neither_the_broker_nor_the_hosts_ports(fleet: Fleet) -> None:
+    broker = fleet.url.removeprefix("unix://")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        tries: dict[str, tuple[str, Any]] = {"broker": ("connect", broker), "port": ("connect to port", port)}
+        confined = look_around(fleet, {**tries, "data": ("list", str(fleet.data.root))})
+        free = look_around(fleet, tries, JobPolicy("none"))
+    assert confined["broker"] == "FileNotFoundError"
+    assert confined["port"] == "ConnectionRefusedError"
+    assert "hosts" not in confined["data"]
+    assert free == {"broker": "ok", "port": "ok"}, "the sockets are there: only the confinement hides them"
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("isolation", ["auto", "none"])
+def test_limits_hold_with_any_isolation(fleet: Fleet, isolation: confinement.Mode) -> None:
+    limits = JobLimits(memory_gib=2.0, file_gib=1 / 512)
+    found = look_around(
+        fleet,
+        {
+            "privileges": ("status", "NoNewPrivs"),
+            "capabilities": ("status", "CapEff"),
+            "core": ("limit", "RLIMIT_CORE"),
+            "memory": ("allocate", 3 << 30),
+            "file": ("write much", str(fleet.data.cache / "large")),
+            "supervisor": ("signal", os.getpid()),
+        },
+        JobPolicy(isolation, limits),
+    )
+    assert (found["privileges"], found["core"]) == ("1", "0")
+    assert (found["memory"], found["file"]) == ("MemoryError", "OSError")
+    if isolation == "auto":
+        assert int(found["capabilities"], 16) == 0
+
+
+def enforce(confined: Confinement, code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python ``code`` in a process that has confined itself, without the service around it."""
+    script = (
+        "import json, sys; from workers.confinement import Confinement; from workers import namespaces\n"
+        "inside = namespaces.enter_user_namespace()\n"
+        f"Confinement.from_json(json.loads({json.dumps(confined.to_json())!r})).enforce(in_user_namespace=inside)\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script + code], capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@needs_files
+def test_secrets_below_a_granted_folder_stay_closed(tmp_path: Path) -> None:
+    for name in ("package/code.py", "package/data/admin.key", "package/data/jobs/1/mine", "package/trivet.toml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    package = tmp_path / "package"
+    secret = (str(package / "data"), str(package / "trivet.toml"))
+    confined = Confinement("auto", read=(str(package),), write=(str(package / "data/jobs/1"),), secret=secret)
+    code = f"""
+import os
+from pathlib import Path
+root = Path({str(package)!r})
+for name in ("code.py", "data/jobs/1/mine", "data/admin.key", "trivet.toml"):
+    try:
+        print(name, (root / name).read_text())
+    except PermissionError:
+        print(name, "closed")
+print(sorted(os.listdir(root)))
+(root / "data/jobs/1/new").write_text("y")
+"""
+    done = enforce(confined, code)
+    assert done.stdout.splitlines() == [
+        "code.py x", "data/jobs/1/mine x", "data/admin.key closed", "trivet.toml closed",
+        "['code.py', 'data', 'trivet.toml']",
+    ], done.stderr  # fmt: skip
+    assert (package / "data/jobs/1/new").read_text() == "y"
+
+
+@needs_namespaces
+def test_only_what_is_granted_is_found_in_covered_folders(tmp_path: Path) -> None:
+    """Covered folders may lie in each other, as the broker's does in the data folder; a socket may be covered alone."""
+    root = tmp_path / "data"
+    names = ("broker/broker.sock", "jobs/1/mine", "jobs/1/deep/mine", "jobs/2/theirs", "files/ab/c", "files/ab/d")
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    (tmp_path / "other.sock").write_text("x")
+    confined = Confinement(
+        "auto",
+        read=(str(root / "files/ab/c"), str(root / "jobs/1/deep"), str(root / "never made")),
+        write=(str(root / "jobs/1"),),
+        covered=tuple(str(path) for path in (root, root / "broker", tmp_path / "other.sock", tmp_path / "gone.sock")),
+    )
+    code = f"""
+from pathlib import Path
+print([name for name in {names!r} if Path({str(root)!r}, name).exists()])
+print(Path({str(tmp_path / "other.sock")!r}).stat().st_size)
+(Path({str(root)!r}) / "jobs/1/new").write_text("y")
+"""
+    done = enforce(confined, code)
+    assert done.stdout.splitlines() == ["['jobs/1/mine', 'jobs/1/deep/mine', 'files/ab/c']", "0"], done.stderr
+    assert (root / "jobs/1/new").read_text() == "y"
+    assert (root / "broker/broker.sock").read_text() == "x"
+
+
+@needs_namespaces
+def test_a_confined_process_cannot_undo_what_hides_the_broker(tmp_path: Path) -> None:
+    (tmp_path / "data" / "broker").mkdir(parents=True)
+    (tmp_path / "data" / "broker" / "broker.sock").touch()
+    confined = Confinement("auto", covered=(str(tmp_path / "data"),), own_network=True)
+    code = f"""
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+print(libc.umount2({str(tmp_path / "data")!r}.encode(), 2), libc.unshare(0x00020000), libc.unshare(0x10000000) and "")
+print(os.path.exists({str(tmp_path / "data/broker/broker.sock")!r}))
+"""
+    done = enforce(confined, code)
+    assert done.stdout.split()[0] == "-1", done.stderr
+    assert done.stdout.split()[1] == "-1"
+    assert done.stdout.split()[-1] == "False"
+
+
+def test_required_isolation_refuses_a_host_that_lacks_some_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[str] = []
+    monkeypatch.setattr(confinement, "_limit", lambda *_, **__: held.append("limits"))
+    monkeypatch.setattr(confinement.namespaces, "drop_capabilities", lambda: None)
+    monkeypatch.setattr(confinement.landlock, "abi", lambda: 0)
+    with pytest.raises(ConfinementError, match=r"does not allow: ranks open .*Landlock.*; ranks do not see the broker"):
+        Confinement("required").enforce(in_user_namespace=False)
+    assert Confinement("auto").enforce(in_user_namespace=False) == {"limits"}
+    assert held == ["limits", "limits"]
+
+
+def test_what_a_host_allows_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert AVAILABLE[0] == "limits"
+    assert set(AVAILABLE) <= set(PARTS)
+    monkeypatch.setattr(confinement.sys, "executable", "/nonexistent")
+    assert confinement.available() == ("limits",)
+
+
+def test_an_order_carries_the_policy() -> None:
+    policy = JobPolicy("required", JobLimits(2.0, 3.0, 400), ("A",), ("/data",), ("/etc/key",))
+    ref = AttemptRef("job_1", 1, HOST)
+    from service.jobs.store import StoreLimits
+
+    order = Order(ref.job_id, 1, HOST, "127.0.0.1", "unix:///s", "/d", 1.0, StoreLimits(), policy)
+    assert Order.from_line(order.to_line().decode()) == order
+    assert dataclasses.asdict(order)["policy"]["isolation"] == "required"

@@ -1,0 +1,163 @@
+"""What a group of ranks may use of its host, planned by the supervisor and put in force by the launcher.
+
+Limits always hold, and no program that ranks start gains privileges. Where the host allows it ranks see, besides the
+system and the installed packages, only the files of their own job and those that its spec names, and a job on one host
+has a network of its own in which nobody else can speak.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from service.jobs.isolation import PARTS
+from workers import landlock, namespaces
+
+Mode = Literal["auto", "required", "none"]
+"""All that the host allows; the same, and no job where it is not everything; limits only."""
+_PR_SET_NO_NEW_PRIVS = 38
+_GIB = 1 << 30
+_OPEN_FILES = 65_536
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/sys", "/proc", "/nix/store")
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "shm", "dri", "kfd", "infiniband", "gdrdrv")
+
+
+class ConfinementError(Exception):
+    """The operator requires what this host does not allow."""
+
+
+@dataclass(frozen=True)
+class JobLimits:
+    """What each rank may use; ``processes`` counts the threads of a whole group."""
+
+    memory_gib: float | None = None
+    """The host's memory when absent."""
+    file_gib: float = 1024.0
+    processes: int = 16_384
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What the launcher puts in force before it starts a rank."""
+
+    mode: Mode = "none"
+    limits: JobLimits = field(default_factory=JobLimits)
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    secret: tuple[str, ...] = ()
+    """Files and folders that are not to be read through a folder above them."""
+    covered: tuple[str, ...] = ()
+    """Folders in which only what is in ``read`` and ``write`` is to be found, sockets included."""
+    own_network: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Confinement:
+        return cls(**{**fields, "limits": JobLimits(**fields["limits"])})
+
+    def enforce(self, *, in_user_namespace: bool) -> set[str]:
+        """Confine the calling thread and all that it starts; which of :data:`PARTS` hold from now on.
+
+        Raises :class:`ConfinementError` when the mode requires a part that the host does not allow, and
+        :class:`OSError` when one that it does allow fails.
+        """
+        held = {"limits"}
+        _limit(self.limits, count_processes=in_user_namespace)
+        if self.mode == "none":
+            return held
+        paths = [*map(Path, self.read), *map(Path, self.write)]
+        if in_user_namespace:
+            namespaces.hide(map(Path, self.covered), paths)
+            held.add("broker")
+            if self.own_network:
+                namespaces.isolate_network()
+                held.add("network")
+        namespaces.drop_capabilities()
+        if landlock.abi() >= landlock.MINIMUM_ABI:
+            landlock.restrict(
+                [*system_paths(), *map(Path, self.read)],
+                [*device_paths(), *map(Path, self.write)],
+                map(Path, self.secret),
+            )
+            held.add("files")
+        expected = set(PARTS) - (set() if self.own_network else {"network"})
+        if self.mode == "required" and (missing := expected - held):
+            lacks = "; ".join(PARTS[part] for part in PARTS if part in missing)
+            raise ConfinementError(f"job_isolation is 'required', and this host does not allow: {lacks}")
+        return held
+
+
+def system_paths() -> Iterator[Path]:
+    """Where programs, libraries and installed packages are."""
+    yield from map(Path, _SYSTEM)
+    installed = str(Path(__file__).parents[1])
+    for entry in (sys.prefix, sys.base_prefix, sys.exec_prefix, installed, *sys.path):
+        if entry:
+            yield Path(entry)
+    for name in ("LD_LIBRARY_PATH", "PATH", "CUDA_HOME", "CUDA_PATH"):
+        for entry in os.environ.get(name, "").split(os.pathsep):
+            if Path(entry).is_absolute():
+                yield Path(entry)
+
+
+def device_paths() -> Iterator[Path]:
+    """Device files that ranks need: GPUs, random numbers, shared memory."""
+    yield from (Path("/dev", name) for name in _DEVICES)
+    yield from Path("/dev").glob("nvidia*")
+
+
+def _limit(limits: JobLimits, *, count_processes: bool) -> None:
+    """The memory that counts is private and writable (``RLIMIT_DATA``): the address space of a CUDA process, and of one
+    that maps weights, is far larger than what it uses. Processes are counted only in a namespace of the group's own:
+    elsewhere all that the user runs on the host would count.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS) failed")
+    memory = _host_memory() if limits.memory_gib is None else int(limits.memory_gib * _GIB)
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_DATA: memory,
+        resource.RLIMIT_FSIZE: int(limits.file_gib * _GIB),
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+    }
+    if count_processes:
+        wanted[resource.RLIMIT_NPROC] = limits.processes
+    for name, value in wanted.items():
+        _, hard = resource.getrlimit(name)
+        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (allowed, allowed))
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available() -> tuple[str, ...]:
+    """Which of :data:`PARTS` this host allows; tried in a process of its own."""
+    command = [sys.executable, "-m", "workers.confinement"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/")
+        found = re.findall(r"^([a-z]+)$", tried.stdout, re.MULTILINE)
+        return tuple(part for part in PARTS if part in found)
+    return ("limits",)
+
+
+def _try() -> None:
+    inside = namespaces.enter_user_namespace()
+    for part in sorted(Confinement(mode="auto", own_network=True).enforce(in_user_namespace=inside)):
+        print(part)  # noqa: T201 - read by available()
+
+
+if __name__ == "__main__":
+    _try()

@@ -1,0 +1,100 @@
+"""Landlock: a process gives up, for itself and all that it starts, the files that it was not granted (Linux 5.19).
+
+Needs no privilege. Only grants exist: what lies below a granted path is granted with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+MINIMUM_ABI = 2
+"""The first that lets a process rename from one of its folders to another, as compilers' caches do."""
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION, _PATH_BENEATH = 1, 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG, _MAKE_SOCK, _MAKE_FIFO, _MAKE_SYM = (
+    1 << 4, 1 << 5, 1 << 7, 1 << 8, 1 << 9, 1 << 10, 1 << 12,
+)  # fmt: skip
+_REFER, _TRUNCATE = 1 << 13, 1 << 14
+_ALL = (1 << 13) - 1
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_CHANGE = (
+    _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _MAKE_SOCK | _MAKE_FIFO | _MAKE_SYM | _REFER
+    | _TRUNCATE
+)  # fmt: skip
+_SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
+_PR_SET_NO_NEW_PRIVS = 38
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def abi() -> int:
+    """The version that this kernel offers; 0 when it has none, or a container's filter forbids it."""
+    return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))))
+
+
+def restrict(read: Iterable[Path], write: Iterable[Path], secret: Iterable[Path] = ()) -> None:
+    """From now on the calling thread, and what it starts, may read below ``read``, and read and change below
+    ``write``. Paths that do not exist are left out; nothing at or below ``secret`` is granted through a path above
+    it, whose names stay visible. Raises :class:`OSError`.
+
+    With version 6 (Linux 6.12) signals and abstract sockets reach only processes under the same restriction; with any,
+    other processes' memory and environment are out of reach.
+    """
+    version = abi()
+    handled = _ALL | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    scoped = _SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS if version >= 6 else 0
+    attributes = struct.pack("QQQ", handled, 0, scoped) if version >= 6 else struct.pack("Q", handled)
+    ruleset = _checked(_libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)))
+    hidden = [path.resolve() for path in secret]
+    try:
+        for paths, rights in ((read, _READ), (write, _READ | _CHANGE)):
+            for path in paths:
+                for granted, only_names in _without(path.resolve(), hidden):
+                    _grant(ruleset, granted, (_READ_DIR if only_names else rights) & handled)
+        _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        _checked(_libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)))
+    finally:
+        os.close(ruleset)
+
+
+def _without(path: Path, secret: list[Path]) -> Iterator[tuple[Path, bool]]:
+    """``path``, or, where secrets lie below it, all beside them; true with a folder of which only names are granted."""
+    if path in secret:
+        return
+    if not any(each.is_relative_to(path) for each in secret):
+        yield path, False
+        return
+    yield path, True
+    with contextlib.suppress(OSError):
+        for child in path.iterdir():
+            if not child.is_symlink():
+                yield from _without(child, secret)
+
+
+def _grant(ruleset: int, path: Path, rights: int) -> None:
+    try:
+        handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:  # it does not exist, or is not ours to open: there is nothing to grant
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(handle).st_mode):
+            rights &= _OF_FILES
+        rule = struct.pack("=Qi", rights, handle)
+        _checked(_libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)))
+    finally:
+        os.close(handle)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"Landlock: {os.strerror(number)}")
+    return result

@@ -1,0 +1,92 @@
+"""Linux namespaces: a network and a view of the files of a group's own, without privilege where the host allows it.
+
+A user namespace comes first, while the process has one thread: in it the process may make the others. It keeps its
+user, and gives up all that it may do in the namespace once they are made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+_NEW_NETWORK, _NEW_USER, _NEW_MOUNTS = 0x40000000, 0x10000000, 0x00020000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_PR_CAPBSET_DROP = 24
+_CAPABILITY_VERSION = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter_user_namespace() -> bool:
+    """Whether this process, which must have one thread, is now in a user namespace of its own, as the same user."""
+    user, group = os.geteuid(), os.getegid()
+    if _libc.unshare(_NEW_USER) != 0:
+        return False
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    return True
+
+
+def isolate_network() -> None:
+    """Leave the host's network for an empty one that has its own loopback. Raises :class:`OSError`."""
+    _checked(_libc.unshare(_NEW_NETWORK), "a network namespace")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
+
+
+def hide(covered: Iterable[Path], keep: Iterable[Path]) -> None:
+    """Cover folders so that only ``keep`` is found in them, where it was, and files so that they are empty. Raises
+    :class:`OSError`.
+    """
+    _checked(_libc.unshare(_NEW_MOUNTS), "a mount namespace")
+    _mount("none", Path("/"), flags=_MS_REC | _MS_SLAVE)
+    kept = sorted({path.resolve() for path in keep}, key=lambda path: len(path.parts))
+    for path in sorted({path.resolve() for path in covered}, key=lambda path: len(path.parts)):
+        if path.is_dir():
+            _cover(path, [each for each in kept if each != path and each.is_relative_to(path) and each.exists()])
+        elif path.exists():  # not below a folder that is covered already
+            _mount("/dev/null", path, flags=_MS_BIND)
+
+
+def _cover(folder: Path, keep: list[Path]) -> None:
+    handles = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in keep]
+    _mount("tmpfs", folder, kind="tmpfs", flags=_MS_NOSUID | _MS_NODEV, options="mode=0755,size=1m")
+    for path, handle in handles:
+        if not path.exists():  # as what lies below another one that is kept does
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if stat.S_ISDIR(os.fstat(handle).st_mode):
+                path.mkdir()
+            else:
+                path.touch()
+            _mount(f"/proc/self/fd/{handle}", path, flags=_MS_BIND | _MS_REC)
+        os.close(handle)
+    _mount("none", folder, flags=_MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, for good: also a program that root starts has none. Raises :class:`OSError`."""
+    number = 0
+    while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
+        number += 1
+    header, none = struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)
+    _checked(_libc.capset(header, none), "dropping capabilities")
+
+
+def _mount(source: str, target: Path, *, kind: str | None = None, flags: int = 0, options: str | None = None) -> None:
+    words = (source.encode(), os.fsencode(target), None if kind is None else kind.encode())
+    result = _libc.mount(*words, ctypes.c_ulong(flags), None if options is None else options.encode())
+    _checked(result, f"mounting over {target}")
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -1,0 +1,129 @@
+"""What the operator lets jobs use of a host, and what that comes to for one attempt."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from service.jobs.checks.dependencies import dependencies
+from service.jobs.layout import DataLayout
+from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind, ProgramKind
+from service.jobs.records import Claim
+from service.jobs.settings import Settings, config_file
+from service.jobs.spec import TrainSpec
+from service.jobs.store import Store
+from workers.confinement import Confinement, JobLimits, Mode
+
+_FILE = re.compile(r"file_[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class JobPolicy:
+    """From the settings of the host's worker."""
+
+    isolation: Mode = "auto"
+    limits: JobLimits = field(default_factory=JobLimits)
+    environment: tuple[str, ...] = ()
+    """Names of variables that ranks get besides those of :func:`workers.command.allowed`."""
+    read: tuple[str, ...] = ()
+    """What ranks may read besides the system, the installed packages and what their spec names."""
+    secret: tuple[str, ...] = ()
+    """Files that ranks never need: settings, keys of certificates."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> JobPolicy:
+        secret = (config_file(), settings.tls_key, settings.admin_key_file)
+        return cls(
+            isolation=settings.job_isolation,
+            limits=JobLimits(settings.job_memory_gib, settings.job_file_gib, settings.job_processes),
+            environment=tuple(name for name in settings.job_environment.split(",") if name),
+            read=tuple(path for path in settings.job_paths.split(":") if path),
+            secret=tuple(str(path.resolve()) for path in secret if path is not None),
+        )
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> JobPolicy:
+        return cls(
+            fields["isolation"],
+            JobLimits(**fields["limits"]),
+            tuple(fields["environment"]),
+            tuple(fields["read"]),
+            tuple(fields["secret"]),
+        )
+
+    def confine(self, claim: Claim, layout: DataLayout, broker_url: str, scratch: Path, compiled: Path) -> Confinement:
+        """What the ranks of a claimed part may use. They read what the spec names and write in their job's folder, in
+        the cache of what is made of uploaded files, in ``scratch`` and in ``compiled``.
+        """
+        spec = claim.spec
+        read = [*map(Path, self.read), *_plugins()]
+        read += [layout.file(name) for name in _FILE.findall(spec.model_dump_json(by_alias=True))]
+        for needed in dependencies(spec):
+            if needed.kind is not None:
+                read += [layout.job(needed.job_id).artifacts, layout.job(needed.job_id).checkpoints]
+        write = [layout.job(claim.ref.job_id).root, layout.cache, scratch, compiled]
+        layout.cache.mkdir(parents=True, exist_ok=True)
+        covered = [layout.root, *_broker_folder(broker_url, [*write, Path(tempfile.gettempdir())])]
+        return Confinement(
+            mode=self.isolation,
+            limits=self.limits,
+            read=tuple(map(str, read)),
+            write=tuple(map(str, write)),
+            secret=(*self.secret, *map(str, covered)),
+            covered=tuple(map(str, covered)),
+            own_network=len(claim.shares) == 1,
+        )
+
+
+def _plugins() -> Iterator[Path]:
+    """Where the packages that extend Trivet are; one that is being developed is outside the installation."""
+    for group in (ModelFamily.group, DataSource.group, ObjectiveKind.group, ProgramKind.group):
+        for point in entry_points(group=group):
+            found = find_spec(point.module.partition(".")[0])
+            if found is not None:
+                yield from map(Path, found.submodule_search_locations or filter(None, [found.origin]))
+
+
+def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
+    """The owner of the claimed job, and SHA-256 by name of the artifacts of the job that its gate names, as their
+    manifest has them: none where that job is another owner's. Raises :class:`service.jobs.store.StoreUnavailable`.
+    """
+    owner = store.jobs.get(claim.ref.job_id).owner
+    gate = claim.spec.compile.gate if isinstance(claim.spec, TrainSpec) else None
+    if gate is None or store.jobs.get(gate).owner != owner:
+        return owner, {}
+    return owner, {artifact.name: artifact.sha256 for artifact in store.artifacts.list(gate) if artifact.sha256}
+
+
+def _broker_folder(broker_url: str, needed: list[Path]) -> Iterator[Path]:
+    """The folder of the broker's socket, or the socket alone where the folder holds what ranks need."""
+    parts = urlsplit(broker_url)
+    if parts.scheme == "unix":
+        socket = Path(parts.path)
+        shared = any(path.resolve().is_relative_to(socket.parent.resolve()) for path in needed)
+        yield socket if shared else socket.parent
+
+
+def compile_cache(owner: str) -> Path:
+    """A private folder, on this host, of what the jobs of ``owner`` compiled: code, which only they may leave there.
+
+    Torch's own place for it is shared by all jobs, and has a name that another user may take first.
+    """
+    base = Path(tempfile.gettempdir(), f"trivet-compiled-{os.geteuid()}")
+    folder = base / hashlib.sha256(owner.encode()).hexdigest()[:32]
+    for path in (base, folder):
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
+            return Path(tempfile.mkdtemp(prefix="trivet-compiled-"))
+    return folder
