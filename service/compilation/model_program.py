@@ -59,6 +59,8 @@ class ModelProgram:
     def __post_init__(self) -> None:
         if not self.batches:
             raise ValueError("a program needs at least one batch")
+        if not callable(self.loss):
+            raise TypeError(f"loss={self.loss!r}: a program needs a function loss(outputs, targets)")
 
     @property
     def device(self) -> torch.device:

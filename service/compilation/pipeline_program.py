@@ -39,6 +39,10 @@ class PipelineProgram:
     channels: Channels
     entered: dict[str, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not callable(self.loss):
+            raise TypeError(f"loss={self.loss!r}: a pipeline needs a function loss(output, targets)")
+
     @property
     def device(self) -> torch.device:
         return self.batches[0].inputs[0].device

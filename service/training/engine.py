@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from service.jobs.spec.train import TrainSpec
 from service.models.data import Split
+from service.parallel.agreement import agree
 from service.parallel.boundary import StepBoundary
 from service.parallel.fsdp import before_backward, free_parameters, synchronize_gradients
 from service.parallel.mesh import Mesh
@@ -152,8 +153,18 @@ def build_engine(
     *,
     boundary: StepBoundary,
 ) -> Engine:
-    """The engine over this rank's stages; all ranks call it, since a pipeline connects its stages here."""
+    """The engine over this rank's stages; all ranks call it, since a pipeline connects its stages here.
+
+    Raises :class:`DisagreementError` if their specs differ in what a step is made of.
+    """
     schedule = plan_pipeline(spec)
+    agree(
+        {
+            "the number of micro-batches": spec.micro_batches,
+            "the global batch": spec.batch.global_,
+            "the schedule": "none" if schedule is None else schedule.name,
+        }
+    )
     if schedule is None:
         before = before_backward(spec.settled_sharding)
         return AccumulationEngine(stages[0], objective, spec.micro_batches, spec.batch.global_, boundary, before)

@@ -13,15 +13,21 @@ import torch
 import torch._dynamo
 from climbing import Climb
 from programs import breaks, clean, empty, frozen, peculiar, restless, unequal
+from programs.parts import Perceptron
 from torch._dynamo.backends.common import aot_autograd
 
 from service.compilation.execution import build
 from service.compilation.ladder import Result
 from service.compilation.model_program import LEARNING_RATE, Batch
 from service.compilation.observation import Observation
+from service.compilation.pipeline_program import PipelineProgram
 from service.compilation.reference import run
 from service.compilation.rungs import LADDER, RUNGS, Backend, Rung
 from service.compilation.selftest import backends
+from service.jobs.spec.base import ParallelSpec
+from service.parallel import mesh
+from service.parallel.pipeline.channels import connect
+from service.schedules import generator
 
 INDUCTOR = RUNGS["inductor"]
 
@@ -328,6 +334,21 @@ def test_a_program_that_does_not_run_uncompiled_fails_before_anything_is_compile
     results = ascend(broken)
     assert verdicts(results) == ["fail_error", "not_reached"]
     assert "the uncompiled model does not run" in messages(results[0])
+
+
+def test_a_program_without_a_loss_is_refused_when_it_is_made() -> None:
+    with pytest.raises(TypeError, match=r"loss=None: a program needs a function loss\(outputs, targets\)"):
+        replace(clean.PERCEPTRON, loss=None)  # type: ignore[arg-type]
+    grid, schedule = mesh.build(ParallelSpec(), "cpu"), generator("1f1b")(1, 1, 2)
+    with pytest.raises(TypeError, match=r"loss=None: a pipeline needs a function loss\(output, targets\)"):
+        PipelineProgram(
+            lambda dtype, part: Perceptron(),
+            (),
+            None,
+            grid,
+            schedule,
+            connect(grid, (0,)),  # type: ignore[arg-type]
+        )
 
 
 def test_the_table_of_programs_names_those_that_there_are() -> None:

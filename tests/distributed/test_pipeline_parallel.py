@@ -13,8 +13,9 @@ from torch import Tensor
 from service.jobs.spec.base import ParallelSpec
 from service.models import WeightsError, build, load_into
 from service.parallel import distributed, mesh
+from service.parallel.agreement import DisagreementError
 from service.parallel.fsdp import Precision, apply_fsdp
-from service.parallel.pipeline.runtime import InstructionError, PipelineRuntime, Work
+from service.parallel.pipeline.runtime import PipelineRuntime, Work
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
 from service.schedules import GENERATORS, generator
 
@@ -75,7 +76,7 @@ def every_schedule() -> dict[str, Any]:
 
 
 def shapes_and_errors() -> dict[str, str]:
-    """Shapes change with the key; without a new key the sender refuses before anything is posted."""
+    """Shapes change with the key; without a new key all ranks refuse before anything is posted."""
     config = CONFIGS["mlp"]
     grid = mesh.build(ParallelSpec(pp=2), "cpu")
     stage = build(config, grid, dtype=torch.float64, seed=7)
@@ -88,11 +89,10 @@ def shapes_and_errors() -> dict[str, str]:
     plan, found = generator("1f1b")(2, 1, 2), {}
     for rows in (3, 5, 3):
         runtime.run(plan, work(rows, f"rows={rows}"))
-    if grid.pp.rank == 0:  # refused on the sender alone: its peer has nothing to receive yet
-        try:
-            runtime.run(plan, work(4, "rows=3"))
-        except InstructionError as error:
-            found["shape"] = str(error)
+    try:
+        runtime.run(plan, work(4, "rows=3"))
+    except (ValueError, DisagreementError) as error:
+        found["shape"] = str(error)
     for name, wrong in {
         "inputs": Work(vocabulary_parallel_cross_entropy),
         "weights": Work(work(3, "").objective, work(3, "").inputs, work(3, "").targets, [1.0]),
@@ -171,9 +171,9 @@ def test_virtual_stages_changing_shapes_and_refusals(torchrun: Any) -> None:
         assert found["mixed"]["zero_bubble"]["relative"] == pytest.approx(found["mixed"]["1f1b"]["relative"], rel=0.05)
     assert "first_loss" in first["schedules"]["zbv mlp"]["found"]
     assert "first_loss" in second["schedules"]["interleaved mlp"]["found"]
-    shape = first["refused"]["shape"]
-    assert shape.startswith("rank 0: instruction ")
-    assert "float64[4, 12], but float64[3, 12] was announced" in shape
+    shape = "inputs[0] is float64[4, 6], and others under the key 'rows=3' are float64[3, 6]"
+    assert first["refused"]["shape"].startswith(shape)
+    assert f"whether it can be run: {shape}" in second["refused"]["shape"]
 
 
 def failing_rank() -> None:

@@ -107,6 +107,11 @@ def test_one_process_runs_a_schedule_too() -> None:
     assert tuple(seen) == plan.ranks[0]
 
 
+def test_a_pipeline_without_a_loss_is_refused_when_it_is_made() -> None:
+    with pytest.raises(TypeError, match=r"objective=None: a pipeline needs a function objective\(output, target\)"):
+        Work(None)  # type: ignore[arg-type]
+
+
 def test_too_long_a_sequence_is_refused() -> None:
     with pytest.raises(ValueError, match="a sequence of 7 exceeds max_sequence=6"):
         build(TRANSFORMER)(torch.zeros(1, 7, dtype=torch.int64))

@@ -9,6 +9,7 @@ from itertools import pairwise, product
 import torch
 import torch.distributed as dist
 
+from service.parallel.agreement import agree
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.tags import Kind
@@ -32,7 +33,11 @@ class Channels:
 
 
 def connect(mesh: Mesh, owners: Sequence[int]) -> Channels:
-    """Channels between the owners of neighbouring stages; every rank of the job must call it at the same point."""
+    """Channels between the owners of neighbouring stages; every rank of the job must call it at the same point.
+
+    Raises :class:`DisagreementError` on all of them if one names other owners.
+    """
+    agree({"the stages' owners": tuple(owners)})
     if not mesh.pp.group:
         return Channels(mesh.pp_ranks, has_tags=True, groups={})
     routes = _routes(owners)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,14 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from service.parallel.agreement import DisagreementError, agree
 from service.parallel.boundary import StepBoundary
 from service.parallel.fsdp import absorb_gradients, await_gradients, reduce_gradients, synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.channels import Channels, connect
-from service.parallel.pipeline.tags import Kind, Message
+from service.parallel.pipeline.tags import Kind, Message, TensorKind
 from service.parallel.pipeline.transport import Pending, Transport
 from service.parallel.tensor.deferred import WeightGradients, deferring
-from service.schedules.schedule import BACKWARDS, Instruction, Op, Schedule
+from service.schedules.schedule import BACKWARDS, Instruction, Op, Schedule, ScheduleError
 from service.schedules.verify import verify
 
 Objective = Callable[[Tensor, Tensor], Tensor]
@@ -69,6 +71,10 @@ class Work:
     weights: Sequence[float] | None = None
     key: Hashable = ()
 
+    def __post_init__(self) -> None:
+        if not callable(self.objective):
+            raise TypeError(f"objective={self.objective!r}: a pipeline needs a function objective(output, target)")
+
 
 @dataclass
 class _Step:
@@ -113,7 +119,8 @@ class PipelineRuntime:
         self.owners = tuple(range(mesh.pp.size)) if owners is None else owners
         self.transport = Transport(mesh.pp.rank, self.owners, channels or connect(mesh, self.owners), device)
         self.deferred = 0
-        self._verified: list[Schedule] = []
+        self._kinds: dict[Hashable, TensorKind] = {}
+        self._verified: dict[int, tuple[Schedule, str]] = {}
         self._handlers: dict[Op, Callable[[_Step, Instruction], None]] = {
             Op.FORWARD: self._forward,
             Op.BACKWARD: self._backward,
@@ -130,9 +137,10 @@ class PipelineRuntime:
         """Run a schedule to its end: the objective's values per micro-batch, unweighted, where the last stage is.
 
         Elsewhere the result is empty. Gradients are added to the parameters of this rank's stages. The schedule is
-        verified first. An instruction that fails raises :class:`InstructionError`; the group is then unusable.
+        verified first, and that all ranks run it alike, else all raise :class:`DisagreementError` or ``ValueError``.
+        An instruction that fails raises :class:`InstructionError`; the group is then unusable.
         """
-        self._check(schedule, work)
+        self._agree(schedule, work)
         instructions = schedule.ranks[self.mesh.pp.rank]
         split = frozenset(each.stage for each in instructions if each.op is Op.BACKWARD_WEIGHT)
         step = _Step(schedule, work, split, Counter(each.stage for each in instructions if each.op in BACKWARDS))
@@ -150,6 +158,32 @@ class PipelineRuntime:
         self.transport.finish()
         return tuple(step.values[each] for each in sorted(step.values))
 
+    def _agree(self, schedule: Schedule, work: Work) -> None:
+        """Let no rank begin a run that another one has refused, or runs otherwise: they would wait for each other."""
+        refused: Exception | None = None
+        try:
+            self._check(schedule, work)
+        except (ValueError, ScheduleError) as error:
+            refused = error
+        try:
+            agree(
+                {
+                    "whether it can be run": refused or "yes",
+                    "the number of micro-batches": schedule.micro_batches,
+                    "the stages' owners": schedule.owners,
+                    "what is run": "training" if schedule.trains else "evaluation",
+                    "the schedule": f"{schedule.name} {self._verified.get(id(schedule), (schedule, ''))[1]}".strip(),
+                    "the key of the shapes": work.key,
+                }
+            )
+        except DisagreementError:
+            if refused is None:
+                raise
+        if refused is not None:
+            raise refused
+        if work.inputs and self._sends(schedule):
+            self._kinds.setdefault(self._shapes_of(schedule, work), TensorKind.of(work.inputs[0]))
+
     def _check(self, schedule: Schedule, work: Work) -> None:
         if schedule.owners != self.owners:
             raise ValueError(f"the schedule gives stages to ranks {schedule.owners}; this pipeline has {self.owners}")
@@ -158,10 +192,30 @@ class PipelineRuntime:
             wanted = schedule.micro_batches if needed.get(name) or tensors is not None else 0
             if len(tensors or ()) != wanted:
                 raise ValueError(f"{len(tensors or ())} {name} for {wanted} micro-batches")
+        if work.inputs and self._sends(schedule):
+            self._check_kinds(schedule, work.inputs, work)
         # By identity: to compare or hash thousands of instructions would cost more than some steps.
-        if not any(known is schedule for known in self._verified):
+        if id(schedule) not in self._verified:
             verify(schedule)
-            self._verified.append(schedule)
+            digest = hashlib.blake2b(repr(schedule.ranks).encode(), digest_size=4).hexdigest()
+            self._verified[id(schedule)] = schedule, digest
+
+    def _check_kinds(self, schedule: Schedule, inputs: Sequence[Tensor], work: Work) -> None:
+        """Other stages have receives of one kind of tensor posted."""
+        known = self._kinds.get(self._shapes_of(schedule, work), TensorKind.of(inputs[0]))
+        for index, each in enumerate(inputs):
+            if TensorKind.of(each) != known:
+                raise ValueError(
+                    f"inputs[{index}] is {TensorKind.of(each)}, and others under the key {work.key!r} are {known}: "
+                    "micro-batches of a run have one shape, and other shapes another key"
+                )
+
+    def _sends(self, schedule: Schedule) -> bool:
+        return len(self.stages) < schedule.stages
+
+    @staticmethod
+    def _shapes_of(schedule: Schedule, work: Work) -> Hashable:
+        return schedule.trains, work.key, schedule.micro_batches
 
     def _receive(self, step: _Step, instruction: Instruction) -> None:
         message = _message(instruction)
