@@ -47,6 +47,8 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
     instances = f"{count} instance{'' if count == 1 else 's'}"
     if context.rank == 0:
         context.report.log(f"{instances} by {first.method_name} on {spec.parallel.arithmetic} ranks")
+        for note in dict.fromkeys(note for task in tasks for note in task.notes):
+            context.report.log(note)
     own = _Own(tasks, refused, context, clock, ranks)
     own.run()
     spent = ranks.mean(torch.tensor(list(clock.seconds.values()), dtype=torch.float64))

@@ -235,7 +235,8 @@ def _of_divided_onnx(
     runtime = OnFirst(
         lambda: Runtime.of(parse(source.read())), sizes[1], type_of(folder), Exchange(tp), place.line, place.device
     )
-    graph = shard(capture(module, sizes[:1]), tp)
+    whole: list[str] = []
+    graph = shard(capture(module, sizes[:1]), tp, whole.append)
     if place.line is not None:
         staged = divide_into_stages(graph, tp, place.line)
         task = place.task(spec, Evaluated(staged.network.graph), staged, asked, runtime)
@@ -243,4 +244,4 @@ def _of_divided_onnx(
         graph = graph.to(place.device)
         task = place.task(spec, Evaluated(graph), from_graph(graph, tp), asked, runtime)
     check(lambda x: task.module(x.to(task.like)), sizes[0], replace(runtime))
-    return task
+    return replace(task, notes=tuple(whole))

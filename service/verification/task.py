@@ -32,7 +32,7 @@ class Task:
     """A property of a model, on this rank of a mesh.
 
     A model from ONNX has a ``runtime``. Of a model in stages ``network`` is this rank's, ``layers`` are those of all.
-    ``part`` are the instances that are about this model, where there are several.
+    ``part`` are the instances that are about this model, where there are several. ``notes`` are lines for the log.
     """
 
     spec: VerifySpec
@@ -45,6 +45,7 @@ class Task:
     runtime: Running | None = None
     staged: Staged | None = None
     part: frozenset[int] | None = None
+    notes: tuple[str, ...] = ()
 
     def is_about(self, instance: int) -> bool:
         """Whether the instance is about this task's model."""

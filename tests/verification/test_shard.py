@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from nets import mlp
 from torch import Tensor, nn
 
 from service.bounds.capture import capture
-from service.bounds.shard import regions
+from service.bounds.rules import RULES
+from service.bounds.rules.base import NonlinearRule
+from service.bounds.shard import regions, shard
+from service.parallel.mesh import Axis
 
 RANKS = [2, 4]
 
@@ -102,6 +106,124 @@ def test_a_function_without_a_value_at_zero_is_not_padded() -> None:
             return self.second(torch.log(self.first(x)))
 
     assert [len(regions(capture(Logarithm(width), (3,)), 4)) for width in (8, 7)] == [1, 0]
+
+
+def activations() -> dict[str, Callable[[Tensor], Tensor]]:
+    """A function for every operator with an elementwise rule of one input, by the operator's name."""
+    aten = torch.ops.aten
+    plain = {name: getattr(aten, name.split(".")[1]) for name, rule in RULES.items() if isinstance(rule, NonlinearRule)}
+    return {
+        **{name: lambda x, of=of: of(x) for name, of in plain.items()},
+        # Where these are defined, and for finite bounds well inside.
+        **{name: lambda x, of=plain[name]: of(x.tanh() + 2) for name in POSITIVE},
+        "aten.leaky_relu.default": lambda x: aten.leaky_relu(x, 0.1),
+        "aten.pow.Tensor_Scalar": lambda x: aten.pow(x, 2),
+        "aten.softplus.default": lambda x: aten.softplus(x, 2.0),
+        "aten.elu.default": lambda x: aten.elu(x, 0.7),
+    }
+
+
+PADDED = ("aten.relu.default", "aten.atan.default", "aten.softplus.default", "aten.sqrt.default")
+"""Compared with a width that does not divide, too."""
+POSITIVE = ("aten.log.default", "aten.sqrt.default", "aten.rsqrt.default", "aten.reciprocal.default")
+
+
+class Between(nn.Module):
+    """A function between two layers."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], width: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second, self.function = nn.Linear(4, width), nn.Linear(width, 3), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.function(self.first(x)))
+
+
+def test_every_elementwise_operator_that_can_be_bounded_can_be_divided() -> None:
+    assert {
+        "aten.atan.default",
+        "aten.elu.default",
+        "aten.mish.default",
+        "aten.softplus.default",
+    } < activations().keys()
+    for name, function in activations().items():
+        graph = capture(Between(function, 8).double(), (4,))
+        assert name in {node.operator for node in graph.nodes}
+        assert len(regions(graph, 2)) == 1, name
+
+
+def test_padding_needs_a_function_that_is_finite_at_zero() -> None:
+    whole = {name for name, function in activations().items() if not regions(capture(Between(function, 7), (4,)), 2)}
+    assert whole == {"aten.log.default", "aten.rsqrt.default", "aten.reciprocal.default"}
+
+
+class Mixing(nn.Module):
+    """Each output of the first layer is divided by their sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(torch.relu(self.second(torch.softmax(self.first(x), -1))))
+
+
+def test_a_layer_that_stays_whole_is_told_with_the_operator_behind_it() -> None:
+    told: list[str] = []
+    shard(capture(Mixing(), (4,)), Axis(2, 0, "planned/tp"), told.append)
+    (line,) = told
+    assert re.match(
+        r"aten\.linear\.default \(node '\w+'.*\) stays whole on each of 2 tensor-parallel ranks: aten\.", line
+    )
+    assert line.endswith(" cannot be divided over them")
+    told.clear()
+    shard(capture(Between(torch.relu, 8), (4,)), Axis(2, 0, "planned/tp"), told.append)
+    assert told == []
+
+
+def divided_activations() -> dict[str, Any]:
+    """For every activation, on two ranks: how far bounds are from one process's, and what each rank has of it."""
+    from nets import box_around, output_bounds
+
+    from service.bounds.network import from_graph
+    from service.bounds.shard import shard
+    from service.jobs.spec.base import ParallelSpec
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+
+    distributed.start("cpu")
+    axis = build_mesh(ParallelSpec(tp=2), "cpu").tp
+    found: dict[str, Any] = {}
+    for name, function in activations().items():
+        for width in (8, 7) if name in PADDED else (8,):
+            graph = capture(Between(function, width).double(), (4,))
+            x = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 4)
+            divided = shard(graph, axis)
+            alone, together = from_graph(graph), from_graph(divided, axis)
+            differences = []
+            for method in ("ibp", "crown"):
+                right, ours = (output_bounds(each, box_around(x, 0.2), method) for each in (alone, together))
+                differences += [_difference(ours.lower, right.lower), _difference(ours.upper, right.upper)]
+            weights = [
+                value.numel() for node in divided.nodes for key, value in node.arguments.items() if key == "weight"
+            ]
+            sizes = [node.size for node in divided.nodes if node.operator == name]
+            found[f"{name} {width}"] = [max(differences), weights, sizes]
+    distributed.stop()
+    return found
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(400)
+def test_every_activation_on_two_ranks_has_the_bounds_of_one_process_and_half_of_its_memory(torchrun: Any) -> None:
+    for found in torchrun(divided_activations, 2, timeout_s=300):
+        assert len(found) == len(activations()) + len(PADDED)
+        for name, (difference, weights, sizes) in found.items():
+            assert difference <= 1e-9, name
+            assert weights == [4 * 4, 3 * 4], name
+            assert sizes == [4] * len(sizes), name
+            assert sizes, name
 
 
 def _axes() -> dict[int, Any]:

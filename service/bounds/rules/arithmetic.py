@@ -38,6 +38,8 @@ def operand(node: Node, argument: str, like: Tensor) -> Tensor:
 class Sum(LinearRule):
     """``self + sign·alpha·other``; either or both may depend on the input."""
 
+    elementwise = True
+
     sign: int
 
     def mixes(self, node: Node) -> bool:
@@ -91,6 +93,8 @@ class Sum(LinearRule):
 class Negation(LinearRule):
     """``−x``."""
 
+    elementwise = True
+
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return _scaled(inputs[0], -1.0)
 
@@ -101,6 +105,8 @@ class Negation(LinearRule):
 @dataclass(frozen=True)
 class Multiple(LinearRule):
     """``x·c``, or ``x/c`` with ``inverse``, for a constant number or tensor c."""
+
+    elementwise = True
 
     inverse: bool = False
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -84,9 +85,14 @@ class Pulled:
 
 
 class Rule(ABC):
-    """One operator. ``crossing`` is set for collectives only."""
+    """One operator. ``crossing`` is set for collectives only.
+
+    ``elementwise``: an entry of the output depends on one entry of each variable input, that at its own place, after
+    broadcasting. So each rank can compute its own entries of a value that is divided over ranks.
+    """
 
     crossing: Crossing | None = None
+    elementwise: ClassVar[bool] = False
 
     def refusal(self, node: Node) -> str | None:
         """Why this node cannot be bounded although its operator has a rule; ``None`` when it can."""
@@ -147,7 +153,9 @@ class RelaxedRule(Rule):
 
 
 class NonlinearRule(RelaxedRule):
-    """An operator of one variable input."""
+    """A function of one variable input, entry by entry."""
+
+    elementwise = True
 
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
         return self.relax(node, bounds[0])

@@ -51,6 +51,8 @@ class _ProductPlanes:
 class Product(_Bilinear):
     """``x·y`` entrywise, with broadcasting."""
 
+    elementwise = True
+
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         x, y = inputs
         ends = torch.stack([x.lower * y.lower, x.lower * y.upper, x.upper * y.lower, x.upper * y.upper])

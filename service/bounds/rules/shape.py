@@ -161,6 +161,8 @@ class Pad(LinearRule):
 class Choose(LinearRule):
     """``aten.where(condition, self, other)`` by a constant condition: entries of one or the other."""
 
+    elementwise = True
+
     def refusal(self, node: Node) -> str | None:
         return "its condition depends on the input" if node.is_variable("condition") else None
 

@@ -7,47 +7,16 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from service.bounds.graph import PRODUCT, Node, Repeated
-
-FINITE_AT_ZERO = {
-    "aten.relu.default",
-    "aten.leaky_relu.default",
-    "aten.tanh.default",
-    "aten.sigmoid.default",
-    "aten.gelu.default",
-    "aten.silu.default",
-    "aten.exp.default",
-    "aten.erf.default",
-    "aten.sin.default",
-    "aten.cos.default",
-    "aten.abs.default",
-    "aten.floor.default",
-    "aten.neg.default",
-    "aten.clone.default",
-    "aten.alias.default",
-    "aten.detach.default",
-    "aten._to_copy.default",
-}
-"""Functions of one value, entry by entry, that map the zeros of a padded width to something finite."""
-OTHER_ENTRYWISE = {
-    "aten.log.default",
-    "aten.sqrt.default",
-    "aten.rsqrt.default",
-    "aten.reciprocal.default",
-    "aten.pow.Tensor_Scalar",
-}
-WITH_OPERAND = {"aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor", "aten.where.self", PRODUCT}
-"""Entrywise with broadcasting, of two values or of one and constants."""
-VIEWS = {
-    "aten.view.default",
-    "aten._unsafe_view.default",
-    "aten.reshape.default",
-    "aten.unsqueeze.default",
-    "aten.squeeze.dim",
-    "aten.squeeze.dims",
-}
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node, Repeated
+from service.bounds.interval import Interval
+from service.bounds.rules import RULES
+from service.bounds.rules.base import NonlinearRule, Rule
+from service.bounds.rules.convolution import Convolution
+from service.bounds.rules.shape import Pad, Permute, SameOrder, Select, Slice, Total
 
 
 @dataclass(frozen=True)
@@ -82,20 +51,14 @@ class Follow(Protocol):
 
 def follow(node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | None:
     """``cuts`` has every input of ``node``."""
-    rule = FOLLOW.get(node.operator)
-    return None if rule is None else rule(node, cuts, ranks)
+    rule = RULES[node.operator]
+    if rule.elementwise:
+        return _elementwise(node, cuts, ranks)
+    found = next((of for kind, of in FOLLOW.items() if isinstance(rule, kind)), None)
+    return None if found is None else found(node, cuts, ranks)
 
 
-def _entrywise(node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | None:
-    return cuts[node.inputs[0]]
-
-
-def _finite_only(node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | None:
-    cut = cuts[node.inputs[0]]
-    return None if cut.is_padded(ranks) else cut
-
-
-def _with_operand(node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | None:
+def _elementwise(node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | None:
     found = {
         replace(cuts[name], dim=cuts[name].dim + len(node.shape) - len(shape))
         for name, shape in zip(node.inputs, node.input_shapes, strict=True)
@@ -103,7 +66,23 @@ def _with_operand(node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | None
     if len(found) != 1 or not _plain(node.arguments.get("condition")):
         return None
     (cut,) = found
-    return cut if node.shape[cut.dim] == cut.length else None
+    if node.shape[cut.dim] != cut.length or (cut.is_padded(ranks) and not _is_finite_at_zero(node)):
+        return None
+    return cut
+
+
+def _is_finite_at_zero(node: Node) -> bool:
+    """Whether padding, which is zero, has bounds and a relaxation that the zeros of the next layer can drop."""
+    rule = RULES[node.operator]
+    if not isinstance(rule, NonlinearRule):
+        return True
+    if rule.refusal(node) is not None:
+        return False
+    entry, zero = replace(node, shape=(1,), input_shapes=((1,),)), Interval.point(torch.zeros(1, 1))
+    value, lines = rule.interval(entry, [zero], Exchange()), rule.relax(entry, zero)
+    ends = (value.lower, value.upper, lines.lower_slope, lines.upper_slope)
+    intercepts = [each for each in (lines.lower_intercept, lines.upper_intercept) if each is not None]
+    return all(bool(end.isfinite().all()) for end in (*ends, *intercepts))
 
 
 def _plain(condition: Any) -> bool:
@@ -160,16 +139,13 @@ def _channel_by_channel(node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut 
     return cut if cut.dim == 0 and groups == cut.length == node.shape[0] else None
 
 
-FOLLOW: Mapping[str, Follow] = {
-    **dict.fromkeys(FINITE_AT_ZERO, _entrywise),
-    **dict.fromkeys(OTHER_ENTRYWISE, _finite_only),
-    **dict.fromkeys(WITH_OPERAND, _with_operand),
-    **dict.fromkeys(VIEWS, _view),
-    "aten.permute.default": _permute,
-    "aten.slice.Tensor": _along_others,
-    "aten.index_select.default": _along_others,
-    "aten.constant_pad_nd.default": _pad,
-    "aten.sum.dim_IntList": _total,
-    "aten.mean.dim": _total,
-    "aten.convolution.default": _channel_by_channel,
+FOLLOW: Mapping[type[Rule], Follow] = {
+    SameOrder: _view,
+    Permute: _permute,
+    Slice: _along_others,
+    Select: _along_others,
+    Pad: _pad,
+    Total: _total,
+    Convolution: _channel_by_channel,
 }
+"""Of the operators that are not elementwise; a convolution that joins channels is a layer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,29 +12,42 @@ from torch import Tensor
 from service.bounds.graph import BatchSize, Graph, Node, Ref, Repeated
 from service.bounds.rules import RULES
 from service.bounds.rules.affine import Affine, AffineRule
-from service.bounds.shard.cuts import VIEWS, WITH_OPERAND, Cut
-from service.bounds.shard.regions import CONVOLUTION, Region, output_dim, regions
+from service.bounds.rules.shape import SameOrder
+from service.bounds.shard.cuts import Cut
+from service.bounds.shard.regions import CONVOLUTION, Region, output_dim, regions, undivided
 from service.parallel.mesh import Axis
 
 LINEAR, ADD = "aten.linear.default", "aten.add.Tensor"
 COPY, REDUCE = "trivet.copy_to_group.default", "trivet.reduce_from_group.default"
 
 
-def shard(graph: Graph, axis: Axis) -> Graph:
+def shard(graph: Graph, axis: Axis, tell: Callable[[str], None] = lambda line: None) -> Graph:
     """This rank's graph of the same function, replicated at both ends; every rank has nodes of the same names.
 
     Widths that do not divide are filled up with zeros: neurons that are 0, which no layer reads. Constants are
-    copies, so that the whole ones may be dropped. Layers that do not pair stay whole.
+    copies, so that the whole ones may be dropped. Layers that do not pair stay whole; ``tell`` gets a line for
+    each operator that keeps layers from it.
     """
     if axis.size == 1:
         return graph
-    return Graph(tuple(_Divider(graph, axis).nodes()))
+    found = regions(graph, axis.size)
+    for line in _whole(list(undivided(graph, found, axis.size)), axis.size):
+        tell(line)
+    return Graph(tuple(_Divider(graph, axis, found).nodes()))
+
+
+def _whole(stopped: Sequence[tuple[Node, Node]], ranks: int) -> Iterator[str]:
+    """A line for each kind of operator that keeps layers whole."""
+    for kind in dict.fromkeys(at.operator for _, at in stopped):
+        layer, at = next(each for each in stopped if each[1].operator == kind)
+        count = sum(at.operator == kind for _, at in stopped)
+        more = f" and {count - 1} more layers stay" if count > 1 else " stays"
+        yield f"{layer}{more} whole on each of {ranks} tensor-parallel ranks: {at} cannot be divided over them"
 
 
 class _Divider:
-    def __init__(self, graph: Graph, axis: Axis) -> None:
+    def __init__(self, graph: Graph, axis: Axis, found: Sequence[Region]) -> None:
         self.graph, self.axis = graph, axis
-        found = regions(graph, axis.size)
         self.columns: dict[str, int] = {name: index for index, region in enumerate(found) for name in region.columns}
         self.rows: dict[str, Region] = {name: region for region in found for name in region.rows}
         self.cuts: dict[str, Cut] = {name: cut for region in found for name, cut in region.cuts.items()}
@@ -112,12 +125,13 @@ class _Divider:
         shape = cut.local(node.shape)
         before = [self.cuts[name].local(whole) for name, whole in zip(node.inputs, node.input_shapes, strict=True)]
         arguments = dict(node.arguments)
-        if node.operator in WITH_OPERAND:
+        rule = RULES[node.operator]
+        if rule.elementwise:
             fill = 1.0 if node.operator == "aten.div.Tensor" else 0.0
             arguments = {name: self._operand(value, node, cut, fill) for name, value in arguments.items()}
         elif node.operator == CONVOLUTION:
             arguments = {**self._convolution(node, {"weight": 0, "bias": 0}, cut), "groups": cut.share}
-        elif node.operator in VIEWS:
+        elif isinstance(rule, SameOrder):
             sized = next((name for name in ("size", "shape") if name in arguments), None)
             arguments |= {} if sized is None else {sized: (BatchSize(), *shape)}
         return replace(node, arguments=arguments, shape=shape, input_shapes=tuple(before))

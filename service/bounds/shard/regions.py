@@ -6,7 +6,7 @@ ends with layers that add up over what is divided. Everything outside of regions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -27,6 +27,20 @@ class Region:
     cuts: Mapping[str, Cut]
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """No region. ``at`` is the operator whose output would have to be put together, if it was one."""
+
+    at: Node | None = None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A value that would have to be divided too, by name."""
+
+    value: str
+
+
 def regions(graph: Graph, ranks: int) -> list[Region]:
     """Regions in execution order, found greedily from the input; no node belongs to two."""
     found: list[Region] = []
@@ -35,10 +49,20 @@ def regions(graph: Graph, ranks: int) -> list[Region]:
         if node.name in taken or not is_layer(node):
             continue
         region = _grown(graph, node, taken, ranks)
-        if region is not None:
+        if isinstance(region, Region):
             found.append(region)
             taken |= {*region.cuts, *region.rows}
     return found
+
+
+def undivided(graph: Graph, found: Sequence[Region], ranks: int) -> Iterator[tuple[Node, Node]]:
+    """Layers in none of the regions because an operator behind them cannot be divided, each with that operator."""
+    taken = {name for region in found for name in (*region.cuts, *region.rows)}
+    for node in graph.nodes[1:]:
+        if node.name not in taken and is_layer(node):
+            stopped = _grown(graph, node, taken, ranks)
+            if isinstance(stopped, Stopped) and stopped.at is not None:
+                yield node, stopped.at
 
 
 def is_layer(node: Node) -> bool:
@@ -57,42 +81,44 @@ def input_dim(node: Node) -> int:
     return 0 if node.operator == CONVOLUTION else len(node.input_shapes[0]) - 1
 
 
-def _grown(graph: Graph, first: Node, taken: set[str], ranks: int) -> Region | None:
+def _grown(graph: Graph, first: Node, taken: set[str], ranks: int) -> Region | Stopped:
     """The region that begins with ``first``, with more layers beside it where values of two layers meet."""
     columns = {first.name}
     while True:
-        region, missing = _attempt(graph, columns, taken, ranks)
-        if missing is None:
-            return region
-        beside = _layer_before(graph.by_name, missing)
+        found = _attempt(graph, columns, taken, ranks)
+        if not isinstance(found, Missing):
+            return found
+        beside = _layer_before(graph.by_name, found.value)
         if beside is None or beside in taken or beside in columns:
-            return None
+            return Stopped(next(node for node in graph.nodes if found.value in node.inputs))
         columns.add(beside)
 
 
-def _attempt(graph: Graph, columns: set[str], taken: set[str], ranks: int) -> tuple[Region | None, str | None]:
-    """The region of these columns, or the name of a value that would have to be divided, too."""
+def _attempt(graph: Graph, columns: set[str], taken: set[str], ranks: int) -> Region | Missing | Stopped:
+    """The region of these columns, if there is one."""
     cuts: dict[str, Cut] = {}
     rows: set[str] = set()
     for node in graph.nodes[1:]:
         divided = [name for name in node.inputs if name in cuts]
         if node.name in columns:
             if divided or node.shape[output_dim(node)] < ranks:
-                return None, None
+                return Stopped()
             cuts[node.name] = Cut.of(node, output_dim(node), ranks)
         elif divided and is_layer(node) and cuts[divided[0]].dim == input_dim(node):
             rows.add(node.name)
         elif divided:
             absent = next((name for name in node.inputs if name not in cuts), None)
             if absent is not None:
-                return None, absent
-            cut = None if node.name in taken else follow(node, cuts, ranks)
+                return Missing(absent)
+            if node.name in taken:
+                return Stopped()
+            cut = follow(node, cuts, ranks)
             if cut is None:
-                return None, None
+                return Stopped(node)
             cuts[node.name] = cut
     if not rows or rows & taken or graph.output.name in cuts:
-        return None, None
-    return Region(frozenset(columns), frozenset(rows), cuts), None
+        return Stopped()
+    return Region(frozenset(columns), frozenset(rows), cuts)
 
 
 def _layer_before(nodes: Mapping[str, Node], name: str) -> str | None:
