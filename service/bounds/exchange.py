@@ -76,6 +76,10 @@ class Exchange:
         counts = self.gather(torch.tensor([count], dtype=torch.int64, device=device), 0)
         return int(counts.max())
 
+    def least(self, count: int, device: torch.device) -> int:
+        """The smallest of the ranks' numbers."""
+        return -self.largest(-count, device)
+
     def same_everywhere(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Which tensors have the same content on every rank, judged by two moments of their entries in float64."""
         if self.axis.size == 1 or not tensors:

@@ -17,7 +17,7 @@ from torch import Tensor
 from service.bounds.backward import Pass
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Effort, passing_at_once
+from service.bounds.methods.base import Effort, parts_of_rows, passing_at_once
 from service.bounds.network import Network
 from service.bounds.relaxation import Relaxation, Relaxed
 from service.bounds.rules import RULES
@@ -46,6 +46,7 @@ def forward_forms(network: Network, box: Interval, effort: Effort) -> Pass:
     intervals, relaxations = {first.name: box}, dict[str, Relaxed]()
     backward = Pass(network, intervals, relaxations)
     forms = {first.name: _of_input(box)}
+    last = {name: node for node in network.graph.nodes[1:] for name in node.inputs}
     for node in network.graph.nodes[1:]:
         inputs = [forms[name] for name in node.inputs]
         rule = RULES[node.operator]
@@ -60,6 +61,9 @@ def forward_forms(network: Network, box: Interval, effort: Effort) -> Pass:
             relaxed = relaxations[node.name] = network.rule_of(node).relax_on(node, bounds)
             forms[node.name] = _relaxed(network, node, relaxed, inputs, bounds)
         intervals[node.name] = network.interval(node, intervals)
+        for name in set(node.inputs):
+            if last[name] is node:  # slopes of all inputs take much more than intervals
+                del forms[name]
     return backward
 
 
@@ -133,8 +137,12 @@ def _settled(backward: Pass, node: Node, effort: Effort) -> Interval:
         return before
     lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
     pairs = max(1, passing_at_once(backward, name, 2 * len(index), effort) // 2)
-    for part in torch.split(index, pairs):
+
+    def settle(rows: slice) -> None:
+        part = index[rows]
         low, high = backward.lower_bounds(name, UnitRows(part[None])).chunk(2, dim=1)
         found = Interval(low, -high).meet(Interval(lower[:, part], upper[:, part]))
         lower[:, part], upper[:, part] = found.lower, found.upper
+
+    parts_of_rows(backward, len(index), pairs, settle)
     return Interval(lower.view_as(before.lower), upper.view_as(before.upper))

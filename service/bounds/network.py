@@ -71,6 +71,11 @@ class Network:
     nodes: Mapping[str, Node] = field(repr=False)
     before: Before | None = None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether bounding it asks no other process."""
+        return self.exchange.axis.size == 1 and self.before is None
+
     def is_own(self, name: str) -> bool:
         return self.placements[name] is Placement.OWN
 

@@ -18,6 +18,7 @@ from service.bounds.capture import capture
 from service.bounds.evaluated import Evaluated
 from service.bounds.exchange import Exchange
 from service.bounds.graph import UnsupportedModelError
+from service.bounds.memory import MemoryShortageError, is_out_of_memory, make_room
 from service.bounds.network import Network, from_graph, prepare
 from service.bounds.shard import shard
 from service.bounds.stages import InStages, Line, Staged, divide_into_stages, prepare_stages
@@ -40,34 +41,37 @@ from service.verification.properties.robustness import RobustSamples
 from service.verification.properties.tokens import robust_tokens
 from service.verification.running import OnFirst
 from service.verification.tally import Layer, layers_of
-from service.verification.task import Refused, Task
+from service.verification.task import Assignment, Refused, Task, memory_of
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
 
 
-def make(spec: VerifySpec, context: RunContext, device: torch.device) -> tuple[tuple[Task, ...], tuple[Refused, ...]]:
-    """One for each model; of several models those that cannot be bounded are told apart.
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A task for each model, and those that there is none for; all are of one ``assignment``."""
+
+    assignment: Assignment
+    tasks: tuple[Task, ...]
+    refused: tuple[Refused, ...]
+
+
+def make(spec: VerifySpec, context: RunContext, device: torch.device) -> Prepared:
+    """One for each model; of several models those that cannot be bounded are told apart, and any that is too large.
 
     Raises :class:`UnsupportedModelError` or ``PropertyError`` when no model or the property cannot be done.
     """
     mesh = build_mesh(spec.parallel, context.device_type)
     place = _Place(mesh, device, Line(mesh, device) if mesh.pp.size > 1 else None)
     if isinstance(spec.property, InstancesProperty):
-        return _parted(list(_of_pairs(spec, spec.property.instances, context.data, place)))
+        return place.prepared(spec, list(_of_pairs(spec, spec.property.instances, context.data, place)))
     if isinstance(spec.model, FromOnnx):
         file, asked = spec.model.onnx, spec.property
         source = _Source(context.data.cache, file, context.data.file(file).read_bytes)
-        return (_of_onnx(spec, source, place, lambda sizes: read(asked, *sizes, context.data)),), ()
-    return (_of_reference(spec, context, place),), ()
-
-
-def _parted(found: Sequence[Task | Refused]) -> tuple[tuple[Task, ...], tuple[Refused, ...]]:
-    tasks = tuple(each for each in found if isinstance(each, Task))
-    refused = tuple(each for each in found if isinstance(each, Refused))
-    if not tasks:
-        raise UnsupportedModelError(refused[0].reason)
-    return tasks, refused
+        found = _of_onnx(spec, source, place, lambda sizes: read(asked, *sizes, context.data))
+    else:
+        found = _of_reference(spec, context, place)
+    return place.prepared(spec, [found])
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +81,35 @@ class _Place:
     mesh: Mesh
     device: torch.device
     line: Line | None
+
+    def prepared(self, spec: VerifySpec, found: Sequence[Task | Refused]) -> Prepared:
+        tasks = tuple(each for each in found if isinstance(each, Task))
+        refused = tuple(each for each in found if isinstance(each, Refused))
+        if tasks:
+            assignment: Assignment = tasks[0]
+        else:
+            asked = next((each.asked for each in refused if each.asked is not None), None)
+            if asked is None:
+                raise UnsupportedModelError(refused[0].reason)
+            assignment = Assignment(spec, self.mesh, self.device, asked)
+        is_large = any(each.asked is not None for each in refused)
+        if assignment.crew.axis.size > 1 and assignment.crew.anywhere(is_large, self.device):
+            return Prepared(assignment, (), _of_a_crew(assignment, refused))
+        return Prepared(assignment, tasks, refused)
+
+    def unless_too_large(
+        self, spec: VerifySpec, run: Callable[[], Task], asked: Callable[[], Property]
+    ) -> Task | Refused:
+        """The task, or that there is not enough memory to prepare it, where no other rank waits."""
+        try:
+            return run()
+        except Exception as error:
+            if not self.is_alone or not is_out_of_memory(error):
+                raise
+            shortage = memory_of(spec).shortage("preparing the model", self.device, error)
+        make_room(self.device)
+        found = asked()
+        return Refused(frozenset(range(found.count)), str(shortage), found)
 
     def task(
         self,
@@ -93,29 +126,48 @@ class _Place:
             module = InStages(module, bounded.line)
         else:
             layers, network = layers_of(bounded, self.mesh.tp.size), bounded
-        return Task(spec, self.mesh, self.device, module, network, asked, layers, runtime, staged)
+        return Task(spec, self.mesh, self.device, asked, module, network, layers, runtime, staged)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank has models whole, so that no other waits while it prepares one."""
+        return self.line is None and self.mesh.tp.size == 1
 
 
-def _of_reference(spec: VerifySpec, context: RunContext, place: _Place) -> Task:
+def _of_a_crew(assignment: Assignment, refused: Sequence[Refused]) -> tuple[Refused, ...]:
+    """All instances: ranks that search together need the model on every one of them."""
+    reason = next((each.reason for each in refused), "out of memory in preparing the model on another rank")
+    return (Refused(frozenset(range(assignment.asked.count)), reason, assignment.asked),)
+
+
+def _of_reference(spec: VerifySpec, context: RunContext, place: _Place) -> Task | Refused:
     assert spec.model is not None
     assert not isinstance(spec.model, FromOnnx)
     assert not isinstance(spec.property, InstancesProperty)
     config, weights = resolve(spec.model, context.data)
-    reads = config.reads
-    module = build(config, place.mesh, dtype=torch.float32, device=place.device, seed=spec.seed)
-    if weights is not None:
-        load_into(module, weights)
-    module.eval().requires_grad_(False)
-    asked: Property
-    if isinstance(reads, Features):
-        asked, shape = read(spec.property, reads.features, reads.classes, context.data), (reads.features,)
-    else:
-        asked, module = _of_tokens(spec, module, context, place.line)
-        shape = (asked.samples.inputs.shape[1],)
-    tp = place.mesh.tp
-    if place.line is not None:
-        return place.task(spec, module, prepare_stages(_bounded(spec, module), shape, tp, place.line), asked)
-    return place.task(spec, module, prepare(_bounded(spec, module), shape, tp), asked)
+    reads, asked_of = config.reads, spec.property
+
+    def asked() -> Property:
+        if not isinstance(reads, Features):
+            raise MemoryShortageError("the model embeds the property's tokens, and does not fit", "preparing the model")
+        return read(asked_of, reads.features, reads.classes, context.data)
+
+    def made() -> Task:
+        module = build(config, place.mesh, dtype=torch.float32, device=place.device, seed=spec.seed)
+        if weights is not None:
+            load_into(module, weights)
+        module.eval().requires_grad_(False)
+        if isinstance(reads, Features):
+            found, shape = asked(), (reads.features,)
+        else:
+            found, module = _of_tokens(spec, module, context, place.line)
+            shape = (found.samples.inputs.shape[1],)
+        tp = place.mesh.tp
+        if place.line is not None:
+            return place.task(spec, module, prepare_stages(_bounded(spec, module), shape, tp, place.line), found)
+        return place.task(spec, module, prepare(_bounded(spec, module), shape, tp), found)
+
+    return place.unless_too_large(spec, made, asked)
 
 
 def _of_tokens(
@@ -169,6 +221,9 @@ def _of_pairs(spec: VerifySpec, file: str, data: DataLayout, place: _Place) -> I
                         raise UnsupportedModelError(f"{name}: {error}") from error
                     yield Refused(frozenset(part), f"{name}: {error}")
                     continue
+                if isinstance(task, Refused):
+                    yield Refused(frozenset(part), f"{name}: {task.reason}", asked)
+                    continue
                 layers = [replace(layer, name=f"{name}: {layer.name}") for layer in task.layers]
                 yield replace(task, layers=layers, part=frozenset(part))
     except (OSError, VnnlibError) as error:
@@ -206,17 +261,23 @@ class _Source:
         return self.cache / f"onnx-{VERSION}" / name
 
 
-def _of_onnx(spec: VerifySpec, source: _Source, place: _Place, ask: Callable[[tuple[int, int]], Property]) -> Task:
+def _of_onnx(
+    spec: VerifySpec, source: _Source, place: _Place, ask: Callable[[tuple[int, int]], Property]
+) -> Task | Refused:
     from service.bounds.onnx import load  # noqa: PLC0415 - brings onnxruntime, which only these models need
-    from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
+    from service.bounds.onnx.reading import Runtime, describe, parse  # noqa: PLC0415
 
-    if place.line is not None or place.mesh.tp.size > 1:
+    if not place.is_alone:
         return _of_divided_onnx(spec, source, place, ask)
     content = source.read()
-    module = load(content)
-    asked, runtime = ask((module.features, module.outputs)), Runtime.of(parse(content))
-    module = module.to(place.device)
-    return place.task(spec, module, prepare(_bounded(spec, module), (module.features,)), asked, runtime)
+
+    def made() -> Task:
+        module = load(content)
+        asked, runtime = ask((module.features, module.outputs)), Runtime.of(parse(content))
+        module = module.to(place.device)
+        return place.task(spec, module, prepare(_bounded(spec, module), (module.features,)), asked, runtime)
+
+    return place.unless_too_large(spec, made, lambda: ask(describe(parse(content)).sizes))
 
 
 def _of_divided_onnx(

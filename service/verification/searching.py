@@ -55,7 +55,12 @@ class Searches:
         """The row with what the search found. Raises :class:`StoppedError`."""
         query = self._query(row)
         assert query is not None
-        decision, left, spent = self._searched(row["instance"], query)
+        try:
+            decision, left, spent = self._searched(row["instance"], query)
+        except Exception as error:
+            if not self.task.survives(error):
+                raise
+            return {**row, "reason": str(self.task.memory.shortage("the search", self.task.device, error))}
         self.clock.seconds["attack"] += decision.attacking
         self.clock.seconds["search"] += decision.seconds - decision.attacking
         if decision.domains:
@@ -63,9 +68,11 @@ class Searches:
         found, limit = {**row, **_found(decision, row)}, self._limit(row["instance"])
         if decision.verdict is not Verdict.UNKNOWN:
             return {**found, "verdict": decision.verdict.value, "reason": None}
-        if decision.seconds >= limit:
+        if decision.seconds >= limit and decision.shortage is None:
             return {**found, "verdict": "timeout", "reason": f"its {limit:g} seconds were spent"}
-        return {**found, "verdict": decision.verdict.value, "reason": spent or "what is left open cannot be split"}
+        short = None if decision.shortage is None else str(decision.shortage)
+        reason = short or spent or "what is left open cannot be split"
+        return {**found, "verdict": decision.verdict.value, "reason": reason}
 
     def _searched(self, instance: int, query: Query) -> tuple[Decision, int, str | None]:
         """What was decided, how many domains were left open, and what part of the budget was spent before the time."""

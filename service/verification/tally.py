@@ -136,7 +136,7 @@ def layer_means(layers: Sequence[Layer], entries: Sequence[Entry]) -> list[dict[
     if not layers:
         return []
     totals = torch.zeros(len(layers), 3, dtype=torch.float64)
-    for entry in entries:
+    for entry in (each for each in entries if each.layers):  # the others could not be bounded
         totals += torch.tensor(entry.layers, dtype=torch.float64)
     return [_line(layer, sums) for layer, sums in zip(layers, totals.tolist(), strict=True)]
 

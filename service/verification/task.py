@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
+from service.bounds.memory import GIB, MemoryBudget, MemoryShortageError, is_out_of_memory
 from service.bounds.methods import METHODS, Effort, Method, repeatedly
 from service.bounds.network import Network
 from service.bounds.optimise import Ascent
@@ -26,30 +28,18 @@ from service.verification.tally import Layer
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
 
+FLOATS = 8
+"""That are held for each value of an instance: bounds, the lines of its relaxation, and what they are found by."""
+
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """A property of a model, on this rank of a mesh.
-
-    A model from ONNX has a ``runtime``. Of a model in stages ``network`` is this rank's, ``layers`` are those of all.
-    ``part`` are the instances that are about this model, where there are several. ``notes`` are lines for the log.
-    """
+class Assignment:
+    """A property's instances on this rank of a mesh, whatever models they are about."""
 
     spec: VerifySpec
     mesh: Mesh
     device: torch.device
-    module: nn.Module
-    network: Network
     asked: Property
-    layers: Sequence[Layer]
-    runtime: Running | None = None
-    staged: Staged | None = None
-    part: frozenset[int] | None = None
-    notes: tuple[str, ...] = ()
-
-    def is_about(self, instance: int) -> bool:
-        """Whether the instance is about this task's model."""
-        return self.part is None or instance in self.part
 
     @cached_property
     def crew(self) -> Crew:
@@ -72,13 +62,44 @@ class Task:
         return self.spec.method + self._fixed + (" (rigorous)" if self.spec.rigorous else "")
 
     @property
+    def _fixed(self) -> str:
+        return " (fixed intermediate bounds)" if self.spec.intermediate == "fixed" else ""
+
+    @property
+    def memory(self) -> MemoryBudget:
+        """What the job may take on each device."""
+        return memory_of(self.spec)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for those that bound the same instances."""
+        return self.mesh.tp.rank == 0 and self.mesh.pp.rank == 0 and self.crew.is_first
+
+
+@dataclass(frozen=True, eq=False)
+class Task(Assignment):
+    """A property of a model, on this rank of a mesh.
+
+    A model from ONNX has a ``runtime``. Of a model in stages ``network`` is this rank's, ``layers`` are those of all.
+    ``part`` are the instances that are about this model, where there are several. ``notes`` are lines for the log.
+    """
+
+    module: nn.Module
+    network: Network
+    layers: Sequence[Layer]
+    runtime: Running | None = None
+    staged: Staged | None = None
+    part: frozenset[int] | None = None
+    notes: tuple[str, ...] = ()
+
+    def is_about(self, instance: int) -> bool:
+        """Whether the instance is about this task's model."""
+        return self.part is None or instance in self.part
+
+    @property
     def inside(self) -> str:
         """Name of the method that bounds: of a search, its domains and the batches before it."""
         return "crown" if self.spec.method == "beta-crown" else self.spec.method + self._fixed
-
-    @property
-    def _fixed(self) -> str:
-        return " (fixed intermediate bounds)" if self.spec.intermediate == "fixed" else ""
 
     @property
     def like(self) -> Tensor:
@@ -106,22 +127,46 @@ class Task:
 
     @property
     def effort(self) -> Effort:
-        return Effort(ascent=Ascent(iterations=self.spec.budget.iterations))
+        return Effort(ascent=Ascent(iterations=self.spec.budget.iterations), memory=self.memory)
+
+    def survives(self, error: Exception) -> bool:
+        """Whether the job can go on after this error: memory ran out, and no other rank waits for this one."""
+        return self.bounds_survive(error) and (self.crew.axis.size == 1 or isinstance(error, MemoryShortageError))
+
+    def bounds_survive(self, error: Exception) -> bool:
+        """The same of bounds, in which ranks of a crew ask each other nothing."""
+        alone = self.network.is_alone and self.staged is None
+        return is_out_of_memory(error) and (alone or isinstance(error, MemoryShortageError))
 
     @property
-    def leads(self) -> bool:
-        """Whether this rank speaks for those that bound the same instances."""
-        return self.mesh.tp.rank == 0 and self.mesh.pp.rank == 0 and self.crew.is_first
+    def _at_once(self) -> int:
+        """Instances of a batch; all ranks that bound them ask."""
+        each = FLOATS * sum(node.size for node in self.network.graph.nodes) * self.like.element_size()
+
+        def least(count: int) -> int:
+            own = self.network.exchange.least(count, self.device)
+            return int(self.of_all_stages(torch.tensor([[own]])).min())
+
+        with suppress(MemoryShortageError):
+            return self.memory.plan(self.device, each, self.spec.budget.batch, share=2, least=least)
+        return 1
 
     def batches(self, without: Container[int]) -> Iterator[list[int]]:
         left = [instance for instance in self.own if self.is_about(instance) and instance not in without]
-        size = self.spec.budget.batch
+        size = self._at_once
         return (left[start : start + size] for start in range(0, len(left), size))
+
+
+def memory_of(spec: VerifySpec) -> MemoryBudget:
+    """What a job may take on each device."""
+    limit = spec.budget.memory_gib
+    return MemoryBudget() if limit is None else MemoryBudget(int(limit * GIB))
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Instances whose model cannot be bounded, and why."""
+    """Instances whose model cannot be bounded, and why; ``asked`` is their property if it is only too large."""
 
     part: frozenset[int]
     reason: str
+    asked: Property | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -27,8 +28,8 @@ def largest_bytes(run: Callable[[], Any]) -> int:
     return _counted(run).largest
 
 
-def _counted(run: Callable[[], Any]) -> _Census:
-    census = _Census()
+def _counted(run: Callable[[], Any]) -> Census:
+    census = Census()
     with census:
         run()
     return census
@@ -49,7 +50,9 @@ def peak_allocated(run: Callable[[], Any], folder: Path) -> int:
     return max(accumulate(size for size in sizes if abs(size) not in mapped), default=0)
 
 
-class _Census(TorchDispatchMode):
+class Census(TorchDispatchMode):
+    """Bytes of the tensors that are alive of those made while it is entered."""
+
     def __init__(self) -> None:
         super().__init__()
         self.now, self.most, self.largest = 0, 0, 0
@@ -62,7 +65,7 @@ class _Census(TorchDispatchMode):
                 return _KERNELS[name](*args)
         result = func(*args, **(kwargs or {}))
         for each in tree_leaves(result):
-            if isinstance(each, Tensor):
+            if isinstance(each, Tensor) and not isinstance(each, FakeTensor):
                 self._count(each.untyped_storage())
         return result
 

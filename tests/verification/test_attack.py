@@ -80,10 +80,10 @@ def test_boxes_are_tried_one_by_one(wells: Subject) -> None:
     goal = goal_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.1)])
     lower = torch.tensor([[-1.0, -1.0], [0.25, 0.25], [0.6, 0.6]], dtype=torch.float64)
     centre = torch.full((1, 2), 0.5, dtype=torch.float64)
-    found = attack_boxes(wells, goal, Interval(lower, lower + 0.1), centre)
+    found = attack_boxes(wells, goal, Interval(lower, lower + 0.1), centre, 100)
     assert found is not None
     assert all(0.25 <= each <= 0.35 for each in found)
-    assert attack_boxes(wells, goal, Interval(lower[[0, 2]], lower[[0, 2]] + 0.1), centre) is None
+    assert attack_boxes(wells, goal, Interval(lower[[0, 2]], lower[[0, 2]] + 0.1), centre, 100) is None
 
 
 def test_what_the_judge_denies_is_no_counterexample(wells: Subject) -> None:

@@ -199,10 +199,10 @@ class Looking(activations._Search):
 
     def __init__(self, relaxed: list[int]) -> None:
         self.pool, _ = waiting(-torch.ones(1), 1)
+        one, rows = torch.ones(3, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+        self.bounding = bounding_of(subject_of("relu", 0), -one, one, rows)
         self.started, self.is_optimised = time.monotonic() - 1, True
         self.relaxed, self.seconds = iter(relaxed), list[float]()
-
-    def _make_room(self) -> None: ...
 
     def _relaxed(self) -> int:
         return next(self.relaxed)

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import Residual, box_around, mlp, prepared, redraw
+from scarcity import Claims
 from test_operators import GROUPS, made
 from test_properties import robustness
 from test_recorded_searches import Rehearsed
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from service.bounds.ball import Ball
 from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
+from service.bounds.memory import MemoryBudget
 from service.bounds.methods import METHODS, Analysis, Effort, repeatedly
 from service.bounds.methods import repeated as module_of_repeated
 from service.bounds.methods import rows as module_of_rows
@@ -32,7 +34,6 @@ from service.verification.properties import read
 from service.verification.witness import Referee
 
 PASSES = [name for name, method in METHODS.items() if isinstance(method, Passes)]
-MANY = 2**40
 
 
 class Images(nn.Module):
@@ -66,10 +67,10 @@ def network_of(name: str) -> tuple[Network, int]:
     return prepared(build().double(), features), features
 
 
-def rehearsed(name: str, repeat: Callable[[], Any] = Rehearsed, free: int = MANY) -> Repeating:
+def rehearsed(name: str, repeat: Callable[[], Any] = Rehearsed) -> Repeating:
     method = METHODS[name]
     assert isinstance(method, Passes)
-    return Repeating(method, lambda: free, lambda memory: repeat())
+    return Repeating(method, lambda memory: repeat())
 
 
 def boxes(count: int, batch: int, features: int, radii: tuple[float, ...] = (0.1,)) -> list[Interval]:
@@ -220,13 +221,13 @@ def test_what_is_not_worth_a_record_or_cannot_be_one_runs_as_written(
         def run(self, body: Callable[[], None], times: int) -> None:
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    def held(repeated: Repeating) -> int:
+    def held(repeated: Repeating, effort: Effort = Effort()) -> int:  # noqa: B008 - frozen
         for box in boxes(4, 2, 5):
-            assert_same(repeated(network, box, Effort()), METHODS["crown"](network, box, Effort()), rows)
+            assert_same(repeated(network, box, effort), METHODS["crown"](network, box, effort), rows)
         return sum(known.record is not None for known in repeated._known.values())
 
     assert held(rehearsed("crown")) == 1
-    assert held(rehearsed("crown", free=1000)) == 0
+    assert held(rehearsed("crown"), Effort(memory=MemoryBudget(meter=Claims(1000)))) == 0
     broken = rehearsed("crown", Failing)
     assert held(broken) == 0
     assert [known.tries for known in broken._known.values()] == [TRIES]

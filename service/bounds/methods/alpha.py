@@ -15,6 +15,7 @@ from torch import Tensor
 
 from service.bounds.backward import Pass
 from service.bounds.interval import Interval
+from service.bounds.memory import halving
 from service.bounds.methods.base import Analysis, Effort, affordable, elements_of_row, rows_at_once
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, one_pass
@@ -36,8 +37,12 @@ class OptimisedAnalysis:
     def lower_bounds(self, rows: Tensor) -> Tensor:
         start = self.backward.network.graph.output.name
         at_once = _at_once(self.backward, start, rows.shape[1], self.effort)
-        parts = _counted(equal_parts(rows, at_once), self.backward, start, self.effort)
-        return optimised(Families(self.backward), start, parts, self.effort.ascent)[:, : rows.shape[1]]
+
+        def bounds(at_once: int) -> Tensor:
+            parts = _counted(equal_parts(rows, at_once), self.backward, start, self.effort)
+            return optimised(Families(self.backward), start, parts, self.effort.ascent)[:, : rows.shape[1]]
+
+        return halving(at_once, bounds, self.backward.device, alone=self.backward.network.is_alone)
 
 
 def alpha_crown(network: Network, box: Interval, effort: Effort) -> Analysis:
@@ -50,10 +55,14 @@ def alpha_crown(network: Network, box: Interval, effort: Effort) -> Analysis:
 def both_optimised(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
     """Both sides of the entries ``index`` of a value, each optimised for itself."""
     pairs = max(1, _at_once(backward, name, 2 * index.shape[1], effort) // 2)
-    parts = [UnitRows(part) for part in equal_parts(index, pairs)]
-    found = optimised(Families(backward), name, _counted(parts, backward, name, effort), effort.ascent)
-    lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
-    return Interval(lower.flatten(1)[:, : index.shape[1]], -negated.flatten(1)[:, : index.shape[1]])
+
+    def bounds(pairs: int) -> Interval:
+        parts = [UnitRows(part) for part in equal_parts(index, pairs)]
+        found = optimised(Families(backward), name, _counted(parts, backward, name, effort), effort.ascent)
+        lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
+        return Interval(lower.flatten(1)[:, : index.shape[1]], -negated.flatten(1)[:, : index.shape[1]])
+
+    return halving(pairs, bounds, backward.device, alone=backward.network.is_alone)
 
 
 def alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> Analysis:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,9 +12,12 @@ from torch import Tensor
 from service.bounds.backward import Pass
 from service.bounds.extent import entries_of_a_row
 from service.bounds.interval import Interval
+from service.bounds.memory import UNLIMITED, MemoryBudget, in_parts
 from service.bounds.methods.progress import ProgressMeter
 from service.bounds.network import Network
 from service.bounds.optimise import Ascent
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,20 +26,27 @@ class Effort:
 
     ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
     in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory:
-    more rows than fit walk in parts. ``ascent`` is for methods that optimise. ``progress`` is told how far an
+    more rows than fit walk in parts. ``memory`` is what may be taken at all, and ``is_planned`` says that ``elements``
+    fit into it, as far as all ranks know. ``ascent`` is for methods that optimise. ``progress`` is told how far an
     analysis is; efforts that differ in it alone are equal.
     """
 
     intersect: bool = True
     elements: int = 2**26
     ascent: Ascent = field(default_factory=Ascent)
+    memory: MemoryBudget = UNLIMITED
+    is_planned: bool = False
     progress: ProgressMeter | None = field(default=None, compare=False)
 
-    def within(self, device: torch.device) -> Effort:
-        """Less where a device has little memory left, so that running out of it is not an outcome."""
-        if device.type != "cuda":
+    def within(self, device: torch.device, least: Callable[[int], int] = lambda count: count) -> Effort:
+        """Less where a device has little memory left, on all ranks the ``least`` that fits on any.
+
+        Raises :class:`~service.bounds.memory.MemoryShortageError`.
+        """
+        if self.is_planned:
             return self
-        return replace(self, elements=max(1, min(self.elements, free_bytes(device) // BYTES_FOR_AN_ELEMENT)))
+        elements = self.memory.plan(device, BYTES_FOR_AN_ELEMENT, self.elements, least=least)
+        return replace(self, elements=elements, is_planned=True)
 
     def passing(self, total: int) -> Effort:
         """For ``total`` elements of coefficients: parts are larger where there is much, since each costs launches."""
@@ -48,11 +58,6 @@ class Effort:
         Small parts stay in the device's cache, but too many of them cost launches.
         """
         return replace(self, elements=max(1, self.elements // 32, min(self.elements // 8, total // 8)))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Of a CUDA device, with what torch holds without using it."""
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 USUAL = 2**24
@@ -89,12 +94,14 @@ class LinearAnalysis:
     def lower_bounds(self, rows: Tensor) -> Tensor:
         network = self.backward.network
         at_once = passing_at_once(self.backward, network.graph.output.name, rows.shape[1], self.effort)
-        found = []
-        for part in torch.split(rows, at_once, dim=1):
-            found.append(self.backward.lower_bounds(network.graph.output.name, part))
+
+        def bounds(part: slice) -> Tensor:
+            found = self.backward.lower_bounds(network.graph.output.name, rows[:, part])
             if self.effort.progress is not None:
-                self.effort.progress.add(network.graph.output.name, part.shape[1], rows.device)
-        return torch.cat(found, dim=1)
+                self.effort.progress.add(network.graph.output.name, found.shape[1], rows.device)
+            return found
+
+        return torch.cat(parts_of_rows(self.backward, rows.shape[1], at_once, bounds), dim=1)
 
 
 def rows_at_once(backward: Pass, start: str, effort: Effort) -> int:
@@ -108,18 +115,21 @@ def passing_at_once(backward: Pass, start: str, rows: int, effort: Effort) -> in
     return max(1, effort.passing(rows * each).elements // each)
 
 
+def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
+    """``run`` for ``at_once`` of ``total`` rows at a time, fewer where memory runs out and no other rank waits."""
+    return in_parts(total, at_once, run, backward.device, alone=backward.network.is_alone)
+
+
 def affordable(network: Network, box: Interval, effort: Effort) -> Effort:
     """Within the memory of the device, or of the one that has the least: ranks take the same parts.
 
-    Asked once for each analysis, and not for a small one: a driver takes its time to answer.
+    Asked once for each analysis, and not for a small one unless memory is limited: a driver takes its time to answer.
     """
     device, exchange = box.lower.device, network.exchange
-    if exchange.axis.size == 1 and 2 * len(box.lower) * network.widest**2 * BYTES_FOR_AN_ELEMENT <= LITTLE:
+    is_little = 2 * len(box.lower) * network.widest**2 * BYTES_FOR_AN_ELEMENT <= LITTLE
+    if exchange.axis.size == 1 and is_little and effort.memory.limit is None:
         return effort
-    own = effort.within(device)
-    if device.type != "cuda" or exchange.axis.size == 1:
-        return own
-    return replace(own, elements=-exchange.largest(-own.elements, device))
+    return effort.within(device, lambda count: exchange.least(count, device))
 
 
 def elements_of_row(backward: Pass, start: str) -> int:

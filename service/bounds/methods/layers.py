@@ -16,7 +16,7 @@ from torch import Tensor
 from service.bounds.backward import Pass
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Effort, passing_at_once
+from service.bounds.methods.base import Effort, parts_of_rows, passing_at_once
 from service.bounds.network import Network
 from service.bounds.relaxation import Relaxed
 from service.bounds.rules import RULES
@@ -87,11 +87,14 @@ def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine
 def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
     """Both sides of the entries by plain backward passes."""
     pairs = max(1, passing_at_once(backward, name, 2 * index.shape[1], effort) // 2)
-    found = []
-    for part in torch.split(index, pairs, dim=1):
-        found.append(backward.lower_bounds(name, UnitRows(part)))
+
+    def bounds(part: slice) -> Tensor:
+        found = backward.lower_bounds(name, UnitRows(index[:, part]))
         if effort.progress is not None:
-            effort.progress.add(name, 2 * part.shape[1], backward.device)
+            effort.progress.add(name, found.shape[1], backward.device)
+        return found
+
+    found = parts_of_rows(backward, index.shape[1], pairs, bounds)
     halves = [each.chunk(2, dim=1) for each in found]
     return Interval(torch.cat([low for low, _ in halves], dim=1), -torch.cat([high for _, high in halves], dim=1))
 

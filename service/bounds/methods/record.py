@@ -62,9 +62,9 @@ class Record:
             while len(self._rows) >= MOST:
                 del self._rows[next(iter(self._rows))]
             asked = _Rows(rows.clone(), self.repeat())
-        self._rows[rows.shape] = asked
         asked.rows.copy_(rows)
         asked.repeat.run(partial(self._answer, asked), WARM + 1 if asked.found is None else 1)
+        self._rows[rows.shape] = asked
         assert asked.found is not None
         return asked.found.clone()
 

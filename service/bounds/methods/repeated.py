@@ -17,7 +17,8 @@ from torch import Tensor
 
 from service.bounds.contents import own_copy
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Analysis, Effort, LinearAnalysis, Method, elements_of_a_row, free_bytes
+from service.bounds.memory import is_out_of_memory, make_room
+from service.bounds.methods.base import Analysis, Effort, LinearAnalysis, Method, elements_of_a_row
 from service.bounds.methods.passes import Passes
 from service.bounds.methods.record import Record
 from service.bounds.methods.rows import Noted, Plan, planned
@@ -60,12 +61,11 @@ class Repeating:
     """A method for someone who analyses a network again and again, under ``torch.no_grad()``, alone on its ranks.
 
     The first analysis of boxes of one shape is as written, the second is recorded, the rest replay the record. What
-    an analysis says stays true whatever comes after it. ``free`` tells the bytes that there are, ``repeat`` makes what
-    repeats a body in some memory. The records end with this object.
+    an analysis says stays true whatever comes after it. ``repeat`` makes what repeats a body in some memory. The
+    records end with this object, or when memory is needed for something else.
     """
 
     passes: Passes
-    free: Callable[[], int]
     repeat: Callable[[Memory], Repeat]
     memory: Memory = field(default_factory=Memory)
     turn: int = 0
@@ -73,7 +73,7 @@ class Repeating:
 
     @classmethod
     def on(cls, device: torch.device, passes: Passes) -> Repeating:
-        return cls(passes, lambda: free_bytes(device), lambda memory: Recorded(device, memory))
+        return cls(passes, lambda memory: Recorded(device, memory))
 
     def __call__(self, network: Network, box: Interval, effort: Effort) -> Analysis:
         if network.exchange.axis.size > 1 or network.before is not None or torch.is_grad_enabled():
@@ -103,7 +103,7 @@ class Repeating:
         """The record of this shape, perhaps a new one, with the bounds of the box."""
         if known.record is not None:
             known.record.take(box)
-        elif known.tries < TRIES and self._has_room(known.plan, network, box):
+        elif known.tries < TRIES and self._has_room(known.plan, network, box, effort):
             known.tries += 1
             affordable = self.passes.affordable(network, box, effort)
             repeat = partial(self.repeat, self.memory)
@@ -115,18 +115,20 @@ class Repeating:
                 self.forget()
         return known.record
 
-    def _has_room(self, plan: Plan, network: Network, box: Interval) -> bool:
+    def _has_room(self, plan: Plan, network: Network, box: Interval, effort: Effort) -> bool:
         """Whether there is memory for one more record, perhaps after all others were dropped."""
         each = elements(plan, network, len(box.lower))
         if sum(each) > WORTHWHILE:
             return False
-        need, limit = TENSORS * max(each, default=0) * box.lower.element_size(), self.free() // SHARE
+        need = TENSORS * max(each, default=0) * box.lower.element_size()
+        limit = effort.memory.free(box.lower.device) // SHARE
         if self.memory.bytes + need > limit:
             self.forget()
         return need <= limit
 
     def forget(self) -> None:
-        """All records."""
+        """All records, that of the last analysis too."""
+        self.turn += 1
         for known in self._known.values():
             known.record = None
         self.memory = Memory()
@@ -169,7 +171,16 @@ class _Replayed:
         return own_copy(self.record.analysis.inputs) if self._is_held else self._written.inputs
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
-        return self.record.lower_bounds(rows) if self._is_held else self._written.lower_bounds(rows)
+        if not self._is_held:
+            return self._written.lower_bounds(rows)
+        try:
+            return self.record.lower_bounds(rows)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        self.asked.repeated.forget()
+        make_room(rows.device)
+        return self._written.lower_bounds(rows)
 
     @property
     def _is_latest(self) -> bool:

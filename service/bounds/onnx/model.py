@@ -50,11 +50,11 @@ class OnnxModel(nn.Module):
 
     @property
     def features(self) -> int:
-        return prod(self._description.shapes[self._description.input])
+        return self._description.sizes[0]
 
     @property
     def outputs(self) -> int:
-        return sum(prod(self._description.shapes[name]) for name in self._description.outputs)
+        return self._description.sizes[1]
 
     def forward(self, x: Tensor) -> Tensor:
         shapes = self._description.shapes

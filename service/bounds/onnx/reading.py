@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,11 @@ class Description:
     shapes: Mapping[str, tuple[int, ...]]
     input: str
     outputs: tuple[str, ...]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Entries of the input, and of all outputs together."""
+        return prod(self.shapes[self.input]), sum(prod(self.shapes[name]) for name in self.outputs)
 
 
 class Runtime:

@@ -12,7 +12,8 @@ from torch import Tensor
 from service.bounds.backward import Pass
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Effort
+from service.bounds.memory import in_parts
+from service.bounds.methods.base import Effort, affordable
 from service.bounds.network import Network
 from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.optimised import Climbed
@@ -46,14 +47,17 @@ class RigorousAnalysis:
         """Lower bounds ``(batch, rows)`` of ``rows · output`` over the reals, for exact float64 rows."""
         network = self.walk.network
         output, batch = network.graph.output.name, len(self.walk.intervals[network.graph.input.name].lower)
-        parts = torch.split(rows, _rows_at_once(network, output, batch, self.effort), dim=1)
-        found = []
+        at_once = _rows_at_once(network, output, batch, self.effort)
+
+        def bounds(part: slice) -> Tensor:
+            found = self.bounding(self.walk, output, rows[:, part])
+            if self.effort.progress is not None:
+                self.effort.progress.add(output, found.shape[1], rows.device)
+            return found
+
         with torch.no_grad(), plain_convolutions():
-            for part in parts:
-                found.append(self.bounding(self.walk, output, part))
-                if self.effort.progress is not None:
-                    self.effort.progress.add(output, part.shape[1], rows.device)
-        return torch.cat(found, dim=1)
+            found = in_parts(rows.shape[1], at_once, bounds, rows.device, alone=network.is_alone)
+            return torch.cat(found, dim=1)
 
     def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients ``(batch, rows, features)`` and constants ``(batch, rows)`` of affine functions of the model's
@@ -98,12 +102,14 @@ def rigorous_alpha_crown(network: Network, box: Interval, effort: Effort) -> Rig
 
     Each part of the rows is optimised as usual and bounded once more, rigorously, through the lines that were found.
     """
-    return _analysed(network, box, _smaller(effort), Climbed(effort.ascent), _relaxed(network))
+    effort = _smaller(affordable(network, box, effort))
+    return _analysed(network, box, effort, Climbed(effort.ascent), _relaxed(network))
 
 
 def rigorous_alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
     """Intermediate bounds are CROWN's; only the rows asked for are optimised."""
-    return replace(rigorous_crown(network, box, effort), effort=_smaller(effort), bounding=Climbed(effort.ascent))
+    analysis = rigorous_crown(network, box, effort)
+    return replace(analysis, effort=_smaller(analysis.effort), bounding=Climbed(effort.ascent))
 
 
 RIGOROUS: Mapping[str, Callable[[Network, Interval, Effort], RigorousAnalysis]] = {
@@ -154,6 +160,7 @@ def _analysed(
 ) -> RigorousAnalysis:
     """``linear`` are the values that get linear bounds where these matter, by ``bounding``, beside their intervals."""
     _check(network, box)
+    effort = affordable(network, box, effort)
     intervals = {network.graph.input.name: box}
     steps: dict[str, Step] = {}
     walk = RigorousPass(network, intervals, steps)
@@ -230,13 +237,17 @@ def _bounded(walk: RigorousPass, bounding: Bounding, name: str, wanted: Tensor, 
     pairs = max(1, _rows_at_once(network, name, len(lower), effort) // 2)
     if effort.progress is not None:
         effort.progress.expect(name, 2 * len(chosen))
-    for part in torch.split(chosen, pairs) if len(chosen) else ():
+
+    def refine(rows: slice) -> None:
+        part = chosen[rows]
         bounds, own = bounding(walk, name, UnitRows(part.unsqueeze(0))), wanted[:, part]
         low, high = lower[:, part], upper[:, part]
         lower[:, part] = torch.where(own, torch.maximum(low, bounds[:, : len(part)]), low)
         upper[:, part] = torch.where(own, torch.minimum(high, -bounds[:, len(part) :]), high)
         if effort.progress is not None:
             effort.progress.add(name, 2 * len(part), part.device)
+
+    in_parts(len(chosen), pairs, refine, lower.device, alone=network.is_alone)
     return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
 
 

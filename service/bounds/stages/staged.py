@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -68,8 +68,12 @@ class Staged:
 
     def _affordable(self, effort: Effort) -> Effort:
         """Within the memory of the stage that has the least: as many rows as one sends walk through those before it."""
-        own = effort.within(self.line.device)
-        return replace(own, elements=int(self.line.joined(torch.tensor([own.elements])).min()))
+
+        def least(count: int) -> int:
+            of_stages = int(self.line.joined(torch.tensor([count])).min())
+            return self.network.exchange.least(of_stages, self.line.device)
+
+        return effort.within(self.line.device, least)
 
     def _entering(self, box: Interval) -> Interval:
         if not self.line.is_first:

@@ -151,6 +151,13 @@ class VerifyBudget(Strict):
     )
     seconds: float = Field(60.0, gt=0, le=10**6, description="of search for an instance; then its verdict is timeout")
     domains: int = Field(10**6, ge=1, le=10**9, description="subdomains of an instance that a search may bound")
+    memory_gib: float | None = Field(
+        None,
+        gt=0,
+        le=10**6,
+        description="GiB of memory that each rank may take: on a CUDA device what torch allocates, on a CPU all of "
+        "the process; none: what is free",
+    )
     restarts: int = Field(64, ge=0, le=10**6, description="starts of the attack that comes before a search")
 
 

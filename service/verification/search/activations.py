@@ -9,21 +9,23 @@ Of a rigorous search the root's bounds and every margin are certified; no progra
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf, isnan
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.bounds.memory import MemoryShortageError
 from service.bounds.parts import with_parts
 from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.stages import StagedAnalysis
 from service.verification.certify import Verdict
 from service.verification.search.ascent import Climb
-from service.verification.search.attack import descend
+from service.verification.search.attack import descend, excess_of, inputs_at_once
 from service.verification.search.bounding import Bounding
 from service.verification.search.branching import Branching
 from service.verification.search.certificates import Certificates, StageCertificates
@@ -33,7 +35,7 @@ from service.verification.search.domains import Domains, Handed, Pool
 from service.verification.search.given import CLIMB, GAIN, Given
 from service.verification.search.goal import Goal
 from service.verification.search.intermediate import optimised, wanted
-from service.verification.search.programs import Programs
+from service.verification.search.programs import Programs, Solved
 from service.verification.search.refining import after_relaxations, refined
 from service.verification.search.root import Root, bounded
 from service.verification.search.stage_walk import StageWalk
@@ -57,20 +59,26 @@ LARGEST_BATCH = 8192
 TRIED = 16
 """Minimisers of a round from which a counterexample is sought by descent."""
 
+T = TypeVar("T")
 Counterexample = tuple[float, ...]
+ROOTS, DOMAINS, PROGRAMS = "the bounds of whole boxes", "the search over activations", "linear programs"
+"""Where memory may be short."""
 
 
 def split_activations(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
     """A :class:`~service.verification.search.decision.Search`."""
     if not subject.rigorous:
         subject = replace(subject, network=with_parts(subject.network))
-    return _Search(subject, goal, deadline, watcher, bounded(subject, goal, method, deadline)).run()
+    root = bounded(subject, goal, method, deadline)
+    return subject.together(ROOTS, lambda: _Search(subject, goal, deadline, watcher, root)).run()
 
 
 def _bounding(subject: Subject, root: Root) -> Bounding:
     if subject.staged is not None:
-        return Bounding(StageWalk(subject.staged, root.box, root.bounds, root.question))
-    return Bounding(Walk(subject.network, root.box, root.bounds, root.question))
+        walk: Walk = StageWalk(subject.staged, root.box, root.bounds, root.question)
+    else:
+        walk = Walk(subject.network, root.box, root.bounds, root.question)
+    return Bounding(walk, subject.memory)
 
 
 def _certificates(subject: Subject, bounding: Bounding, root: Root) -> Certificates | None:
@@ -91,11 +99,13 @@ class _Search:
         self.bounding = _bounding(subject, root)
         self.branching = Branching(self.bounding)
         self.certificates = _certificates(subject, self.bounding, root)
-        self.programs = Programs(subject, goal)
+        self.programs, self.at_once = Programs(subject, goal), inputs_at_once(subject)
         self.margins = root.margins
         self.roots = self.bounding.roots(self.margins)
-        self.pool = Pool(self.roots)
+        self.pool = Pool(self.roots, subject.memory)
         self.domains, self.bound = 0, -inf
+        self.shortage: MemoryShortageError | None = None
+        self.is_over = False
         self.proved, self.stuck = inf, inf
         self.pace, self.most = 0.0, LARGEST_BATCH
         self.first, self.onward = (climb.within(subject.effort, deadline) for climb in (FROM_SCRATCH, ONWARD))
@@ -107,10 +117,10 @@ class _Search:
     @torch.no_grad()
     def run(self) -> Finding:
         crew, device, found = self.subject.crew, self.subject.device, None
-        self._settle(self.roots, self.first)
-        self.bounding.calibrate(self.roots)
+        self._if_possible(lambda: self._settle(self.roots, self.first), losing=ROOTS)
+        self._if_possible(lambda: self.bounding.calibrate(self.roots))
         if not crew.is_first:  # every rank has bounded the roots; one searches on from there
-            self.pool, self.domains = Pool(self.roots), 0
+            self.pool, self.domains = Pool(self.roots, self.subject.memory), 0
         while True:
             stock = Handed(self.pool, self.roots)
             meeting = crew.meet(self._standing(stock.width), found, device)
@@ -120,10 +130,11 @@ class _Search:
                 return Finding(Verdict.FALSIFIED, meeting.found, everyone.domains, self.bound)
             if not everyone.open or everyone.late:
                 decided = not everyone.open and not everyone.stuck
-                return Finding(Verdict.VERIFIED if decided else Verdict.UNKNOWN, None, everyone.domains, self.bound)
+                verdict = Verdict.VERIFIED if decided else Verdict.UNKNOWN
+                return Finding(verdict, None, everyone.domains, self.bound, self.shortage)
             crew.hand_over(meeting, stock, device)
             if everyone.tired and self.certificates is None and self.bounding.numbering.is_whole:
-                self._refine_in_time()
+                self._if_possible(self._refine_in_time)
             found = self._round() if len(self.pool) else None
 
     def _standing(self, width: int) -> Standing:
@@ -131,8 +142,8 @@ class _Search:
             len(self.pool),
             self.domains,
             min(self.pool.bound, self.stuck, self.proved),
-            stuck=self.stuck < inf,
-            late=self.subject.late(self.deadline),
+            stuck=self.stuck < inf or self.is_over,
+            late=self.subject.late(self.deadline) or self.is_over,
             tired=time.monotonic() > self.patience,
             width=width,
         )
@@ -140,26 +151,45 @@ class _Search:
     def _round(self) -> Counterexample | None:
         started = time.monotonic()
         left = max(self.deadline - started, 0)
-        count = min(self.most, self.bounding.capacity // 2, int(left / self.pace) if self.pace else 1)
-        parents = self.pool.take(self.bounding.numbering.least(max(1, count))).to(self.subject.device)
-        if len(parents) == 1 or not self.bounding.walk.is_alone:
-            return self._worked_off(parents, started)
-        # Whatever was free may have gone to another process since.
-        with suppress(torch.OutOfMemoryError):
-            return self._worked_off(parents, started)
-        self._make_room()
-        self.most = len(parents) // 2
-        self.pool.put(parents)
+        count, parents = 1, None
+        try:
+            count = min(self.most, self.bounding.capacity // 2, int(left / self.pace) if self.pace else 1)
+            count = self.bounding.numbering.least(max(1, count))
+            parents = self.pool.take(count)
+            count = len(parents)
+            return self._worked_off(parents.to(self.subject.device), started)
+        except Exception as error:
+            # Whatever was free may have gone to another process since.
+            if not self.subject.survives(error):
+                raise
+            if count == 1:
+                self.shortage, self.is_over = self.subject.memory.shortage(DOMAINS, self.subject.device, error), True
+        self.bounding.make_room()
+        self.most = max(1, count // 2)
+        if parents is not None:
+            self._if_possible(partial(self.pool.put, parents), losing=DOMAINS)
         return None
 
-    def _make_room(self) -> None:
-        self.bounding.ascents.forget()
-        if self.subject.device.type == "cuda":
-            torch.cuda.empty_cache()
+    def _if_possible(self, run: Callable[[], T], losing: str | None = None) -> T | None:
+        """``run()``, or nothing where memory runs out.
+
+        Where domains are lost then, ``losing`` names what was done with them: the search is over, undecided.
+        """
+        try:
+            return run()
+        except Exception as error:
+            if not self.subject.survives(error):
+                raise
+            if losing is not None:
+                self.shortage = self.subject.memory.shortage(losing, self.subject.device, error)
+                self.is_over, self.stuck = True, -inf
+        # Not in the handler: the error's traceback holds what the failed step had.
+        self.bounding.make_room()
+        return None
 
     def _worked_off(self, parents: Domains, started: float) -> Counterexample | None:
         closer = self.bounding.closer(parents)
-        found = self._tried(closer.minimiser)
+        found = self._if_possible(lambda: self._tried(closer.minimiser))
         if found is not None:
             self.pool.put(parents)
             return found
@@ -181,12 +211,10 @@ class _Search:
 
     def _refine(self, seconds: float) -> bool:
         """Whether more time for the same is better spent than on splits."""
-        self._make_room()  # what comes has use for the memory
+        self.bounding.make_room()  # what comes has use for the memory
         before, first = self._relaxed(), not self.is_optimised
-        with suppress(torch.OutOfMemoryError):
-            self._tighten(self._better_bounds(seconds))
-        with suppress(torch.OutOfMemoryError):
-            self._suppose_failure(seconds)
+        self._if_possible(lambda: self._tighten(self._better_bounds(seconds)))
+        self._if_possible(lambda: self._suppose_failure(seconds))
         return not first and self._relaxed() < (1 - CLOSED) * before
 
     def _relaxed(self) -> int:
@@ -196,7 +224,8 @@ class _Search:
 
     @cached_property
     def given(self) -> Given:
-        return Given(self.bounding.walk, self.question, CLIMB.within(self.subject.effort, self.deadline))
+        climb = CLIMB.within(self.subject.effort, self.deadline)
+        return Given(self.bounding.walk, self.question, climb, self.subject.memory)
 
     def _better_bounds(self, seconds: float) -> Interval:
         now = time.monotonic()
@@ -217,7 +246,7 @@ class _Search:
     def _begin_again(self, disjuncts: Tensor) -> Domains:
         """The whole box; a disjunct that gains more that way than by all its splits starts over."""
         roots = self.bounding.roots(torch.full_like(self.margins, -torch.inf))
-        roots = self.bounding.optimised(roots.rows(disjuncts.to(roots.margin.device)), self.first)
+        roots = self._optimised(roots.rows(disjuncts.to(roots.margin.device)), self.first)
         self.domains += len(roots)
         for index, disjunct in enumerate(disjuncts.tolist()):
             if float(roots.margin[index]) > self.pool.bound_of(disjunct):
@@ -250,10 +279,17 @@ class _Search:
             margin = float(self._begin_again(disjunct[None]).margin)
 
     def _settle(self, domains: Domains, climb: Climb) -> None:
-        """Bound domains; those that stay open go to the pool."""
-        self.domains += len(domains)
-        if len(domains) and len(domains := self._without_proved(domains)):
-            self._keep(self._certified(self.bounding.optimised(domains, climb)))
+        """Bound domains; those that stay open go to the pool, all at the end."""
+        count, domains = len(domains), self._without_proved(domains) if len(domains) else domains
+        if len(domains):
+            self._keep(self._certified(self._optimised(domains, climb)))
+        self.domains += count
+
+    def _optimised(self, domains: Domains, climb: Climb) -> Domains:
+        parts = self.bounding.in_parts(
+            len(domains), self.bounding.capacity, lambda part: self.bounding.optimised(domains.rows(part), climb)
+        )
+        return Domains.joined(parts)
 
     def _keep(self, domains: Domains) -> None:
         self.pool.put(self._without_proved(domains))
@@ -272,11 +308,8 @@ class _Search:
         return None
 
     def _climbed(self, domains: Domains) -> Domains:
-        # Ranks of one model must not part ways; alone, a program takes no memory of the device.
-        scarce = (torch.OutOfMemoryError,) if self.bounding.walk.is_alone else ()
-        with suppress(*scarce):
-            domains = self._certified(self.bounding.optimised(domains, self.first))
-        return self._without_proved(domains)
+        better = self._if_possible(lambda: self._certified(self._optimised(domains, self.first)))
+        return self._without_proved(domains if better is None else better)
 
     def _by_programs(self, domains: Domains) -> Counterexample | None:
         """One by one, as far as they get in a moment."""
@@ -286,12 +319,23 @@ class _Search:
             if self.subject.late(until if index else self.deadline):
                 self.pool.put(domains.rows(slice(index, None)))
                 return None
-            solved = self.programs.solved(domain, self.bounding.walk.known(domain.disjunct))
+            solved = self._solved(domain)
             if solved.counterexample is not None:
                 self.pool.put(domains.rows(slice(index, None)))
                 return solved.counterexample
             self._given_up(max(float(domain.margin), solved.margin if self.certificates is None else -inf))
         return None
+
+    def _solved(self, domain: Domains) -> Solved:
+        """Nothing is proved without the memory for it."""
+        try:
+            return self.programs.solved(domain, self.bounding.walk.known(domain.disjunct))
+        except Exception as error:
+            if not self.subject.survives(error):
+                raise
+            self.shortage = self.subject.memory.shortage(PROGRAMS, self.subject.device, error)
+        self.bounding.make_room()
+        return Solved(-inf)
 
     def _given_up(self, margin: float) -> None:
         if margin > 0:
@@ -303,9 +347,9 @@ class _Search:
     def _tried(self, x: Tensor) -> Counterexample | None:
         """The points where bounds are attained, and where the gradient leads from those of the least margins."""
         x = x.flatten(1)
-        values = self.goal.per_disjunct(self.goal.excess(self.subject.outputs(x))).amin(dim=1)
+        values = self.goal.per_disjunct(excess_of(self.subject, self.goal, x, self.at_once)).amin(dim=1)
         box = self.goal.box(self.subject.dtype)
-        return descend(self.subject, self.goal, box, x[worst_first(values, TRIED)])
+        return descend(self.subject, self.goal, box, x[worst_first(values, TRIED)], self.at_once)
 
     def _report(self, everyone: Standing) -> None:
         self.bound = max(self.bound, everyone.bound)

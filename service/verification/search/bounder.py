@@ -20,12 +20,15 @@ from service.bounds.folded import Folded, fold
 from service.bounds.forms import forward_forms
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
-from service.bounds.methods.base import LinearAnalysis
+from service.bounds.methods.base import LinearAnalysis, affordable
 from service.bounds.network import Network
 from service.bounds.planes import Known, Planes, Walk, minimum
 from service.bounds.rigorous import RIGOROUS
 
 WEAK = ("ibp", "crown-ibp")
+PAIRS, SLOPES, FORMS, ENDS = 10, 4, 8, 8
+"""Numbers that are held at a time: for each entry of a pair of rows, for each slope of an entry, for each entry of a
+value that is propagated forward, and for the bounds and the relaxation of each entry."""
 
 
 class Bounder(Protocol):
@@ -33,9 +36,17 @@ class Bounder(Protocol):
 
     @property
     def entries(self) -> int:
-        """A measure of the memory that one box takes."""
+        """A measure of the work that one box takes."""
+
+    @property
+    def floats(self) -> int:
+        """Numbers that a box takes at most, beside the rows of a pass, which go in parts."""
 
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes: ...
+
+
+Way = Callable[[], Bounder | None]
+"""Makes a bounder, which takes memory, too; nothing where it does not apply."""
 
 
 class Planar(Protocol):
@@ -45,25 +56,39 @@ class Planar(Protocol):
         """Below ``(1, rows, outputs)`` rows of the output: ``(batch, rows, features)`` and ``(batch, rows)``."""
 
 
-def bounder(network: Network, method: str, whole: Interval) -> Bounder:
-    """For boxes within ``whole`` ``(1, features)``, in its dtype and on its device."""
-    if method in WEAK or network.exchange.axis.size > 1:
-        return ByPass(network, partial(_by_method, method if method in WEAK else "crown"), 64)
-    folded = fold(network, whole.lower)
-    if folded is not None:
-        return ByFolding(folded)
-    return ByPass(network, forward_forms, 4 + 2 * int((whole.width > 0).sum()))
+def bounders(network: Network, method: str, whole: Interval, effort: Effort) -> list[Way]:
+    """For boxes within ``whole`` ``(1, features)``, in its dtype and on its device: the best first, and those that take
+    less memory after it.
+    """
+    weak, divided = method in WEAK, network.exchange.axis.size > 1
+    analysed = ByPass(network, partial(_by_method, method if weak else "crown"), effort, 64, 1)
+    if weak or divided:
+        return [lambda: analysed]
+    free = int((whole.width > 0).sum())
+
+    def folded() -> ByFolding | None:
+        found = fold(network, whole.lower)
+        return None if found is None else ByFolding(found)
+
+    def propagated() -> ByPass:
+        return ByPass(network, forward_forms, affordable(network, whole, effort), 4 + 2 * free, 1 + free)
+
+    return [folded, propagated, lambda: analysed]
 
 
-def rigorous_bounder(network: Network, method: str, whole: Interval) -> Rigorously:
+def rigorous_bounders(network: Network, method: str, whole: Interval, effort: Effort) -> list[Way]:
     """For boxes of float64 within ``whole``."""
     graph, bound = network.graph, RIGOROUS[method if method in WEAK else "crown"]
+    sizes = [node.size for node in graph.nodes]
 
     def analyse(box: Interval) -> Planar:
-        return bound(network, box.map(lambda end: end.reshape(-1, *graph.input.shape)), Effort())
+        return bound(network, box.map(lambda end: end.reshape(-1, *graph.input.shape)), effort)
 
-    sizes = [node.size for node in graph.nodes]
-    return Rigorously(analyse, bounder(network, method, whole), sum(sizes) * max(sizes))
+    def rigorously(way: Way) -> Bounder | None:
+        plain = way()
+        return None if plain is None else Rigorously(analyse, plain, sum(sizes) * max(sizes))
+
+    return [partial(rigorously, way) for way in bounders(network, method, whole, effort)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,26 +101,44 @@ class ByFolding:
         sizes = [operator.node.size for operator in self.folded.operators]
         return max(1, sum(sizes) * max(sizes, default=1))
 
+    @property
+    def floats(self) -> int:
+        """If every entry of the widest operators gets a pair of rows, and all have slopes."""
+        sizes = [operator.node.size for operator in self.folded.operators]
+        features = self.folded.network.graph.input.size
+        widest = max(sizes, default=1)
+        return PAIRS * widest * max(widest, features) + SLOPES * sum(sizes) * features + ENDS * sum(sizes)
+
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
         return Walk(self.folded, box, known).planes(rows)
 
 
 @dataclass(frozen=True, eq=False)
 class ByPass:
-    """What is known of the values in a larger box is not used. ``copies`` of the widest value are held at a time."""
+    """What is known of the values in a larger box is not used.
+
+    ``copies`` of the widest value measure the work of a box, ``forms`` counts what is propagated forward at a time.
+    """
 
     network: Network
     make: Callable[[Network, Interval, Effort], Pass]
+    effort: Effort
     copies: int
+    forms: int
 
     @property
     def entries(self) -> int:
-        return max(node.size for node in self.network.graph.nodes) * self.copies
+        return self.network.widest * self.copies
+
+    @property
+    def floats(self) -> int:
+        sizes = [node.size for node in self.network.graph.nodes]
+        return self.forms * FORMS * self.network.widest + ENDS * sum(sizes)
 
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
         graph = self.network.graph
         shaped = box.map(lambda end: end.reshape(-1, *graph.input.shape))
-        backward = self.make(self.network, shaped, Effort())
+        backward = self.make(self.network, shaped, self.effort)
         rows, nothing = rows.reshape(1, -1, *graph.output.shape), box.lower.new_zeros(1, 1, box.lower.shape[1])
         # The least value over a box is linear in the box's centre: its slope is the plane's.
         with torch.enable_grad():
@@ -124,6 +167,10 @@ class Rigorously:
     @property
     def entries(self) -> int:
         return max(self.plain.entries, 8 * self.largest)
+
+    @property
+    def floats(self) -> int:
+        return max(self.plain.floats, 8 * self.largest)
 
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
         coefficients, bias = self.analyse(box).planes(rows.unsqueeze(0))

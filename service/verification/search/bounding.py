@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.bounds.memory import UNLIMITED, MemoryBudget, in_parts, make_room
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.split import Recorded
 from service.verification.search.ascent import Climb
 from service.verification.search.domains import Domains
-from service.verification.search.memory import free_bytes
 from service.verification.search.recording import AsWritten, FromRecords
 from service.verification.search.walk import Fixed, Parameters, Walk
 
+T = TypeVar("T")
 FLOATS_PER_VALUE, FLOATS_PER_PIECEWISE, FLOATS_PER_CURVED = 8, 24, 100
 """What a pass with gradients keeps of each domain, roughly: for each value, and for each that is relaxed by two lines,
 or by one of a family of curves or planes."""
+AT_MOST = 2**31
+"""Bytes of a batch on the host, where larger ones are no faster."""
+PLANNED_FOR = 1.0
+"""Seconds after which free memory is asked for again: a driver takes its time to answer."""
 ENOUGH = 2**15
 """Domains at once: more are no faster, and other processes may want the memory, too."""
 
@@ -59,14 +67,15 @@ class _Watched(Interval):
 class Bounding:
     """The domains of one search, or of one layer's: all are bounded by the same ``walk``."""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Walk, memory: MemoryBudget = UNLIMITED) -> None:
+        self.memory, self._planned, self._expires = memory, 0, -inf
         self.walk, self.network, self.question = walk, walk.network, walk.question
         self.box, self.sites, self.numbering = walk.box, walk.sites, walk.numbering
         self.scale = self.numbering.everywhere(torch.ones_like(walk.bounds.lower[0]))
         device = self.box.lower.device
         self.ascents: AsWritten | FromRecords = AsWritten(walk)
         if device.type == "cuda" and walk.is_alone:
-            self.ascents = FromRecords.on(device, walk, self._bytes)
+            self.ascents = FromRecords.on(device, walk, self._bytes, memory)
 
     @property
     def bounds(self) -> Interval:
@@ -82,13 +91,26 @@ class Bounding:
             floats += node.size * (FLOATS_PER_PIECEWISE if is_piecewise else FLOATS_PER_CURVED)
         return floats * self.box.lower.element_size()
 
-    def _free(self) -> int:
-        return max(0, free_bytes(self.box.lower.device) - self.ascents.held)
+    @property
+    def device(self) -> torch.device:
+        return self.box.lower.device
 
     @property
     def capacity(self) -> int:
-        """How many domains may be optimised together."""
-        return self.numbering.least(max(2, min(ENOUGH, self._free() // 2 // self._bytes)))
+        """How many domains may be optimised together. All ranks that bound them must ask, at the same point."""
+        now = time.monotonic()
+        if not self.walk.is_alone or now > self._expires:
+            most = ENOUGH if self.device.type != "cpu" else max(2, min(ENOUGH, AT_MOST // 2 // self._bytes))
+            kept, least = self.ascents.held, self.numbering.least
+            self._planned = self.memory.plan(self.device, self._bytes, most, share=2, kept=kept, least=least)
+            self._expires = now + PLANNED_FOR
+        return self._planned
+
+    def make_room(self) -> None:
+        """Give up what is only kept for speed, and plan anew."""
+        self.ascents.forget()
+        make_room(self.device)
+        self._expires = -inf
 
     def roots(self, margins: Tensor) -> Domains:
         """One domain for each disjunct, without splits, of which ``margins`` ``(disjuncts, rows)`` are proved."""
@@ -112,13 +134,17 @@ class Bounding:
     @torch.no_grad()
     def margins(self, domains: Domains) -> Tensor:
         """What the domains' parameters prove, ``(n,)``."""
-        found = []
-        size = self.capacity  # once: on a device it changes with every look
-        for start in range(0, len(domains), size):
-            part = domains.rows(slice(start, start + size))
+
+        def margins(rows: slice) -> Tensor:
+            part = domains.rows(rows)
             fixed = self._fixed(part)
-            found.append(torch.where(fixed.empty, torch.inf, self._margins(fixed, Parameters.of(part))))
-        return torch.cat(found)
+            return torch.where(fixed.empty, torch.inf, self._margins(fixed, Parameters.of(part)))
+
+        return torch.cat(self.in_parts(len(domains), self.capacity, margins))
+
+    def in_parts(self, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
+        """``run`` for some of ``total`` domains at a time, fewer where memory runs out and no other rank waits."""
+        return in_parts(total, at_once, run, self.device, alone=self.walk.is_alone)
 
     @torch.no_grad()
     def best_of(self, domains: Domains, betas: Sequence[Tensor]) -> Domains:

@@ -95,7 +95,15 @@ class Pool:
         self._count(group, 1)
 
     def take(self, count: int) -> Boxes:
-        """Up to ``count`` boxes, on the device."""
+        """Up to ``count`` boxes, on the device; none leaves the pool where memory does not suffice."""
+        before = list(self.groups), self.size, self.entries
+        try:
+            return self._taken(count)
+        except BaseException:
+            self.groups, self.size, self.entries = before
+            raise
+
+    def _taken(self, count: int) -> Boxes:
         taken: list[Boxes] = []
         while self.groups and count:
             group = self._next()

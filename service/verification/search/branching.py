@@ -88,9 +88,10 @@ class Branching:
 
     def _in_parts(self, domains: Domains, tried: _Candidates) -> Domains:
         """First all of one side and then all of the other, tried part by part as memory allows."""
-        size = max(1, self.bounding.capacity // (2 * tried.index.shape[1]))
-        parts = [slice(start, start + size) for start in range(0, len(domains), size)]
-        halves = [self._best_of(domains.rows(part), tried.rows(part)) for part in parts]
+        at_once = max(1, self.bounding.capacity // (2 * tried.index.shape[1]))
+        halves = self.bounding.in_parts(
+            len(domains), at_once, lambda part: self._best_of(domains.rows(part), tried.rows(part))
+        )
         return Domains.joined([upper for upper, _ in halves] + [lower for _, lower in halves])
 
     def _best_of(self, domains: Domains, tried: _Candidates) -> tuple[Domains, Domains]:

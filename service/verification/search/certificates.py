@@ -35,10 +35,12 @@ class Certificates:
     @torch.no_grad()
     def certified(self, domains: Domains) -> Domains:
         """The domains with the margins that their parameters prove; +inf where nothing satisfies the splits."""
-        size = max(1, self.bounding.capacity // 4)
-        parts = [domains.rows(slice(start, start + size)) for start in range(0, len(domains), size)]
+        if not len(domains):
+            return domains
+        at_once = max(1, self.bounding.capacity // 4)
         with plain_convolutions():
-            return domains.with_(margin=torch.cat([self._margins(part) for part in parts])) if parts else domains
+            parts = self.bounding.in_parts(len(domains), at_once, lambda part: self._margins(domains.rows(part)))
+        return domains.with_(margin=torch.cat(parts))
 
     def _margins(self, domains: Domains) -> Tensor:
         splits = self.bounding.numbering.placed(domains.index, domains.sign)

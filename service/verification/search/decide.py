@@ -9,6 +9,7 @@ from math import inf
 
 import torch
 
+from service.bounds.memory import MemoryShortageError, make_room
 from service.jobs.vnnlib import Query
 from service.verification.certify import Verdict
 from service.verification.search.activations import split_activations
@@ -46,7 +47,7 @@ def decide(
     *,
     restarts: int = RESTARTS,
 ) -> Decision:
-    """Within about ``limit`` seconds; *unknown* is the answer when they did not suffice.
+    """Within about ``limit`` seconds and the subject's memory; *unknown* is the answer when they did not suffice.
 
     The attack has ``restarts`` starts, and at least two for each disjunct; with 0 there is none. What ``progress``
     raises ends the search.
@@ -91,6 +92,7 @@ class _Run:
     domains: int = 0
     bounds: list[float] = field(default_factory=list)
     attacking: float = 0.0
+    shortage: MemoryShortageError | None = None
 
     @property
     def seconds(self) -> float:
@@ -100,11 +102,20 @@ class _Run:
         """A counterexample to any of the goals; each rank of a crew starts elsewhere."""
         crew, deadline = self.subject.crew, self.started + ATTACKING * self.limit
         for goal in self.goals:
-            found = attack(self.subject, goal, deadline, crew.axis.rank, restarts)
-            found = crew.first(found, self.subject.device)
+            found = crew.first(self._attacked(goal, deadline, restarts), self.subject.device)
             self.attacking = self.seconds
             if found is not None:
                 return found
+        return None
+
+    def _attacked(self, goal: Goal, deadline: float, restarts: int) -> tuple[float, ...] | None:
+        """An attack proves nothing: without the memory for it there is none."""
+        try:
+            return attack(self.subject, goal, deadline, self.subject.crew.axis.rank, restarts)
+        except Exception as error:
+            if not self.subject.survives(error):
+                raise
+        make_room(self.subject.device)
         return None
 
     def searched(self) -> Decision:
@@ -141,8 +152,16 @@ class _Run:
         whole = means is Means.ACTIVATIONS and not has_activations(self.subject)
         search = bound_whole if whole else SEARCHES[means]
         now = time.monotonic()
-        finding = search(self.subject, goal, self.method, now + share * (self.started + self.limit - now), heard)
+        try:
+            finding = search(self.subject, goal, self.method, now + share * (self.started + self.limit - now), heard)
+        except Exception as error:
+            agreed = isinstance(error, MemoryShortageError) or self.subject.crew.axis.size == 1
+            if not agreed or not self.subject.survives(error):
+                raise
+            shortage = self.subject.memory.shortage("the search", self.subject.device, error)
+            finding = Finding(Verdict.UNKNOWN, None, 0, -inf, shortage)
         self.domains += finding.domains
+        self.shortage = finding.shortage or self.shortage
         return replace(finding, bound=max(known, finding.bound))
 
     def _least(self, bounds: Sequence[float]) -> float:
@@ -151,4 +170,5 @@ class _Run:
 
     def end(self, verdict: Verdict, means: Means, counterexample: tuple[float, ...] | None = None) -> Decision:
         least = self._least(self.bounds)
-        return Decision(verdict, counterexample, self.domains, self.seconds, least, means, self.attacking)
+        shortage = self.shortage if verdict is Verdict.UNKNOWN else None
+        return Decision(verdict, counterexample, self.domains, self.seconds, least, means, self.attacking, shortage)

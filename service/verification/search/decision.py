@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from service.bounds.memory import MemoryShortageError
 from service.verification.certify import Verdict
 from service.verification.search.goal import Goal
 from service.verification.search.subject import Subject
@@ -40,18 +41,23 @@ Watcher = Callable[[Moment], None]
 
 @dataclass(frozen=True)
 class Finding:
-    """The end of a search: ``bound`` as in :class:`Moment`, and a counterexample that convinced, if any."""
+    """The end of a search: ``bound`` as in :class:`Moment`, and a counterexample that convinced, if any.
+
+    ``shortage`` tells of the memory for lack of which something was left undecided.
+    """
 
     verdict: Verdict
     counterexample: tuple[float, ...] | None
     domains: int
     bound: float
+    shortage: MemoryShortageError | None = None
 
 
 class Search(Protocol):
     """A branch and bound over one goal, ``UNKNOWN`` when ``deadline`` (``time.monotonic``) has passed.
 
-    ``method`` names one of :data:`~service.bounds.methods.METHODS`. ``watcher`` hears of every round.
+    ``method`` names one of :data:`~service.bounds.methods.METHODS`. ``watcher`` hears of every round. Raises
+    :class:`~service.bounds.memory.MemoryShortageError`, on all ranks that decide together, where it cannot begin.
     """
 
     def __call__(self, subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding: ...
@@ -61,7 +67,8 @@ class Search(Protocol):
 class Decision:
     """``domains`` counts what was bounded, ``bound`` is the least over all goals; ``means`` decided it.
 
-    ``attacking`` are those of the ``seconds`` that the attack before the search took.
+    ``attacking`` are those of the ``seconds`` that the attack before the search took; ``shortage`` as in
+    :class:`Finding`.
     """
 
     verdict: Verdict
@@ -71,3 +78,4 @@ class Decision:
     bound: float
     means: Means
     attacking: float = 0.0
+    shortage: MemoryShortageError | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from service.verification.search.memory import free_bytes
+from service.bounds.memory import UNLIMITED, MemoryBudget, is_out_of_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,8 @@ MUCH = 2**32
 class Pool:
     """Open domains, slot by slot: what is taken out leaves room for what comes in."""
 
-    def __init__(self, like: Domains) -> None:
+    def __init__(self, like: Domains, memory: MemoryBudget = UNLIMITED) -> None:
+        self.memory = memory
         self._store = like.rows(slice(0, 0))
         self._free: list[int] = []
         self._open = 0
@@ -148,10 +149,11 @@ class Pool:
             return
         self._reserve(len(domains), domains.depth)
         domains = domains.to(self.device)
-        slots = torch.tensor([self._free.pop() for _ in range(len(domains))], dtype=torch.int64).to(self.device)
+        slots = torch.tensor(self._free[-len(domains) :][::-1], dtype=torch.int64).to(self.device)
         columns = self._store.columns
         for name in _MARGIN_LAST:
             columns[name][slots] = _widened(domains.columns[name], name, self._store.depth).to(columns[name].dtype)
+        del self._free[-len(domains) :]
         self._open += len(domains)
 
     def take(self, count: int) -> Domains:
@@ -165,11 +167,9 @@ class Pool:
             margins = torch.where(margins < torch.inf, -margins.clamp(min=torch.finfo(margins.dtype).min), torch.inf)
         # Stable, so that ranks that search together take the same ones wherever their pools are.
         slots = margins.argsort(stable=True)[: min(count, self._open)]
-        taken = self._store.rows(slots)
-        self._store.margin[slots] = torch.inf
-        self._free += slots.tolist()
-        self._open -= len(slots)
-        return taken.packed()
+        taken = self._store.rows(slots).packed()  # whole before a slot is emptied: memory may come to an end on the way
+        self._empty(slots)
+        return taken
 
     def drop(self, disjunct: int) -> None:
         """All domains of one disjunct."""
@@ -186,16 +186,27 @@ class Pool:
         return open_.nonzero().squeeze(1)
 
     def _empty(self, slots: Tensor) -> None:
+        free = slots.tolist()
         self._store.margin[slots.to(self.device)] = torch.inf
-        self._free += slots.tolist()
+        self._free += free
         self._open -= len(slots)
 
     def _reserve(self, count: int, depth: int) -> None:
         missing = count - len(self._free)
         if missing <= 0 and depth <= self._store.depth:
             return
-        if self.device.type != "cpu" and self._store.bytes > (free_bytes(self.device) + self._store.bytes) // SHARE:
-            self._store = self._store.to(torch.device("cpu"))
+        host, held = torch.device("cpu"), self._store.bytes
+        if self.device.type != "cpu" and held > (self.memory.free(self.device) + held) // SHARE:
+            self._store = self._store.to(host)
+        try:
+            self._grow(missing, depth)
+        except Exception as error:
+            if self.device.type == "cpu" or not is_out_of_memory(error):
+                raise
+            self._store = self._store.to(host)
+            self._grow(missing, depth)
+
+    def _grow(self, missing: int, depth: int) -> None:
         size, wide = len(self._store), self._store.depth
         if depth > wide:
             wide = max(depth, wide + wide // 2)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.bounds.memory import UNLIMITED, MemoryBudget
 from service.bounds.split import Site
 from service.verification.search.ascent import Climb
 from service.verification.search.bounding import Bounding
@@ -79,10 +80,10 @@ class GivenFailure(Walk):
 class Given:
     """Of the disjuncts of ``walk``, which takes the bounds that are found."""
 
-    def __init__(self, walk: Walk, question: Question, climb: Climb) -> None:
+    def __init__(self, walk: Walk, question: Question, climb: Climb, memory: MemoryBudget = UNLIMITED) -> None:
         self.walk, self.climb = walk, climb
         self.failing = GivenFailure(walk, question)
-        self.bounding = Bounding(self.failing)
+        self.bounding = Bounding(self.failing, memory)
         self.sites: Sequence[Site] = after_relaxations(walk.network)[::-1]
         """The last ones gain most, and what they gain helps the others."""
 
@@ -123,10 +124,16 @@ class Given:
         lower, upper = bounds.lower.clone(), bounds.upper.clone()
         for part in _parts(entries, deadline):
             ends = self._ends(disjunct, part, bounds)
-            found = self.bounding.optimised(ends, self.climb).margin
+            found = self._margins(ends)
             known = torch.where(found.isfinite(), found, ends.margin)
             lower[0, part], upper[0, part] = known[: len(part)], -known[len(part) :]
         return Interval(lower, upper)
+
+    def _margins(self, ends: Domains) -> Tensor:
+        parts = self.bounding.in_parts(
+            len(ends), self.bounding.capacity, lambda part: self.bounding.optimised(ends.rows(part), self.climb).margin
+        )
+        return torch.cat(parts)
 
     def _ends(self, disjunct: int, entries: Tensor, bounds: Interval) -> Domains:
         """Lower ends, and then upper ends."""

@@ -8,15 +8,17 @@ from a proof come first. This decides everything but ties.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.bounds.memory import MemoryShortageError, make_room
 from service.bounds.planes import Planes
 from service.verification.certify import Verdict
-from service.verification.search.attack import attack_boxes, attack_nearby
-from service.verification.search.bounder import WEAK, Bounder, bounder, rigorous_bounder
+from service.verification.search.attack import attack_boxes, attack_nearby, inputs_at_once
+from service.verification.search.bounder import WEAK, Bounder, Way, bounders, rigorous_bounders
 from service.verification.search.boxes import Boxes, Handed, Pool
 from service.verification.search.clipping import Cut, clipped
 from service.verification.search.crew import Meeting, Standing
@@ -32,6 +34,7 @@ SMALLEST = 1e-9
 LARGEST_BATCH = {"cpu": 4096, "cuda": 32768}
 ENTRIES = {"cpu": 2**23, "cuda": 2**30}
 """What the rows of a batch may take, in numbers."""
+STAGE = "the search over inputs"
 OWN_SLOPE = 0.1
 """Weight of a plane's own slope against what relaxations lose, when an input is chosen to be cut."""
 PLACES = 3
@@ -43,18 +46,17 @@ SAMPLES_PER_DOMAIN, MOST_SAMPLES = 32, 2**18
 
 def split_inputs(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
     """A :class:`~service.verification.search.decision.Search`."""
-    by = _bounder(subject, goal, method)
-    kind = subject.device.type
-    batch = max(1, min(LARGEST_BATCH.get(kind, 4096), ENTRIES.get(kind, 2**23) // by.entries))
-    return _Search(subject, goal, by, batch, deadline, watcher).run()
+    made = subject.together(STAGE, lambda: _Search(subject, goal, _ways(subject, goal, method), deadline, watcher))
+    return made.run()
 
 
-def _bounder(subject: Subject, goal: Goal, method: str) -> Bounder:
+def _ways(subject: Subject, goal: Goal, method: str) -> list[Way]:
+    """How boxes may be bounded; those that take less memory come later."""
     if subject.staged is not None:
         by_stages = rigorously_by_stages if subject.rigorous else ByStages
-        return by_stages(subject.staged, method if method in WEAK else "crown")
-    chosen = rigorous_bounder if subject.rigorous else bounder
-    return chosen(subject.network, method, goal.box(subject.dtype))
+        return [partial(by_stages, subject.staged, method if method in WEAK else "crown", subject.effort)]
+    found = rigorous_bounders if subject.rigorous else bounders
+    return found(subject.network, method, goal.box(subject.dtype), subject.effort)
 
 
 @dataclass(eq=False)
@@ -63,8 +65,7 @@ class _Search:
 
     subject: Subject
     goal: Goal
-    bounder: Bounder
-    batch: int
+    ways: list[Way]
     deadline: float
     watcher: Watcher
     domains: int = 0
@@ -72,7 +73,11 @@ class _Search:
     proved: float = torch.inf
     tied: float = torch.inf
     next_attack: int = FIRST_ATTACK
+    shortage: MemoryShortageError | None = None
+    is_over: bool = False
     pool: Pool = field(init=False)
+    bounder: Bounder = field(init=False)
+    batch: int = field(init=False)
 
     def __post_init__(self) -> None:
         whole = self.goal.box(self.subject.dtype)
@@ -81,13 +86,35 @@ class _Search:
         generator = torch.Generator().manual_seed(0)
         places = torch.rand(PLACES, whole.lower.shape[1], generator=generator, dtype=self.subject.dtype)
         places[0] = 0.5
-        self.places = places.to(self.subject.device)
+        self.places, self.at_once = places.to(self.subject.device), inputs_at_once(self.subject)
         self.pool = Pool(self.subject.device)
         self.handed = Handed(self.pool, self.goal.disjuncts, self.width.shape[1], self.subject.dtype)
         margins = torch.full_like(whole.lower[:, 0], -torch.inf)
         left = torch.ones(1, self.goal.disjuncts, dtype=torch.bool, device=self.subject.device)
         if self.subject.crew.is_first:
             self.pool.put(Boxes(whole, margins, left, {}))
+        self._take_way()
+
+    def _take_way(self) -> None:
+        """The next way to bound for which there is memory; raises the last one's error where there is none."""
+        while True:
+            way = self.ways.pop(0)
+            try:
+                found = way()
+                if found is not None:
+                    self.bounder, self.batch = found, self._planned(found)
+                    return
+            except Exception as error:
+                if not self.ways or not self.subject.survives(error):
+                    raise
+            make_room(self.subject.device)
+
+    def _planned(self, by: Bounder) -> int:
+        """Boxes of a round; half of the memory is for what waits, and for counterexamples."""
+        device, kind = self.subject.device, self.subject.device.type
+        most = max(1, min(LARGEST_BATCH.get(kind, 4096), ENTRIES.get(kind, 2**23) // by.entries))
+        each = by.floats * torch.finfo(self.subject.dtype).bits // 8
+        return self.subject.memory.plan(device, each, most, share=2, least=self.subject.least)
 
     @torch.no_grad()
     def run(self) -> Finding:
@@ -102,15 +129,15 @@ class _Search:
             if meeting.all.late:
                 return self._end(meeting, Verdict.UNKNOWN)
             self.subject.crew.hand_over(meeting, self.handed, self.subject.device)
-            found = self._round(self.pool.take(self.batch)) if self.pool.size else None
+            found = self._round() if self.pool.size else None
 
     def _standing(self) -> Standing:
         return Standing(
             self.pool.size,
             self.domains,
             min(self.pool.least, self.proved, self.tied),
-            stuck=self.tied != torch.inf,
-            late=self.subject.late(self.deadline),
+            stuck=self.tied != torch.inf or self.is_over,
+            late=self.subject.late(self.deadline) or self.is_over,
             width=self.handed.width,
         )
 
@@ -119,9 +146,49 @@ class _Search:
         self.watcher(Moment(everyone.domains, everyone.open, self.bound))
 
     def _end(self, meeting: Meeting, verdict: Verdict) -> Finding:
-        return Finding(verdict, meeting.found, meeting.all.domains, self.bound)
+        return Finding(verdict, meeting.found, meeting.all.domains, self.bound, self.shortage)
 
-    def _round(self, boxes: Boxes) -> tuple[float, ...] | None:
+    def _round(self) -> tuple[float, ...] | None:
+        count, boxes, before = self.batch, None, self.domains
+        try:
+            boxes = self.pool.take(count)
+            count = len(boxes)
+            return self._worked_off(boxes)
+        except Exception as error:
+            # Whatever was free may have gone to another process since.
+            if not self.subject.survives(error):
+                raise
+            if count == 1 and not self.ways:
+                self._end_short(error)
+        make_room(self.subject.device)
+        self.domains, self.batch = before, max(1, count // 2)
+        if boxes is not None:
+            self._put_back(boxes)
+        if count == 1 and self.ways:
+            self._take_next_way()
+        return None
+
+    def _take_next_way(self) -> None:
+        try:
+            self._take_way()
+        except Exception as error:
+            if not self.subject.survives(error):
+                raise
+            self._end_short(error)
+
+    def _end_short(self, error: Exception) -> None:
+        self.shortage, self.is_over = self.subject.memory.shortage(STAGE, self.subject.device, error), True
+
+    def _put_back(self, boxes: Boxes) -> None:
+        try:
+            self.pool.put(boxes)
+        except Exception as error:
+            if not self.subject.survives(error):
+                raise
+            self._end_short(error)
+            self.tied = -torch.inf  # of what is lost nothing is proved
+
+    def _worked_off(self, boxes: Boxes) -> tuple[float, ...] | None:
         self.domains += len(boxes)
         planes = self.bounder.planes(boxes.box, boxes.known, self.rows)
         cut = Cut.of(self.goal, boxes.box, planes.coefficients, planes.bias)
@@ -133,7 +200,7 @@ class _Search:
             return None
         rest = Boxes(smaller, margins, left, planes.known)[keep]
         score = self._score(planes, cut.least(boxes.box), left)[keep] * rest.box.width
-        found = self._tried(rest.box)
+        found = self._tried_if_possible(rest.box)
         if found is None:
             self._put(rest, score)
         return found
@@ -147,9 +214,19 @@ class _Search:
         loss = planes.influence + OWN_SLOPE * planes.coefficients.abs()
         return torch.bmm(rows.unsqueeze(1), loss.nan_to_num(nan=0.0, posinf=0.0)).squeeze(1)
 
+    def _tried_if_possible(self, box: Interval) -> tuple[float, ...] | None:
+        """An attack proves nothing: without the memory for it the search goes on."""
+        try:
+            return self._tried(box)
+        except Exception as error:
+            if not self.subject.survives(error):
+                raise
+        make_room(self.subject.device)
+        return None
+
     def _tried(self, box: Interval) -> tuple[float, ...] | None:
         """Every open box, and now and then all of the box again, by more samples the longer the search lasts."""
-        found = attack_boxes(self.subject, self.goal, box, self.places)
+        found = attack_boxes(self.subject, self.goal, box, self.places, self.at_once)
         if found is None and self.domains >= self.next_attack:
             samples = min(MOST_SAMPLES, SAMPLES_PER_DOMAIN * self.domains)
             found = attack_nearby(self.subject, self.goal, samples, self.domains, self.deadline)

@@ -105,7 +105,7 @@ class Numbering:
         return flags if self.is_whole else self.exchange.sum(flags.to(torch.int32)) > 0
 
     def least(self, count: int) -> int:
-        return -self.exchange.largest(-count, self.replicated.device)
+        return self.exchange.least(count, self.replicated.device)
 
     def most(self, scores: Tensor, count: int, fields: Sequence[Tensor]) -> list[Tensor]:
         if not self.is_whole and self.exchange.axis.rank:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from service.bounds.memory import MemoryBudget, is_out_of_memory, make_room
 from service.bounds.replay import Memory, Plain, Recorded, Repeat
 from service.verification.search.ascent import Ascending, Climb
 from service.verification.search.domains import Domains
-from service.verification.search.memory import free_bytes
 from service.verification.search.walk import Walk
 
 SMALLEST, SHALLOWEST = 8, 8
@@ -80,8 +80,8 @@ class FromRecords:
     _kept: dict[_Size, Ascending] = field(default_factory=dict)
 
     @classmethod
-    def on(cls, device: torch.device, walk: Walk, cost: int) -> FromRecords:
-        return cls(walk, cost, lambda: free_bytes(device), lambda memory: Recorded(device, memory))
+    def on(cls, device: torch.device, walk: Walk, cost: int, budget: MemoryBudget) -> FromRecords:
+        return cls(walk, cost, lambda: budget.free(device), lambda memory: Recorded(device, memory))
 
     @property
     def held(self) -> int:
@@ -93,8 +93,17 @@ class FromRecords:
 
     def optimised(self, domains: Domains, climb: Climb, scale: Tensor) -> Domains:
         size = _Size(filled(len(domains), SMALLEST), filled(domains.depth, SHALLOWEST), climb)
-        if size not in self._kept and not self._has_room(size):
-            return AsWritten(self.walk).optimised(domains, climb, scale)
+        if size in self._kept or self._has_room(size):
+            try:
+                return self._from_record(size, domains, scale)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            self.forget()
+            make_room(domains.margin.device)
+        return AsWritten(self.walk).optimised(domains, climb, scale)
+
+    def _from_record(self, size: _Size, domains: Domains, scale: Tensor) -> Domains:
         whole = domains.filled(size.count, size.depth)
         found = self._ascending(size, whole, scale).run(whole)
         return found.rows(slice(len(domains))).cut(domains.depth)

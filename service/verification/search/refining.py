@@ -48,7 +48,8 @@ def refined(network: Network, box: Interval, bounds: Interval, deadline: float, 
             ends = _Ends(site.value, site.size, entries, bounds.lower)
             # Later layers have more before them, and what is gained in earlier ones helps them.
             until = now + (deadline - now) / (len(sites) - number)
-            bounds = _of_ends(Bounding(Walk(network, box, bounds, ends)), site.offset + entries, until, effort)
+            bounding = Bounding(Walk(network, box, bounds, ends), effort.memory)
+            bounds = _of_ends(bounding, site.offset + entries, until, effort)
     return bounds
 
 
@@ -145,6 +146,8 @@ class _Problems:
                 yield self._optimised(branched.halves, self.onward)
 
     def _optimised(self, domains: Domains, climb: Climb) -> Domains:
-        size = self.bounding.capacity
-        parts = [domains.rows(slice(start, start + size)) for start in range(0, len(domains), size)]
-        return Domains.joined([self.bounding.optimised(part, climb) for part in parts])
+        return Domains.joined(
+            self.bounding.in_parts(
+                len(domains), self.bounding.capacity, lambda part: self.bounding.optimised(domains.rows(part), climb)
+            )
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
+from service.bounds.memory import MemoryShortageError
 from service.bounds.methods import Analysis
 from service.bounds.split import Sites
 from service.bounds.stages import StagedAnalysis
@@ -18,6 +20,7 @@ from service.verification.search.subject import Subject
 from service.verification.search.walk import Question
 
 CHEAPER = {"alpha-crown": "crown"}
+STAGE = "the bounds of the whole box"
 COST = 60
 """How many times the cheaper method's time the other may take."""
 
@@ -36,18 +39,22 @@ class Root:
 @torch.no_grad()
 def bounded(subject: Subject, goal: Goal, method: str, deadline: float) -> Root:
     """CROWN's, and what an optimising method adds where there is reason and time, and no search that does the same."""
-    network, box = subject.network, goal.box(subject.dtype)
+    network, box = subject.network, subject.together(STAGE, lambda: goal.box(subject.dtype))
     if subject.staged is None:
         box = box.arranged(lambda end: end.reshape(1, *network.graph.input.shape))
     started = time.monotonic()
     first = CHEAPER.get(method, method)
-    analysis = subject.method(first)(network, box, subject.effort)
-    question, margins = _asked(subject, goal, analysis)
+
+    def analysed(name: str) -> tuple[Analysis, Question, Tensor]:
+        analysis = subject.method(name)(network, box, subject.effort)
+        return analysis, *_asked(subject, goal, analysis)
+
+    analysis, question, margins = subject.together(STAGE, lambda: analysed(first))
     late = subject.late(deadline - COST * (time.monotonic() - started))
     enough = late or _optimises_later(subject) or bool((margins.amax(dim=1) > 0).all())
     if first != method and not subject.crew.anywhere(enough, subject.device):
-        analysis = subject.method(method)(network, box, subject.effort)
-        question, margins = _asked(subject, goal, analysis)
+        with suppress(MemoryShortageError):  # what is known is known
+            analysis, question, margins = subject.together(STAGE, lambda: analysed(method))
     # Domains that are handed over have parameters for the entries that are open here, on all ranks the same.
     crew = Exchange(subject.crew.axis)
     bounds = Sites.of(network).bounds(analysis.inputs)

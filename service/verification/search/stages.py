@@ -17,7 +17,7 @@ from service.bounds.methods import METHODS, Effort
 from service.bounds.planes import Known, Planes, minimum
 from service.bounds.rigorous import RIGOROUS
 from service.bounds.stages import Staged, StagedAnalysis
-from service.verification.search.bounder import Rigorously
+from service.verification.search.bounder import ENDS, Rigorously
 
 COPIES = 64
 """Of the widest value, that a box takes in a stage."""
@@ -29,16 +29,21 @@ class ByStages:
 
     staged: Staged
     method: str
+    effort: Effort
 
     @property
     def entries(self) -> int:
         return self.staged.widest * COPIES
 
+    @property
+    def floats(self) -> int:
+        return self.staged.widest * COPIES + self.staged.entries * ENDS
+
     @torch.no_grad()
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
         line, nothing = self.staged.line, box.lower.new_zeros(1, 1, box.lower.shape[1])
         watched = _Watched(box.lower, box.upper, [])
-        analysis = self.staged.method(METHODS[self.method])(self.staged.network, watched, Effort())
+        analysis = self.staged.method(METHODS[self.method])(self.staged.network, watched, self.effort)
         watched.arrived.clear()
         least = self.staged.network.exchange.agree(analysis.lower_bounds(rows.unsqueeze(0)))
         coefficients = line.of_first(self._slopes(watched.arrived, least, nothing) if line.is_first else None)
@@ -54,15 +59,15 @@ class ByStages:
         return nothing.expand(batch, rows, -1)
 
 
-def rigorously_by_stages(staged: Staged, method: str) -> Rigorously:
+def rigorously_by_stages(staged: Staged, method: str, effort: Effort) -> Rigorously:
     """The same for boxes of float64, with planes that lie below in real arithmetic."""
 
     def analyse(box: Interval) -> StagedAnalysis:
-        analysis = staged.method(RIGOROUS[method])(staged.network, box, Effort())
+        analysis = staged.method(RIGOROUS[method])(staged.network, box, effort)
         assert isinstance(analysis, StagedAnalysis)
         return analysis
 
-    return Rigorously(analyse, ByStages(staged, method), staged.entries * staged.widest)
+    return Rigorously(analyse, ByStages(staged, method, effort), staged.entries * staged.widest)
 
 
 @dataclass(frozen=True, eq=False)

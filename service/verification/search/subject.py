@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
+from service.bounds.memory import MemoryBudget, MemoryShortageError, in_parts, is_out_of_memory, make_room
 from service.bounds.methods import METHODS, Effort, Method
 from service.bounds.network import Network, prepare
 from service.bounds.rigorous import RIGOROUS
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
 
 
+T = TypeVar("T")
 CPU = torch.device("cpu")
 
 
@@ -32,7 +34,7 @@ class Subject:
     """``module`` and ``network`` are in ``dtype``; ``judge`` is the module in float64, ``runtime`` onnxruntime,
     for a model that came from ONNX. The ranks of ``crew`` decide together. Where it is ``rigorous`` only bounds that
     hold in real arithmetic close a domain; ``network`` is then in float64. Of a model in stages ``network`` is this
-    rank's, and all stages decide alike. ``effort`` is for bounds that are optimised.
+    rank's, and all stages decide alike. ``effort`` is for bounds that are optimised, and has the memory for everything.
     """
 
     module: nn.Module
@@ -66,6 +68,46 @@ class Subject:
         """Whether ``deadline`` (``time.monotonic``) has passed for any of the ranks; all must ask together."""
         over = self.network.exchange.largest(int(time.monotonic() > deadline), self.device)
         return bool(over if self.staged is None else self.staged.line.joined(torch.tensor([over])).any())
+
+    @property
+    def memory(self) -> MemoryBudget:
+        return self.effort.memory
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank has the whole model, so that no other waits for a step of it."""
+        return self.network.is_alone and self.staged is None
+
+    def least(self, count: int) -> int:
+        """The smallest number of the ranks that have the model together; all of them call it."""
+        own = self.network.exchange.least(count, self.device)
+        return own if self.staged is None else int(self.staged.line.joined(torch.tensor([own])).min())
+
+    def in_parts(self, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
+        """``run`` for some of ``total`` inputs at a time, fewer where memory runs out and no other rank waits."""
+        return in_parts(total, at_once, run, self.device, alone=self.is_alone)
+
+    def survives(self, error: Exception) -> bool:
+        """Whether a search can go on with less after this error: memory ran out, and no other rank waits."""
+        return is_out_of_memory(error) and (self.is_alone or isinstance(error, MemoryShortageError))
+
+    def together(self, stage: str, run: Callable[[], T]) -> T:
+        """What ``run`` finds, in which no rank of the crew asks another.
+
+        Raises :class:`~service.bounds.memory.MemoryShortageError` on all of them where memory ran out on one.
+        """
+        shortage = None
+        try:
+            found = run()
+        except Exception as error:
+            if not self.survives(error):
+                raise
+            shortage = self.memory.shortage(stage, self.device, error)
+        if shortage is not None:
+            make_room(self.device)
+        if self.crew.anywhere(shortage is not None, self.device):
+            raise shortage or MemoryShortageError("there was not enough for another rank of the search", stage)
+        return found
 
     @property
     def entries(self) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 
 import torch
 from torch import Tensor
 
+from service.bounds.memory import MemoryShortageError
 from service.bounds.split import Sites
 from service.verification.certify import Verdict
 from service.verification.search.decision import Finding, Moment, Watcher
 from service.verification.search.goal import Goal
+from service.verification.search.root import STAGE
 from service.verification.search.subject import Subject
 
 TIGHTER = {"crown": "alpha-crown"}
@@ -25,13 +28,16 @@ def has_activations(subject: Subject) -> bool:
 @torch.no_grad()
 def bound_whole(subject: Subject, goal: Goal, method: str, deadline: float, watcher: Watcher) -> Finding:
     """A :class:`~service.verification.search.decision.Search` of one domain for each disjunct."""
-    bound = -inf
+    bound, shortage = -inf, None
     for name in (method, TIGHTER.get(method)):
         late = subject.crew.anywhere(subject.late(deadline), subject.device)
         if name is not None and bound <= 0 and not late:
-            bound = max(bound, _least_margin(subject, goal, name))
+            try:
+                bound = max(bound, subject.together(STAGE, partial(_least_margin, subject, goal, name)))
+            except MemoryShortageError as error:
+                shortage = error
     watcher(Moment(goal.disjuncts, 0 if bound > 0 else goal.disjuncts, bound))
-    return Finding(Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, goal.disjuncts, bound)
+    return Finding(Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, goal.disjuncts, bound, shortage)
 
 
 def _least_margin(subject: Subject, goal: Goal, name: str) -> float:

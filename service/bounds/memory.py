@@ -1,0 +1,253 @@
+"""The memory that bounds may take: what is free on a device now, how much fits, and smaller steps where it did not.
+
+Free memory is asked for when something is planned, and again after a failure, not at every step: a driver takes its
+time to answer. Whatever was free at the plan may be taken by another process since, so that steps must be able to
+fail: :func:`in_parts` and :func:`halving` repeat one that ran out of memory in smaller parts.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import psutil
+import torch
+
+from service.jobs.runtime import RefusedError
+
+T = TypeVar("T")
+GIB = 2**30
+
+
+class Meter(Protocol):
+    """Tells of the memory of a device, in bytes."""
+
+    def used(self, device: torch.device) -> int:
+        """What this process takes of it."""
+
+    def free(self, device: torch.device) -> int:
+        """What this process could take beside that."""
+
+
+class SystemMeter(Meter):
+    """Asks the driver for a CUDA device, and the system for the host's memory."""
+
+    def used(self, device: torch.device) -> int:
+        if device.type == "cuda":
+            return int(torch.cuda.memory_allocated(device))
+        return int(psutil.Process().memory_info().rss)
+
+    def free(self, device: torch.device) -> int:
+        """Of a CUDA device, with what torch holds without using it; of the host, within control groups and limits."""
+        if device.type == "cuda":
+            unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            return int(torch.cuda.mem_get_info(device)[0] + unused)
+        return max(0, min(psutil.virtual_memory().available, *_group_rooms(), *_address_rooms()))
+
+
+SYSTEM = SystemMeter()
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """What a job may take of each device's memory: at most ``limit`` bytes, and no more than is free.
+
+    On a device of the host a limit counts all of the process, and a step that is not expected to fit is not tried: the
+    system ends a process that takes more than there is. A CUDA device refuses instead, so that a try costs nothing.
+    """
+
+    limit: int | None = None
+    meter: Meter = SYSTEM
+
+    def free(self, device: torch.device) -> int:
+        """Bytes that may be taken now."""
+        free = self.meter.free(device)
+        if self.limit is not None:
+            free = min(free, self.limit - self.meter.used(device))
+        return max(0, free)
+
+    def plan(
+        self,
+        device: torch.device,
+        each: int,
+        most: int,
+        *,
+        share: int = 1,
+        kept: int = 0,
+        least: Callable[[int], int] = lambda count: count,
+    ) -> int:
+        """How many items of ``each`` bytes fit into one part in ``share`` of what is free: from 1 to ``most``.
+
+        ``kept`` bytes seem to be free and are not. Ranks that do the same agree by ``least``, which all of them call.
+        Raises :class:`MemoryShortageError`, on all of them, where even one item would take more than is free of the
+        host.
+        """
+        free = self.free(device) - kept
+        fits = device.type != "cpu" or each <= free
+        count = least(max(1, min(most, free // share // max(1, each))) if fits else 0)
+        if not count:
+            raise MemoryShortageError(self._amounts(each, free, device))
+        return count
+
+    def shortage(self, stage: str, device: torch.device, error: BaseException) -> MemoryShortageError:
+        """What to say of ``error``, for which :func:`is_out_of_memory` holds, while it is being handled.
+
+        What the failed step holds is in use until then, and is no part of what is free.
+        """
+        if isinstance(error, MemoryShortageError):
+            return error if error.stage else MemoryShortageError(error.amounts, stage)
+        free, tried = self.free(device), _tried_of(error)
+        return MemoryShortageError(self._amounts(tried, free, device), stage)
+
+    def _amounts(self, needed: int | None, free: int, device: torch.device) -> str:
+        needs = "more is needed than" if needed is None else f"{_size(needed)} are needed,"
+        within = "" if self.limit is None else f" within budget.memory_gib={self.limit / GIB:g}"
+        return f"{needs} {_size(free)} are free on {device}{within}"
+
+    @contextmanager
+    def enforced(self, device: torch.device) -> Iterator[None]:
+        """Let torch refuse what is beyond the limit on a CUDA device, also where nothing was planned."""
+        if self.limit is None or device.type != "cuda":
+            yield
+            return
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, self.limit / total), device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+class MemoryShortageError(RefusedError):
+    """Even the smallest step did not fit: ``stage`` names it, ``amounts`` are what was needed and what was free."""
+
+    def __init__(self, amounts: str, stage: str = "") -> None:
+        super().__init__(f"out of memory{f' in {stage}' if stage else ''}: {amounts}")
+        self.amounts, self.stage = amounts, stage
+
+
+UNLIMITED = MemoryBudget()
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, says that memory ran out: of torch, its libraries, Python or the system."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError | MemoryShortageError):
+            return True
+        if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS):
+            return True
+        error = error.__cause__
+    return False
+
+
+_SIGNS = ("can't allocate memory", "out of memory", "_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "bad_alloc")
+"""Of torch's allocator on the host; of the driver and Triton; of CUDA's libraries, whose handles take memory."""
+
+
+def make_room(device: torch.device) -> None:
+    """Give back what torch holds without using it: between other processes' memory it may be of no use."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def halving(size: int, run: Callable[[int], T], device: torch.device, *, alone: bool = True) -> T:
+    """``run(size)``, or with half of that as often as memory runs out; raises what happens at a size of 1.
+
+    Where others take part, who may have had enough memory, ``alone`` is false and the first failure is raised: they
+    wait for the step that failed.
+    """
+    while True:
+        try:
+            return run(size)
+        except Exception as error:
+            if not alone or size <= 1 or not is_out_of_memory(error):
+                raise
+        # Not in the handler: the error's traceback holds what the failed step had.
+        size = -(-size // 2)
+        make_room(device)
+
+
+def in_parts(
+    total: int, at_once: int, run: Callable[[slice], T], device: torch.device, *, alone: bool = True
+) -> list[T]:
+    """``run`` of slices of ``range(total)`` with ``at_once`` entries each, fewer once memory runs out; as
+    :func:`halving` does.
+    """
+    found: list[T] = []
+    done, size = 0, at_once
+    while done < total:
+
+        def step(size: int, done: int = done) -> tuple[int, T]:
+            return size, run(slice(done, done + size))
+
+        size, result = halving(min(size, total - done), step, device, alone=alone)
+        found.append(result)
+        done += size
+    return found
+
+
+def _size(count: int) -> str:
+    count = max(0, count)
+    unit, name = next(((1 << 10 * power, name) for power, name in _UNITS if count >= 1 << 10 * power), (1, "B"))
+    value = count / unit
+    return f"{value:.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
+
+
+_UNITS = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"))
+_TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+
+
+def _tried_of(error: BaseException | None) -> int | None:
+    """The bytes that an allocator could not give, where its message says so."""
+    while error is not None:
+        if found := _TRIED.search(str(error)):
+            powers = {"bytes": 0, "KiB": 1, "MiB": 2, "GiB": 3}
+            return int(float(found[1]) * 1024 ** powers[found[2]])
+        error = error.__cause__
+    return None
+
+
+def _group_rooms(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """What each memory control group of this process leaves, version 2 or 1, innermost first."""
+    rooms = []
+    for line in _lines(membership):
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            base, limit, used = root, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            base, limit, used = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        folder = base / path.strip("/")
+        for each in (folder, *folder.parents):
+            rooms += _room(each, limit, used)
+            if each == base:
+                break
+    return rooms
+
+
+def _room(folder: Path, limit: str, used: str) -> list[int]:
+    """Empty where there is no limit. Pages of files that nobody uses are given up before any process is ended."""
+    (most, *_), (now, *_) = _lines(folder / limit) or [""], _lines(folder / used) or [""]
+    if not most.isdecimal() or not now.isdecimal():
+        return []
+    statistics = dict(line.split(" ", 1) for line in _lines(folder / "memory.stat") if " " in line)
+    reclaimable = int(statistics.get("total_inactive_file", statistics.get("inactive_file", "0")))
+    return [int(most) - int(now) + reclaimable]
+
+
+def _address_rooms() -> list[int]:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return [] if limit == resource.RLIM_INFINITY else [limit - psutil.Process().memory_info().vms]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

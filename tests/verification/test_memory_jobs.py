@@ -1,0 +1,184 @@
+"""Jobs whose memory does not suffice: instances end as unknown, with the reason, and the job goes on."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from onnx_models import dense
+from pydantic import ValidationError
+from scarcity import LimitedMemory
+from test_onnx_job import BOX, DECLARED, upload
+from test_verify_job import context, specification, trained
+
+from service.bounds.memory import SystemMeter
+from service.jobs.layout import DataLayout
+from service.jobs.spec import VerifySpec
+from service.verification import job
+
+__all__ = ["trained"]
+
+QUERY = DECLARED + BOX + "(assert (>= Y_0 1000))"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataLayout:
+    return DataLayout(tmp_path)
+
+
+@pytest.mark.parametrize("memory", [0, -1, "much", float("nan"), float("inf"), 10**7])
+def test_a_budget_of_memory_is_a_positive_number_of_gib(memory: Any) -> None:
+    with pytest.raises(ValidationError, match="memory_gib"):
+        specification(budget={"memory_gib": memory})
+    assert specification(budget={"memory_gib": 0.5}).budget.memory_gib == 0.5
+
+
+@pytest.mark.parametrize("method", ["crown", "alpha-crown", "beta-crown"])
+def test_a_job_that_needs_more_than_its_budget_ends_with_reasons(trained: DataLayout, method: str) -> None:
+    """This process takes more than a MiB before anything is bounded: no step fits."""
+    ranked, report = context(trained)
+    spec = specification(method=method, budget={"memory_gib": 2**-10, "batch": 8, "seconds": 5})
+    result = job.run(spec, ranked)
+    assert result is not None
+    assert len(report.bounds) == 30
+    assert result["verdicts"]["verified"] == 0
+    for row in report.bounds:
+        if row["verdict"] == "unknown":
+            assert row["reason"].startswith("out of memory in the ")
+            assert "are needed, 0 B are free on cpu within budget.memory_gib=0.00097" in row["reason"]
+    assert result["verdicts"]["unknown"] == 30 - result["verdicts"]["falsified"]
+
+
+def archive(data: DataLayout, models: dict[str, bytes]) -> str:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        file.writestr("instances.csv", "".join(f"{name},query.vnnlib\n" for name in models))
+        file.writestr("query.vnnlib", QUERY)
+        for name, model in models.items():
+            file.writestr(name, model)
+    return upload(data, content.getvalue())
+
+
+def test_a_model_that_does_not_fit_does_not_stop_the_others(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three models in an archive the one in the middle is larger than the memory that there is."""
+    small, large = dense([3, 10, 10, 2]), dense([3, 600, 600, 2])
+    file = archive(data, {"a.onnx": small, "b.onnx": large, "c.onnx": small})
+    limited = LimitedMemory(2**21)
+    monkeypatch.setattr(SystemMeter, "used", lambda meter, device: limited.used(device))
+    monkeypatch.setattr(SystemMeter, "free", lambda meter, device: limited.free(device))
+    ranked, report = context(data)
+    spec = VerifySpec.model_validate(
+        {"property": {"instances": file}, "method": "beta-crown", "budget": {"seconds": 20, "restarts": 0}}
+    )
+    with limited:
+        result = job.run(spec, ranked)
+    assert result is not None
+    rows = {row["name"]: row for row in report.bounds}
+    verdicts = [rows[f"{name} query.vnnlib"]["verdict"] for name in ("a.onnx", "b.onnx", "c.onnx")]
+    assert verdicts == ["verified", "unknown", "verified"]
+    assert "out of memory in preparing the model" in rows["b.onnx query.vnnlib"]["reason"]
+    assert limited.refused
+
+
+def test_an_only_model_that_does_not_fit_ends_every_instance(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, query = upload(data, dense([3, 600, 600, 2])), upload(data, QUERY.encode())
+    limited = LimitedMemory(2**20)
+    monkeypatch.setattr(SystemMeter, "free", lambda meter, device: limited.free(device))
+    ranked, report = context(data)
+    spec = VerifySpec.model_validate({"model": {"onnx": file}, "property": {"vnnlib": [query, query]}})
+    with limited:
+        result = job.run(spec, ranked)
+    assert result is not None
+    assert result["verdicts"]["unknown"] == 2
+    assert all("out of memory in preparing the model" in row["reason"] for row in report.bounds)
+
+
+def test_a_batch_that_does_not_fit_is_bounded_in_smaller_ones(
+    trained: DataLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instances of which only a few can be bounded together have the bounds of all together."""
+    whole, expected = context(trained)
+    spec = specification(budget={"batch": 30})
+    job.run(spec, whole)
+    ranked, report = context(trained)
+    asked, certify = list[int](), job.certify
+
+    def scarce(network: Any, referee: Any, method: Any, effort: Any, question: Any, *, clock: Any) -> Any:
+        asked.append(len(question.instances))
+        if len(question.instances) > 4:
+            raise torch.OutOfMemoryError
+        return certify(network, referee, method, effort, question, clock=clock)
+
+    monkeypatch.setattr(job, "certify", scarce)
+    job.run(spec, ranked)
+    assert asked == [30, 15, 7, 3, 4, 8, 4, 4, 15, 7, 3, 4, 8, 4, 4]
+    for row, wanted in zip(report.bounds, expected.bounds, strict=True):
+        assert row["verdict"] == wanted["verdict"]
+        torch.testing.assert_close(torch.tensor(row["lower"]), torch.tensor(wanted["lower"]), rtol=1e-4, atol=1e-4)
+
+
+def together_on_a_crew_and_on_a_mesh() -> dict[str, Any]:
+    import time
+    from dataclasses import replace
+
+    from nets import mlp
+    from scarcity import OPTIMISTIC, Claims, size_of
+    from test_search_activations import goal_of, subject_from
+    from torch import nn
+
+    from service.bounds.interval import Interval
+    from service.bounds.memory import MemoryBudget, MemoryShortageError
+    from service.bounds.methods import METHODS, Effort
+    from service.bounds.network import prepare
+    from service.jobs.spec.base import ParallelSpec
+    from service.jobs.spec.model import MlpConfig
+    from service.models import build
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+    from service.verification.search.activations import split_activations
+    from service.verification.search.crew import Crew
+    from service.verification.search.inputs import split_inputs
+
+    distributed.start("cpu")
+    crew, tensor = build_mesh(ParallelSpec(dp_replicate=2), "cpu"), build_mesh(ParallelSpec(tp=2), "cpu")
+    rank, found = crew.dp.rank, dict[str, Any]()
+    one, row = torch.ones(3, dtype=torch.float64), torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
+    for search in (split_inputs, split_activations):
+        subject = replace(subject_from(net, 3), crew=Crew(crew.dp), effort=Effort(memory=OPTIMISTIC))
+        for room in (1000, 20_000, 40_000):
+            with LimitedMemory(size_of(net) + room if rank else 2**30, net):
+                try:
+                    finding = search(subject, goal_of(-one, one, row, [0.0], [0]), "crown", time.monotonic() + 5, list)
+                    found[f"{search.__name__} {room}"] = finding.verdict.value
+                except MemoryShortageError:
+                    found[f"{search.__name__} {room}"] = "short"
+    module = build(MlpConfig(in_features=8, hidden=(8, 8), out_features=2), tensor, dtype=torch.float64, seed=1)
+    network = prepare(module.eval().requires_grad_(False), (8,), tensor.tp)
+    box = Interval(-torch.ones(1, 8, dtype=torch.float64), torch.ones(1, 8, dtype=torch.float64))
+    for name, free in (("none", 0), ("some", 2**14)):
+        memory = MemoryBudget(2**40, Claims(free if rank else 2**40))
+        try:
+            with torch.no_grad():
+                analysis = METHODS["crown"](network, box, Effort(memory=memory))
+            found[name] = analysis.effort.elements  # type: ignore[attr-defined]
+        except MemoryShortageError:
+            found[name] = "short"
+    distributed.stop()
+    return found
+
+
+@pytest.mark.distributed
+def test_ranks_take_the_same_decision_where_memory_is_short_on_one(torchrun: Any) -> None:
+    """A crew of two whose second rank has little memory ends together; tensor-parallel ranks plan by the one that has
+    least.
+    """
+    first, second = torchrun(together_on_a_crew_and_on_a_mesh, 2)
+    assert first == second
+    assert (first["none"], first["some"]) == ("short", 2**14 // 256)
+    assert first["split_inputs 1000"] == first["split_activations 1000"] == "short"
+    assert "verified" not in first.values()
