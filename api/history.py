@@ -1,13 +1,13 @@
-"""A job's events of some types, all of them: from its stream, or from the attempts' records where that was trimmed."""
+"""A job's events of some types, all of them: what is on record of each attempt, and what only its stream has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import orjson
 
+from service.jobs.event_files import attempt_folders, recorded
 from service.jobs.layout import DataLayout
 from service.jobs.store import Store
 from service.jobs.store.tail import BEGINNING
@@ -16,29 +16,37 @@ _PAGE = 2000
 
 
 def events(store: Store, data: DataLayout, job_id: str, types: frozenset[str]) -> Iterator[dict[str, Any]]:
-    """Every event of these types, oldest first."""
-    first = store.events.page(job_id, after=BEGINNING, types=types, limit=_PAGE)
-    if first.gap and (records := record_files(data, job_id)):
-        yield from _recorded(records, types)
-        return
-    page = first
+    """Every event of these types: attempt by attempt, each in the order of its record.
+
+    The record is whole, whatever happened to the supervisor or the broker; the stream may be ahead of what this host
+    sees of a shared folder, and is all that there is of an attempt without a record.
+    """
+    folders = attempt_folders(data.job(job_id).attempts)
+    streamed = _streamed(store, job_id, types, newest=max(folders, default=1))
+    for attempt in sorted({*folders, *streamed.values()}):
+        if attempt in folders:
+            for event in recorded(folders[attempt], types):
+                streamed.pop(_key(event), None)
+                yield event
+        yield from [orjson.loads(key) for key, during in streamed.items() if during == attempt]
+
+
+def _streamed(store: Store, job_id: str, types: frozenset[str], newest: int) -> dict[bytes, int]:
+    """The events of these types that the stream has, with the attempt during which each arrived: the ``newest`` where
+    the beginning of the stream, which would tell, was trimmed.
+    """
+    found: dict[bytes, int] = {}
+    attempt = newest
+    page = store.events.page(job_id, after=BEGINNING, types=types | {"state"}, limit=_PAGE)
     while page.items:
-        yield from (dict(item.event) for item in page.items)
-        page = store.events.page(job_id, after=page.next_after, types=types, limit=_PAGE)
+        for item in page.items:
+            if item.event["type"] == "state":
+                attempt = int(item.event["attempt"])
+            else:
+                found[_key(item.event)] = attempt
+        page = store.events.page(job_id, after=page.next_after, types=types | {"state"}, limit=_PAGE)
+    return found
 
 
-def record_files(data: DataLayout, job_id: str) -> list[Path]:
-    """The full records that supervisors keep, by attempt."""
-    attempts = data.job(job_id).attempt(0).parent
-    return sorted(attempts.glob("*/events*.jsonl"), key=lambda path: (int(path.parent.name), path.name))
-
-
-def _recorded(records: list[Path], types: frozenset[str]) -> Iterator[dict[str, Any]]:
-    for path in records:
-        with path.open("rb") as lines:
-            for line in lines:
-                if not line.endswith(b"\n"):
-                    break  # being written right now
-                event = orjson.loads(line)
-                if event["type"] in types:
-                    yield event
+def _key(event: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(event, option=orjson.OPT_SORT_KEYS)

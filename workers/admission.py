@@ -6,7 +6,8 @@ import hmac
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workers.wire import Greeting, Malformed
+from service.jobs.events import MalformedEvent
+from workers.wire import Greeting
 
 
 @dataclass
@@ -22,20 +23,20 @@ class Admission:
     _speakers: dict[int, int] = field(default_factory=dict)
 
     def check(self, greeting: Greeting, pid: int) -> None:
-        """Raise :class:`Malformed` unless process ``pid``, which the kernel names, may speak for the rank.
+        """Raise :class:`MalformedEvent` unless process ``pid``, which the kernel names, may speak for the rank.
 
         A process that has already ended cannot be looked at any more: its secret must do.
         """
         who = f"process {pid}, which calls itself rank {greeting.rank},"
         if not hmac.compare_digest(greeting.secret.encode(), self.secret.encode()):
-            raise Malformed(f"{who} does not know the secret of this group; it is ignored")
+            raise MalformedEvent(f"{who} does not know the secret of this group; it is ignored")
         if greeting.rank not in self.ranks:
             here = f"{self.ranks.start} to {self.ranks.stop - 1}"
-            raise Malformed(f"{who} is ignored: the ranks of this host are {here}")
+            raise MalformedEvent(f"{who} is ignored: the ranks of this host are {here}")
         if not is_descendant(pid, self.root):
-            raise Malformed(f"{who} was not started by this group's supervisor; it is ignored")
+            raise MalformedEvent(f"{who} was not started by this group's supervisor; it is ignored")
         if self._speakers.setdefault(greeting.rank, pid) != pid:
-            raise Malformed(f"{who} is ignored: that rank is process {self._speakers[greeting.rank]}")
+            raise MalformedEvent(f"{who} is ignored: that rank is process {self._speakers[greeting.rank]}")
 
 
 def is_descendant(pid: int, root: int) -> bool:

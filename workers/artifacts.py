@@ -1,10 +1,14 @@
-"""Enters the files that a job produced into its manifest: size and SHA-256, read once, streamed."""
+"""Enters the files that a job produced into its manifest, with content that no longer changes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Callable
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -18,23 +22,52 @@ from workers import wire
 from workers.outage import insist
 
 _PATIENCE_S = 600.0
+_COPIED = 4 << 20
+"""Bytes up to which a published file is copied."""
 
 
 class Unusable(Exception):  # noqa: N818
     """What was announced as an artifact is not one; the message says why."""
 
 
-def describe(paths: JobPaths, name: str, media_type: str) -> Artifact:
-    """Look at an announced artifact. Raises :class:`Unusable` when it is missing or outside the job's folder."""
+def publish(paths: JobPaths, name: str, media_type: str) -> Artifact:
+    """Take the content of an announced artifact as it is now into ``paths.published``, under its hash; of a folder only
+    the size. Raises :class:`Unusable` when it is missing or outside the job's folder.
+    """
     path = _locate(paths, name)
     now = datetime.now(UTC)
     if path.is_dir():
         size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
         return Artifact(name=name, bytes=size, sha256="", media_type=FOLDER, created_at=now)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        size = file.tell()
+    paths.published.mkdir(exist_ok=True)
+    draft = paths.published / f".{uuid.uuid4().hex}"
+    try:
+        _keep(path, draft)
+        with draft.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+        draft.replace(paths.published / digest)
+    finally:
+        draft.unlink(missing_ok=True)
     return Artifact(name=name, bytes=size, sha256=digest, media_type=media_type, created_at=now)
+
+
+def _keep(path: Path, draft: Path) -> None:
+    """Another name for a large file, which jobs replace and never write to again; a copy of a small one, to be sure."""
+    if path.stat().st_size > _COPIED:
+        with contextlib.suppress(OSError):  # another file system, or another owner
+            os.link(path, draft)
+            return
+    shutil.copyfile(path, draft)
+
+
+def clear_unpublished(paths: JobPaths, manifest: Iterable[Artifact]) -> None:
+    """Delete contents that no entry of the manifest is about any more, while nothing is being published."""
+    known = {artifact.sha256 for artifact in manifest}
+    if paths.published.is_dir():
+        for path in paths.published.iterdir():
+            if path.name not in known:
+                path.unlink(missing_ok=True)
 
 
 def _locate(paths: JobPaths, name: str) -> Path:
@@ -75,7 +108,7 @@ class Publisher:
     async def _publish(self, event: ArtifactEvent) -> None:
         async with self._turn:
             try:
-                artifact = await asyncio.to_thread(describe, self._paths, event["name"], event["media_type"])
+                artifact = await asyncio.to_thread(publish, self._paths, event["name"], event["media_type"])
                 await insist(_PATIENCE_S, self._attempts.record_artifact, self._ref, artifact)
             except (Unusable, ValueError, OSError) as error:
                 self._say(wire.log_event(str(error), rank=event["rank"]))

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 import signal
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import orjson
 
+from service.jobs.disk import full_disk
+from service.jobs.event_files import host_file
 from service.jobs.events import ArtifactEvent, ErrorEvent, Event
 from service.jobs.layout import DataLayout
-from service.jobs.records import Claim, JobError, Outcome, Superseded, UnknownSpec
+from service.jobs.records import Artifact, Claim, JobError, Outcome, Superseded, UnknownSpec
 from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.store import Store, StoreUnavailable
 from workers import command, rendezvous, wire
 from workers.admission import Admission
-from workers.artifacts import Publisher
+from workers.artifacts import Publisher, clear_unpublished
+from workers.collector import Collector
 from workers.group import Group
 from workers.inventory import oom_kills, usable_cores
 from workers.lease import Lease, News
+from workers.logs import GrowingFile
 from workers.orders import Order
 from workers.outage import insist
 from workers.policy import compile_cache, gate_artifacts
+from workers.recovery import recover
 from workers.relay import Relay
 from workers.uploader import Uploader
+from workers.uptime import uptime
 from workers.verdict import Cause, Evidence, judge, traceback_name
 
 _CLAIM_WITHIN_S = 30.0
@@ -39,7 +47,7 @@ _TORCHRUN_ENDS_S = 3.0
 """After a rank failed: time for torchrun to see it, end the others with SIGTERM and report their exit codes."""
 _TORCHRUN_REPORTS_S = 10.0
 """After all ranks were killed."""
-_FLUSH_S = 1.0
+_FLUSH_S = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +58,7 @@ async def supervise(order: Order, group: Group, program: Sequence[str]) -> None:
     """Claim the ordered part, run it, report how it ended. Returns quietly when the part is not to be had."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
     supervisor = f"{order.host}:{os.getpid()}:{uuid.uuid4().hex}"
-    sent_at = time.monotonic()
+    sent_at = uptime()
     try:
         claim = await insist(_CLAIM_WITHIN_S, store.attempts.claim, order.ref, supervisor)
     except Superseded as refusal:
@@ -64,7 +72,7 @@ async def supervise(order: Order, group: Group, program: Sequence[str]) -> None:
         await insist(_REPORT_WITHIN_S, store.attempts.finish, order.ref, failed)
         return
     # A claim that got through late was granted after some failed tries: the last one cannot be older than the lease.
-    await PartRun(store, claim, order, group, program, sent_at=max(sent_at, time.monotonic() - claim.lease_s / 2)).run()
+    await PartRun(store, claim, order, group, program, sent_at=max(sent_at, uptime() - claim.lease_s / 2)).run()
 
 
 class PartRun:
@@ -77,41 +85,73 @@ class PartRun:
         self._layout = DataLayout(Path(order.data))
         self._paths = self._layout.job(claim.ref.job_id)
         self._folder = self._paths.attempt(claim.ref.attempt)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._paths.artifacts.mkdir(parents=True, exist_ok=True)
-        self._ending: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._disk_thread = ThreadPoolExecutor(1, "disk")
+        self._ending: asyncio.Future[Ending] = self._loop.create_future()
         self._urgent = asyncio.Event()
         self._lost = False
         self._fault = ""
         self._ended_here = False
         self._oom_kills = oom_kills()
-        self._uploader = Uploader(store.attempts, claim.ref, self._record_path(), self._on_lost)
+        self._leads = claim.shares[0].host == claim.ref.host
+        self._record = GrowingFile(host_file(self._folder, claim.ref.host, leads=self._leads))
+        self._uploader = Uploader(store.attempts, claim.ref, self._record, self._on_lost, disk=self._on_disk)
         self._publisher = Publisher(store.attempts, claim.ref, self._paths, self._uploader.put, self._uploader.record)
         before = claim.shares[: [share.host for share in claim.shares].index(claim.ref.host)]
         first = sum(len(share.devices) for share in before)
         admission = Admission(secrets.token_hex(16), range(first, first + len(claim.share.devices)), os.getpid())
-        self._relay = Relay(group.socket, self._folder, self._take, lambda: self._end("rank_failed"), admission)
-        self._lease = Lease(store.attempts, claim.ref, claim.lease_s, sent_at, self._on_news)
+        self._relay = Relay(group.socket, self._folder, self._uploader.put, lambda: self._end("rank_failed"), admission)
+        self._collector = Collector(
+            self._folder, self._relay, self._uploader, take=self._take, recover=self._recover, disk=self._on_disk
+        )
+        self._lease = Lease(
+            store.attempts, claim.ref, claim.lease_s, sent_at, extend=self._extend, tell=self._tell_of_lease
+        )
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._end, "interrupted")
-        loop.add_signal_handler(signal.SIGTERM, self._end, "terminated")
+        self._loop.add_signal_handler(signal.SIGINT, self._end, "interrupted")
+        self._loop.add_signal_handler(signal.SIGTERM, self._end, "terminated")
+        self._lease.start()
         await self._relay.start()
         exited = asyncio.create_task(self._group.wait())
         uploads = self._start(self._uploader.run())
-        work = (self._lease.keep(), self._limit_time(), self._launch(), self._watch(exited), self._keep_files_fresh())
+        work = (
+            self._limit_time(),
+            self._launch(),
+            self._watch(exited),
+            self._keep_files_fresh(),
+            self._collector.run(),
+        )
         tasks = [self._start(each) for each in work]
         try:
             ending = await self._ending
             await self._end_group(ending, exited)
             await self._relay.drain()
-            if not self._lost:
-                await self._report(ending, exited.result(), uploads)
+            await self._report(ending, exited.result(), uploads)
         finally:
+            self._lease.end()
             for task in (*tasks, uploads):
                 task.cancel()
             self._store.close()
+            self._disk_thread.shutdown(wait=False)
+
+    async def _on_disk(self, act: Callable[[], None]) -> None:
+        """Do what touches the disk, which may hang for as long as it likes, without holding anything else up."""
+        try:
+            await self._loop.run_in_executor(self._disk_thread, act)
+        except OSError as error:
+            full = full_disk(error, self._folder)
+            logger.warning("the disk failed: %s", error)
+            self._fault = self._fault or full or f"{type(error).__name__}: {error}"
+            self._end("disk_full" if full else "fault")
+
+    def _extend(self, until: float) -> None:
+        self._group.extend(until)
+        self._relay.extend(until)
+
+    def _tell_of_lease(self, news: News) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the part with it
+            self._loop.call_soon_threadsafe(self._on_news, news)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run beside the rest; an unexpected exception ends the part."""
@@ -126,9 +166,9 @@ class PartRun:
             self._end("fault")
 
     def _end(self, ending: Ending) -> None:
-        """The first call decides."""
+        """The first call decides. After the lease the group is ended from elsewhere, if it has not done its work."""
         if not self._ending.done():
-            self._ending.set_result(ending)
+            self._ending.set_result("fenced" if ending == "rank_failed" and self._lease.is_over else ending)
 
     def _on_news(self, news: News) -> None:
         match news:
@@ -147,9 +187,8 @@ class PartRun:
 
     async def _launch(self) -> None:
         """Write the spec, agree on a meeting point, start torchrun."""
-        # A broker that lost its last writes gives an attempt's number a second time.
-        (self._folder / "result.json").unlink(missing_ok=True)
-        _write_whole(self._folder / "spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
+        manifest = await insist(_CLAIM_WITHIN_S, self._store.artifacts.list, self._claim.ref.job_id)
+        await self._on_disk(lambda: self._prepare(manifest))
         try:
             meeting = await rendezvous.agree(self._claim, self._folder, self._group.folder, self._order.address)
         except TimeoutError:
@@ -160,7 +199,7 @@ class PartRun:
         order, scratch = self._order, self._group.folder / "scratch"
         scratch.mkdir(mode=0o700)
         owner, digests = await insist(_REPORT_WITHIN_S, gate_artifacts, self._store, self._claim)
-        _write_whole(self._folder / GATE_ARTIFACTS, orjson.dumps(digests))
+        await self._on_disk(lambda: write_whole(self._folder / GATE_ARTIFACTS, orjson.dumps(digests)))
         places = command.Places(
             data=self._layout.root,
             events=self._group.socket,
@@ -182,6 +221,15 @@ class PartRun:
             order.policy.confine(self._claim, self._layout, order.broker_url, self._group.folder, places.compiled),
         )
 
+    def _prepare(self, manifest: list[Artifact]) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._paths.artifacts.mkdir(parents=True, exist_ok=True)
+        if self._leads:
+            clear_unpublished(self._paths, manifest)
+        # A broker that lost its last writes gives an attempt's number a second time.
+        (self._folder / "result.json").unlink(missing_ok=True)
+        write_whole(self._folder / "spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
+
     async def _limit_time(self) -> None:
         limit = self._claim.spec.timeout_s
         if limit is not None:
@@ -190,12 +238,16 @@ class PartRun:
 
     async def _watch(self, exited: asyncio.Task[int]) -> None:
         await asyncio.wait({exited})
-        self._end("exited")
+        self._end("fenced" if exited.result() != 0 and self._lease.is_over else "exited")
 
     async def _keep_files_fresh(self) -> None:
         while True:
             await asyncio.sleep(_FLUSH_S)
-            self._relay.flush()
+            await self._write_files()
+
+    async def _write_files(self) -> None:
+        for file in (self._record, *self._relay.files):
+            await self._on_disk(file.write)
 
     async def _end_group(self, ending: Ending, exited: asyncio.Task[int]) -> None:
         """Leave no process behind; politely where there is time."""
@@ -212,28 +264,36 @@ class PartRun:
         await exited
 
     async def _report(self, ending: Ending, launcher_code: int, uploads: asyncio.Task[None]) -> None:
-        """Everything that the part produced, then its end; the lease is renewed meanwhile."""
-        self._group.keep_output(self._folder / f"launcher.{self._order.host}.log")
-        for event in self._relay.errors:
-            if event["traceback"]:
-                self._publish_traceback(event)
-        await self._publisher.drain()
+        """Everything that the part produced, then its end; the lease is renewed meanwhile. Of an attempt that is lost
+        only a success is told: it is taken unless another attempt has begun.
+        """
+        await self._on_disk(lambda: self._group.keep_output(self._folder / f"launcher.{self._order.host}.log"))
+        if not self._lost:
+            for event in self._relay.errors:
+                if event["traceback"]:
+                    await self._publish_traceback(event)
+            await self._collector.finish()
+            await self._publisher.drain()
+        await self._write_files()
         self._uploader.close()
         await asyncio.wait({uploads})
-        if (error := uploads.exception()) is not None:
-            logger.error("events were not relayed", exc_info=error)
-        outcome = self._judge(cast(Cause, ending), launcher_code)
+        outcome = await self._judge(ending, launcher_code)
+        if self._lost and outcome.status != "succeeded":
+            return
         try:
             await insist(_REPORT_WITHIN_S, self._store.attempts.finish, self._claim.ref, outcome)
         except Superseded as refusal:
             logger.info("the end was not taken: %s", refusal)
 
-    def _judge(self, cause: Cause, launcher_code: int) -> Outcome:
-        relay, result = self._relay, self._folder / "result.json"
+    async def _judge(self, ending: Ending, launcher_code: int) -> Outcome:
+        relay = self._relay
         leads = 0 in relay.ranks
+        result: list[Any] = []
+        if leads:
+            await self._on_disk(lambda: result.append(_read_json(self._folder / "result.json")))
         return judge(
             Evidence(
-                cause=cause,
+                cause="exited" if ending == "lost" else ending,
                 launcher_code=None if self._ended_here else launcher_code,
                 exit_codes=self._group.exit_codes(),
                 errors=relay.errors,
@@ -245,7 +305,7 @@ class PartRun:
                 tails=relay.tails,
                 launcher_tail=self._group.last_output(),
                 leads=leads,
-                result=orjson.loads(result.read_bytes()) if leads and result.exists() else None,
+                result=result[0] if result else None,
                 timeout_s=self._claim.spec.timeout_s,
                 fault=self._fault,
                 attempt=self._claim.ref.attempt,
@@ -253,17 +313,30 @@ class PartRun:
         )
 
     def _take(self, event: Event) -> None:
+        """What a rank reported, and has on record."""
         if event["type"] == "artifact":
             self._publisher.publish(cast(ArtifactEvent, event))
         else:
-            self._uploader.put(event)
+            self._uploader.relay(event)
 
-    def _publish_traceback(self, error: ErrorEvent) -> None:
+    async def _recover(self, first: Event | None) -> None:
+        """Relay what earlier attempts left unrelayed; ``first`` is the first metric of this one."""
+        if self._claim.ref.attempt == 1 or 0 not in self._relay.ranks:
+            return
+        ref, attempts = self._claim.ref, self._paths.attempts
+        try:
+            found = await insist(_CLAIM_WITHIN_S, recover, self._store, ref, attempts, first)
+        except StoreUnavailable as outage:
+            logger.warning("what earlier attempts left unrelayed stays on disk: %s", outage)
+            return
+        for event in found:
+            await self._uploader.room()
+            self._uploader.relay(cast(Event, event))
+
+    async def _publish_traceback(self, error: ErrorEvent) -> None:
         assert error["rank"] is not None
         name = traceback_name(self._claim.ref.attempt, error["rank"])
-        path = self._paths.artifacts / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_whole(path, error["traceback"].encode())
+        await self._on_disk(lambda: write_whole(self._paths.artifacts / name, error["traceback"].encode()))
         self._publisher.publish(
             ArtifactEvent(type="artifact", time=time.time(), rank=error["rank"], name=name, media_type="text/plain")
         )
@@ -271,14 +344,18 @@ class PartRun:
     def _say(self, line: str) -> None:
         self._uploader.put(wire.log_event(line))
 
-    def _record_path(self) -> Path:
-        """The leading host's record bears the plain name; appends from several hosts to one file could interleave."""
-        leads = self._claim.shares[0].host == self._claim.ref.host
-        return self._folder / ("events.jsonl" if leads else f"events.{self._claim.ref.host}.jsonl")
 
-
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is never seen half-written; the hosts of a gang may write the same one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     draft.write_bytes(content)
     draft.replace(path)
+
+
+def _read_json(path: Path) -> Any:
+    """What a file holds; None where there is none."""
+    try:
+        return orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None

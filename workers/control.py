@@ -1,8 +1,9 @@
-"""What ends a rank from outside: its supervisor's request to stop, and SIGTERM, which is nobody's request."""
+"""What ends a rank from outside: its supervisor's request, the end of its lease, and SIGTERM, which nobody asks for."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -13,17 +14,25 @@ from collections.abc import Callable
 import orjson
 
 from workers.lines import LineSplitter
+from workers.uptime import uptime
 
 STOP = b'{"type":"stop"}\n'
 """The line that a supervisor sends to a rank that shall end its work early."""
 _LONGEST = 4096
 
 
-class Control:
-    """Listens to the supervisor on the rank's event connection, and to SIGTERM, in a thread of its own.
+def lease_until(deadline: float) -> bytes:
+    """The line by which a supervisor lets a rank live until ``deadline`` (:func:`uptime`)."""
+    return orjson.dumps({"type": "lease", "until": deadline}) + b"\n"
 
-    ``stop`` is set when the supervisor asks for it. ``terminated`` is called, in that thread, when SIGTERM arrives: a
-    supervisor never sends it, so the rank must say so and end. A process that this one forks has neither.
+
+class Control:
+    """Listens to the supervisor on the rank's control connection, and to SIGTERM, in a thread of its own.
+
+    ``stop`` is set when the supervisor asks for it. When the lease ends that the supervisor told of last, the thread
+    kills the rank: by then another attempt may write to the job's folder. ``terminated`` is called, in that thread,
+    when SIGTERM arrives: a supervisor never sends it, so the rank must say so and end. A process that this one forks
+    has none of it.
     """
 
     def __init__(self, connection: socket.socket, terminated: Callable[[], None]) -> None:
@@ -31,6 +40,7 @@ class Control:
         self.stop = threading.Event()
         self._connection = connection.dup()
         self._lines = LineSplitter(_LONGEST)
+        self._until = math.inf
         self._terminated = terminated
         self._signals, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -43,29 +53,35 @@ class Control:
             selector.register(self._connection, selectors.EVENT_READ, self._hear)
             selector.register(self._signals, selectors.EVENT_READ, self._be_signalled)
             while True:
-                for key, _ in selector.select():
+                # The lease may have been extended while this thread could not run, so what has come is read first.
+                wait = None if math.isinf(self._until) else max(0.0, self._until - uptime())
+                ready = selector.select(wait)
+                for key, _ in ready:
                     if not key.data():
                         selector.unregister(key.fileobj)
+                if not ready and uptime() >= self._until:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
     def _hear(self) -> bool:
-        """Take what the supervisor sent; False once it has hung up: its keeper ends this rank then."""
+        """Take what the supervisor sent; False once it has hung up: its keeper ends this rank then, or the lease."""
         with contextlib.suppress(ConnectionError):
             if text := self._connection.recv(_LONGEST):
-                if any(_asks_to_stop(line.text) for line in self._lines.feed(text)):
-                    self.stop.set()
+                for line in self._lines.feed(text):
+                    self._obey(line.text)
                 return True
         return False
+
+    def _obey(self, line: bytes) -> None:
+        match orjson.loads(line):
+            case {"type": "stop"}:
+                self.stop.set()
+            case {"type": "lease", "until": float(until)}:
+                self._until = until
 
     def _be_signalled(self) -> bool:
         if signal.SIGTERM in os.read(self._signals, 512):
             self._terminated()
         return True
-
-
-def _asks_to_stop(line: bytes) -> bool:
-    with contextlib.suppress(orjson.JSONDecodeError):
-        return bool(orjson.loads(line) == {"type": "stop"})
-    return False
 
 
 def _let_go() -> None:

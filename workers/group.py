@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -80,6 +81,8 @@ class Group:
         self.folder = _scratch_folder()
         self._output = self.folder / "launcher.log"
         life, self._life = os.pipe()
+        os.set_blocking(self._life, False)
+        self._lock = threading.Lock()
         launcher = [sys.executable, "-P", "-m", "workers.launcher", *(["--own-namespaces"] if own_namespaces else [])]
         command = [sys.executable, "-I", "-S", keeper.__file__, str(life), *launcher]
         with self._output.open("wb") as output:
@@ -115,14 +118,22 @@ class Group:
         with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:  # it may have died: wait() will tell
             pipe.write(json.dumps(asdict(order)).encode() + b"\n")
 
+    def extend(self, until: float) -> None:
+        """Let the group run until then (:func:`workers.uptime.uptime`), and no longer. Safe to call in any thread."""
+        with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError):
+            if self._life >= 0:
+                os.write(self._life, b"%.6f\n" % until)
+
     def kill(self) -> None:
         """Have the keeper end everything; :meth:`wait` tells when that is done. A keeper that is stopped or hangs is
         ended itself after a moment, and then what it leaves."""
-        if self._life >= 0:
+        with self._lock:
+            if self._life < 0:
+                return
             os.close(self._life)
             self._life = -1
-            with contextlib.suppress(RuntimeError):  # without a loop there is nobody who waits in one
-                asyncio.get_running_loop().call_later(_KEEPER_GRACE_S, self._keeper.kill)
+        with contextlib.suppress(RuntimeError):  # without a loop there is nobody who waits in one
+            asyncio.get_running_loop().call_later(_KEEPER_GRACE_S, self._keeper.kill)
 
     async def wait(self) -> int:
         """The launcher's exit code, once no process of the group is left."""

@@ -5,8 +5,12 @@ it starts in milliseconds. It becomes the *subreaper* of everything that the com
 in sessions of their own included, and ends all of it
 
 * when the pipe ``LIFE_FD`` reaches its end: the supervisor closed it, or died, however it died;
+* when the time has come that the supervisor wrote to the pipe last, as a line: seconds since the host booted;
 * on SIGTERM;
 * when the command itself has ended.
+
+The kernel watches that time. It wakes the keeper, and kills it should it be stopped; its command, and what asked for
+that, dies with it. So the group ends although neither its supervisor nor its keeper runs.
 
 It exits last, with the command's exit code (128 + n when signal n ended it), so whoever waits for the keeper knows
 that no process is left.
@@ -23,6 +27,10 @@ import sys
 import time
 
 _PR_SET_CHILD_SUBREAPER = 36
+_CLOCK_BOOTTIME = 7
+_TIMER_ABSTIME = 1
+_GRACE_S = 0.5
+"""After the end of the lease the keeper has so long to begin to end its group."""
 
 
 def main(arguments: list[str]) -> int:
@@ -30,13 +38,66 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(life, False)
     become_subreaper()
     wake = _wake_on_signals()
+    deadline = Deadline()
     child = os.posix_spawn(command[0], command, os.environ, setsigdef=[signal.SIGCHLD, signal.SIGTERM])
-    status = _watch(life, wake, child)
+    status = _watch(life, wake, child, deadline)
+    deadline.clear()
     end_descendants()
     ended = _reap(child)
     status = ended if status is None else status
     code = 0 if status is None else os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
+
+
+class _TimerSpec(ctypes.Structure):
+    """``struct itimerspec`` of a timer that fires once."""
+
+    _fields_ = [(name, ctypes.c_long) for name in ("interval_s", "interval_ns", "s", "ns")]
+
+
+class _SignalEvent(ctypes.Structure):
+    """``struct sigevent`` that asks for a signal."""
+
+    _fields_ = [
+        ("value", ctypes.c_void_p),
+        ("number", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("padding", ctypes.c_char * 48),
+    ]
+
+
+class Deadline:
+    """Kernel timers that end this process: SIGTERM at a time, SIGKILL a little later. They fire in a stopped process
+    too, and go on while the host is suspended.
+    """
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._timers = [(self._timer(signal.SIGTERM), 0.0), (self._timer(signal.SIGKILL), _GRACE_S)]
+
+    def set(self, until: float) -> None:
+        """``until``: seconds since the host booted."""
+        for timer, later in self._timers:
+            self._arm(timer, until + later)
+
+    def clear(self) -> None:
+        """Let this process live on."""
+        for timer, _ in self._timers:
+            self._arm(timer, 0.0)
+
+    def _arm(self, timer: ctypes.c_void_p, when: float) -> None:
+        seconds, rest = divmod(when, 1.0)
+        once = _TimerSpec(0, 0, int(seconds), int(rest * 1e9))
+        self._checked(self._libc.timer_settime(timer, _TIMER_ABSTIME, ctypes.byref(once), None))
+
+    def _timer(self, number: int) -> ctypes.c_void_p:
+        event, timer = _SignalEvent(None, number, 0, b""), ctypes.c_void_p()
+        self._checked(self._libc.timer_create(_CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(timer)))
+        return timer
+
+    def _checked(self, result: int) -> None:
+        if result != 0:
+            raise OSError(ctypes.get_errno(), "a timer on CLOCK_BOOTTIME failed")
 
 
 def descendants(root: int) -> list[int]:
@@ -80,7 +141,7 @@ def _wake_on_signals() -> int:
     return reader
 
 
-def _watch(life: int, wake: int, child: int) -> int | None:
+def _watch(life: int, wake: int, child: int, deadline: Deadline) -> int | None:
     """Wait until the command or the supervisor ends; the command's wait status when that is what ended."""
     while True:
         ready, _, _ = select.select([life, wake], [], [])
@@ -90,8 +151,12 @@ def _watch(life: int, wake: int, child: int) -> int | None:
                 return status
             if signal.SIGTERM in numbers:
                 return None
-        if life in ready and not os.read(life, 512):
-            return None
+        if life in ready:
+            text = os.read(life, 1 << 16)
+            if not text:
+                return None
+            if newest := text.rpartition(b"\n")[0].rpartition(b"\n")[2]:
+                deadline.set(float(newest))
 
 
 def _reap(child: int) -> int | None:

@@ -1,14 +1,15 @@
-"""Keeps a claimed part alive at the store, and says when it no longer is."""
+"""Keeps a claimed part alive at the store, and ends its group in time when that does not succeed."""
 
 from __future__ import annotations
 
-import asyncio
-import time
+import logging
+import threading
 from collections.abc import Callable
 from typing import Literal
 
 from service.jobs.records import AttemptRef, Directive
 from service.jobs.store import Attempts, StoreUnavailable
+from workers.uptime import uptime
 
 RENEWALS_PER_LEASE = 5
 FENCED_AT = 0.8
@@ -16,41 +17,76 @@ FENCED_AT = 0.8
 
 News = Directive | Literal["fenced"]
 
+logger = logging.getLogger(__name__)
+
 
 class Lease:
-    """``tell`` gets every directive, and ``fenced`` once nothing was renewed for 0.8 of the lease.
+    """Renews in a thread that touches no disk, so that nothing but the broker can hold it up.
 
-    ``granted_at`` (monotonic) is when the claim was *sent*: the store's clock for it started later, never earlier.
+    ``extend`` gets, at once and after every renewal, the :func:`uptime` until which the group may run: whoever holds
+    that deadline ends the group by itself, even if this process does not run. ``tell`` gets every directive, and
+    ``fenced`` when the deadline has passed. Both are called in threads of this object.
+
+    ``granted_at`` is when the claim was *sent*: the store's clock for it started later, never earlier.
     """
 
     def __init__(
-        self, attempts: Attempts, ref: AttemptRef, lease_s: float, granted_at: float, tell: Callable[[News], None]
+        self,
+        attempts: Attempts,
+        ref: AttemptRef,
+        lease_s: float,
+        granted_at: float,
+        *,
+        extend: Callable[[float], None],
+        tell: Callable[[News], None],
     ) -> None:
-        self._attempts, self._ref, self._lease_s, self._tell = attempts, ref, lease_s, tell
-        self._granted_at = granted_at
+        self._attempts, self._ref, self._lease_s = attempts, ref, lease_s
+        self._extend, self._tell = extend, tell
+        self._until = granted_at + FENCED_AT * lease_s
+        self._lapsed = False
+        self._ended = threading.Event()
 
-    async def keep(self) -> None:
-        """Renew until cancelled."""
-        loop = asyncio.get_running_loop()
-        fence = loop.call_at(self._fence_at(), self._tell, "fenced")
-        try:
-            while True:
-                await asyncio.sleep(await self._renew())
-                fence.cancel()
-                fence = loop.call_at(self._fence_at(), self._tell, "fenced")
-        finally:
-            fence.cancel()
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline of the group has passed once; it is not to be had back, since the group is gone."""
+        return self._lapsed or uptime() >= self._until
 
-    def _fence_at(self) -> float:
-        return self._granted_at + FENCED_AT * self._lease_s
+    def start(self) -> None:
+        """Begin to renew, until :meth:`end`."""
+        self._extend(self._until)
+        for work in (self._renew_forever, self._watch):
+            threading.Thread(target=work, name=f"trivet-lease{work.__name__}", daemon=True).start()
 
-    async def _renew(self) -> float:
+    def end(self) -> None:
+        """Renew no more."""
+        self._ended.set()
+
+    def _renew_forever(self) -> None:
+        pause = 0.0
+        while not self._ended.wait(pause):
+            try:
+                pause = self._renew()
+            except Exception:
+                logger.exception("the lease was not renewed")
+                pause = 1.0
+
+    def _renew(self) -> float:
         """Renew once; how long to wait before the next time."""
-        sent_at = time.monotonic()
+        sent_at = uptime()
         try:
-            directive = await asyncio.to_thread(self._attempts.renew, self._ref)
+            directive = self._attempts.renew(self._ref)
         except StoreUnavailable:
             return min(self._lease_s / (4 * RENEWALS_PER_LEASE), 1.0)
-        self._granted_at = sent_at
+        self._lapsed = self.is_over
+        if not self._lapsed and directive != "lost":
+            self._until = sent_at + FENCED_AT * self._lease_s
+            self._extend(self._until)
         self._tell(directive)
         return self._lease_s / RENEWALS_PER_LEASE
+
+    def _watch(self) -> None:
+        """A renewal may hang for as long as the broker lets it, so the deadline is watched beside it."""
+        while not self._ended.wait(max(0.0, self._until - uptime())):
+            if self.is_over:
+                self._tell("fenced")
+                return

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import IO
 
 from workers.lines import Line
 
@@ -37,13 +36,50 @@ class Allowance:
         return True
 
 
+class GrowingFile:
+    """A file that grows by what is added to it. Adding costs nothing; :meth:`write` may take as long as the disk does,
+    so it belongs in a thread. Raises :class:`OSError` where it fails, and then keeps no more.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pending: list[bytes] = []
+        self._lock = threading.Lock()
+        self._failed = False
+
+    def add(self, content: bytes) -> None:
+        if not self._failed:
+            with self._lock:
+                self._pending.append(content)
+
+    @property
+    def pending(self) -> int:
+        """Bytes that are not in the file yet."""
+        with self._lock:
+            return sum(map(len, self._pending))
+
+    def write(self) -> None:
+        """Bring into the file what was added."""
+        with self._lock:
+            pending, self._pending = self._pending, []
+        if not pending:
+            return
+        try:
+            with self._path.open("ab") as file:
+                file.writelines(pending)
+        except OSError as error:
+            self._failed = True
+            error.filename = str(self._path)
+            raise
+
+
 class RankLog:
     """The output of one rank: ``rank-<r>.log`` up to ``file_bytes``, the last lines, and what may go on live."""
 
     def __init__(self, path: Path, *, file_bytes: int = 256 << 20, rate: float = 200.0, burst: float = 2000.0) -> None:
-        self._path = path
+        self._name = path.name
         self._room = file_bytes
-        self._file: IO[str] | None = path.open("a", encoding="utf-8", errors="replace")
+        self.file = GrowingFile(path)
         self._allowance = Allowance(rate, burst, time.monotonic())
         self._held_back = 0
         self.tail: deque[str] = deque(maxlen=_TAIL)
@@ -58,35 +94,17 @@ class RankLog:
         held_back, self._held_back = self._held_back, 0
         return [self._notice(held_back), text] if held_back else [text]
 
-    def flush(self) -> None:
-        """Bring what was printed into the file."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.flush()
-
     def close(self) -> list[str]:
-        """Close the file; the notice of what was held back last, if anything was."""
-        self._close_file()
+        """The notice of what was held back last, if anything was."""
         held_back, self._held_back = self._held_back, 0
         return [self._notice(held_back)] if held_back else []
 
     def _notice(self, lines: int) -> str:
-        return f"[{lines} lines were not relayed: too many at once; they are in {self._path.name}]"
+        return f"[{lines} lines were not relayed: too many at once; they are in {self._name}]"
 
     def _write(self, text: str) -> None:
-        if self._file is None:
+        if self._room < 0:
             return
-        self._room -= len(text) + 1
-        full = self._room < 0
-        try:
-            self._file.write("[the log reached its largest size and ends here]\n" if full else text + "\n")
-        except OSError:
-            full = True  # a full disk ends the file, not the job
-        if full:
-            self._close_file()
-
-    def _close_file(self) -> None:
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
+        line = text.encode(errors="replace") + b"\n"
+        self._room -= len(line)
+        self.file.add(b"[the log reached its largest size and ends here]\n" if self._room < 0 else line)

@@ -21,8 +21,9 @@ from typing import Any, Literal, NoReturn, cast
 
 import orjson
 
+from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
-from service.jobs.reporting import Channel, SocketReporter, connect
+from service.jobs.reporting import Channel, RankReporter, connect
 from service.jobs.runtime import GATE_ARTIFACTS, RefusedError, RunContext
 from workers.control import Control
 from workers.parentage import die_with_parent
@@ -56,14 +57,15 @@ def main(find_runner: Callable[[str], Runner] = installed_runner) -> int:
     _redirect(sys.stdout.fileno(), address, rank, "stdout", secret)
     _redirect(sys.stderr.fileno(), address, rank, "stderr", secret)
     layout = DataLayout(Path(os.environ["TRIVET_DATA"]))
-    connection = connect(address, rank, "events", secret)
-    report = SocketReporter(connection, rank, layout.job(os.environ["TRIVET_JOB"]))
+    connection = connect(address, rank, "control", secret)
+    paths, attempt = layout.job(os.environ["TRIVET_JOB"]), int(os.environ["TRIVET_ATTEMPT"])
+    report = RankReporter(connection, rank, paths, attempt)
     control = Control(connection, lambda: _be_terminated(report))
     try:
         _run(_context(layout, report, control.stop.is_set), find_runner, started)
+        report.done()
     except BaseException as error:  # whatever ends a rank is what its user wants to know
-        _give_up(report, error)
-    report.close(done=True)
+        _give_up(report, error, paths.root)
     return 0
 
 
@@ -81,7 +83,7 @@ def _run(context: RunContext, find_runner: Callable[[str], Runner], started: flo
         draft.replace(folder / "result.json")
 
 
-def _context(layout: DataLayout, report: SocketReporter, should_stop: Callable[[], bool]) -> RunContext:
+def _context(layout: DataLayout, report: RankReporter, should_stop: Callable[[], bool]) -> RunContext:
     return RunContext(
         job_id=os.environ["TRIVET_JOB"],
         attempt=int(os.environ["TRIVET_ATTEMPT"]),
@@ -107,19 +109,18 @@ def _redirect(descriptor: int, address: str, rank: int, channel: Channel, secret
         os.dup2(connection.fileno(), descriptor)
 
 
-def _be_terminated(report: SocketReporter) -> NoReturn:
+def _be_terminated(report: RankReporter) -> NoReturn:
     """Tell the supervisor of a SIGTERM that it did not send, and end as the signal would have it."""
     report.terminated()
-    report.close(done=False, within_s=1.0)
     os._exit(128 + signal.SIGTERM)
 
 
-def _give_up(report: SocketReporter, error: BaseException) -> None:
+def _give_up(report: RankReporter, error: BaseException, folder: Path) -> None:
     """Say why, and leave without the interpreter's farewell: it may wait for peers that wait for this rank."""
-    refused = isinstance(error, RefusedError)
+    refused, full = isinstance(error, RefusedError), full_disk(error, folder)
     text = "".join(traceback.format_exception(error))
-    report.error(type(error).__name__, str(error), "" if refused else text)
-    report.close(done=False)
+    report.flush()
+    report.error(DISK_FULL if full else type(error).__name__, full or str(error), "" if refused else text)
     with contextlib.suppress(OSError):
         print(f"refused: {error}" if refused else text, file=sys.stderr, flush=True)
     os._exit(1)

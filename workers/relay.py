@@ -1,4 +1,4 @@
-"""The supervisor's end of the event socket: takes what ranks send, and notices when they die."""
+"""The supervisor's end of the group's socket: hears ranks' output and last words, and notices when they die."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
-from service.jobs.events import ErrorEvent, Event
+from service.jobs.events import ErrorEvent, Event, MalformedEvent
 from workers import wire
 from workers.admission import Admission
-from workers.control import STOP
+from workers.control import STOP, lease_until
 from workers.lines import Line, LineSplitter
-from workers.logs import LONGEST_LINE, RankLog, printable
+from workers.logs import LONGEST_LINE, GrowingFile, RankLog, printable
 
 _CHUNK = 1 << 16
 _GREETING_WITHIN_S = 10.0
 _LAST_WORDS_WITHIN_S = 1.0
 _PAUSE_S = 0.01
+_MOST_PENDING = 16 << 20
+"""Bytes of a rank's output that are kept for a disk that does not take them."""
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Rank:
 
     number: int
     requests: socket.socket
-    """Its event connection, in the other direction: what its supervisor asks of it."""
+    """Its control connection, in the other direction: what its supervisor asks of it."""
     process: int | None = None
     """A pidfd: signals sent through it cannot hit a stranger that got the same pid. None once it is gone."""
     done: bool = False
@@ -41,7 +43,7 @@ class Rank:
     terminated_at: float | None = None
     """When SIGTERM arrived there, which its supervisor did not send."""
     hung_up: bool = False
-    """Its events were read to the end."""
+    """Its last word was read, if there is one."""
     ended_at: float | None = None
     """When its end was noticed, which it was before anything was killed from here; the end itself came earlier."""
 
@@ -57,11 +59,11 @@ class Rank:
 
 @dataclass
 class Relay:
-    """Serves one group. ``take`` gets every valid event; ``alarm`` is called when a rank fails."""
+    """Serves one group. ``say`` gets what it has to say itself, as events; ``alarm`` is called when a rank fails."""
 
     address: Path
     logs: Path
-    take: Callable[[Event], None]
+    say: Callable[[Event], None]
     alarm: Callable[[], None]
     admission: Admission
     ranks: dict[int, Rank] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class Relay:
     _server: asyncio.Server | None = None
     _stopping: bool = False
     _killed: bool = False
+    _until: float | None = None
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._accept, self.address, backlog=1024)
@@ -87,10 +90,16 @@ class Relay:
                 task.cancel()
         for number, log in self._logs.items():
             for text in log.close():
-                self.take(wire.log_event(text, rank=number))
+                self.say(wire.log_event(text, rank=number))
         for rank in self.ranks.values():
             self._forget(rank)
             rank.requests.close()
+
+    def extend(self, until: float) -> None:
+        """Let the ranks live until then (:func:`workers.uptime.uptime`). Safe to call in any thread."""
+        self._until = until
+        for rank in list(self.ranks.values()):
+            rank.ask(lease_until(until))
 
     def stop(self) -> bool:
         """Ask the ranks to stop, also those that have yet to greet; whether there was any to ask."""
@@ -125,18 +134,18 @@ class Relay:
         """The last lines that each rank printed."""
         return {number: list(log.tail) for number, log in self._logs.items()}
 
-    def flush(self) -> None:
-        """Bring what was printed into the files."""
-        for log in self._logs.values():
-            log.flush()
+    @property
+    def files(self) -> list[GrowingFile]:
+        """Those into which the ranks' output goes."""
+        return [log.file for log in self._logs.values()]
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._connections.add(task)
         try:
             await self._serve(reader, writer)
-        except wire.Malformed as error:
-            self.take(wire.log_event(str(error)))
+        except MalformedEvent as error:
+            self.say(wire.log_event(str(error)))
         except (ConnectionError, TimeoutError):
             pass  # a rank that dies hangs up as it likes; its process tells the rest
         except asyncio.CancelledError:
@@ -149,10 +158,10 @@ class Relay:
         async with asyncio.timeout(_GREETING_WITHIN_S):
             greeting = wire.parse_greeting(await _first_line(reader))
         self.admission.check(greeting, _peer(writer.get_extra_info("socket")))
-        if greeting.channel == "events":
+        if greeting.channel == "control":
             self._meet(greeting.rank, writer.get_extra_info("socket"))
             try:
-                await self._read_events(reader, greeting.rank)
+                await self._read_last_words(reader, greeting.rank)
             finally:
                 self.ranks[greeting.rank].hung_up = True
         else:
@@ -160,7 +169,7 @@ class Relay:
 
     def _meet(self, number: int, connection: socket.socket) -> None:
         if number in self.ranks:
-            raise wire.Malformed(f"rank {number} greeted twice; the second connection is ignored")
+            raise MalformedEvent("this rank greeted twice; the second connection is ignored", str(number).encode())
         rank = self.ranks[number] = Rank(number, connection.dup())
         try:
             rank.process = os.pidfd_open(_peer(connection))
@@ -168,6 +177,8 @@ class Relay:
             self._ended(rank)
             return
         asyncio.get_running_loop().add_reader(rank.process, self._ended, rank)
+        if self._until is not None:
+            rank.ask(lease_until(self._until))
         if self._stopping:
             rank.ask(STOP)
 
@@ -192,34 +203,30 @@ class Relay:
             os.close(rank.process)
             rank.process = None
 
-    async def _read_events(self, reader: asyncio.StreamReader, rank: int) -> None:
-        splitter = LineSplitter(wire.LONGEST_EVENT)
+    async def _read_last_words(self, reader: asyncio.StreamReader, rank: int) -> None:
+        splitter = LineSplitter(wire.LONGEST_WORD)
         while chunk := await reader.read(_CHUNK):
             for line in splitter.feed(chunk):
-                self._event(line, rank)
-        for line in splitter.finish():
-            self._event(line, rank)
+                self._hear(line, rank)
 
-    def _event(self, line: Line, rank: int) -> None:
+    def _hear(self, line: Line, rank: int) -> None:
         try:
-            event = wire.parse_event(line, rank)
-        except wire.Malformed as error:
-            self.take(wire.log_event(str(error), rank=rank))
+            word = wire.parse_last_word(line, rank)
+        except MalformedEvent as error:
+            self.say(wire.log_event(str(error), rank=rank))
             return
-        if isinstance(event, wire.Done):
+        if isinstance(word, wire.Done):
             self.ranks[rank].done = True
-        elif isinstance(event, wire.Terminated):
-            self.ranks[rank].terminated_at = event.time
+        elif isinstance(word, wire.Terminated):
+            self.ranks[rank].terminated_at = word.time
             self.alarm()
-        elif event["type"] == "error":
-            self._error(cast(ErrorEvent, event), rank)
         else:
-            self.take(event)
+            self._error(word, rank)
 
     def _error(self, event: ErrorEvent, rank: int) -> None:
         self.errors.append(event)
         self.ranks[rank].error = event
-        self.take(event)
+        self.say(event)
         self.alarm()
 
     async def _read_text(self, reader: asyncio.StreamReader, rank: int, stream: Literal["stdout", "stderr"]) -> None:
@@ -228,12 +235,14 @@ class Relay:
         while chunk := await reader.read(_CHUNK):
             for line in splitter.feed(chunk):
                 self._print(log, line, rank, stream)
+            while log.file.pending > _MOST_PENDING:  # a disk that hangs: the rank waits for it, too
+                await asyncio.sleep(_PAUSE_S)
         for line in splitter.finish():
             self._print(log, line, rank, stream)
 
     def _print(self, log: RankLog, line: Line, rank: int, stream: Literal["stdout", "stderr"]) -> None:
         for text in log.add(printable(line)):
-            self.take(wire.log_event(text, stream, rank))
+            self.say(wire.log_event(text, stream, rank))
 
 
 async def _first_line(reader: asyncio.StreamReader) -> bytes:
@@ -241,7 +250,7 @@ async def _first_line(reader: asyncio.StreamReader) -> bytes:
     while not text.endswith(b"\n"):
         byte = await reader.read(1)
         if not byte or len(text) > wire.LONGEST_GREETING:
-            raise wire.Malformed("a connection without a greeting")
+            raise MalformedEvent("a connection without a greeting")
         text += byte
     return bytes(text)
 

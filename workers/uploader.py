@@ -1,14 +1,11 @@
-"""Carries events from the relay to the store in batches, through broker outages; keeps the full record on disk."""
+"""Carries events to the store in batches, through broker outages; what is not on disk yet goes there first."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections import deque
-from collections.abc import Callable
-from pathlib import Path
-from typing import IO, cast
+from collections.abc import Awaitable, Callable
+from typing import cast
 
 import orjson
 
@@ -16,63 +13,92 @@ from service.jobs.events import Event, ProgressEvent
 from service.jobs.records import AttemptRef, Superseded
 from service.jobs.store import Attempts, StoreUnavailable
 from workers import wire
+from workers.logs import GrowingFile
 from workers.outage import insist
 
 _BATCH = 256
 _INTERVAL_S = 0.1
 _PATIENCE_S = 600.0
 """How long a batch is tried; far beyond any lease, after which the attempt is lost anyway."""
+_FULL = 4096
+"""Waiting events, from which on more of them stay where they are on disk."""
 _EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})
-
-
-logger = logging.getLogger(__name__)
+Disk = Callable[[Callable[[], None]], Awaitable[None]]
+"""Runs what touches the disk in a thread of its own, one after the other."""
 
 
 class Uploader:
-    """Call :meth:`put` from the event loop; :meth:`run` sends at most ten batches a second, the first one at once.
+    """Call :meth:`put` and :meth:`relay` from the event loop; :meth:`run` sends at most ten batches a second, the first
+    one at once. Of the progress in a batch only the newest is sent.
 
-    Of the progress in a batch only the newest is sent.
-
-    While the broker is away up to ``capacity`` events wait; beyond that, what can be missed live is left to the record.
-    ``lost`` is called when the attempt turns out to be superseded: nothing is sent any more.
+    What the supervisor itself reports is on record before it is sent; beyond ``capacity`` waiting events, what can be
+    missed live is left to the record. ``lost`` is called when the attempt turns out to be superseded: nothing is sent
+    any more.
     """
 
     def __init__(
         self,
         attempts: Attempts,
         ref: AttemptRef,
-        record: Path,
+        record: GrowingFile,
         lost: Callable[[], None],
+        *,
+        disk: Disk,
         capacity: int = 50_000,
     ) -> None:
         self._attempts, self._ref, self._lost_to = attempts, ref, lost
-        self._file = record.open("ab")
+        self._record, self._disk = record, disk
         self._queue: deque[Event] = deque()
         self._capacity = capacity
         self._missed = 0
         self._batch = 0
         self._wake = asyncio.Event()
+        self._room = asyncio.Event()
         self._closing = False
         self._lost = False
 
     def put(self, event: Event) -> None:
-        """Record and relay an event."""
+        """Record and relay an event of the supervisor's own."""
         self.record(event)
         if self._lost or (len(self._queue) >= self._capacity and event["type"] in _EXPENDABLE):
             self._missed += 1
             return
-        self._queue.append(event)
-        self._wake.set()
+        self.relay(event)
+
+    def relay(self, event: Event) -> None:
+        """Relay an event that is on record."""
+        if not self._lost:
+            self._queue.append(event)
+            self._wake.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more of what is on record should be relayed now, or wait there."""
+        return len(self._queue) < _FULL
+
+    async def room(self) -> None:
+        """Wait until there is room, or nothing is sent any more."""
+        while not (self.has_room or self._lost):
+            self._room.clear()
+            await self._room.wait()
 
     async def run(self) -> None:
         """Send until closed and empty, or superseded."""
+        try:
+            await self._send_all()
+        finally:
+            self._lost = True
+            self._room.set()
+
+    async def _send_all(self) -> None:
         while await self._something():
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]
-            self._write(lambda file: file.flush())
+            self._room.set()
+            await self._disk(self._record.write)
             await self._send(batch)
             if len(self._queue) < _BATCH and not self._closing:
                 await asyncio.sleep(_INTERVAL_S)
-        self._write(lambda file: file.close())
+        await self._disk(self._record.write)
 
     def close(self) -> None:
         """No more events will come; :meth:`run` ends when all are sent."""
@@ -98,22 +124,11 @@ class Uploader:
         except Superseded:
             self._lost = True
             self._queue.clear()
+            self._room.set()
             self._lost_to()
         except StoreUnavailable:
             self._missed += len(batch)
 
     def record(self, event: Event) -> None:
-        """Only write an event to the attempt's record: the store puts it into the stream itself."""
-        line = orjson.dumps(event, default=repr, option=orjson.OPT_APPEND_NEWLINE)
-        self._write(lambda file: file.write(line))
-
-    def _write(self, act: Callable[[IO[bytes]], object]) -> None:
-        """A full disk ends the record, not the job."""
-        if self._file.closed:
-            return
-        try:
-            act(self._file)
-        except OSError as error:
-            logger.warning("the record of %s ends here: %s", self._ref, error)
-            with contextlib.suppress(OSError):
-                self._file.close()
+        """Only write an event to the record: the store puts it into the stream itself."""
+        self._record.add(orjson.dumps(event, default=repr, option=orjson.OPT_APPEND_NEWLINE))

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from service.jobs.disk import DISK_FULL
 from service.jobs.events import ErrorEvent
 from service.jobs.records import JobError, Outcome
 
-Cause = Literal["exited", "rank_failed", "stop", "timeout", "interrupted", "terminated", "fenced", "fault"]
+Cause = Literal["exited", "rank_failed", "stop", "timeout", "interrupted", "terminated", "fenced", "disk_full", "fault"]
 """What made the group end: of itself; a rank; a request; the time limit; the end of the service on this host, which is
-not the job's; another signal to the supervisor; its lease; an error of the supervisor's own."""
+not the job's; another signal to the supervisor; its lease; a disk without room for the attempt's record; an error of
+the supervisor's own."""
 
 _LONGEST_MESSAGE = 4000
 _HOSTS_FAULTS = {
@@ -82,15 +84,15 @@ def _from_outside(evidence: Evidence) -> Outcome | None:
     match evidence.cause:
         case "stop":
             return Outcome("stopped")
-        case "timeout":
-            return _failed("TimeoutExceeded", f"the attempt ran longer than timeout_s = {evidence.timeout_s:g}")
         case "interrupted":
             return Outcome("interrupted", error=JobError(type="Interrupted", message="the service on its host stopped"))
-        case "terminated" | "fenced" as cause:
-            return _lost(*_HOSTS_FAULTS[cause])
-        case "fault":
-            return _lost("SupervisorFault", evidence.fault)
-    return None
+        case "timeout":
+            return _failed("TimeoutExceeded", f"the attempt ran longer than timeout_s = {evidence.timeout_s or 0:g}")
+        case "disk_full":
+            return _failed(DISK_FULL, evidence.fault)
+        case "exited" | "rank_failed":
+            return None
+    return _lost(*{**_HOSTS_FAULTS, "fault": ("SupervisorFault", evidence.fault)}[evidence.cause])
 
 
 def traceback_name(attempt: int, rank: int) -> str:

@@ -1,13 +1,18 @@
 """What a job reports while it runs, in the form that travels from a rank to the API.
 
-A rank writes one JSON object a line to its supervisor's socket; the supervisor relays batches into the job's
-stream, fenced by the attempt number. Every event has ``type``, ``time`` (Unix seconds, float) and ``rank``
-(``None`` for the service itself); the other fields depend on the type.
+A rank appends one JSON object a line to a file of its own (:mod:`service.jobs.event_files`); its supervisor relays
+batches into the job's stream, fenced by the attempt number. Every event has ``type``, ``time`` (Unix seconds, float)
+and ``rank`` (``None`` for the service itself); the other fields depend on the type.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict, get_args
+import time
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
+
+import orjson
 
 EventType = Literal["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "error"]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
@@ -109,3 +114,85 @@ class ErrorEvent(Event):
     error: str
     message: str
     traceback: str
+
+
+LONGEST_EVENT = 4 << 20
+"""Bytes of one event; a bounds row with a counterexample of some 100,000 numbers fits."""
+_SHOWN = 200
+
+_FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "metric": {"step": int, "values": dict},
+    "bound": {"instance": int, "verdict": str},
+    "search": {"instance": int, "domains": int, "open": int, "seconds": (int, float)},
+    "span": {"name": str, "start": (int, float), "end": (int, float)},
+    "log": {"stream": str, "line": str},
+    "artifact": {"name": str, "media_type": str},
+    "progress": {"done": int, "total": int, "unit": str},
+    "error": {"error": str, "message": str, "traceback": str},
+}
+"""Types that a rank may report, and the fields that each must have. ``state`` is the service's own."""
+_OPTIONAL: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "bound": {
+        "name": (str, NoneType),
+        "lower": list,
+        "upper": list,
+        "margin": (int, float, NoneType),
+        "method": str,
+        "seconds": (int, float),
+        "domains": int,
+        "counterexample": (list, NoneType),
+    },
+    "search": {"bound": (int, float, NoneType)},
+    "span": {"detail": dict},
+}
+"""Fields that an event may leave out."""
+
+
+class MalformedEvent(Exception):  # noqa: N818 - names what the line is
+    """A line is no event; the message says why and shows the beginning of ``text``."""
+
+    def __init__(self, reason: str, text: bytes = b"") -> None:
+        shown = text[:_SHOWN].decode("utf-8", "replace") + ("…" if len(text) > _SHOWN else "")
+        super().__init__(f"malformed event: {reason}: {shown}" if shown else f"malformed event: {reason}")
+
+
+def parse_event(text: bytes, rank: int | None) -> Event:
+    """The event in a line, stamped with the rank that it came from (its own word where ``rank`` is None). Raises
+    :class:`MalformedEvent`.
+    """
+    if len(text) > LONGEST_EVENT:
+        raise MalformedEvent(f"an event of {len(text)} bytes is longer than {LONGEST_EVENT}", text)
+    event = parse_object(text)
+    kind = event.get("type")
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise MalformedEvent(f"the type is none of {', '.join(_FIELDS)}", text)
+    for name, expected in fields.items():
+        if not isinstance(event.get(name), expected):
+            raise MalformedEvent(f"a {kind} event needs {name!r} ({_names(expected)})", text)
+    for name, expected in _OPTIONAL.get(str(kind), {}).items():
+        if name in event and not isinstance(event[name], expected):
+            raise MalformedEvent(f"{name!r} of a {kind} event is {_names(expected)}", text)
+    if kind == "metric" and not all(isinstance(value, (int, float, NoneType)) for value in event["values"].values()):
+        raise MalformedEvent("the 'values' of a metric event are numbers", text)
+    if rank is not None or not isinstance(event.get("rank"), int):
+        event["rank"] = rank
+    return cast(Event, event)
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """A JSON object with the Unix ``time`` at which it was written, now where it has none. Raises
+    :class:`MalformedEvent`."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise MalformedEvent(f"not JSON ({error})", text) from None
+    if not isinstance(value, dict):
+        raise MalformedEvent("not a JSON object", text)
+    moment = value.get("time")
+    value["time"] = float(moment) if isinstance(moment, (int, float)) else time.time()
+    return value
+
+
+def _names(expected: type | tuple[type, ...]) -> str:
+    return " or ".join(each.__name__ for each in (expected if isinstance(expected, tuple) else (expected,)))

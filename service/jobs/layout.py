@@ -20,8 +20,17 @@ class JobPaths:
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 
+    @property
+    def published(self) -> Path:
+        """The content of published files by SHA-256, which nothing writes to any more: names are in the manifest."""
+        return self.root / "published"
+
+    @property
+    def attempts(self) -> Path:
+        return self.root / "attempts"
+
     def attempt(self, number: int) -> Path:
-        return self.root / "attempts" / str(number)
+        return self.attempts / str(number)
 
 
 @dataclass(frozen=True)

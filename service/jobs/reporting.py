@@ -1,31 +1,31 @@
-"""The rank's side of the event socket: newline-delimited JSON to the supervisor, sent from a background thread.
+"""What a rank reports: its events into a file, its last word to the supervisor.
 
-A connection starts with one greeting line (:func:`greeting`) that says which rank speaks on which channel.
-On ``events`` one JSON object per line follows (see :mod:`service.jobs.events`), at the end ``{"type": "done"}``, or
-``{"type": "terminated"}`` where SIGTERM ended the rank; the supervisor answers with requests (:mod:`workers.control`).
-``stdout`` and ``stderr`` carry raw text.
+A connection to the supervisor starts with one greeting line (:func:`greeting`) that says which rank speaks on which
+channel. On ``control`` follows the rank's last word, a JSON object: ``{"type": "done"}``, the ``error`` event of the
+exception that ends it, or ``{"type": "terminated"}`` where SIGTERM does; the supervisor sends requests
+(:mod:`workers.control`). ``stdout`` and ``stderr`` carry raw text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
-import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
+from service.jobs.event_files import EventWriter, rank_file
 from service.jobs.layout import JobPaths
 
-Channel = Literal["events", "stdout", "stderr"]
+Channel = Literal["control", "stdout", "stderr"]
 
-_CAPACITY = 65_536
-_EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})
-"""What may be dropped when a rank reports faster than its supervisor reads; results never are."""
-_BATCH = 512
+_COUNTS = frozenset({"metric", "bound", "artifact"})
+"""Results: they are in the file before the rank goes on, so that no checkpoint is ahead of them."""
+_LONGEST_TEXT = 1 << 18
+"""Characters of a message, and of the end of a traceback."""
 
 
 def greeting(rank: int, channel: Channel, secret: str) -> bytes:
@@ -47,22 +47,14 @@ def connect(address: str, rank: int, channel: Channel, secret: str) -> socket.so
     return connection
 
 
-class SocketReporter:
-    """A :class:`service.jobs.runtime.Reporter` whose listener may vanish: then it reports into the void.
-
-    Calls return at once; a daemon thread sends. Call :meth:`close` at the end to flush.
+class RankReporter:
+    """A :class:`service.jobs.runtime.Reporter` that appends to the rank's file, which its supervisor reads in its own
+    time. Raises :class:`OSError` where the file cannot be written; while the disk hangs, the rank waits.
     """
 
-    def __init__(self, connection: socket.socket, rank: int, paths: JobPaths) -> None:
-        self._connection = connection
-        self._rank = rank
-        self._paths = paths
-        self._queue: deque[bytes] = deque()
-        self._dropped = 0
-        self._wake = threading.Condition()
-        self._closing = False
-        self._sender = threading.Thread(target=self._send, name="trivet-reporter", daemon=True)
-        self._sender.start()
+    def __init__(self, connection: socket.socket, rank: int, paths: JobPaths, attempt: int) -> None:
+        self._connection, self._rank, self._paths = connection, rank, paths
+        self._events = EventWriter(rank_file(paths.attempt(attempt), rank))
 
     def metric(self, step: int, values: Mapping[str, float]) -> None:
         self._put({"type": "metric", "step": step, "values": {name: float(value) for name, value in values.items()}})
@@ -108,58 +100,34 @@ class SocketReporter:
 
     def error(self, error: str, message: str, traceback: str) -> None:
         """Report the exception that ends this rank; ``error`` is its class name, ``traceback`` may be empty."""
-        self._put({"type": "error", "error": error, "message": message, "traceback": traceback})
+        kept = {"message": message[:_LONGEST_TEXT], "traceback": traceback[-_LONGEST_TEXT:]}
+        self._send({"type": "error", "error": error, **kept})
 
     def terminated(self) -> None:
         """Tell the supervisor that SIGTERM ends this rank, and when it arrived."""
-        self._put({"type": "terminated"})
+        self._send({"type": "terminated"})
 
-    def close(self, *, done: bool, within_s: float = 10.0) -> None:
-        """Flush and hang up. ``done`` says that the rank ended as it should, so its exit is no surprise."""
-        if done:
-            self._put({"type": "done"})
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        self._sender.join(within_s)
-        self._connection.close()
+    def done(self) -> None:
+        """Tell the supervisor that the rank ended as it should, all its events being on disk."""
+        self._events.flush()
+        self._send({"type": "done"})
+
+    def flush(self) -> None:
+        """Bring what was reported into the file, if that can still be done."""
+        with contextlib.suppress(OSError):
+            self._events.flush()
 
     def _put(self, event: dict[str, Any]) -> None:
-        line = orjson.dumps(
+        self._events.append(self._line(event), counts=event["type"] in _COUNTS)
+
+    def _send(self, word: dict[str, Any]) -> None:
+        """Say a last word; a supervisor that has gone does not hear it."""
+        with contextlib.suppress(OSError):
+            self._connection.sendall(self._line(word))
+
+    def _line(self, event: dict[str, Any]) -> bytes:
+        return orjson.dumps(
             {**event, "time": time.time(), "rank": self._rank},
             default=repr,
             option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE,
         )
-        with self._wake:
-            if len(self._queue) >= _CAPACITY and event["type"] in _EXPENDABLE:
-                self._dropped += 1
-                return
-            self._queue.append(line)
-            self._wake.notify()
-
-    def _send(self) -> None:
-        while (batch := self._take()) is not None:
-            try:
-                self._connection.sendall(b"".join(batch))
-            except OSError:
-                return self._discard()
-        return None
-
-    def _take(self) -> list[bytes] | None:
-        """Wait for lines; ``None`` when closed and drained."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._queue or self._closing)
-            batch = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]
-            dropped, self._dropped = self._dropped, 0
-        if dropped:
-            batch.append(self._notice(f"{dropped} events were dropped: reported faster than the supervisor reads"))
-        return batch or None
-
-    def _notice(self, line: str) -> bytes:
-        event = {"type": "log", "stream": "service", "line": line, "time": time.time(), "rank": self._rank}
-        return orjson.dumps(event) + b"\n"
-
-    def _discard(self) -> None:
-        """Nobody listens any more: forget what is queued, and make every later event expendable at no cost."""
-        with self._wake:
-            self._queue = deque(maxlen=0)

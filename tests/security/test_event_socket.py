@@ -10,27 +10,28 @@ from pathlib import Path
 import pytest
 from worker_fleet import Fleet, eventually, family
 
+from service.jobs.events import MalformedEvent
 from service.jobs.reporting import connect
 from workers.admission import Admission, is_descendant
-from workers.wire import Greeting, Malformed
+from workers.wire import Greeting
 
 ME = os.getpid()
 
 
 def check(admission: Admission, rank: int = 2, pid: int = ME, secret: str = "s3cret") -> None:
-    admission.check(Greeting(rank, "events", secret), pid)
+    admission.check(Greeting(rank, "control", secret), pid)
 
 
 def test_a_process_speaks_for_one_rank_of_its_own_host() -> None:
     admission = Admission("s3cret", range(2, 4), os.getppid())
     check(admission)
     check(admission)
-    with pytest.raises(Malformed, match="the ranks of this host are 2 to 3"):
+    with pytest.raises(MalformedEvent, match="the ranks of this host are 2 to 3"):
         check(admission, rank=77)
-    with pytest.raises(Malformed, match="does not know the secret"):
+    with pytest.raises(MalformedEvent, match="does not know the secret"):
         check(admission, rank=3, secret="s3cre")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as peer:
-        with pytest.raises(Malformed, match=f"that rank is process {ME}"):
+        with pytest.raises(MalformedEvent, match=f"that rank is process {ME}"):
             check(admission, pid=peer.pid)
         check(admission, rank=3, pid=peer.pid)
         peer.communicate()
@@ -40,7 +41,7 @@ def test_a_process_of_another_group_is_refused() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         assert is_descendant(other.pid, ME)
         assert not is_descendant(ME, other.pid)
-        with pytest.raises(Malformed, match="not started by this group's supervisor"):
+        with pytest.raises(MalformedEvent, match="not started by this group's supervisor"):
             check(Admission("s3cret", range(2, 4), other.pid))
         other.communicate()
     assert is_descendant(other.pid, ME), "of one that has ended nothing is known, and its secret was right"
@@ -54,9 +55,9 @@ def test_a_stranger_that_calls_itself_rank_77_or_0_is_not_heard(fleet: Fleet) ->
     eventually(lambda: fleet.events(ref, "metric"), within_s=150)
     rank = next(each for each in family(supervisor) if "TRIVET_EVENTS_SECRET" in each.environ())
     variables = rank.environ()
-    line = b'{"type": "metric", "step": 666, "values": {"loss": 0.0}}\n{"type": "done"}\n'
+    line = b'{"type": "error", "error": "Forged", "message": "", "traceback": ""}\n{"type": "done"}\n'
     for number, secret in ((77, variables["TRIVET_EVENTS_SECRET"]), (0, variables["TRIVET_EVENTS_SECRET"]), (0, "x")):
-        with connect(variables["TRIVET_EVENTS"], number, "events", secret) as connection:
+        with connect(variables["TRIVET_EVENTS"], number, "control", secret) as connection:
             connection.sendall(line)
     eventually(lambda: fleet.printed(ref, "does not know the secret"))
     assert fleet.printed(ref, "which calls itself rank 77, is ignored: the ranks of this host are 0 to 0")
@@ -64,4 +65,4 @@ def test_a_stranger_that_calls_itself_rank_77_or_0_is_not_heard(fleet: Fleet) ->
     assert not any(variables["TRIVET_EVENTS_SECRET"] in event["line"] for event in fleet.events(ref, "log"))
     (Path(fleet.data.job(ref.job_id).root) / "go").touch()
     assert fleet.ended(ref).state == "succeeded"
-    assert 666 not in [event["step"] for event in fleet.events(ref, "metric")]
+    assert fleet.events(ref, "error") == []

@@ -1,5 +1,5 @@
 """Fixtures of the workers' tests."""
 
-from worker_fleet import fleet, limits
+from worker_fleet import fleet, limits, mortal, outage
 
-__all__ = ["fleet", "limits"]
+__all__ = ["fleet", "limits", "mortal", "outage"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from service.jobs.event_files import rank_file
 from service.jobs.runtime import RefusedError, RunContext
 from workers.rank import Runner, main
 
@@ -182,6 +183,42 @@ def until_told(context: RunContext) -> dict[str, Any]:
     return {"steps": step}
 
 
+STEPS = 400
+
+
+def counting(context: RunContext) -> dict[str, Any]:
+    """Reports 400 steps. Every tenth is a checkpoint, from which a later attempt goes on."""
+    saved = context.paths.checkpoints / "step"
+    saved.parent.mkdir(exist_ok=True)
+    step = int(saved.read_text()) if saved.exists() else 0
+    while step < STEPS and not context.should_stop():
+        step += 1
+        context.report.metric(step, {"loss": 1.0})
+        context.report.progress(step, STEPS, "steps")
+        if step % 10 == 0:
+            saved.with_suffix(".part").write_text(str(step))
+            saved.with_suffix(".part").replace(saved)
+        time.sleep(0.02)
+    return {"steps": step, "completed": {"done": step, "total": STEPS, "unit": "steps"}}
+
+
+def publishing(context: RunContext) -> None:
+    """Writes the same file again and again, in place and anew, and announces it now and then."""
+    path = context.paths.artifacts / "report.bin"
+    version = 0
+    while not context.should_stop():
+        version += 1
+        content = f"{context.attempt}.{version} ".encode() * 2000
+        if version % 2:
+            path.write_bytes(content)
+        else:
+            path.with_suffix(".part").write_bytes(content)
+            path.with_suffix(".part").replace(path)
+        if version % 5 == 1:
+            context.report.artifact(path)
+        time.sleep(0.01)
+
+
 def stubborn(context: RunContext) -> None:
     """Never obeys."""
     print("working", flush=True)
@@ -191,15 +228,10 @@ def stubborn(context: RunContext) -> None:
 
 def malformed(context: RunContext) -> dict[str, Any]:
     """Writes what is no event."""
-    report: Any = context.report
-
-    def send(text: bytes) -> None:
-        with report._wake:
-            report._queue.append(text)
-            report._wake.notify()
-
-    send(b'not json\n["a list"]\n{"type": "state", "state": "succeeded"}\n{"type": "metric", "step": "x"}\n')
-    send(b"x" * (5 << 20) + b"\n")
+    path = rank_file(context.paths.attempt(context.attempt), context.rank)
+    with path.open("ab") as file:
+        file.write(b'not json\n["a list"]\n{"type": "state", "state": "succeeded"}\n{"type": "metric", "step": "x"}\n')
+        file.write(b"x" * (5 << 20) + b"\n")
     context.report.metric(7, {"loss": float("nan")})
     return {"survived": True}
 
@@ -215,7 +247,7 @@ BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
     function.__name__: function
     for function in (
         succeed, nothing, environment, exchange, look_around, raising, refusing, killed, waiting, vanishing, leaving,
-        endless, until_told, stubborn, malformed, flood,
+        endless, counting, publishing, until_told, stubborn, malformed, flood,
     )
 }  # fmt: skip
 

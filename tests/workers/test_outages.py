@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from worker_fleet import HOST, Fleet, Worker, eventually, processes_of, train_spec
+from worker_fleet import HOST, Fleet, MortalBroker, Worker, eventually, processes_of, train_spec
 
-from service.jobs.embedded import EmbeddedBroker
-from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef
-from service.jobs.store import Store, StoreLimits, StoreUnavailable
+from service.jobs.store import StoreUnavailable
 
 pytestmark = pytest.mark.distributed
 
 
-class MortalBroker:
-    """A broker of this test's own, at the same address after every start."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.server = EmbeddedBroker.start(folder)
-
-    def down(self) -> None:
-        self.server.stop()
-
-    def up(self) -> None:
-        self.server = EmbeddedBroker.start(self._folder)
-
-
-@pytest.fixture
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalBroker]:
-    broker = MortalBroker(tmp_path_factory.mktemp("mortal"))
-    yield broker
-    broker.down()
-
-
-@pytest.fixture
-def outage(mortal: MortalBroker, data: DataLayout, limits: StoreLimits) -> Iterator[Fleet]:
-    store = Store.connect(mortal.server.url, data, limits)
-    fleet = Fleet(store, data, mortal.server.url, limits)
-    yield fleet
-    fleet.close()
-
-
 def steps_on_disk(fleet: Fleet, ref: AttemptRef) -> int:
-    return (fleet.data.job(ref.job_id).attempt(ref.attempt) / "events.jsonl").read_text().count('"metric"')
+    return (fleet.data.job(ref.job_id).attempt(ref.attempt) / "events.rank-0.jsonl").read_text().count('"metric"')
 
 
 def test_an_outage_shorter_than_the_lease_costs_nothing(outage: Fleet, mortal: MortalBroker) -> None:

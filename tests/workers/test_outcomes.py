@@ -34,8 +34,12 @@ def test_two_ranks_succeed(fleet: Fleet) -> None:
     artifacts = {artifact.name: artifact for artifact in fleet.store.artifacts.list(ref.job_id)}
     assert artifacts["model.bin"].sha256 == hashlib.sha256(b"weights").hexdigest()
     assert (artifacts["checkpoints/step_1"].bytes, artifacts["checkpoints/step_1"].sha256) == (2, "")
-    recorded = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert {"metric", "log", "artifact", "progress", "span"} <= {event["type"] for event in recorded}
+    own, ranks = (
+        {json.loads(line)["type"] for name in names for line in (folder / name).read_text().splitlines()}
+        for names in (["events.jsonl"], ["events.rank-0.jsonl", "events.rank-1.jsonl"])
+    )
+    assert {"log", "artifact"} <= own
+    assert ranks == {"metric", "progress", "span", "artifact"}
     assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)
 
 

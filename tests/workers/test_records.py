@@ -15,7 +15,7 @@ from service.jobs.layout import JobPaths
 from service.jobs.processes import Process
 from service.jobs.records import AttemptRef
 from service.jobs.roster import Roster
-from workers.artifacts import FOLDER, Unusable, describe
+from workers.artifacts import FOLDER, Unusable, publish
 from workers.logs import RankLog
 
 REF = AttemptRef("job_1", 1, "alpha")
@@ -30,11 +30,13 @@ def paths(tmp_path: Path) -> JobPaths:
 
 def test_files_are_hashed_and_folders_measured(paths: JobPaths) -> None:
     (paths.artifacts / "a.bin").write_bytes(b"x" * 100_000)
-    file = describe(paths, "a.bin", "application/x")
+    file = publish(paths, "a.bin", "application/x")
     assert (file.bytes, file.sha256) == (100_000, hashlib.sha256(b"x" * 100_000).hexdigest())
+    (paths.artifacts / "a.bin").write_bytes(b"y")
+    assert (paths.published / file.sha256).read_bytes() == b"x" * 100_000
     (paths.checkpoints / "step_1" / "deep").mkdir(parents=True)
     (paths.checkpoints / "step_1" / "deep" / "w").write_bytes(b"123")
-    folder = describe(paths, "checkpoints/step_1", "application/x")
+    folder = publish(paths, "checkpoints/step_1", "application/x")
     assert (folder.bytes, folder.sha256, folder.media_type) == (3, "", FOLDER)
 
 
@@ -43,7 +45,7 @@ def test_what_is_missing_or_elsewhere_is_no_artifact(paths: JobPaths, name: str)
     (paths.root.parent / "outside").write_text("secret")
     (paths.artifacts / "link").symlink_to("/etc/passwd")
     with pytest.raises(Unusable):
-        describe(paths, name, "text/plain")
+        publish(paths, name, "text/plain")
 
 
 def test_a_roster_entry_lasts_as_long_as_its_block(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_a_log_file_has_a_largest_size(tmp_path: Path) -> None:
     log = RankLog(tmp_path / "rank-0.log", file_bytes=100)
     for _ in range(50):
         log.add("x" * 9)
-    log.close()
+    log.file.write()
     lines = (tmp_path / "rank-0.log").read_text().splitlines()
     assert lines == ["x" * 9] * 10 + ["[the log reached its largest size and ends here]"]
 

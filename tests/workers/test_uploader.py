@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from worker_fleet import Fleet
 from service.jobs.records import AttemptRef
 from service.jobs.store import Attempts, StoreUnavailable
 from workers import wire
+from workers.logs import GrowingFile
 from workers.uploader import Uploader
 
 
@@ -27,11 +29,24 @@ def ref(fleet: Fleet) -> AttemptRef:
 def upload(
     fleet: Fleet, ref: AttemptRef, record: Path, lines: int, *, capacity: int = 50_000, attempts: Attempts | None = None
 ) -> list[str]:
-    """Send log lines before the sending starts; what was said about losing the attempt."""
+    """Send log lines before the sending starts; what was said about losing the attempt, or about the disk."""
     said: list[str] = []
 
+    async def on_disk(act: Callable[[], None]) -> None:
+        try:
+            act()
+        except OSError as error:
+            said.append(str(error.strerror))
+
     async def work() -> None:
-        uploader = Uploader(attempts or fleet.store.attempts, ref, record, lambda: said.append("lost"), capacity)
+        uploader = Uploader(
+            attempts or fleet.store.attempts,
+            ref,
+            GrowingFile(record),
+            lambda: said.append("lost"),
+            disk=on_disk,
+            capacity=capacity,
+        )
         for number in range(lines):
             uploader.put(wire.log_event(f"line {number}"))
         for done in (1, 2, 3):
@@ -63,8 +78,8 @@ def test_what_does_not_fit_is_on_record_and_counted(fleet: Fleet, ref: AttemptRe
     assert "line 29" in (tmp_path / "events.jsonl").read_text()
 
 
-def test_a_full_disk_ends_the_record_but_not_the_relay(fleet: Fleet, ref: AttemptRef) -> None:
-    assert upload(fleet, ref, Path("/dev/full"), 500) == []
+def test_a_full_disk_is_told_once_and_ends_the_record_but_not_the_relay(fleet: Fleet, ref: AttemptRef) -> None:
+    assert upload(fleet, ref, Path("/dev/full"), 500) == ["No space left on device"]
     assert len(fleet.events(ref, "log")) == 500
 
 

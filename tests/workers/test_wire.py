@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.events import EVENT_TYPES
+from service.jobs.events import EVENT_TYPES, MalformedEvent, parse_event
 from workers.lines import Line, LineSplitter
 from workers.logs import Allowance, printable
-from workers.wire import Done, Greeting, Malformed, parse_event, parse_greeting
+from workers.wire import Done, Greeting, Terminated, parse_greeting, parse_last_word
 
 
 def split(chunks: list[bytes], bound: int) -> list[Line]:
@@ -58,36 +58,53 @@ def test_allowance_refills_with_time_and_never_beyond_its_burst() -> None:
     assert [allowance.take(100) for _ in range(4)] == [True, True, True, False]
 
 
-@pytest.mark.parametrize("channel", ["events", "stdout", "stderr"])
+@pytest.mark.parametrize("channel", ["control", "stdout", "stderr"])
 def test_greeting(channel: Any) -> None:
     text = json.dumps({"rank": 3, "channel": channel, "secret": "s"}).encode()
     assert parse_greeting(text) == Greeting(3, channel, "s")
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b'{"rank": -1, "channel": "events"}', b'{"rank": 0, "channel": "spam"}'])
+@pytest.mark.parametrize("text", [b"", b"{}", b'{"rank": -1, "channel": "control"}', b'{"rank": 0, "channel": "spam"}'])
 def test_bad_greetings(text: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedEvent):
         parse_greeting(text)
 
 
 def test_an_event_bears_the_rank_of_its_connection() -> None:
-    event = parse_event(Line(b'{"type": "metric", "step": 1, "values": {}, "rank": 9, "time": 5}'), rank=2)
+    event = parse_event(b'{"type": "metric", "step": 1, "values": {}, "rank": 9, "time": 5}', rank=2)
     assert event == {"type": "metric", "step": 1, "values": {}, "rank": 2, "time": 5.0}
-    assert parse_event(Line(b'{"type": "done"}'), rank=0) == Done()
+
+
+def test_last_words() -> None:
+    assert parse_last_word(Line(b'{"type": "done"}'), rank=0) == Done()
+    assert parse_last_word(Line(b'{"type": "terminated", "time": 4.5}'), rank=0) == Terminated(4.5)
+    error = b'{"type": "error", "error": "E", "message": "m", "traceback": "", "rank": 9, "time": 1}'
+    word = parse_last_word(Line(error), rank=2)
+    assert isinstance(word, dict)
+    assert (word["error"], word["rank"]) == ("E", 2)
+    for text in (b"", b"{}", b'{"type": "metric", "step": 1, "values": {}}', b'{"type": ["done"]}'):
+        with pytest.raises(MalformedEvent):
+            parse_last_word(Line(text), rank=0)
 
 
 @given(st.binary(max_size=300))
 def test_no_bytes_do_more_than_be_refused(text: bytes) -> None:
     try:
-        event = parse_event(Line(text), rank=0)
-    except Malformed:
+        event = parse_event(text, rank=0)
+    except MalformedEvent:
         return
-    assert event == Done() or event["rank"] == 0
+    assert event["rank"] == 0
+
+
+@pytest.mark.parametrize("values", [b'{"loss": "low"}', b'{"loss": [1]}', b'{"loss": {}}'])
+def test_the_values_of_a_metric_are_numbers(values: bytes) -> None:
+    with pytest.raises(MalformedEvent, match="are numbers"):
+        parse_event(b'{"type": "metric", "step": 1, "values": ' + values + b"}", rank=0)
 
 
 def test_a_refusal_shows_only_the_beginning() -> None:
-    with pytest.raises(Malformed) as refusal:
-        parse_event(Line(b"x" * 100_000), rank=0)
+    with pytest.raises(MalformedEvent) as refusal:
+        parse_event(b"x" * 100_000, rank=0)
     assert len(str(refusal.value)) < 1000
 
 
@@ -103,11 +120,11 @@ def test_an_event_that_lacks_a_field_is_refused_by_name(kind: str, data: st.Data
         "error": {"error": "E", "message": "m", "traceback": "t"},
     }
     fields = whole[kind]
-    assert parse_event(Line(json.dumps({"type": kind, **fields}).encode()), 0)
+    assert parse_event(json.dumps({"type": kind, **fields}).encode(), 0)
     missing = data.draw(st.sampled_from(sorted(fields)))
     rest = {name: value for name, value in fields.items() if name != missing}
-    with pytest.raises(Malformed, match=f"'{missing}'"):
-        parse_event(Line(json.dumps({"type": kind, **rest}).encode()), 0)
+    with pytest.raises(MalformedEvent, match=f"'{missing}'"):
+        parse_event(json.dumps({"type": kind, **rest}).encode(), 0)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +136,8 @@ def test_an_event_that_lacks_a_field_is_refused_by_name(kind: str, data: st.Data
     ],
 )
 def test_a_field_of_another_type_is_refused_by_name(event: dict[str, Any], field: str) -> None:
-    with pytest.raises(Malformed, match=field):
-        parse_event(Line(json.dumps(event).encode()), 0)
+    with pytest.raises(MalformedEvent, match=field):
+        parse_event(json.dumps(event).encode(), 0)
 
 
 def test_every_type_of_event_can_be_sent_but_state() -> None:
@@ -131,11 +148,10 @@ def test_every_type_of_event_can_be_sent_but_state() -> None:
         "unit": "", "error": "", "message": "", "traceback": "",
     }  # fmt: skip
     for kind in EVENT_TYPES:
-        line = Line(json.dumps({"type": kind, **given}).encode())
+        line = json.dumps({"type": kind, **given}).encode()
         if kind == "state":
-            with pytest.raises(Malformed):
+            with pytest.raises(MalformedEvent):
                 parse_event(line, 0)
         else:
             event = parse_event(line, 3)
-            assert not isinstance(event, Done)
             assert (event["type"], event["rank"]) == (kind, 3)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import redis as redis_py
 
+from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Job
 from service.jobs.roster import Roster
@@ -170,6 +172,44 @@ def limits() -> StoreLimits:
 @pytest.fixture
 def fleet(broker: str, redis: redis_py.Redis, data: DataLayout, limits: StoreLimits) -> Iterator[Fleet]:
     fleet = Fleet(Store.connect(broker, data, limits), data, broker, limits)
+    yield fleet
+    fleet.close()
+
+
+class MortalBroker:
+    """A broker of this test's own, at the same address after every start."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.server = EmbeddedBroker.start(folder)
+
+    def down(self) -> None:
+        self.server.stop()
+
+    def up(self) -> None:
+        self.server = EmbeddedBroker.start(self._folder)
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """It takes connections meanwhile, and answers none."""
+        self.server.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.server.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalBroker]:
+    broker = MortalBroker(tmp_path_factory.mktemp("mortal"))
+    yield broker
+    broker.down()
+
+
+@pytest.fixture
+def outage(mortal: MortalBroker, data: DataLayout, limits: StoreLimits) -> Iterator[Fleet]:
+    store = Store.connect(mortal.server.url, data, limits)
+    fleet = Fleet(store, data, mortal.server.url, limits)
     yield fleet
     fleet.close()
 

@@ -1,6 +1,7 @@
-"""What a job published: a manifest in Redis, the bytes in the job's artifact folder.
+"""What a job published: a manifest in Redis, the bytes in the job's folder.
 
-A file is reached through the manifest only, and never through a symbolic link or outside the folder.
+A file is reached through the manifest only, and never through a symbolic link or outside the folder. What the manifest
+says of it is true at every moment: its bytes are those with the hash, although its job may be writing it anew.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from service.jobs.layout import DataLayout
+from service.jobs.layout import DataLayout, JobPaths
 from service.jobs.records import Artifact, NotFound
 from service.jobs.store.client import Client
 from service.jobs.store.keyspace import JOB_ARTIFACTS
@@ -18,6 +19,8 @@ from service.jobs.store.keyspace import JOB_ARTIFACTS
 FOLDER = "inode/directory"
 """Media type of folders (checkpoints, exported models): they have a size, but no hash."""
 _LONGEST_NAME = 512
+_TRIES = 3
+"""An entry may be replaced, and its content deleted, between the look at the manifest and that at the file."""
 
 
 def checked_name(name: str) -> str:
@@ -44,16 +47,27 @@ class Artifacts:
     def get(self, job_id: str, name: str) -> tuple[Artifact, Path]:
         """An artifact and its file, or its folder where the media type is :data:`FOLDER`. Folders may also lie beside
         the artifacts, as checkpoints do. Raises :class:`NotFound`, also for names that lead elsewhere."""
-        text, paths = self.client.call("HGET", JOB_ARTIFACTS(job_id), name), self.data.job(job_id)
-        if text is None:
-            raise NotFound(f"job {job_id} has no artifact {name!r}")
-        artifact = Artifact.model_validate_json(text)
-        homes = (paths.artifacts, paths.root) if artifact.media_type == FOLDER else (paths.artifacts,)
-        wanted = stat.S_ISDIR if artifact.media_type == FOLDER else stat.S_ISREG
-        path = next((found for home in homes if (found := _below(home, name, wanted))), None)
-        if path is None:
-            raise NotFound(f"job {job_id} has no artifact {name!r} any more")
-        return artifact, path
+        paths = self.data.job(job_id)
+        for _ in range(_TRIES):
+            text = self.client.call("HGET", JOB_ARTIFACTS(job_id), name)
+            if text is None:
+                raise NotFound(f"job {job_id} has no artifact {name!r}")
+            artifact = Artifact.model_validate_json(text)
+            if (path := _content(paths, artifact)) is not None:
+                return artifact, path
+        raise NotFound(f"job {job_id} has no artifact {name!r} any more")
+
+
+def _content(paths: JobPaths, artifact: Artifact) -> Path | None:
+    """Where the bytes are. A file that was entered without a copy of its own is where its job wrote it."""
+    if artifact.media_type == FOLDER:
+        return next((found for home in (paths.artifacts, paths.root) if (found := _folder(home, artifact.name))), None)
+    own = _below(paths.published, artifact.sha256, stat.S_ISREG) if artifact.sha256 else None
+    return own or _below(paths.artifacts, artifact.name, stat.S_ISREG)
+
+
+def _folder(home: Path, name: str) -> Path | None:
+    return _below(home, name, stat.S_ISDIR)
 
 
 def _below(folder: Path, name: str, wanted: Callable[[int], bool]) -> Path | None:

@@ -1,0 +1,52 @@
+"""Disks that fill up: one way to recognise it, and to say it."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+DISK_FULL = "DiskFull"
+"""The type of a job's error that means: there was no room for what had to be written."""
+
+_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_WORDS = ("no space left on device", "disk quota exceeded")
+_NOTHING = 1 << 16
+_TORCH = "PytorchStreamWriter failed"
+"""What torch says of any failed write, without its reason."""
+
+
+def full_disk(error: BaseException, folder: Path) -> str | None:
+    """A message with path and free bytes when a full disk is what ``error``, or what caused it, is about; else None.
+
+    ``folder`` is where the failed program writes, for errors that do not name a file.
+    """
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        if _is_full(cause, folder):
+            named = isinstance(cause, OSError) and isinstance(cause.filename, str)
+            path = Path(cause.filename) if named else folder  # type: ignore[attr-defined]
+            return f"no space left on the disk of {path}: {_free(path)} bytes are free"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _is_full(error: BaseException, folder: Path) -> bool:
+    if isinstance(error, OSError) and error.errno in _NUMBERS:
+        return True
+    text = str(error)
+    if any(words in text.lower() for words in _WORDS):
+        return True
+    return _TORCH in text and _free(folder) < _NOTHING
+
+
+def _free(path: Path) -> int:
+    """Bytes for this user on the disk of ``path``, or of the closest folder above it that exists; 0 if unknown."""
+    for place in (path, *path.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            continue
+    return 0

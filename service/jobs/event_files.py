@@ -1,0 +1,165 @@
+"""The record of an attempt on disk: what its ranks and supervisors reported, an append-only file each.
+
+A rank writes its own, so nothing that happens to its supervisor, the broker or the network loses an event. The
+supervisor relays the file into the job's stream; the API reads the files, and the stream for what they lack.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Collection, Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any
+
+from service.jobs.events import Event, MalformedEvent, parse_event
+
+LONGEST_EVENT = 4 << 20
+"""Bytes of one event; a bounds row with a counterexample of some 100,000 numbers fits."""
+_READ = 1 << 20
+_BUFFERED = 1 << 16
+_FLUSH_S = 0.1
+_RANK = re.compile(r"events\.rank-(\d+)\.jsonl")
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """The events of a rank in the folder of its attempt."""
+    return folder / f"events.rank-{rank}.jsonl"
+
+
+def host_file(folder: Path, host: str, *, leads: bool) -> Path:
+    """What the supervisor of a host reported itself. The leading host's has the plain name; appends of several hosts
+    to one file could interleave.
+    """
+    return folder / ("events.jsonl" if leads else f"events.{host}.jsonl")
+
+
+class EventWriter:
+    """Appends lines to a file from any thread. A line that counts is in the file when :meth:`append` returns; others
+    follow within a tenth of a second. Raises :class:`OSError` where the file cannot be written, at the latest in the
+    call after that.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._buffer = bytearray()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._error: OSError | None = None
+        threading.Thread(target=self._flush_soon, name="trivet-events", daemon=True).start()
+
+    def append(self, line: bytes, *, counts: bool) -> None:
+        with self._lock:
+            self._raise()
+            self._buffer += line
+            if counts or len(self._buffer) > _BUFFERED:
+                self._write()
+        self._raise()
+        self._wake.set()
+
+    def flush(self) -> None:
+        with self._lock:
+            self._write()
+        self._raise()
+
+    def _flush_soon(self) -> None:
+        while True:
+            self._wake.wait()
+            time.sleep(_FLUSH_S)
+            self._wake.clear()
+            with self._lock:
+                self._write()
+
+    def _write(self) -> None:
+        """Write what is buffered; after an error nothing is written any more, lest a torn line be continued."""
+        try:
+            while self._buffer and self._error is None:
+                del self._buffer[: os.write(self._file, self._buffer)]
+        except OSError as error:
+            error.filename = str(self._path)
+            self._error = error
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class EventReader:
+    """Follows a rank's file while it grows."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._path, self.rank = path, rank
+        self._file: IO[bytes] | None = None
+        self._held = b""
+
+    def read(self) -> list[bytes]:
+        """Whole lines that were appended since the last call, some of them; none when there are none. It may block as
+        long as the disk does.
+        """
+        if self._file is None:
+            self._file = _opened(self._path)
+        if self._file is None:
+            return []
+        while chunk := self._file.read(_READ):
+            *lines, self._held = (self._held + chunk).split(b"\n")
+            if lines:
+                return lines
+            if len(self._held) > LONGEST_EVENT:
+                self._held = self._held[:LONGEST_EVENT]  # far more than any event: its rest makes it malformed
+        return []
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def attempt_folders(attempts: Path) -> dict[int, Path]:
+    """By number, those of which there is any."""
+    if not attempts.is_dir():
+        return {}
+    found = {int(path.name): path for path in attempts.iterdir() if path.name.isdecimal()}
+    return dict(sorted(found.items()))
+
+
+def recorded(folder: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
+    """The events of an attempt of these types, ordered by time as far as each of its files is."""
+    yield from heapq.merge(
+        *(_events(path, types) for path in sorted(folder.glob("events*.jsonl"))), key=itemgetter("time")
+    )
+
+
+def _events(path: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Of one file; lines that are no events, which a rank may well write, are left out."""
+    match = _RANK.fullmatch(path.name)
+    rank = int(match[1]) if match else None
+    marks = [f'"{name}"'.encode() for name in types]  # parsing takes longer than looking
+    file = _opened(path)
+    if file is None:
+        return
+    with file:
+        for line in file:
+            if line.endswith(b"\n") and any(mark in line for mark in marks):
+                try:
+                    event: Event = parse_event(line, rank)
+                except MalformedEvent:
+                    continue
+                if event["type"] in types:
+                    yield dict(event)
+
+
+def _opened(path: Path) -> IO[bytes] | None:
+    """A regular file, opened: a rank could put a link or a pipe in its place. None where there is none."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        return None
+    return os.fdopen(number, "rb")

@@ -1,0 +1,180 @@
+"""No two attempts of a job at once: a group whose lease was not renewed ends, whoever of its processes does not run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from worker_fleet import Fleet, MortalBroker, all_gone, eventually, family, processes_of
+
+from service.jobs.layout import DataLayout
+from service.jobs.records import AttemptRef
+from workers import keeper
+from workers.control import STOP, lease_until
+from workers.uptime import uptime
+
+LOYAL = "from workers.parentage import die_with_parent; die_with_parent(); import time; time.sleep(3600)"
+DAEMON = "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '3600']); time.sleep(3600)"
+
+
+def kept(program: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A keeper with a Python program behind it, and the pipe through which it is told how long that may run."""
+    reader, writer = os.pipe()
+    command = [sys.executable, "-I", "-S", keeper.__file__, str(reader), sys.executable, "-c", program]
+    process = subprocess.Popen(command, pass_fds=(reader,))
+    os.close(reader)
+    eventually(lambda: psutil.Process(process.pid).children())
+    return process, writer
+
+
+def test_a_keeper_ends_everything_when_its_time_has_come() -> None:
+    process, writer = kept(DAEMON)
+    eventually(lambda: len(psutil.Process(process.pid).children(recursive=True)) == 2)
+    below = psutil.Process(process.pid).children(recursive=True)
+    os.write(writer, b"%f\n" % (uptime() + 3600))
+    time.sleep(0.2)
+    assert process.poll() is None
+    os.write(writer, b"%f\n%f\n" % (uptime() + 3600, uptime() + 0.5))
+    assert process.wait(60) == 128 + signal.SIGKILL
+    assert all_gone(below)
+    os.close(writer)
+
+
+def test_a_keeper_that_is_stopped_dies_when_its_time_has_come_and_its_group_with_it() -> None:
+    process, writer = kept(LOYAL)
+    below = psutil.Process(process.pid).children(recursive=True)
+    os.write(writer, b"%f\n" % (uptime() + 1.0))
+    time.sleep(0.2)
+    process.send_signal(signal.SIGSTOP)
+    assert process.wait(60) == -signal.SIGKILL
+    eventually(lambda: all_gone(below))
+    os.close(writer)
+
+
+@pytest.fixture
+def rank() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    """A process with the control thread of a rank, and its supervisor's end of the connection."""
+    ours, theirs = socket.socketpair()
+    program = f"""
+import socket, time
+from workers.control import Control
+control = Control(socket.socket(fileno={theirs.fileno()}), lambda: None)
+print("ready", flush=True)
+control.stop.wait()
+print("stopping", flush=True)
+time.sleep(3600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    yield process, ours
+    process.kill()
+    process.wait()
+    ours.close()
+    theirs.close()
+
+
+def test_a_rank_kills_itself_when_its_lease_ends(rank: tuple[subprocess.Popen[bytes], socket.socket]) -> None:
+    process, supervisor = rank
+    supervisor.sendall(lease_until(uptime() + 3600) + lease_until(uptime() + 1.0))
+    assert process.wait(60) == -signal.SIGKILL
+
+
+def test_a_rank_that_could_not_run_looks_for_a_longer_lease_first(
+    rank: tuple[subprocess.Popen[bytes], socket.socket],
+) -> None:
+    process, supervisor = rank
+    supervisor.sendall(lease_until(uptime() + 5.0))
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(6.0)
+    supervisor.sendall(lease_until(uptime() + 3600) + STOP)
+    process.send_signal(signal.SIGCONT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"stopping\n"
+    assert process.poll() is None
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("stopped", [1, 2], ids=["supervisor", "supervisor and keeper"])
+def test_ranks_are_gone_before_their_attempt_is_given_away_although_nobody_else_runs(
+    fleet: Fleet, stopped: int
+) -> None:
+    ref = fleet.submit("endless", ranks=2)
+    supervisor = fleet.supervise(ref)
+    eventually(lambda: fleet.printed(ref, "working"))
+    chain = [psutil.Process(supervisor.pid), family(supervisor)[0]]
+    try:
+        for process in chain[:stopped]:
+            process.send_signal(signal.SIGSTOP)
+        eventually(fleet.store.attempts.reap)
+        assert [each for each in processes_of(ref) if "rank" in " ".join(each.cmdline())] == []
+    finally:
+        for process in chain:
+            process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.distributed
+def test_a_supervisor_that_comes_back_after_its_lease_reports_a_loss_and_no_failure(fleet: Fleet) -> None:
+    """The kernel ended the group meanwhile, which is not the job's fault."""
+    ref = fleet.submit("endless")
+    supervisor = fleet.supervise(ref)
+    eventually(lambda: fleet.printed(ref, "working"))
+    supervisor.send_signal(signal.SIGSTOP)
+    eventually(lambda: not processes_of(ref))
+    supervisor.send_signal(signal.SIGCONT)
+    assert supervisor.wait(60) == 0
+    job = fleet.job(ref)
+    assert (job.state, job.attempt) == ("queued", 1)
+    assert "lease" in (job.reason or "")
+
+
+def freeze(data: DataLayout, ref: AttemptRef) -> str:
+    """Make whoever writes the output of rank 0 to the job's folder hang, until somebody reads what is in its place."""
+    log = data.job(ref.job_id).attempt(1) / "rank-0.log"
+    log.parent.mkdir(parents=True)
+    os.mkfifo(log)
+    return str(log)
+
+
+def thaw(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+
+@pytest.mark.distributed
+def test_a_job_whose_folder_hangs_keeps_its_lease_and_goes_on_afterwards(fleet: Fleet) -> None:
+    ref = fleet.submit("counting")
+    log = freeze(fleet.data, ref)
+    supervisor = fleet.supervise(ref)
+    record = fleet.data.job(ref.job_id).attempt(1) / "events.rank-0.jsonl"
+    eventually(record.exists)
+    until = time.monotonic() + 2 * fleet.limits.lease_s
+    while time.monotonic() < until:
+        assert fleet.store.attempts.reap() == []
+        time.sleep(0.2)
+    reader = thaw(log)
+    job = fleet.ended(ref)
+    assert (job.state, job.attempt) == ("succeeded", 1)
+    assert [event["step"] for event in fleet.events(ref, "metric")] == list(range(1, 401))
+    assert supervisor.wait(30) == 0
+    os.close(reader)
+
+
+@pytest.mark.distributed
+def test_a_group_is_fenced_although_its_folder_and_the_broker_hang(outage: Fleet, mortal: MortalBroker) -> None:
+    ref = outage.submit("endless")
+    log = freeze(outage.data, ref)
+    supervisor = outage.supervise(ref)
+    eventually(lambda: processes_of(ref))
+    ours = family(supervisor)
+    with mortal.hanging():
+        eventually(lambda: all_gone(ours))
+        assert supervisor.poll() is None
+    os.close(thaw(log))
+    supervisor.kill()

@@ -1,0 +1,75 @@
+"""The manifest tells the truth about the bytes, at every moment."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from worker_fleet import Fleet, eventually
+
+from service.jobs.layout import JobPaths
+from service.jobs.records import Artifact, AttemptRef
+from workers import artifacts
+from workers.artifacts import clear_unpublished, publish
+
+
+def looked_at(fleet: Fleet, ref: AttemptRef) -> str:
+    """The hash in the manifest, which is that of the bytes, however often they are written meanwhile."""
+    artifact, path = fleet.store.artifacts.get(ref.job_id, "report.bin")
+    content = path.read_bytes()
+    assert (len(content), hashlib.sha256(content).hexdigest()) == (artifact.bytes, artifact.sha256)
+    return artifact.sha256
+
+
+@pytest.mark.distributed
+def test_manifest_and_bytes_agree_while_a_job_writes_is_cancelled_and_runs_again(fleet: Fleet) -> None:
+    ref = fleet.submit("publishing")
+    fleet.supervise(ref)
+    eventually(lambda: fleet.store.artifacts.list(ref.job_id))
+    seen = set()
+    eventually(lambda: seen.add(looked_at(fleet, ref)) or len(seen) >= 5)
+    fleet.store.jobs.cancel(ref.job_id)
+    assert fleet.ended(ref).state == "cancelled"
+    before = looked_at(fleet, ref)
+    fleet.store.jobs.retry(ref.job_id)
+    fleet.beat()
+    assert eventually(fleet.store.attempts.place) == [ref.job_id]
+    again = AttemptRef(ref.job_id, 2, ref.host)
+    fleet.supervise(again)
+    eventually(lambda: looked_at(fleet, again) != before)
+    eventually(lambda: seen.add(looked_at(fleet, again)) or len(seen) >= 10)
+    fleet.store.jobs.cancel(ref.job_id)
+    assert fleet.ended(again).state == "cancelled"
+    looked_at(fleet, again)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> JobPaths:
+    paths = JobPaths(tmp_path / "job")
+    paths.artifacts.mkdir(parents=True)
+    return paths
+
+
+def test_a_large_file_is_published_without_a_copy_and_survives_its_replacement(
+    paths: JobPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "_COPIED", 10)
+    path = paths.artifacts / "model.safetensors"
+    path.write_bytes(b"w" * 100)
+    artifact = publish(paths, "model.safetensors", "x/y")
+    content = paths.published / artifact.sha256
+    assert content.samefile(path)
+    path.with_suffix(".new").write_bytes(b"v" * 100)
+    path.with_suffix(".new").replace(path)
+    assert content.read_bytes() == b"w" * 100
+
+
+def test_content_that_nothing_refers_to_is_deleted(paths: JobPaths) -> None:
+    entries: list[Artifact] = []
+    for content in (b"one", b"two"):
+        (paths.artifacts / "a").write_bytes(content)
+        entries.append(publish(paths, "a", "x/y"))
+    (paths.published / ".draft-of-a-killed-supervisor").write_bytes(b"")
+    clear_unpublished(paths, entries[1:])
+    assert [path.name for path in paths.published.iterdir()] == [entries[1].sha256]

@@ -1,0 +1,76 @@
+"""Reads what the ranks of a group have on record, while they write it, and gives it on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from service.jobs.event_files import EventReader, rank_file
+from service.jobs.events import Event, MalformedEvent, parse_event
+from workers import wire
+from workers.relay import Relay
+from workers.uploader import Disk, Uploader
+
+_INTERVAL_S = 0.1
+
+
+class Collector:
+    """Follows the event file of every rank that greeted. ``take`` gets the events of each in order; while the uploader
+    has no room they wait in their files. ``recover`` is called once before the first metric, or at the end.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        relay: Relay,
+        uploader: Uploader,
+        *,
+        take: Callable[[Event], None],
+        recover: Callable[[Event | None], Awaitable[None]],
+        disk: Disk,
+    ) -> None:
+        self._folder, self._relay, self._uploader, self._disk = folder, relay, uploader, disk
+        self._take, self._recover = take, recover
+        self._readers: dict[int, EventReader] = {}
+        self._turn = asyncio.Lock()
+        self._has_recovered = False
+
+    async def run(self) -> None:
+        """Follow the files until cancelled."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            await self._collect()
+
+    async def finish(self) -> None:
+        """Take all that is left; the ranks have ended."""
+        await self._collect()
+        if not self._has_recovered:
+            await self._recover(None)
+        for reader in self._readers.values():
+            reader.close()
+
+    async def _collect(self) -> None:
+        async with self._turn:
+            for rank in sorted(self._relay.ranks):
+                reader = self._readers.setdefault(rank, EventReader(rank_file(self._folder, rank), rank))
+                while lines := await self._read(reader):
+                    await self._give_on(lines, rank)
+
+    async def _read(self, reader: EventReader) -> list[bytes]:
+        found: list[bytes] = []
+        await self._disk(lambda: found.extend(reader.read()))
+        return found
+
+    async def _give_on(self, lines: list[bytes], rank: int) -> None:
+        for line in lines:
+            await self._uploader.room()
+            try:
+                event = parse_event(line, rank)
+            except MalformedEvent as error:
+                self._uploader.put(wire.log_event(str(error), rank=rank))
+                continue
+            if event["type"] == "metric" and not self._has_recovered:
+                self._has_recovered = True
+                await self._recover(event)
+            self._take(event)
