@@ -17,9 +17,10 @@ from typing import Any, Literal, cast
 
 import orjson
 
-from service.jobs.disk import full_disk
+from service.jobs.atomic import write_atomically
+from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.event_files import host_file
-from service.jobs.events import ArtifactEvent, ErrorEvent, Event
+from service.jobs.events import ArtifactEvent, Event
 from service.jobs.layout import DataLayout
 from service.jobs.records import Artifact, Claim, JobError, Outcome, Superseded, UnknownSpec
 from service.jobs.runtime import GATE_ARTIFACTS
@@ -37,6 +38,7 @@ from workers.outage import insist
 from workers.policy import compile_cache, gate_artifacts
 from workers.recovery import recover
 from workers.relay import Relay
+from workers.stacks import innermost_frame, stacks_file
 from workers.uploader import Uploader
 from workers.uptime import uptime
 from workers.verdict import Cause, Evidence, judge, traceback_name
@@ -47,6 +49,10 @@ _TORCHRUN_ENDS_S = 3.0
 """After a rank failed: time for torchrun to see it, end the others with SIGTERM and report their exit codes."""
 _TORCHRUN_REPORTS_S = 10.0
 """After all ranks were killed."""
+_START_S = 600.0
+"""For the first rank to be heard of."""
+_STACKS_S = 1.0
+_STALL_LOOK_S = 1.0
 _FLUSH_S = 0.25
 
 logger = logging.getLogger(__name__)
@@ -57,22 +63,36 @@ Ending = Cause | Literal["lost"]
 async def supervise(order: Order, group: Group, program: Sequence[str]) -> None:
     """Claim the ordered part, run it, report how it ended. Returns quietly when the part is not to be had."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
-    supervisor = f"{order.host}:{os.getpid()}:{uuid.uuid4().hex}"
     sent_at = uptime()
+    claim = await _claim(store, order)
+    if claim is not None:
+        # A claim that got through late was granted after some failed tries, the last no longer ago than the lease.
+        sent_at = max(sent_at, uptime() - claim.lease_s / 2)
+        await PartRun(store, claim, order, group, program, sent_at=sent_at).run()
+
+
+async def give_back(order: Order, error: OSError) -> None:
+    """Claim the ordered part only to say why this host cannot even enter it among those that it supervises."""
+    store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
+    if await _claim(store, order) is not None:
+        full = full_disk(error, Path(order.data))
+        said = JobError(type=DISK_FULL if full else type(error).__name__, message=full or str(error))
+        await insist(_REPORT_WITHIN_S, store.attempts.finish, order.ref, Outcome(status="lost", error=said))
+    store.close()
+
+
+async def _claim(store: Store, order: Order) -> Claim | None:
+    supervisor = f"{order.host}:{os.getpid()}:{uuid.uuid4().hex}"
     try:
-        claim = await insist(_CLAIM_WITHIN_S, store.attempts.claim, order.ref, supervisor)
+        return await insist(_CLAIM_WITHIN_S, store.attempts.claim, order.ref, supervisor)
     except Superseded as refusal:
         logger.info("not claimed: %s", refusal)
-        return
     except StoreUnavailable as outage:
         logger.warning("%s was not claimed: %s", order.ref, outage)
-        return
     except UnknownSpec as refusal:
         failed = Outcome(status="failed", error=JobError(type="UnknownSpec", message=str(refusal)))
         await insist(_REPORT_WITHIN_S, store.attempts.finish, order.ref, failed)
-        return
-    # A claim that got through late was granted after some failed tries: the last one cannot be older than the lease.
-    await PartRun(store, claim, order, group, program, sent_at=max(sent_at, uptime() - claim.lease_s / 2)).run()
+    return None
 
 
 class PartRun:
@@ -91,6 +111,7 @@ class PartRun:
         self._urgent = asyncio.Event()
         self._lost = False
         self._fault = ""
+        self._hanging: dict[int, str] = {}
         self._ended_here = False
         self._oom_kills = oom_kills()
         self._leads = claim.shares[0].host == claim.ref.host
@@ -117,6 +138,7 @@ class PartRun:
         uploads = self._start(self._uploader.run())
         work = (
             self._limit_time(),
+            self._limit_silence(),
             self._launch(),
             self._watch(exited),
             self._keep_files_fresh(),
@@ -189,6 +211,8 @@ class PartRun:
         """Write the spec, agree on a meeting point, start torchrun."""
         manifest = await insist(_CLAIM_WITHIN_S, self._store.artifacts.list, self._claim.ref.job_id)
         await self._on_disk(lambda: self._prepare(manifest))
+        if self._ending.done():
+            return
         try:
             meeting = await rendezvous.agree(self._claim, self._folder, self._group.folder, self._order.address)
         except TimeoutError:
@@ -228,13 +252,38 @@ class PartRun:
             clear_unpublished(self._paths, manifest)
         # A broker that lost its last writes gives an attempt's number a second time.
         (self._folder / "result.json").unlink(missing_ok=True)
-        write_whole(self._folder / "spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
+        write_atomically(self._folder / "spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
 
     async def _limit_time(self) -> None:
         limit = self._claim.spec.timeout_s
         if limit is not None:
             await asyncio.sleep(limit)
             self._end("timeout")
+
+    async def _limit_silence(self) -> None:
+        """End the attempt when its ranks hang, having asked where. They get longer to come up, if need be."""
+        stall_s = self._claim.spec.stall_s
+        while stall_s is not None:
+            limit = stall_s if self._relay.ranks else max(stall_s, _START_S)
+            quiet = time.monotonic() - self._relay.heard_at
+            if quiet >= limit:
+                self._hanging = await self._where_ranks_are()
+                self._end("stalled")
+                return
+            await asyncio.sleep(min(limit - quiet, _STALL_LOOK_S))
+
+    async def _where_ranks_are(self) -> dict[int, str]:
+        """The innermost frame of each rank; the whole stacks are published beside tracebacks."""
+        self._relay.ask_for_stacks()
+        await asyncio.sleep(_STACKS_S)
+        found: dict[int, str] = {}
+        for rank in self._relay.running:
+            stacks: list[str] = []
+            await self._on_disk(lambda rank=rank, stacks=stacks: stacks.append(_stacks(self._folder, rank)))  # type: ignore[misc]
+            if stacks and stacks[0]:
+                await self._publish_traceback(rank, stacks[0])
+            found[rank] = innermost_frame(stacks[0] if stacks else "")
+        return found
 
     async def _watch(self, exited: asyncio.Task[int]) -> None:
         await asyncio.wait({exited})
@@ -270,8 +319,8 @@ class PartRun:
         await self._on_disk(lambda: self._group.keep_output(self._folder / f"launcher.{self._order.host}.log"))
         if not self._lost:
             for event in self._relay.errors:
-                if event["traceback"]:
-                    await self._publish_traceback(event)
+                if event["traceback"] and event["rank"] is not None:
+                    await self._publish_traceback(event["rank"], event["traceback"])
             await self._collector.finish()
             await self._publisher.drain()
         await self._write_files()
@@ -307,6 +356,8 @@ class PartRun:
                 leads=leads,
                 result=result[0] if result else None,
                 timeout_s=self._claim.spec.timeout_s,
+                stall_s=self._claim.spec.stall_s,
+                hanging=self._hanging,
                 fault=self._fault,
                 attempt=self._claim.ref.attempt,
             )
@@ -333,24 +384,28 @@ class PartRun:
             await self._uploader.room()
             self._uploader.relay(cast(Event, event))
 
-    async def _publish_traceback(self, error: ErrorEvent) -> None:
-        assert error["rank"] is not None
-        name = traceback_name(self._claim.ref.attempt, error["rank"])
-        await self._on_disk(lambda: write_whole(self._paths.artifacts / name, error["traceback"].encode()))
+    async def _publish_traceback(self, rank: int, text: str) -> None:
+        name = traceback_name(self._claim.ref.attempt, rank)
+        path = self._paths.artifacts / name
+
+        def write() -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text.encode())
+
+        await self._on_disk(write)
         self._publisher.publish(
-            ArtifactEvent(type="artifact", time=time.time(), rank=error["rank"], name=name, media_type="text/plain")
+            ArtifactEvent(type="artifact", time=time.time(), rank=rank, name=name, media_type="text/plain")
         )
 
     def _say(self, line: str) -> None:
         self._uploader.put(wire.log_event(line))
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is never seen half-written; the hosts of a gang may write the same one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    draft.write_bytes(content)
-    draft.replace(path)
+def _stacks(folder: Path, rank: int) -> str:
+    """What a rank wrote when it was asked for its stacks; empty when it could not."""
+    with contextlib.suppress(FileNotFoundError):
+        return stacks_file(folder, rank).read_text(errors="replace")
+    return ""
 
 
 def _read_json(path: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -63,6 +64,7 @@ class Collector:
         return found
 
     async def _give_on(self, lines: list[bytes], rank: int) -> None:
+        self._relay.heard_at = time.monotonic()
         for line in lines:
             await self._uploader.room()
             try:

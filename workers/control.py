@@ -53,9 +53,10 @@ class Control:
             selector.register(self._connection, selectors.EVENT_READ, self._hear)
             selector.register(self._signals, selectors.EVENT_READ, self._be_signalled)
             while True:
-                # The lease may have been extended while this thread could not run, so what has come is read first.
                 wait = None if math.isinf(self._until) else max(0.0, self._until - uptime())
-                ready = selector.select(wait)
+                # The lease may have been extended while this process could not run, and Python does not look again
+                # when a wait that was interrupted is over: what has come is read first.
+                ready = selector.select(wait) or selector.select(0)
                 for key, _ in ready:
                     if not key.data():
                         selector.unregister(key.fileobj)

@@ -27,6 +27,7 @@ from service.jobs.reporting import Channel, RankReporter, connect
 from service.jobs.runtime import GATE_ARTIFACTS, RefusedError, RunContext
 from workers.control import Control
 from workers.parentage import die_with_parent
+from workers.stacks import write_on_request
 
 Runner = Callable[[Any, RunContext], Mapping[str, Any] | None]
 """``run(spec, context)`` of a job kind; what rank 0 returns becomes the job's result. It must hold ``completed``, a
@@ -60,6 +61,7 @@ def main(find_runner: Callable[[str], Runner] = installed_runner) -> int:
     connection = connect(address, rank, "control", secret)
     paths, attempt = layout.job(os.environ["TRIVET_JOB"]), int(os.environ["TRIVET_ATTEMPT"])
     report = RankReporter(connection, rank, paths, attempt)
+    write_on_request(paths.attempt(attempt), rank)
     control = Control(connection, lambda: _be_terminated(report))
     try:
         _run(_context(layout, report, control.stop.is_set), find_runner, started)

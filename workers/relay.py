@@ -20,6 +20,7 @@ from workers.admission import Admission
 from workers.control import STOP, lease_until
 from workers.lines import Line, LineSplitter
 from workers.logs import LONGEST_LINE, GrowingFile, RankLog, printable
+from workers.stacks import REQUEST
 
 _CHUNK = 1 << 16
 _GREETING_WITHIN_S = 10.0
@@ -75,6 +76,8 @@ class Relay:
     _stopping: bool = False
     _killed: bool = False
     _until: float | None = None
+    heard_at: float = field(default_factory=time.monotonic)
+    """When anything was last heard of any rank; on the monotonic clock."""
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._accept, self.address, backlog=1024)
@@ -108,6 +111,18 @@ class Relay:
         for rank in running:
             rank.ask(STOP)
         return bool(running)
+
+    @property
+    def running(self) -> list[int]:
+        """Ranks that have greeted and not ended."""
+        return sorted(rank.number for rank in self.ranks.values() if rank.process is not None)
+
+    def ask_for_stacks(self) -> None:
+        """Have the ranks write where they are (:mod:`workers.stacks`)."""
+        for rank in self.ranks.values():
+            if rank.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(rank.process, REQUEST)
 
     def kill(self) -> None:
         """SIGKILL the ranks, so that torchrun reports at once instead of waiting for them."""
@@ -230,9 +245,11 @@ class Relay:
         self.alarm()
 
     async def _read_text(self, reader: asyncio.StreamReader, rank: int, stream: Literal["stdout", "stderr"]) -> None:
+        self.heard_at = time.monotonic()
         log = self._logs.setdefault(rank, RankLog(self.logs / f"rank-{rank}.log"))
         splitter = LineSplitter(LONGEST_LINE)
         while chunk := await reader.read(_CHUNK):
+            self.heard_at = time.monotonic()
             for line in splitter.feed(chunk):
                 self._print(log, line, rank, stream)
             while log.file.pending > _MOST_PENDING:  # a disk that hangs: the rank waits for it, too

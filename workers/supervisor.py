@@ -7,6 +7,7 @@ keeper and launcher before that, so one that waits for its order is a warm spare
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -33,7 +34,7 @@ def main(program: Sequence[str] = RANK_PROGRAM) -> int:
         from service.jobs.layout import DataLayout  # noqa: PLC0415
         from service.jobs.roster import Roster  # noqa: PLC0415
         from service.jobs.text import log_to_stderr  # noqa: PLC0415
-        from workers.attempt import supervise  # noqa: PLC0415
+        from workers.attempt import give_back, supervise  # noqa: PLC0415
         from workers.orders import Order  # noqa: PLC0415
 
         line = sys.stdin.readline()
@@ -42,7 +43,12 @@ def main(program: Sequence[str] = RANK_PROGRAM) -> int:
         order = Order.from_line(line)
         log_to_stderr("info", f"%(asctime)s {order.ref} %(levelname)s %(message)s")
         roster = Roster(DataLayout(Path(order.data)).host(order.host))
-        with roster.entered(order.ref, group.keeper_pid, group.folder) as entered:
+        with contextlib.ExitStack() as stack:
+            try:
+                entered = stack.enter_context(roster.entered(order.ref, group.keeper_pid, group.folder))
+            except OSError as error:
+                asyncio.run(give_back(order, error))
+                return 0
             if entered:
                 asyncio.run(supervise(order, group, program))
     finally:

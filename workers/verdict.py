@@ -12,10 +12,21 @@ from service.jobs.disk import DISK_FULL
 from service.jobs.events import ErrorEvent
 from service.jobs.records import JobError, Outcome
 
-Cause = Literal["exited", "rank_failed", "stop", "timeout", "interrupted", "terminated", "fenced", "disk_full", "fault"]
-"""What made the group end: of itself; a rank; a request; the time limit; the end of the service on this host, which is
-not the job's; another signal to the supervisor; its lease; a disk without room for the attempt's record; an error of
-the supervisor's own."""
+Cause = Literal[
+    "exited",
+    "rank_failed",
+    "stop",
+    "timeout",
+    "stalled",
+    "interrupted",
+    "terminated",
+    "fenced",
+    "disk_full",
+    "fault",
+]
+"""What made the group end: of itself; a rank; a request; the time limit; ranks that hang; the end of the service on
+this host, which is not the job's; another signal to the supervisor; its lease; a disk without room for the attempt's
+record; an error of the supervisor's own."""
 
 _LONGEST_MESSAGE = 4000
 _HOSTS_FAULTS = {
@@ -40,7 +51,8 @@ class Evidence:
 
     cause: Cause
     launcher_code: int | None
-    """As a shell would have it: 128 + n for signal n. None when torchrun was ended from here."""
+    """As a shell would have it: 128 + n for signal n. Negative when a signal ended what keeps torchrun, None when
+    torchrun was ended from here."""
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     """By rank, as torchrun reported them: those other than 0, negative for signals. None when it did not get to it."""
     errors: Sequence[ErrorEvent] = ()
@@ -62,6 +74,9 @@ class Evidence:
     result: Mapping[str, Any] | None = None
     """What rank 0 left: its kind's result, and ``completed`` beside it."""
     timeout_s: float | None = None
+    stall_s: float | None = None
+    hanging: Mapping[int, str] = field(default_factory=dict)
+    """Where each rank is that has been silent for so long."""
     fault: str = ""
     """The supervisor's own error, when that is the cause."""
     attempt: int = 1
@@ -82,17 +97,30 @@ def judge(evidence: Evidence) -> Outcome:
 
 def _from_outside(evidence: Evidence) -> Outcome | None:
     match evidence.cause:
+        case "exited" | "rank_failed":
+            return None
         case "stop":
             return Outcome("stopped")
         case "interrupted":
             return Outcome("interrupted", error=JobError(type="Interrupted", message="the service on its host stopped"))
-        case "timeout":
-            return _failed("TimeoutExceeded", f"the attempt ran longer than timeout_s = {evidence.timeout_s or 0:g}")
-        case "disk_full":
-            return _failed(DISK_FULL, evidence.fault)
-        case "exited" | "rank_failed":
-            return None
-    return _lost(*{**_HOSTS_FAULTS, "fault": ("SupervisorFault", evidence.fault)}[evidence.cause])
+        case "terminated" | "fenced" as cause:
+            return _lost(*_HOSTS_FAULTS[cause])
+        case "fault":
+            return _lost("SupervisorFault", evidence.fault)
+    return _over_a_limit(evidence)
+
+
+def _over_a_limit(evidence: Evidence) -> Outcome:
+    if evidence.cause == "timeout":
+        return _failed("TimeoutExceeded", f"the attempt ran longer than timeout_s = {evidence.timeout_s or 0:g}")
+    if evidence.cause == "disk_full":
+        return _failed(DISK_FULL, evidence.fault)
+    places = [f"rank {rank} is at {place}" for rank, place in sorted(evidence.hanging.items())]
+    limit = evidence.stall_s or 0
+    said = f"no rank reported or printed anything for stall_s = {limit:g} s: {'; '.join(places) or 'none is there'}"
+    first = min(evidence.hanging, default=None)
+    trace = None if first is None else traceback_name(evidence.attempt, first)
+    return _failed("Stalled", said, first if len(places) == 1 else None, trace)
 
 
 def traceback_name(attempt: int, rank: int) -> str:
@@ -101,6 +129,9 @@ def traceback_name(attempt: int, rank: int) -> str:
 
 
 def _failure(evidence: Evidence) -> Outcome | None:
+    if evidence.launcher_code is not None and evidence.launcher_code < 0:
+        name = _signal_name(-evidence.launcher_code)
+        return _lost("KeeperEnded", f"the process that keeps the group together was ended by {name}")
     if (number := _lost_its_launcher(evidence)) is not None:
         return _failed("LaunchFailed", f"torchrun was ended by {_signal_name(number)}{_quote(evidence.launcher_tail)}")
     cause = _killed(evidence) or _first_by_time(evidence) or _never_there(evidence)
@@ -115,12 +146,12 @@ def _failure(evidence: Evidence) -> Outcome | None:
 
 
 def _lost_its_launcher(evidence: Evidence) -> int | None:
-    """The signal that ended torchrun, or what keeps it, if one did: it takes the ranks along without their codes."""
+    """The signal that ended torchrun, if one did: it takes the ranks along without their codes."""
     code = evidence.launcher_code
-    if code is None or 0 <= code <= 128 or evidence.exit_codes or evidence.terminated:
+    if code is None or code <= 128 or evidence.exit_codes or evidence.terminated:
         return None
     raised = any(not _says_that_a_peer_is_gone(error) for error in evidence.errors)
-    return None if raised else abs(code) % 128
+    return None if raised else code - 128
 
 
 def _killed(evidence: Evidence) -> Death | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -96,6 +96,16 @@ def holders(path: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and any(file.path == str(path.resolve()) for file in process.open_files()):
+                found.append(process)
+    return found
+
+
+def born_with(variables: Mapping[str, str]) -> list[psutil.Process]:
+    """Return the live processes that were started with these environment variables, whoever is their parent by now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and variables.items() <= process.environ().items():
                 found.append(process)
     return found
 

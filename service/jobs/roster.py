@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from service.jobs.atomic import set_aside, write_atomically
-from service.jobs.processes import Process, end_tree
+from service.jobs.processes import Process, born_with, end_tree
 from service.jobs.records import AttemptRef
 
 logger = logging.getLogger(__name__)
@@ -22,7 +24,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A supervised attempt. It counts as live until the keeper, which ends last, has ended too."""
+    """A supervised attempt. It counts as live until the keeper, which ends last, has ended too, and nothing that one of
+    its ranks started is left: where both were killed, a compiler may live on.
+    """
 
     name: str
     """``job:attempt``"""
@@ -33,6 +37,15 @@ class Entry:
     @property
     def alive(self) -> bool:
         return self.supervisor.alive or self.keeper.alive
+
+    def end_orphans(self) -> bool:
+        """Kill what is left of the attempt's group without a supervisor and a keeper; whether there was anything."""
+        job, _, attempt = self.name.partition(":")
+        orphans = born_with({"TRIVET_JOB": job, "TRIVET_ATTEMPT": attempt})
+        for process in orphans:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return bool(orphans)
 
 
 class Roster:
@@ -65,7 +78,7 @@ class Roster:
         """Names of the attempts that still have processes; what dead supervisors left behind is cleared away."""
         names = []
         for path, entry in self._entries():
-            if entry.alive:
+            if entry.alive or entry.end_orphans():
                 names.append(entry.name)
             else:
                 shutil.rmtree(entry.scratch, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -219,6 +220,25 @@ def publishing(context: RunContext) -> None:
         time.sleep(0.01)
 
 
+def deadlocked(context: RunContext) -> None:
+    """Reports a step, then waits for what does not come: rank 1 for a lock, its peers for rank 1."""
+    context.report.metric(1, {"loss": 1.0})
+    meet_then(lambda _: wait_for_a_lock(), context)
+
+
+def wait_for_a_lock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def writing(context: RunContext) -> None:
+    """Fills its folder, in which there is little room."""
+    (context.paths.artifacts / "big.bin").symlink_to("/dev/full")
+    with (context.paths.artifacts / "big.bin").open("wb") as file:
+        file.write(b"x" * 100_000)
+
+
 def stubborn(context: RunContext) -> None:
     """Never obeys."""
     print("working", flush=True)
@@ -247,7 +267,7 @@ BEHAVIOURS: Mapping[str, Callable[[RunContext], Any]] = {
     function.__name__: function
     for function in (
         succeed, nothing, environment, exchange, look_around, raising, refusing, killed, waiting, vanishing, leaving,
-        endless, counting, publishing, until_told, stubborn, malformed, flood,
+        endless, counting, publishing, deadlocked, writing, until_told, stubborn, malformed, flood,
     )
 }  # fmt: skip
 

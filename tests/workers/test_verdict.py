@@ -105,11 +105,24 @@ def test_a_launcher_that_fails_alone_is_quoted() -> None:
     assert outcome.error.message.endswith("RendezvousTimeoutError")
 
 
-@pytest.mark.parametrize("code", [128 + signal.SIGKILL, -signal.SIGKILL])
-def test_a_launcher_that_was_killed_is_the_cause_of_its_ranks_end(code: int) -> None:
+def test_a_launcher_that_was_killed_is_the_cause_of_its_ranks_end() -> None:
     seen: dict[str, Any] = {"silent": {0: 1.0, 1: 1.0}, "errors": [raised(1, "RuntimeError", message=GONE)]}
-    assert blame(launcher_code=code, **seen) == ("LaunchFailed", None)
+    assert blame(launcher_code=128 + signal.SIGKILL, **seen) == ("LaunchFailed", None)
     assert blame(launcher_code=None, **seen) == ("RankDied", 0)
+
+
+def test_a_keeper_that_was_killed_is_no_fault_of_the_job() -> None:
+    outcome = judge(Evidence("exited", -signal.SIGKILL, silent={0: 1.0}))
+    assert (outcome.status, outcome.error and outcome.error.type) == ("lost", "KeeperEnded")
+
+
+def test_ranks_that_hang_are_named_with_the_place() -> None:
+    both = judge(Evidence("stalled", None, stall_s=60.0, hanging={1: "recv (socket.py:1)", 0: "load (data.py:7)"}))
+    assert both.error is not None
+    assert (both.error.type, both.error.rank) == ("Stalled", None)
+    assert "stall_s = 60 s: rank 0 is at load (data.py:7); rank 1 is at recv (socket.py:1)" in both.error.message
+    assert both.error.traceback_artifact == "errors/attempt-1-rank-0.txt"
+    assert blame(cause="stalled", stall_s=1.0, hanging={2: "x"}) == ("Stalled", 2)
 
 
 def test_success_takes_a_result_of_all_the_work_and_every_ranks_word() -> None:
@@ -156,7 +169,7 @@ moments = st.floats(0, 1e9)
     st.builds(
         Evidence,
         st.just("rank_failed"),
-        st.none() | st.integers(-64, 255),
+        st.none() | st.integers(0, 255),
         exit_codes=codes,
         errors=st.lists(st.builds(raised, st.integers(0, 3), time=moments), max_size=3),
         silent=st.dictionaries(st.integers(0, 3), moments),

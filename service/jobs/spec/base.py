@@ -42,6 +42,11 @@ class CommonSpec(Strict):
     priority: int = Field(0, ge=-100, le=100, description="higher runs first; age decides between equals")
     retries: int = Field(0, ge=0, le=100, description="attempts after the first one")
     timeout_s: float | None = Field(None, gt=0, description="limit on the running time of one attempt, in seconds")
+    stall_s: float | None = Field(
+        3600.0,
+        gt=0,
+        description="an attempt fails when its ranks report and print nothing for so many seconds; null for no limit",
+    )
     after: list[JobId] = Field(default_factory=list, max_length=64, description="jobs that must succeed first")
     parallel: ParallelSpec = ParallelSpec()
     max_hosts: int = Field(1, ge=1, le=1024, description="how many hosts the ranks may be spread over")

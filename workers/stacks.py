@@ -1,0 +1,33 @@
+"""Where a rank is that does not come on: its Python stacks, which it writes on request, whatever it is doing."""
+
+from __future__ import annotations
+
+import faulthandler
+import re
+import signal
+from pathlib import Path
+
+REQUEST = signal.SIGUSR1
+"""The signal on which a rank writes its stacks. The interpreter answers in C, so also from within a call that hangs."""
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x", re.MULTILINE)
+_FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
+
+
+def stacks_file(folder: Path, rank: int) -> Path:
+    """Where a rank writes them in the folder of its attempt."""
+    return folder / f"stacks.rank-{rank}.txt"
+
+
+def write_on_request(folder: Path, rank: int) -> None:
+    """To be called once in a rank: from then on :data:`REQUEST` makes it write its stacks."""
+    file = stacks_file(folder, rank).open("w")
+    faulthandler.register(REQUEST, file=file, all_threads=True)
+
+
+def innermost_frame(stacks: str) -> str:
+    """The line at which the main thread is, for people; ``stacks`` may be empty."""
+    threads = _THREAD.split(stacks)
+    frame = _FRAME.search(threads[-1]) if len(threads) > 1 else None  # the main thread is the oldest, and comes last
+    if frame is None:
+        return "an unknown place: it did not answer, as a process that is stopped or waits for a disk"
+    return f"{frame['function']} ({Path(frame['file']).name}:{frame['line']})"
