@@ -41,7 +41,7 @@ from workers.relay import Relay
 from workers.stacks import innermost_frame, stacks_file
 from workers.uploader import Uploader
 from workers.uptime import uptime
-from workers.verdict import Cause, Evidence, judge, traceback_name
+from workers.verdict import Cause, Evidence, judge, may_be_aftermath, traceback_name
 
 _CLAIM_WITHIN_S = 30.0
 _REPORT_WITHIN_S = 600.0
@@ -49,6 +49,7 @@ _TORCHRUN_ENDS_S = 3.0
 """After a rank failed: time for torchrun to see it, end the others with SIGTERM and report their exit codes."""
 _TORCHRUN_REPORTS_S = 10.0
 """After all ranks were killed."""
+_OTHERS_WITHIN_S = 10.0
 _START_S = 600.0
 """For the first rank to be heard of."""
 _STACKS_S = 1.0
@@ -326,7 +327,10 @@ class PartRun:
         await self._write_files()
         self._uploader.close()
         await asyncio.wait({uploads})
-        outcome = await self._judge(ending, launcher_code)
+        evidence = await self._seen(ending, launcher_code)
+        outcome = judge(evidence)
+        if outcome.status == "failed" and len(self._claim.shares) > 1 and may_be_aftermath(evidence):
+            await self._let_others_speak_first()
         if self._lost and outcome.status != "succeeded":
             return
         try:
@@ -334,33 +338,42 @@ class PartRun:
         except Superseded as refusal:
             logger.info("the end was not taken: %s", refusal)
 
-    async def _judge(self, ending: Ending, launcher_code: int) -> Outcome:
+    async def _let_others_speak_first(self) -> None:
+        """The first fault that is reported is the attempt's. The host of the rank that failed first may need a moment
+        longer than the others to see it; once it has reported, a renewal says ``stop``.
+        """
+        deadline = uptime() + _OTHERS_WITHIN_S
+        with contextlib.suppress(StoreUnavailable):
+            while uptime() < deadline and not self._lost:
+                if await asyncio.to_thread(self._store.attempts.renew, self._claim.ref) != "run":
+                    return
+                await asyncio.sleep(_FLUSH_S)
+
+    async def _seen(self, ending: Ending, launcher_code: int) -> Evidence:
         relay = self._relay
         leads = 0 in relay.ranks
         result: list[Any] = []
         if leads:
             await self._on_disk(lambda: result.append(_read_json(self._folder / "result.json")))
-        return judge(
-            Evidence(
-                cause="exited" if ending == "lost" else ending,
-                launcher_code=None if self._ended_here else launcher_code,
-                exit_codes=self._group.exit_codes(),
-                errors=relay.errors,
-                terminated=relay.terminated,
-                silent=relay.silent,
-                ranks=len(self._claim.share.devices),
-                done=sum(rank.done for rank in relay.ranks.values()),
-                oom_kills=oom_kills() - self._oom_kills,
-                tails=relay.tails,
-                launcher_tail=self._group.last_output(),
-                leads=leads,
-                result=result[0] if result else None,
-                timeout_s=self._claim.spec.timeout_s,
-                stall_s=self._claim.spec.stall_s,
-                hanging=self._hanging,
-                fault=self._fault,
-                attempt=self._claim.ref.attempt,
-            )
+        return Evidence(
+            cause="exited" if ending == "lost" else ending,
+            launcher_code=None if self._ended_here else launcher_code,
+            exit_codes=self._group.exit_codes(),
+            errors=relay.errors,
+            terminated=relay.terminated,
+            silent=relay.silent,
+            ranks=len(self._claim.share.devices),
+            done=sum(rank.done for rank in relay.ranks.values()),
+            oom_kills=oom_kills() - self._oom_kills,
+            tails=relay.tails,
+            launcher_tail=self._group.last_output(),
+            leads=leads,
+            result=result[0] if result else None,
+            timeout_s=self._claim.spec.timeout_s,
+            stall_s=self._claim.spec.stall_s,
+            hanging=self._hanging,
+            fault=self._fault,
+            attempt=self._claim.ref.attempt,
         )
 
     def _take(self, event: Event) -> None:

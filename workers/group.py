@@ -70,14 +70,16 @@ class LaunchOrder:
 
 
 class Group:
-    """Starts at once, without work; :meth:`launch` gives it some. No process of it outlives this object's process,
-    which adopts what its keeper would leave behind if that was killed.
+    """Starts at once, without work; :meth:`launch` gives it some. No process of it outlives this object's process.
+    With ``adopting``, for a process that has no other children, nothing outlives the keeper either if that is killed.
 
     ``folder`` is private and short-lived: the event socket, torchrun's own files, the launcher's output.
     """
 
-    def __init__(self, environment: Mapping[str, str], *, own_namespaces: bool = True) -> None:
-        keeper.become_subreaper()
+    def __init__(self, environment: Mapping[str, str], *, own_namespaces: bool = True, adopting: bool = False) -> None:
+        self._adopting = adopting
+        if adopting:
+            keeper.become_subreaper()
         self.folder = _scratch_folder()
         self._output = self.folder / "launcher.log"
         life, self._life = os.pipe()
@@ -147,8 +149,13 @@ class Group:
             loop.remove_reader(handle)
             os.close(handle)
         code = self._keeper.wait()
-        await asyncio.to_thread(keeper.end_descendants)  # orphans of a keeper that was killed itself
+        await asyncio.to_thread(self._end_orphans)
         return code
+
+    def _end_orphans(self) -> None:
+        """What a keeper leaves behind that was killed itself."""
+        if self._adopting:
+            keeper.end_descendants()
 
     def exit_codes(self) -> dict[int, int]:
         """Exit codes of failed ranks (negative: the signal), as far as torchrun came to report them."""
@@ -175,7 +182,7 @@ class Group:
         except subprocess.TimeoutExpired:
             self._keeper.kill()
             self._keeper.wait()
-        keeper.end_descendants()
+        self._end_orphans()
         if self._keeper.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._keeper.stdin.close()

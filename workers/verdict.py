@@ -95,6 +95,15 @@ def judge(evidence: Evidence) -> Outcome:
     return _from_outside(evidence) or _failure(evidence) or _shortfall(evidence) or _success(evidence)
 
 
+def may_be_aftermath(evidence: Evidence) -> bool:
+    """Whether what failed here may have failed in the wake of a rank on another host of the gang: nothing ended a rank
+    here but an exception that says a peer is gone, or SIGTERM, with which torchrun ends the rest of a gang.
+    """
+    if evidence.cause not in ("exited", "rank_failed") or _killed(evidence) is not None:
+        return False
+    return all(_says_that_a_peer_is_gone(error) for error in evidence.errors)
+
+
 def _from_outside(evidence: Evidence) -> Outcome | None:
     match evidence.cause:
         case "exited" | "rank_failed":

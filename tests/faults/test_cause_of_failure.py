@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -87,3 +88,21 @@ def test_a_killed_torchrun_is_the_cause_of_the_end_of_its_ranks(fleet: Fleet) ->
     error = failed(fleet, ref)
     assert (error.type, error.rank) == ("LaunchFailed", None)
     assert "torchrun was ended by SIGKILL" in error.message
+
+
+def test_the_host_of_the_rank_that_was_killed_is_waited_for_in_a_gang(fleet: Fleet) -> None:
+    fleet.slots = 1
+    fleet.beat("beta")
+    ref = fleet.submit("waiting", ranks=2, max_hosts=2)
+    started = [fleet.supervise(replace(ref, host=share.host)) for share in fleet.job(ref).placement]
+    eventually(lambda: sum("met the others" in event["line"] for event in fleet.events(ref, "log")) == 2)
+    killed, other = rank_process(ref, 1), rank_process(ref, 0)
+    owner = next(
+        each for each in (psutil.Process(one.pid) for one in started) if killed in each.children(recursive=True)
+    )
+    with stopped(owner):
+        killed.kill()
+        eventually(lambda: over(other))
+    error = failed(fleet, ref)
+    assert (error.type, error.rank) == ("RankDied", 1)
+    assert "was killed by SIGKILL" in error.message

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.jobs.events import ErrorEvent
-from workers.verdict import Evidence, judge
+from workers.verdict import Evidence, judge, may_be_aftermath
 
 WHOLE = {"completed": {"done": 3, "total": 3, "unit": "steps"}}
 GONE = "Connection closed by peer [127.0.0.1]:4711"
@@ -159,6 +159,15 @@ def test_reasons_from_outside_hide_what_the_ranks_did_on_the_way(cause: Any, sta
     assert (outcome.status, outcome.error.type, outcome.error.rank) == (status, error, None)
     assert judge(Evidence("stop", 1, errors=[raised(0)])).status == "stopped"
     assert judge(Evidence("interrupted", 1, errors=[raised(0)])).status == "interrupted"
+
+
+def test_what_may_have_come_from_another_host_of_a_gang() -> None:
+    echo = raised(0, "RuntimeError", message=GONE)
+    assert may_be_aftermath(Evidence("rank_failed", 1, errors=[echo]))
+    assert may_be_aftermath(Evidence("exited", 1, terminated={0: 1.0}))
+    assert not may_be_aftermath(Evidence("rank_failed", 1, errors=[echo, raised(1)]))
+    assert not may_be_aftermath(Evidence("rank_failed", 1, errors=[echo], silent={1: 1.0}, exit_codes={1: -9}))
+    assert not may_be_aftermath(Evidence("timeout", None, errors=[echo]))
 
 
 codes = st.dictionaries(st.integers(0, 3), st.integers(-64, 255).filter(bool), max_size=4)
