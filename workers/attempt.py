@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -59,6 +60,8 @@ _FLUSH_S = 0.25
 logger = logging.getLogger(__name__)
 
 Ending = Cause | Literal["lost"]
+_NOT_THE_RANKS = ("fenced", "lost", "interrupted", "terminated", "fault")
+"""What ends a group from outside, and takes nothing from work that is done."""
 
 
 async def supervise(order: Order, group: Group, program: Sequence[str]) -> None:
@@ -224,7 +227,7 @@ class PartRun:
         order, scratch = self._order, self._group.folder / "scratch"
         scratch.mkdir(mode=0o700)
         owner, digests = await insist(_REPORT_WITHIN_S, gate_artifacts, self._store, self._claim)
-        await self._on_disk(lambda: write_whole(self._folder / GATE_ARTIFACTS, orjson.dumps(digests)))
+        await self._on_disk(lambda: write_atomically(self._folder / GATE_ARTIFACTS, orjson.dumps(digests)))
         places = command.Places(
             data=self._layout.root,
             events=self._group.socket,
@@ -329,6 +332,9 @@ class PartRun:
         await asyncio.wait({uploads})
         evidence = await self._seen(ending, launcher_code)
         outcome = judge(evidence)
+        if ending in _NOT_THE_RANKS and launcher_code == 0:  # they were done before that could touch them
+            whole = judge(replace(evidence, cause="exited", launcher_code=0))
+            outcome = whole if whole.status == "succeeded" else outcome
         if outcome.status == "failed" and len(self._claim.shares) > 1 and may_be_aftermath(evidence):
             await self._let_others_speak_first()
         if self._lost and outcome.status != "succeeded":
@@ -356,7 +362,7 @@ class PartRun:
         if leads:
             await self._on_disk(lambda: result.append(_read_json(self._folder / "result.json")))
         return Evidence(
-            cause="exited" if ending == "lost" else ending,
+            cause="fenced" if ending == "lost" else ending,
             launcher_code=None if self._ended_here else launcher_code,
             exit_codes=self._group.exit_codes(),
             errors=relay.errors,

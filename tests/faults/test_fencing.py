@@ -135,6 +135,25 @@ def test_a_supervisor_that_comes_back_after_its_lease_reports_a_loss_and_no_fail
     assert "lease" in (job.reason or "")
 
 
+@pytest.mark.distributed
+def test_work_that_was_done_when_its_lease_ended_is_a_success(fleet: Fleet) -> None:
+    ref = fleet.submit("until_told")
+    supervisor = fleet.supervise(ref)
+    eventually(lambda: fleet.events(ref, "metric"))
+    group = family(supervisor)
+    supervisor.send_signal(signal.SIGSTOP)
+    (fleet.data.job(ref.job_id).root / "go").touch()
+    eventually(lambda: all_gone(group))
+    assert eventually(fleet.store.attempts.reap) == [ref.job_id]
+    supervisor.send_signal(signal.SIGCONT)
+    job = fleet.ended(ref)
+    assert (job.state, job.attempt) == ("succeeded", 1)
+    assert job.result is not None
+    steps = {event["step"] for event in fleet.events(ref, "metric")}
+    assert steps == set(range(1, job.result["steps"] + 1))
+    assert supervisor.wait(60) == 0
+
+
 def freeze(data: DataLayout, ref: AttemptRef) -> str:
     """Make whoever writes the output of rank 0 to the job's folder hang, until somebody reads what is in its place."""
     log = data.job(ref.job_id).attempt(1) / "rank-0.log"
