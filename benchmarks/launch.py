@@ -32,6 +32,7 @@ from typing import Any
 
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
+from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.spec import TrainSpec
 from service.jobs.store import Store
 
@@ -76,6 +77,7 @@ def through_torchrun(data: DataLayout, ranks: int, device: str, number: int) -> 
     folder.mkdir(parents=True)
     data.job(job_id).artifacts.mkdir()
     (folder / "spec.json").write_text(tiny_spec(ranks, device).model_dump_json(by_alias=True))
+    (folder / GATE_ARTIFACTS).write_text("{}")
     with tempfile.TemporaryDirectory() as scratch, socket.socket(socket.AF_UNIX) as listening:
         address = str(Path(scratch) / "events")
         listening.bind(address)
@@ -85,6 +87,7 @@ def through_torchrun(data: DataLayout, ranks: int, device: str, number: int) -> 
             "TRIVET_ATTEMPT": "1",
             "TRIVET_DATA": str(data.root),
             "TRIVET_EVENTS": address,
+            "TRIVET_EVENTS_SECRET": "",
             "TRIVET_DEVICE": device,
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks)),
         }

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from sockets import attack, listeners, payload
-from worker_fleet import SUPERVISOR, Fleet, eventually, family
+from worker_fleet import REAL_SUPERVISOR, SUPERVISOR, Fleet, eventually, family
 
 pytestmark = pytest.mark.distributed
 
 SLOW_S = 150.0
 READS_WITHIN_S = 8.0
 """Torch's own rendezvous reads its state every five seconds."""
-REAL = (sys.executable, "-m", "workers.supervisor")
 
 
-@pytest.mark.parametrize("command", [SUPERVISOR, REAL], ids=["objects", "training"])
+@pytest.mark.parametrize("command", [SUPERVISOR, REAL_SUPERVISOR], ids=["objects", "training"])
 def test_a_job_on_one_host_listens_on_loopback_only(fleet: Fleet, command: tuple[str, ...]) -> None:
     ref = fleet.submit("exchange", ranks=2, steps=100_000, data={"source": "digits"})
     supervisor = fleet.supervise(ref, command=command)

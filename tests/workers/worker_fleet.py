@@ -30,6 +30,7 @@ from workers.policy import JobPolicy
 SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")))
 REAL_SUPERVISOR = (sys.executable, "-m", "workers.supervisor")
 """Its ranks do what the job's kind says."""
+REAL_SUPERVISOR = (sys.executable, "-m", "workers.supervisor")
 HOST = "alpha"
 
 
