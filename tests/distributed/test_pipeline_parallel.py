@@ -173,7 +173,7 @@ def test_virtual_stages_changing_shapes_and_refusals(torchrun: Any) -> None:
     assert "first_loss" in second["schedules"]["interleaved mlp"]["found"]
     shape = "inputs[0] is float64[4, 6], and others under the key 'rows=3' are float64[3, 6]"
     assert first["refused"]["shape"].startswith(shape)
-    assert f"whether it can be run: {shape}" in second["refused"]["shape"]
+    assert second["refused"]["shape"].startswith(shape)
 
 
 def failing_rank() -> None:
