@@ -106,6 +106,7 @@ class _Look:
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
         run, cold_s = self._judged_run(subject)
         memory = peak(self.program.device)
+        self._settle(subject)
         timed = pace(subject, self.plan.agree)
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.settled, switches)
@@ -114,6 +115,14 @@ class _Look:
         return replace(
             self._compared(subject, run, evidence), cost=Cost(cold_s, warm_s, timed, memory, self.reference.peak, cache)
         )
+
+    def _settle(self, subject: Subject) -> None:
+        """The program's own compiled functions are compiled anew now that nobody watches it any more."""
+        others = self.case.rung.overwrites and self.watch is not None and self.watch.others_compile
+        if self.plan.agree(float(others)):
+            for _ in range(self.plan.warm_up):
+                subject.step()
+            self.records.excuse()
 
     def judged(self) -> Observation:
         """Without what it costs."""
@@ -153,9 +162,14 @@ class _Look:
         """
         seconds: list[float] = []
         compiled: list[bool] = []
-        transfers = self.replays.transfers if self.replays else None
-        parts = subject.parts.modules
-        with watching(subject.units, subject.trainable, subject.copied, parts, transfers) as watch:
+        with watching(
+            subject.units,
+            subject.trainable,
+            subject.copied,
+            subject.parts.modules,
+            transfers=self.replays.transfers if self.replays else None,
+            sees_reads=self.case.rung.overwrites,
+        ) as watch:
             self.watch = watch
             if self.replays:
                 self.replays.follow(watch)

@@ -31,6 +31,11 @@ class Recorder:
         recorded = self.captures.end_iteration()
         return self.recording.end_iteration() or recorded
 
+    def excuse(self) -> None:
+        """Leave out of account what was compiled or recorded since the last iteration was closed."""
+        self.recording.excuse()
+        self.captures.recorded[-1] = 0
+
     def evidence(self, warm_up: int, settled: int, switches: Iterable[str] = ()) -> Evidence:
         """From iteration ``warm_up`` on nothing should be compiled, from ``settled`` on no CUDA graph recorded."""
         graphs = self.captures.evidence(self.device, settled) if self.rung.cuda_graphs else None

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from service.compilation.internals.capture import graphs_captured
 from service.compilation.internals.cudagraphs import graph_results
 from service.compilation.internals.functions import EagerFunctions, FunctionCall
 from service.compilation.internals.marks import graphs_wait, heard_marks, in_backward
@@ -43,16 +44,20 @@ def watching(
     trainable: Mapping[str, Tensor],
     copied: Collection[str] = (),
     modules: Mapping[str, nn.Module] = MappingProxyType({}),
+    *,
     transfers: Transfers | None = None,
+    sees_reads: bool = True,
 ) -> Iterator[Watch]:
     """Watch the compiled ``units``, by name, of a program that trains ``trainable``.
 
     ``copied`` names the units whose results the boundary copies, ``modules`` the program's. ``transfers`` are those
-    of a rehearsal.
+    of a rehearsal. Whatever else the program has compiled is compiled anew when eager code is watched no longer: so
+    ``sees_reads`` is for where it matters which results that reads.
     """
     watch = Watch(trainable, frozenset(copied), Results(modules or units, trainable), transfers)
     with ExitStack() as stack:
-        stack.enter_context(watch.functions.active())
+        if sees_reads:
+            stack.enter_context(watch.functions.active())
         stack.enter_context(heard_marks(watch.marked))
         stack.callback(register_optimizer_step_pre_hook(watch.stepping).remove)
         for name, unit in units.items():
@@ -88,6 +93,7 @@ class Watch:
         self._transfers = transfers
         self._results = results
         self._calls = _Calls()
+        self._graphs = graphs_captured()
         self._backward = Origin("", Site("", 0, ""), 0)
         self._device: torch.device | None = None
         self._marks: list[Mark] = []
@@ -125,6 +131,7 @@ class Watch:
         return results
 
     def _run(self, origin: Origin, unit: nn.Module, run: Callable[[], Any]) -> Any:
+        captured = graphs_captured()
         try:
             with self.functions.suspended():
                 return run()
@@ -133,6 +140,14 @@ class Watch:
                 for part in unit.modules():
                     self._read(self._results.overwritten_in(vars(part)), origin.site)
             raise
+        finally:
+            if self._calls.depth == 1:
+                self._graphs += graphs_captured() - captured
+
+    @property
+    def others_compile(self) -> bool:
+        """Whether graphs were captured of other functions than the units."""
+        return graphs_captured() > self._graphs
 
     def entering(self, inputs: Sequence[tuple[Tensor, Site | None]]) -> None:
         """A rehearsed graph runs, with inputs that it reads first at these places."""
@@ -156,8 +171,8 @@ class Watch:
         found = self._results.overwritten_in((call.arguments, call.named))
         try:
             result = call.run() if self._transfers is None else self._transfers.run(call)
-        except RuntimeError as error:
-            if OVERWRITTEN in str(error):
+        except RuntimeError:  # as CUDA graphs raise while they are recorded
+            if found:
                 self._read(found, caller(outside=FOREIGN), (call.arguments, call.named))
             raise
         if read := [each for each in found if call.reads(each[0], result)]:
@@ -254,14 +269,17 @@ class _Calls(threading.local):
     """The calls of units that are under way in this thread."""
 
     current: _Call | None = None
+    depth = 0
 
     @contextmanager
     def under_way(self, origin: Origin, given: set[int]) -> Iterator[list[Tensor]]:
         outer, self.current = self.current, _Call(origin, given)
+        self.depth += 1
         try:
             yield self.current.made
         finally:
             self.current = outer
+            self.depth -= 1
 
 
 class _Gradients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from service.compilation.usage import StaleRead
 from service.parallel.boundary import Held, Origin, Site
 from service.parallel.boundary.calls import tensors_in
 from service.parallel.boundary.holders import holders_of
-from service.parallel.boundary.lifetimes import Output, Outputs, address_of, held_by_output, local
+from service.parallel.boundary.lifetimes import Output, Outputs, address_of, held_by_output, local, located
 
 LOOKED_AT = (2, 3)
 """Beginnings of replays at which the results of the last round are looked for; a look takes 0.1 s or more."""
@@ -39,6 +40,7 @@ class Results:
         self._rounds = [Outputs()]
         self._overwritten: dict[int, Output] = {}
         self._holders: dict[int, tuple[str, ...]] = {}
+        self._tensors: list[tuple[weakref.ref[Tensor], Output]] = []
         self._looks = Counter[tuple[str, Site, Site]]()
 
     def note(
@@ -70,15 +72,20 @@ class Results:
             [output for results in which for output in results.alive() if output.address not in gradients]
             for which in (old, [newest])
         )
-        for output, held in held_by_output(late, self._names):
+        for output, held in held_by_output(late, located(late), self._names):
             self.held.append(held)
             self.held_over[output.origin.module] += output.returned
         self._overwritten |= {output.address: output for output in newest.alive()}
         self._overwritten = {address: each for address, each in self._overwritten.items() if each.alive}
         if generation in LOOKED_AT:
-            found = held_by_output(recent, self._names)
-            self.overlapping.extend(held for _, held in found)
-            self._holders = {output.address: held.holders for output, held in found}
+            self._look(recent)
+
+    def _look(self, outputs: Sequence[Output]) -> None:
+        tensors = located(outputs)
+        found = held_by_output(outputs, tensors, self._names)
+        self.overlapping.extend(held for _, held in found)
+        self._holders = {output.address: held.holders for output, held in found}
+        self._tensors = [(weakref.ref(each), output) for output in outputs for each in tensors[output.address]]
 
     def overwritten_in(self, value: Any) -> list[tuple[Tensor, Output]]:
         """The tensors in ``value`` that are results which have been written over."""
@@ -94,9 +101,12 @@ class Results:
         if self._looks[line] <= LOOKS:
             found = holders_of({output.address: [tensor]}, self._names, ignored).get(output.address)
             if not found:  # the reader has made a view of it
-                found = next((held.holders for _, held in held_by_output([output], self._names, ignored)), ())
+                found = next((held.holders for _, held in self._held_now(output, ignored)), ())
             holders |= dict.fromkeys(found)
         self.reads.append(StaleRead(output.held([tensor], tuple(holders)), iteration, site))
+
+    def _held_now(self, output: Output, ignored: Sequence[Any]) -> list[tuple[Output, Held]]:
+        return held_by_output([output], located([output]), self._names, ignored)
 
     def _overwritten_at(self, tensor: Tensor) -> Output | None:
         try:
@@ -104,8 +114,8 @@ class Results:
         except NotImplementedError:
             return None
         except RuntimeError:  # CUDA graphs have taken its memory away, and say so
-            own = local(tensor)
-            return next((output for output in self._overwritten.values() if output.tensor() is own), None)
+            known = [*self._tensors, *((output.tensor, output) for output in self._overwritten.values())]
+            return next((output for reference, output in known if reference() is local(tensor)), None)
         output = self._overwritten.get(address)
         return None if output is None or address in self._gradients() else output
 

@@ -11,8 +11,12 @@ from programs import keeping, loops, storing
 from programs.registry import CLEAN, DEFECTS, Planted
 
 from service.compilation.ladder import Result
-from service.compilation.rungs import RUNGS
+from service.compilation.observation import Case
+from service.compilation.observe import observe, plan_for
+from service.compilation.reference import refer
+from service.compilation.rungs import RUNGS, Rung
 from service.compilation.usage import Lifetimes
+from service.jobs.spec.compile import Tolerance
 from service.parallel.boundary import Origin, Outputs, caller, holders
 
 CPU = torch.device("cpu")
@@ -58,17 +62,6 @@ def test_results_that_only_look_copied_are_found(ascend: Climb, name: str) -> No
     assert any(finding.verdict == "fail_parity" for finding in result.findings)
 
 
-READS = {
-    "reading_late": ("scorer.policy_hidden", "previous, a variable of reading_late"),
-    "summing_history": ("scorer.history[0]",),
-    "calling": ("scorer.policy_hidden",),
-    "through_a_closure": ("last[0], a variable that through_a_closure.<locals>.step closes over",),
-    "feeding_back": ("State.scores[0]", "x, a variable of feeding_back"),
-    "keeping_gradients": ("State.scores[0]",),
-}
-"""Of each loop in ``storing`` who holds what it reads too late."""
-
-
 @pytest.mark.parametrize("planted", storing.DEFECTS, ids=lambda planted: planted.name)
 def test_what_is_read_too_late_is_named_with_its_holder_and_the_line_that_reads_it(
     ascend: Climb, planted: Planted
@@ -77,7 +70,7 @@ def test_what_is_read_too_late_is_named_with_its_holder_and_the_line_that_reads_
     (message,) = [finding.message for finding in result.findings if finding.verdict == "fail_lifetime"]
     assert f"read at {storing.read_by(planted)}" in message
     assert ", called at " in message
-    assert all(holder in message for holder in READS[planted.name]), message
+    assert all(holder in message for holder in storing.HOLDERS[planted.name]), message
     assert ("may be held by" in message) == (" or by " in message)
     assert result.rehearsal is not None
     assert result.rehearsal.usage.reads[0].iteration == 1
@@ -93,6 +86,16 @@ def test_what_only_lives_until_the_next_result_is_not_blamed(ascend: Climb, name
 @pytest.mark.parametrize("planted", storing.INNOCENT, ids=lambda planted: f"{planted.name} {planted.make.__name__}")
 def test_what_is_stored_and_read_in_time_or_copied_raises_no_alarm(ascend: Climb, planted: Planted) -> None:
     assert [finding.verdict for finding in rehearsed(ascend, planted).findings] == ["not_applicable"]
+
+
+@pytest.mark.parametrize("rung", [RUNGS["aot_eager"], Rung("watched", "aot_eager", rehearses=True)])
+def test_what_the_program_has_compiled_itself_is_not_compiled_anew_for_having_been_watched(rung: Rung) -> None:
+    program = loops.LoopProgram(loops.compiling_its_own)
+    plan = plan_for(program, STEPS, Tolerance(), lambda seconds: seconds)
+    seen = observe(program, Case(rung, "train"), refer(program, "train", plan.iterations), plan)
+    assert seen.error == ""
+    assert seen.evidence.graphs >= 2
+    assert seen.evidence.late == ()
 
 
 def test_calls_from_another_thread_and_past_the_boundary_are_noted(ascend: Climb) -> None:

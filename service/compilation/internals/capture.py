@@ -28,25 +28,38 @@ def clear_records() -> None:
     utils.clear_compilation_metrics()
 
 
+def graphs_captured() -> int:
+    """Forward graphs since ``clear_records``."""
+    return int(utils.counters["stats"]["unique_graphs"])
+
+
 @dataclass
 class Recording:
-    """Reads Dynamo's records, iteration by iteration, since ``clear_records``."""
+    """Reads Dynamo's records, iteration by iteration, since ``clear_records``; not those that were excused."""
 
     marks: list[int] = field(default_factory=list)
+    excused: list[Any] = field(default_factory=list)
 
     def end_iteration(self) -> bool:
         """Close an iteration; true if anything was compiled in it."""
         before = self.marks[-1] if self.marks else 0
-        self.marks.append(len(_records()))
+        self.marks.append(len(self._records()))
         return self.marks[-1] > before
+
+    def excuse(self) -> None:
+        """Leave out of account what was compiled since the last iteration was closed."""
+        self.excused += self._records()[self.marks[-1] :]
+
+    def _records(self) -> list[Any]:
+        return [record for record in _records() if not any(record is each for each in self.excused)]
 
     def evidence(self, warm_up: int, switches: Iterable[str]) -> Evidence:
         """Everything seen; iterations from ``warm_up`` on that compiled something are late."""
-        records = _records()
+        records = self._records()
         forward = [record for record in records if record.is_forward is not False]
         failed = [record for record in forward if record.fail_type]
         return Evidence(
-            graphs=int(utils.counters["stats"]["unique_graphs"]),
+            graphs=graphs_captured(),
             backward_graphs=sum(record.is_forward is False for record in records),
             operations=int(utils.counters["stats"]["calls_captured"]),
             graph_breaks=_graph_breaks(),
@@ -59,7 +72,7 @@ class Recording:
         )
 
     def _recompiles(self, forward: list[Any]) -> Iterable[Recompile]:
-        positions = {id(record): index for index, record in enumerate(_records())}
+        positions = {id(record): index for index, record in enumerate(self._records())}
         for record in forward:
             if record.recompile_reason:
                 yield _recompile(record, self._iteration(positions[id(record)]))

@@ -76,6 +76,8 @@ class EagerFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if torch.compiler.is_compiling():  # a function that the program itself has compiled
+            return func(*args, **(kwargs or {}))
         return self.around(FunctionCall(func, args, kwargs or {}))
 
     @contextmanager

@@ -106,25 +106,30 @@ class Outputs:
 
 def held_of(outputs: Sequence[Output]) -> tuple[Held, ...]:
     """Who holds the outputs, where it is more than the CUDA graph that made them."""
-    return tuple(held for _, held in held_by_output(outputs))
+    alive = [output for output in outputs if output.alive]
+    return tuple(held for _, held in held_by_output(alive, located(alive)))
+
+
+def located(outputs: Sequence[Output]) -> dict[int, list[Tensor]]:
+    """All tensors in the memory of each output, by its address. Looks at every object of the process."""
+    known = [(output.address, output.tensor) for output in outputs]
+    return tensors_of({output.address for output in outputs}, known) if outputs else {}
 
 
 def held_by_output(
-    outputs: Sequence[Output], names: Mapping[int, str] = NO_NAMES, ignored: Sequence[Any] = ()
+    outputs: Sequence[Output],
+    tensors: Mapping[int, Sequence[Tensor]],
+    names: Mapping[int, str] = NO_NAMES,
+    ignored: Sequence[Any] = (),
 ) -> list[tuple[Output, Held]]:
-    """As :func:`held_of`, each with its output; ``names`` and ``ignored`` as in ``holders_of``.
+    """As :func:`held_of`, each with its output; ``tensors`` as :func:`located`, the rest as in ``holders_of``.
 
     One that was not returned is held only where its holders are known.
     """
-    alive = [output for output in outputs if output.alive]
-    if not alive:
-        return []
-    known = [(output.address, output.tensor) for output in alive]
-    tensors = tensors_of({output.address for output in alive}, known)
-    holders = holders_of(tensors, names, ignored)
+    holders = holders_of(tensors, names, ignored) if tensors else {}
     return [
         (output, output.held(tensors[output.address], holders[output.address]))
-        for output in alive
+        for output in outputs
         if output.address in holders and (holders[output.address] or output.returned)
     ]
 

@@ -185,6 +185,18 @@ def remembering(state: State) -> Step:
     return Step(outputs={"scores": torch.stack(state.scores[-3:]).sum(0)})
 
 
+compiled_mean = torch.compile(lambda scores: scores.square().mean(), backend="eager")
+
+
+def compiling_its_own(state: State) -> Step:
+    """The program has compiled its loss itself."""
+    state.boundary.step_boundary()
+    state.optimizer.zero_grad()
+    loss = compiled_mean(state.call(state.batch()))
+    loss.backward()
+    return _update(state, loss)
+
+
 def scoring_in_a_thread(state: State) -> Step:
     """Telemetry of its own thread, which does not know the boundary; right on the CPU, and noted."""
     step = once(state)

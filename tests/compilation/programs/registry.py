@@ -44,6 +44,7 @@ CLEAN: tuple[Planted, ...] = (
     Planted(loops.in_place_gradients),
     Planted(loops.telemetry),
     Planted(loops.late_to_drop),
+    Planted(loops.compiling_its_own),
     Planted(loops.remembering, "inference", kept=("scorer",)),
 )
 

@@ -161,6 +161,15 @@ DEFECTS: tuple[Planted, ...] = (
     Planted(feeding_back, "inference", "fail_lifetime", make=Square),
     Planted(keeping_gradients, "train", "fail_lifetime"),
 )
+HOLDERS = {
+    "reading_late": ("scorer.policy_hidden", "previous, a variable of reading_late"),
+    "summing_history": ("scorer.history[0]",),
+    "calling": ("scorer.policy_hidden",),
+    "through_a_closure": ("last[0], a variable that through_a_closure.<locals>.step closes over",),
+    "feeding_back": ("State.scores[0]", "x, a variable of feeding_back"),
+    "keeping_gradients": ("State.scores[0]",),
+}
+"""Who holds what each of ``DEFECTS`` reads too late."""
 INNOCENT: tuple[Planted, ...] = (
     Planted(reading_in_time, "inference", make=Storing),
     Planted(reading_a_copy, "inference", make=Storing),
