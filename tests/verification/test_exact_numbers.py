@@ -163,10 +163,10 @@ def test_no_verdict_contradicts_the_exact_one(kind: str, data: st.DataObject) ->
     assert decision.verdict is not (Verdict.VERIFIED if asked.is_reachable else Verdict.FALSIFIED)
 
 
-def decided(tmp_path: Path, query: str, onnx: bytes = IDENTITY, **fields: Any) -> dict[str, Any]:
-    """The row of a verification job."""
+def decided(tmp_path: Path, query: str, **fields: Any) -> dict[str, Any]:
+    """The row of a verification job about ``y = x``."""
     data = DataLayout(tmp_path)
-    given = {"model": {"onnx": upload(data, onnx)}, "property": {"vnnlib": upload(data, query.encode())}, **fields}
+    given = {"model": {"onnx": upload(data, IDENTITY)}, "property": {"vnnlib": upload(data, query.encode())}, **fields}
     ranked, report = context(data)
     job.run(VerifySpec.model_validate({"device": "cpu", **given}), ranked)
     (row,) = report.bounds
@@ -190,3 +190,41 @@ def test_a_constant_that_floats_lose_is_no_counterexample(tmp_path: Path, rigoro
     assert row["verdict"] == "unknown"
     row = decided(tmp_path, f"{DECLARED}{box}(assert (<= (* 1e-200 1e-200 Y_0) -1e-400))", rigorous=rigorous)
     assert row["verdict"] == "verified"
+
+
+@pytest.mark.parametrize("method", ["crown", "beta-crown"])
+@pytest.mark.parametrize("rigorous", [False, True])
+@pytest.mark.parametrize(
+    "numbers", [(0.1, 1.0, 0.1), (0.3, 0.1, 0.1 * 0.3), (0.10000000074, 1.0, 0.1), (1e6, 0.1, 1e5)]
+)
+def test_a_box_that_is_one_point_is_not_falsified_by_another(
+    tmp_path: Path, method: str, rigorous: bool, numbers: tuple[float, float, float]
+) -> None:
+    """``factor · x ≥ threshold`` holds at the point, but not at the nearest float32 or for the nearest threshold."""
+    end, factor, threshold = numbers
+    assert Fraction(factor) * Fraction(end) >= Fraction(threshold)
+    output = {"coefficients": [factor], "threshold": threshold}
+    asked = {"box": {"lower": [end], "upper": [end], "output": [output]}}
+    fields = {"property": asked, "method": method, "rigorous": rigorous, "budget": {"seconds": 1.0}}
+    assert decided(tmp_path, "", **fields)["verdict"] in ("verified", "unknown", "timeout")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coefficients_that_a_type_rounds_prove_no_more_than_the_exact_ones(kind: str) -> None:
+    """``Y_0 − 1.00000001 · Y_1`` is −0.01 at the box's only input, and 0 with a coefficient of float32."""
+    box = "".join(f"(declare-const {name} Real)" for name in ("X_0", "X_1", "Y_0", "Y_1"))
+    box += "".join(f"(assert (and (<= X_{index} 1000000) (>= X_{index} 1000000)))" for index in range(2))
+    query = parse(f"{box}(assert (<= (- Y_0 (* 1.00000001 Y_1)) -0.005))")
+    decision = decide(affine(kind, 0), query, "crown", 0.5, restarts=0)
+    assert decision.verdict is not Verdict.VERIFIED
+
+
+def test_what_is_verified_of_a_long_coefficient_allows_for_its_rounding() -> None:
+    """No float64 is as near as the threshold to these coefficients, whose sum is 1."""
+    box = "".join(f"(declare-const {name} Real)" for name in ("X_0", "X_1", "Y_0", "Y_1"))
+    box += "".join(f"(assert (and (<= X_{index} 1e20) (>= X_{index} 1e20)))" for index in range(2))
+    combined = "(+ (* 0.1234567890123456789 Y_0) (* 0.8765432109876543211 Y_1))"
+    for kind in KINDS:
+        below, far = (parse(f"{box}(assert (<= {combined} {end}))") for end in ("100000000000000000000", "1e19"))
+        assert decide(affine(kind, 0), below, "crown", 0.5, restarts=0).verdict is not Verdict.VERIFIED
+        assert decide(affine(kind, 0), far, "crown", 20.0, restarts=0).verdict is Verdict.VERIFIED
