@@ -114,7 +114,7 @@ def test_nor_in_a_terminal(service: Hostile, folder: Path, words: list[str], tex
 
 def test_what_is_shown_is_the_text_itself(service: Hostile, folder: Path) -> None:
     service.text, service.refusal = "\\[/nosuch] [bold]x\x1b[31m\x9b\u202e\n:smile:", None
-    shown = run(service, folder, ["jobs"])
+    shown = run(service, folder, ["jobs"], COLUMNS="400")
     assert "\\[/nosuch] [bold]x\\x1b[31m\\x9b\\u202e\\n:smile:" in shown
     assert len(shown.splitlines()) == 2
 

@@ -135,11 +135,14 @@ def fail_on_one_rank(folder: str, rank: str) -> str:
     """On two ranks: the error that each ends with when the one can't make room, or the other can't write, at step 4."""
     import os
 
+    from service.parallel.checkpoint import folder as checkpoint_folder
+    from service.parallel.checkpoint import shards
+
     write = saver.save
 
     def failing(target: Path, step: int, *rest: Any, **named: Any) -> Any:
         if step == 4 and os.environ["RANK"] == rank:
-            storage._make_anew = os.fsync = full_disk
+            storage._make_anew = checkpoint_folder.flush = shards.flush = full_disk  # type: ignore[assignment]
         return write(target, step, *rest, **named)
 
     saver.save = failing  # type: ignore[assignment]

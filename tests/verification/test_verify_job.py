@@ -49,7 +49,7 @@ class Recorder(RecordingReporter):
         """The share, phase and time left of each report that has them."""
 
     def progress(self, done: int, total: int, unit: str, **finer: Any) -> None:
-        if finer["share"] is None:
+        if finer.get("share") is None:
             self.steps.append((done, total, unit))
         else:
             self.within.append(finer)
