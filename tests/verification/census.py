@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -65,7 +64,8 @@ class Census(TorchDispatchMode):
                 return _KERNELS[name](*args)
         result = func(*args, **(kwargs or {}))
         for each in tree_leaves(result):
-            if isinstance(each, Tensor) and not isinstance(each, FakeTensor):
+            # A tracer's tensors have no memory.
+            if type(each) in (Tensor, nn.Parameter) and not torch._is_functional_tensor(each):
                 self._count(each.untyped_storage())
         return result
 

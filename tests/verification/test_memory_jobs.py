@@ -67,7 +67,7 @@ def test_a_model_that_does_not_fit_does_not_stop_the_others(data: DataLayout, mo
     """Of three models in an archive the one in the middle is larger than the memory that there is."""
     small, large = dense([3, 10, 10, 2]), dense([3, 600, 600, 2])
     file = archive(data, {"a.onnx": small, "b.onnx": large, "c.onnx": small})
-    limited = LimitedMemory(2**21)
+    limited = LimitedMemory(2**20)
     monkeypatch.setattr(SystemMeter, "used", lambda meter, device: limited.used(device))
     monkeypatch.setattr(SystemMeter, "free", lambda meter, device: limited.free(device))
     ranked, report = context(data)
@@ -153,7 +153,9 @@ def together_on_a_crew_and_on_a_mesh() -> dict[str, Any]:
         for room in (1000, 20_000, 40_000):
             with LimitedMemory(size_of(net) + room if rank else 2**30, net):
                 try:
-                    finding = search(subject, goal_of(-one, one, row, [0.0], [0]), "crown", time.monotonic() + 5, list)
+                    finding = search(
+                        subject, goal_of(-one, one, row, [0.0], [0]), "crown", time.monotonic() + 5, lambda _: None
+                    )
                     found[f"{search.__name__} {room}"] = finding.verdict.value
                 except MemoryShortageError:
                     found[f"{search.__name__} {room}"] = "short"
