@@ -112,9 +112,10 @@ def test_nor_in_a_terminal(service: Hostile, folder: Path, words: list[str], tex
     assert visible(text)[:4] in shown
 
 
-def test_what_is_shown_is_the_text_itself(service: Hostile, folder: Path) -> None:
+def test_what_is_shown_is_the_text_itself(service: Hostile, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivet.cli.context.out._width", 4000)  # tests side by side have the width of a terminal
     service.text, service.refusal = "\\[/nosuch] [bold]x\x1b[31m\x9b\u202e\n:smile:", None
-    shown = run(service, folder, ["jobs"], COLUMNS="400")
+    shown = run(service, folder, ["jobs"])
     assert "\\[/nosuch] [bold]x\\x1b[31m\\x9b\\u202e\\n:smile:" in shown
     assert len(shown.splitlines()) == 2
 
