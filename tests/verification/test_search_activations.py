@@ -29,7 +29,6 @@ from service.jobs.vnnlib import Case, Halfspace, Query
 from service.verification import job
 from service.verification.certify import Verdict
 from service.verification.search import activations
-from service.verification.search import root as root_of_search
 from service.verification.search.activations import split_activations
 from service.verification.search.ascent import CHECK_EVERY, Climb
 from service.verification.search.bounding import Bounding
@@ -416,18 +415,18 @@ def test_a_longer_ascent_takes_smaller_steps_to_the_same_end(iterations: int) ->
 def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both the bounds of the whole box and those of domains."""
     climbs, ascents = [], []
-    climbing, rooted = Bounding.optimised, root_of_search._by
+    climbing, method_of = Bounding.optimised, Subject.method
 
     def watched(self: Bounding, domains: Domains, climb: Climb) -> Domains:
         climbs.append(climb.iterations)
         return climbing(self, domains, climb)
 
-    def by(subject: Subject, method: str) -> Any:
-        ascents.append(subject.effort.ascent.iterations)
-        return rooted(subject, method)
+    def method(self: Subject, name: str) -> Any:
+        ascents.append(self.effort.ascent.iterations)
+        return method_of(self, name)
 
     monkeypatch.setattr(Bounding, "optimised", watched)
-    monkeypatch.setattr(root_of_search, "_by", by)
+    monkeypatch.setattr(Subject, "method", method)
     deciding = importlib.import_module("service.verification.search.decide")
     monkeypatch.setattr(deciding, "means_for", lambda goal: Means.ACTIVATIONS)
     digits = {"data": {"source": "digits"}, "count": 3, "eps": 0.05}
