@@ -87,8 +87,7 @@ class Loop:
             config = self.training.config.model_dump(mode="json")
             self.saver.save(self.step, self._state(), {"model": config, **self.training.origin, "loss": self.loss})
             self.saved_step = self.step
-            if self.context.rank == 0:
-                self.history.write()
+            checkpoint.on_first_rank(self.history.write, f"write {self.history.path.name}")
 
     def evaluate(self) -> dict[str, float]:
         """Metrics over the test split, reported at this step."""

@@ -15,7 +15,7 @@ from training_runs import JOB, MLP, train
 
 from service.jobs.layout import DataLayout
 from service.parallel import checkpoint
-from service.parallel.checkpoint import BackgroundSaver, CheckpointError, DirectSaver, saver, storage
+from service.parallel.checkpoint import BackgroundSaver, CheckpointError, DirectSaver, PublishError, saver, storage
 from service.parallel.checkpoint import folder as folders
 
 
@@ -131,32 +131,38 @@ def test_saving_directly_is_done_at_once(tmp_path: Path) -> None:
         assert steps(tmp_path) == [4]
 
 
-def fail_on_one_rank(folder: str, rank: str) -> str:
-    """On two ranks: the error that each ends with when the one can't make room, or the other can't write, at step 4."""
+def fail_on_one_rank(folder: str, rank: str, where: str) -> str:
+    """On two ranks: the error that each ends with when the disk of one is full from step 4 on."""
     import os
 
-    from service.parallel.checkpoint import folder as checkpoint_folder
-    from service.parallel.checkpoint import shards
+    from service.training.history import History
 
     write = saver.save
 
     def failing(target: Path, step: int, *rest: Any, **named: Any) -> Any:
         if step == 4 and os.environ["RANK"] == rank:
-            storage._make_anew = checkpoint_folder.flush = shards.flush = full_disk  # type: ignore[assignment]
+            if where == "metrics":
+                History.write = full_disk  # type: ignore[method-assign]
+            else:
+                storage._make_anew = os.fsync = full_disk
         return write(target, step, *rest, **named)
 
     saver.save = failing  # type: ignore[assignment]
     spec = {**MLP, "steps": 6, "parallel": {"dp_shard": 2}, "checkpoint": {"every": 2, "keep": 5}}
     try:
         train(folder, spec)
-    except CheckpointError as error:
+    except (CheckpointError, PublishError, OSError) as error:
         return str(error)
     return "no error"
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_rank_that_cannot_write_fails_the_job_on_every_rank(tmp_path: Path, torchrun: Torchrun, rank: str) -> None:
-    errors = torchrun(fail_on_one_rank, 2, folder=str(tmp_path), rank=rank)
+@pytest.mark.parametrize(("rank", "where"), [("0", "disk"), ("1", "disk"), ("0", "metrics")])
+def test_a_rank_that_cannot_write_fails_the_job_on_every_rank(
+    tmp_path: Path, torchrun: Torchrun, rank: str, where: str
+) -> None:
+    """Also where only the first rank writes: the metrics."""
+    errors = torchrun(fail_on_one_rank, 2, folder=str(tmp_path), rank=rank, where=where)
     assert all("No space left on device" in error for error in errors), errors
-    assert steps(DataLayout(tmp_path).job(JOB).checkpoints) == [2]
+    if where == "disk":
+        assert steps(DataLayout(tmp_path).job(JOB).checkpoints) == [2]

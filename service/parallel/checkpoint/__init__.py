@@ -5,7 +5,7 @@ A folder ``step_<n>`` appears under its name only when it is complete and on dis
 
 from service.parallel.checkpoint.folder import META, Checkpoint, complete, latest, read, require
 from service.parallel.checkpoint.saver import BackgroundSaver, CheckpointError, DirectSaver, Saver
-from service.parallel.checkpoint.storage import PublishError, load, load_whole, save
+from service.parallel.checkpoint.storage import PublishError, load, load_whole, on_first_rank, save
 from service.parallel.checkpoint.stored import stored
 
 __all__ = [

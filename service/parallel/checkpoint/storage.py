@@ -29,7 +29,7 @@ from service.parallel.checkpoint.stored import stored
 
 
 class PublishError(RuntimeError):
-    """The first rank could not make room for a checkpoint, or publish what all ranks had written."""
+    """The first rank could not write a file on behalf of all."""
 
 
 def save(
@@ -48,11 +48,11 @@ def save(
     ``group`` spans all ranks (the default group when absent). A write that fails anywhere raises on every rank.
     """
     working = folders.working_folder(folder, step)
-    _on_first_rank(lambda: _make_anew(working), f"make {working}", group)
+    on_first_rank(lambda: _make_anew(working), f"make {working}", group)
     with _no_group_meant(not _distributed()):
         dcp_save(dict(state), storage_writer=ShardWriter(working), process_group=group, no_dist=not _distributed())
     target = folder / f"step_{step}"
-    _on_first_rank(lambda: folders.publish(folder, step, meta, keep), f"publish {target}", group)
+    on_first_rank(lambda: folders.publish(folder, step, meta, keep), f"publish {target}", group)
     return require(target)
 
 
@@ -77,13 +77,12 @@ def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
     return {name: tensor.whole() for name, tensor in stored(path, prefix).items()}
 
 
-def _make_anew(working: Path) -> None:
-    shutil.rmtree(working, ignore_errors=True)
-    working.mkdir(parents=True)
+def on_first_rank(act: Callable[[], None], what: str, group: ProcessGroup | None = None) -> None:
+    """Run ``act`` on the first rank while the others wait for it; all ranks of ``group`` call this together.
 
-
-def _on_first_rank(act: Callable[[], None], what: str, group: ProcessGroup | None) -> None:
-    """The first rank acts, and tells the others, who wait for it, how it went."""
+    An ``OSError`` of ``act`` is raised on the first rank, and :class:`PublishError`, which says that rank 0 could not do
+    ``what``, on all others.
+    """
     failed: OSError | None = None
     if _is_first_rank():
         try:
@@ -97,6 +96,11 @@ def _on_first_rank(act: Callable[[], None], what: str, group: ProcessGroup | Non
             raise PublishError(f"rank 0 could not {what}: {outcome[0]}")
     if failed is not None:
         raise failed
+
+
+def _make_anew(working: Path) -> None:
+    shutil.rmtree(working, ignore_errors=True)
+    working.mkdir(parents=True)
 
 
 def _check_fits(path: Path, reader: HuggingFaceStorageReader, state: Mapping[str, Tensor]) -> None:
