@@ -20,6 +20,7 @@ __all__ = [
     "latest",
     "load",
     "load_whole",
+    "on_first_rank",
     "read",
     "require",
     "save",

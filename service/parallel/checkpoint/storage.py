@@ -80,8 +80,8 @@ def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
 def on_first_rank(act: Callable[[], None], what: str, group: ProcessGroup | None = None) -> None:
     """Run ``act`` on the first rank while the others wait for it; all ranks of ``group`` call this together.
 
-    An ``OSError`` of ``act`` is raised on the first rank, and :class:`PublishError`, which says that rank 0 could not do
-    ``what``, on all others.
+    An ``OSError`` of ``act`` is raised on the first rank, and :class:`PublishError`, which says what rank 0 could not
+    do, on all others.
     """
     failed: OSError | None = None
     if _is_first_rank():

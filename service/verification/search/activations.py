@@ -132,7 +132,8 @@ class _Search:
                 decided = not everyone.open and not everyone.stuck
                 verdict = Verdict.VERIFIED if decided else Verdict.UNKNOWN
                 return Finding(verdict, None, everyone.domains, self.bound, self.shortage)
-            crew.hand_over(meeting, stock, device)
+            for rows in crew.hand_over(meeting, stock, device):
+                self._if_possible(partial(stock.receive, rows), losing=DOMAINS)
             if everyone.tired and self.certificates is None and self.bounding.numbering.is_whole:
                 self._if_possible(self._refine_in_time)
             found = self._round() if len(self.pool) else None

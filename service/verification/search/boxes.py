@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.planes import Known
 
+T = TypeVar("T")
 CROWDED = {"cpu": 2**26, "cuda": 2**30}
 """Entries of a pool beyond which waiting boxes leave the device, and wait without what is known of their values."""
 
@@ -96,9 +98,13 @@ class Pool:
 
     def take(self, count: int) -> Boxes:
         """Up to ``count`` boxes, on the device; none leaves the pool where memory does not suffice."""
+        return self.take_as(lambda boxes: boxes, count)
+
+    def take_as(self, form: Callable[[Boxes], T], count: int) -> T:
+        """Take what ``form`` makes of up to ``count`` boxes; none leaves the pool where memory does not suffice."""
         before = list(self.groups), self.size, self.entries
         try:
-            return self._taken(count)
+            return form(self._taken(count))
         except BaseException:
             self.groups, self.size, self.entries = before
             raise
@@ -141,10 +147,11 @@ class Handed:
         return 1 + self.disjuncts + 2 * self.features
 
     def give(self, count: int, width: int) -> Tensor:
-        boxes = self.pool.take(count)
-        return torch.cat(
-            [each.double() for each in (boxes.margins[:, None], boxes.open, boxes.box.lower, boxes.box.upper)], dim=1
-        )
+        def rows(boxes: Boxes) -> Tensor:
+            parts = boxes.margins[:, None], boxes.open, boxes.box.lower, boxes.box.upper
+            return torch.cat([part.double() for part in parts], dim=1)
+
+        return self.pool.take_as(rows, count)
 
     def receive(self, rows: Tensor) -> None:
         sizes = [1, self.disjuncts, self.features, self.features]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
+from service.bounds.memory import is_out_of_memory
 from service.parallel.mesh import SINGLE, Axis
 
 Counterexample = tuple[float, ...]
@@ -62,7 +63,10 @@ class Stock(Protocol):
     """A rank's open domains, which can be handed over as rows of numbers."""
 
     def give(self, count: int, width: int) -> Tensor:
-        """Take out ``count`` domains: float64 ``(count, width)``, where ``width`` is at least their own."""
+        """Take out ``count`` domains: float64 ``(count, width)``, where ``width`` is at least their own.
+
+        All of them stay where memory runs out.
+        """
 
     def receive(self, rows: Tensor) -> None:
         """Put in what another rank gave."""
@@ -111,15 +115,30 @@ class Crew:
         )
         return Meeting(everyone, self.first(found, device), moves([int(count) for count in opens]))
 
-    def hand_over(self, meeting: Meeting, stock: Stock, device: torch.device) -> None:
-        """Carry out the moves of a meeting."""
+    def hand_over(self, meeting: Meeting, stock: Stock, device: torch.device) -> list[Tensor]:
+        """Carry out the moves of a meeting and return what this rank's stock is to receive.
+
+        Where a rank has no memory for a move, that is what its giver had.
+        """
+        received = []
         for move in meeting.moves:
-            rows = torch.zeros(move.count, meeting.all.width, dtype=torch.float64, device=device)
-            if move.giver == self.axis.rank:
-                rows = stock.give(move.count, meeting.all.width).to(device)
-            rows = self._exchange.sum(rows)
-            if move.taker == self.axis.rank:
-                stock.receive(rows)
+            rows, is_giver = None, move.giver == self.axis.rank
+            try:
+                if is_giver:
+                    rows = stock.give(move.count, meeting.all.width).to(device)
+                else:
+                    rows = torch.zeros(move.count, meeting.all.width, dtype=torch.float64, device=device)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            is_short = self.anywhere(rows is None, device)
+            if rows is None:
+                continue
+            if not is_short:
+                rows = self._exchange.sum(rows)
+            if self.axis.rank == (move.giver if is_short else move.taker):
+                received.append(rows)
+        return received
 
     def _gathered(self, numbers: Sequence[float], device: torch.device) -> Tensor:
         return self._exchange.gather(torch.tensor([numbers], dtype=torch.float64, device=device), 0).cpu()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from service.bounds.memory import UNLIMITED, MemoryBudget, is_out_of_memory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,13 +165,17 @@ class Pool:
 
         What is nearly proved leaves least behind, so that a pool does not grow for ever.
         """
+        return self.take_as(lambda domains: domains, count)
+
+    def take_as(self, form: Callable[[Domains], T], count: int) -> T:
+        """Take what ``form`` makes of ``count`` domains; none leaves the pool where memory does not suffice."""
         margins = self._store.margin
         if self._store.bytes // max(1, len(margins)) * self._open > MUCH:
             # Of what is not bounded at all the least number: an empty slot is not to come before it.
             margins = torch.where(margins < torch.inf, -margins.clamp(min=torch.finfo(margins.dtype).min), torch.inf)
         # Stable, so that ranks that search together take the same ones wherever their pools are.
         slots = margins.argsort(stable=True)[: min(count, self._open)]
-        taken = self._store.rows(slots).packed()  # whole before a slot is emptied: memory may come to an end on the way
+        taken = form(self._store.rows(slots).packed())  # before a slot is emptied: memory may run out on the way
         self._empty(slots)
         return taken
 
@@ -240,11 +248,14 @@ class Handed:
         return [1, 1, self.like.weights.shape[1], self.like.slopes.shape[1]]
 
     def give(self, count: int, width: int) -> Tensor:
-        domains = self.pool.take(count)
         depth = self._depth(width)
-        same = [domains.margin[:, None], domains.disjunct[:, None], domains.weights, domains.slopes]
-        splits = [_widened(domains.columns[name], name, depth) for name in _HISTORY]
-        return torch.cat([each.double() for each in (*same, *splits)], dim=1)
+
+        def rows(domains: Domains) -> Tensor:
+            same = [domains.margin[:, None], domains.disjunct[:, None], domains.weights, domains.slopes]
+            splits = [_widened(domains.columns[name], name, depth) for name in _HISTORY]
+            return torch.cat([each.double() for each in (*same, *splits)], dim=1)
+
+        return self.pool.take_as(rows, count)
 
     def receive(self, rows: Tensor) -> None:
         sizes = [*self._sizes, *[self._depth(rows.shape[1])] * len(_HISTORY)]

@@ -7,6 +7,7 @@ from a proof come first. This decides everything but ties.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -128,7 +129,8 @@ class _Search:
                 return self._end(meeting, Verdict.UNKNOWN if meeting.all.stuck else Verdict.VERIFIED)
             if meeting.all.late:
                 return self._end(meeting, Verdict.UNKNOWN)
-            self.subject.crew.hand_over(meeting, self.handed, self.subject.device)
+            for rows in self.subject.crew.hand_over(meeting, self.handed, self.subject.device):
+                self._keep(partial(self.handed.receive, rows))
             found = self._round() if self.pool.size else None
 
     def _standing(self) -> Standing:
@@ -163,7 +165,7 @@ class _Search:
         make_room(self.subject.device)
         self.domains, self.batch = before, max(1, count // 2)
         if boxes is not None:
-            self._put_back(boxes)
+            self._keep(partial(self.pool.put, boxes))
         if count == 1 and self.ways:
             self._take_next_way()
         return None
@@ -179,9 +181,10 @@ class _Search:
     def _end_short(self, error: Exception) -> None:
         self.shortage, self.is_over = self.subject.memory.shortage(STAGE, self.subject.device, error), True
 
-    def _put_back(self, boxes: Boxes) -> None:
+    def _keep(self, put: Callable[[], None]) -> None:
+        """Put boxes into the pool; without the memory for that the search is over, undecided."""
         try:
-            self.pool.put(boxes)
+            put()
         except Exception as error:
             if not self.subject.survives(error):
                 raise
