@@ -29,6 +29,7 @@ from chaos_checks import Accepted, Violation, check_artifact, check_devices, che
 from chaos_load import Load
 from chaos_service import Group, Role, Service, retry_until_answered
 
+from service.jobs.layout import DataLayout
 from service.jobs.records import Job
 from trivet import Client, Refused, TrivetError
 
@@ -104,11 +105,12 @@ class Chaos:
             timer.join()
         self.load.ended.set()
         threads[0].join()
+        trained = self.load.train() if self.options.plant else None
         self._settle()
         self._check_nothing_left()
         self.over.set()
-        if self.options.plant:
-            self._plant()
+        if trained is not None:
+            self._plant(trained)
         return self._check_jobs()
 
     def _let_faults_fall(self) -> None:
@@ -247,15 +249,14 @@ class Chaos:
                 found += check_artifact(job.id, artifact, target.read_bytes())
         return found
 
-    def _plant(self) -> None:
-        """Break a promise on purpose: change a byte of an artifact behind the service's back."""
-        name = "model.safetensors"
-        found = sorted(self.service.data.glob(f"jobs/*/artifacts/**/*{name}*"))
-        planted = next(path for path in found if path.is_file())
-        content = bytearray(planted.read_bytes())
+    def _plant(self, job_id: str) -> None:
+        """Break a promise on purpose: change a byte of a published model behind the service's back."""
+        (model,) = (each for each in self.client.artifacts(job_id) if each.name == "model.safetensors")
+        path = DataLayout(self.service.data).job(job_id).published / str(model.sha256)
+        content = bytearray(path.read_bytes())
         content[-1] ^= 1
-        planted.write_bytes(content)
-        say(f"planted a violation in {planted}")
+        path.write_bytes(content)
+        say(f"planted a violation in {path}")
 
     def _violate(self, violation: Violation) -> None:
         if violation not in self.violations:

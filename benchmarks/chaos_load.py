@@ -59,6 +59,15 @@ class Load:
             for job in self.client.jobs(state=state, label=f"chaos=s{self.seed}", limit=200).items
         ]
 
+    def train(self) -> str:
+        """Submit a short training that nobody cancels, and return its id."""
+        train = {"kind": "train", "model": _MLP, "data": {"source": "digits"}, "batch": {"global": 64}}
+        spec = {**train, "steps": 20, "device": "cpu", "labels": {"chaos": f"s{self.seed}"}, "name": "train"}
+        key = f"chaos-{self.seed}-train"
+        job = retry_until_answered(lambda: self.client.submit(spec, idempotency_key=key))
+        self.accepted[job.id] = Accepted("short", spec, key)
+        return job.id
+
     def _submit(self) -> None:
         form, spec = self._spec()
         key = f"chaos-{self.seed}-{self._random.getrandbits(64):x}"

@@ -1,7 +1,10 @@
-"""The chaos driver's checks: each can fail."""
+"""The chaos driver: each of its checks can fail, and a short run finds what was planted and nothing else."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -111,3 +114,19 @@ def test_a_device_held_twice_or_also_free_is_noticed(checks: Any, free: tuple[in
     assert checks.check_devices([host]) == []
     assert checks.check_devices([host.model_copy(update={"held": twice})])
     assert checks.check_devices([host.model_copy(update={"free": {"cpu": free}})])
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(900)
+def test_a_short_run_keeps_every_promise_and_catches_the_planted_violation(tmp_path: Path) -> None:
+    """Stopped processes are left to longer runs: each costs a lease of waiting."""
+    only = "api:SIGKILL,agent:SIGTERM,supervisor:SIGKILL,rank:SIGKILL,rank:SIGTERM,keeper:SIGKILL,broker:SIGKILL"
+    out = tmp_path / "report.json"
+    command = [sys.executable, str(BENCHMARKS / "chaos.py"), "--seconds", "25", "--backlog", "3", "--plant"]
+    ran = subprocess.run([*command, "--only", only, "--out", str(out)], capture_output=True, text=True, check=False)
+    assert out.exists(), ran.stdout + ran.stderr
+    report = json.loads(out.read_text())
+    assert report["faults"], ran.stdout
+    assert report["states"]["succeeded"], ran.stdout
+    assert [violation.partition(":")[0] for violation in report["violations"]] == ["manifest equals bytes"], ran.stdout
+    assert ran.returncode == 1
