@@ -63,6 +63,23 @@ def test_restarting_the_worker_does_not_touch_a_running_job(fleet: Fleet, worker
     assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running", "succeeded"]
 
 
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_c10_a_drained_host_stays_drained_when_its_worker_restarts(
+    fleet: Fleet, worker: Worker, how: signal.Signals
+) -> None:
+    eventually(fleet.store.hosts.list)
+    fleet.store.hosts.drain(HOST)
+    worker.end(how)
+    before = fleet.store.hosts.list()[0].seen_at
+    worker.start()
+    host = eventually(lambda: (now := fleet.store.hosts.list()[0]).alive and now.seen_at != before and now)
+    assert host.draining
+    ref = submit(fleet, "nothing")
+    assert fleet.store.attempts.place() == []
+    fleet.store.hosts.resume(HOST)
+    assert fleet.ended(ref).state == "succeeded"
+
+
 def test_a_repeated_launch_message_changes_nothing(fleet: Fleet, worker: Worker) -> None:
     ref = submit(fleet, "until_told")
     eventually(lambda: fleet.events(ref, "metric"))

@@ -30,7 +30,6 @@ from workers.policy import JobPolicy
 SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")))
 REAL_SUPERVISOR = (sys.executable, "-m", "workers.supervisor")
 """Its ranks do what the job's kind says."""
-REAL_SUPERVISOR = (sys.executable, "-m", "workers.supervisor")
 HOST = "alpha"
 
 
@@ -82,7 +81,7 @@ class Worker:
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(120)
 
     def said(self) -> str:
         return self._log.read_text()
@@ -189,6 +188,15 @@ class MortalBroker:
 
     def up(self) -> None:
         self.server = EmbeddedBroker.start(self._folder)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """It is down meanwhile."""
+        self.down()
+        try:
+            yield
+        finally:
+            self.up()
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
