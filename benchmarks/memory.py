@@ -33,7 +33,7 @@ from biasfield import REAL, SMALL, problem
 from service.bounds.memory import SYSTEM, MemoryBudget, MemoryShortageError
 from service.bounds.methods import Effort
 from service.bounds.workspace import keep_workspaces_small
-from service.jobs.vnnlib import Query, parse
+from service.formats.vnnlib import Query, parse
 from service.verification.certify import Verdict
 from service.verification.search import Decision, Subject, decide
 from service.verification.search.decide import SEARCHES

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS
-from service.jobs.vnnlib import parse
+from service.formats.vnnlib import parse
 from service.verification.certify import Verdict
 from service.verification.search import Subject, decide
 from service.verification.search.inputs import FEW_INPUTS

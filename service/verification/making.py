@@ -22,11 +22,11 @@ from service.bounds.memory import MemoryShortageError, is_out_of_memory, make_ro
 from service.bounds.network import Network, from_graph, prepare
 from service.bounds.shard import shard
 from service.bounds.stages import InStages, Line, Staged, divide_into_stages, prepare_stages
+from service.formats.vnnlib import Bundle, Pair, VnnlibError, bundle
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, RobustnessProperty, VerifySpec
-from service.jobs.vnnlib import Bundle, Pair, VnnlibError, bundle
 from service.models import build, load_into
 from service.models.embedded import AfterEmbedding, embedded
 from service.models.once import once

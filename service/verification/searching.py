@@ -11,8 +11,8 @@ from math import inf, isfinite
 import torch
 
 from service.bounds.evaluated import Evaluated
+from service.formats.vnnlib import Query
 from service.jobs.runtime import RunContext
-from service.jobs.vnnlib import Query
 from service.verification.certify import Verdict
 from service.verification.clock import Clock
 from service.verification.ledger import Row

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
-from service.jobs.vnnlib import Halfspace
+from service.formats.vnnlib import Halfspace
 from service.parallel.tensor import local_copy
 from service.verification.properties import Question
 

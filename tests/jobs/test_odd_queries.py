@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_queries import MODEL, PAIRED, PAIRS, SECOND, network, problems, query, zipped
 
-from service.jobs.vnnlib import VnnlibError, bundle, parse, sources
+from service.formats.vnnlib import VnnlibError, bundle, parse, sources
 
 WORDS = [
     "(",

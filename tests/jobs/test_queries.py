@@ -13,11 +13,11 @@ import pytest
 from onnx import TensorProto, helper
 from pydantic import ValidationError
 
+from service.formats.vnnlib import VnnlibError, parse, sources
+from service.formats.vnnlib.parsing import MOST_CASES
 from service.jobs.checks import check
 from service.jobs.records import Problem
 from service.jobs.spec import spec_adapter
-from service.jobs.vnnlib import VnnlibError, parse, sources
-from service.jobs.vnnlib.parsing import MOST_CASES
 
 MODEL, FIRST, SECOND = ("file_" + digit * 64 for digit in "123")
 MLP = {"family": "mlp", "in_features": 2, "hidden": [4], "out_features": 1}

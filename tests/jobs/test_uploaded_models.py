@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from service.jobs import archive as archives
+from service.formats import archive as archives
+from service.formats.llama import uploaded_config
 from service.jobs.checks import check
-from service.jobs.llama import uploaded_config
 from service.jobs.records import Problem
 from service.jobs.spec import spec_adapter
 

@@ -11,11 +11,11 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 from serving import problems, stored
 
-from service.jobs.archive import FREE_COMPRESSED, Unpacking, UploadError
+from service.formats.archive import FREE_COMPRESSED, Unpacking, UploadError
+from service.formats.onnx import MOST_FIELDS, OnnxError, parse_unpacked
+from service.formats.protobuf import has_more_fields
 from service.jobs.checks.queries import MOST_SHOWN
 from service.jobs.layout import DataLayout
-from service.jobs.onnx import MOST_FIELDS, OnnxError, parse_unpacked
-from service.jobs.protobuf import has_more_fields
 from service.jobs.records import LONGEST_TEXT
 
 DECLARED = "(declare-const X_0 Real)\n(declare-const Y_0 Real)\n(assert (<= X_0 1))\n(assert (>= X_0 0))\n"

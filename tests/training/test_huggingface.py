@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn import functional
 from training_runs import JOB, MLP, TRANSFORMER, train
 
-from service.jobs import archive
+from service.formats import archive
+from service.formats.llama import LlamaError, read_config, write_config
 from service.jobs.layout import DataLayout
-from service.jobs.llama import LlamaError, read_config, write_config
 from service.jobs.spec.model import FromHuggingFace, ModelRef, TransformerConfig
 from service.models import WeightsError, build, huggingface, load_into
 from service.models.huggingface import writing

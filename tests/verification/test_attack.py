@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.network import prepare
-from service.jobs.vnnlib import Case, Halfspace, Query
+from service.formats.vnnlib import Case, Halfspace, Query
 from service.verification.search import Subject
 from service.verification.search.attack import attack, attack_boxes, attack_nearby
 from service.verification.search.goal import Goal, goals

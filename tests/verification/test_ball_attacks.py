@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from service.bounds.network import prepare
-from service.jobs.vnnlib import Case, Halfspace, Query, Within
+from service.formats.vnnlib import Case, Halfspace, Query, Within
 from service.verification.search import Subject
 from service.verification.search.attack import attack
 from service.verification.search.goal import Goal, goals

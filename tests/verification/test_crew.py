@@ -63,7 +63,7 @@ def subject_of(module: nn.Module, features: int, crew: Any) -> Any:
 
 def goal_above(module: nn.Module, features: int, share: float, radius: float) -> Any:
     """Is the first output ever more than so much above the largest of many samples, in units of its spread?"""
-    from service.jobs.vnnlib import Case, Halfspace, Query
+    from service.formats.vnnlib import Case, Halfspace, Query
     from service.verification.search.goal import goals
 
     x = radius * (2 * torch.rand(20000, features, generator=torch.Generator().manual_seed(2), dtype=torch.float64) - 1)

@@ -19,9 +19,9 @@ from test_onnx_job import upload
 from test_rigorous_searches import linear, subject
 from test_verify_job import context
 
+from service.formats.vnnlib import Query, parse, rounded_down, rounded_up
 from service.jobs.layout import DataLayout
 from service.jobs.spec import VerifySpec
-from service.jobs.vnnlib import Query, parse, rounded_down, rounded_up
 from service.verification import job
 from service.verification.certify import Verdict
 from service.verification.search import Subject, decide

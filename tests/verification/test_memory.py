@@ -276,7 +276,7 @@ def unknown_of(search: Callable[[], Finding]) -> Finding:
 
 
 def test_a_decision_without_memory_is_unknown_with_the_reason() -> None:
-    from service.jobs.vnnlib import Case, Halfspace, Query
+    from service.formats.vnnlib import Case, Halfspace, Query
 
     module = dense().double()
     lower, upper = (-1.0,) * WIDTHS[0], (1.0,) * WIDTHS[0]

@@ -283,7 +283,7 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
     from test_rigorous_searches import above, vanishing
 
     from service.bounds.capture import capture
-    from service.jobs.vnnlib import Case, Halfspace, Query
+    from service.formats.vnnlib import Case, Halfspace, Query
     from service.verification.search import Means, decide
 
     net = mlp([4, 9, 10, 2], nn.ReLU(), 1, scale=2.0).double().eval().requires_grad_(False)

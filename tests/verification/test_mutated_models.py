@@ -20,7 +20,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import prepare
 from service.bounds.onnx import load
-from service.jobs.onnx import MOST_ENTRIES, OnnxError, outline, outline_of
+from service.formats.onnx import MOST_ENTRIES, OnnxError, outline, outline_of
 
 MODELS = small_models()
 MUTATIONS = 30

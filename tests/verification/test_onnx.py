@@ -23,7 +23,7 @@ from service.bounds.onnx import OnnxModel, load
 from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.reading import Runtime, parse
 from service.bounds.onnx.stored import store, stored, type_of
-from service.jobs.onnx import OPERATORS
+from service.formats.onnx import OPERATORS
 
 
 def ints(*values: int) -> np.ndarray:

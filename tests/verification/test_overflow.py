@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import prepare
-from service.jobs.vnnlib import Case, Halfspace, Query
+from service.formats.vnnlib import Case, Halfspace, Query
 from service.verification.certify import Verdict
 from service.verification.search import Subject, decide
 from service.verification.search.goal import goals

@@ -16,9 +16,9 @@ from test_onnx_job import BOX, DECLARED, NETWORK, reach, upload
 from test_verify_job import Recorder, context
 
 from service.bounds.graph import UnsupportedModelError
+from service.formats.vnnlib import VnnlibError, bundle
 from service.jobs.layout import DataLayout
 from service.jobs.spec import VerifySpec
-from service.jobs.vnnlib import VnnlibError, bundle
 from service.verification import job
 from service.verification.properties import PropertyError
 

@@ -28,8 +28,8 @@ from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
 from service.bounds.rigorous import RIGOROUS, RigorousAnalysis, rigorous_crown
 from service.bounds.split import Sites
+from service.formats.vnnlib import Case, Halfspace, Query
 from service.jobs.layout import DataLayout
-from service.jobs.vnnlib import Case, Halfspace, Query
 from service.verification import job
 from service.verification.certify import Verdict
 from service.verification.search import Decision, Means, Subject, decide

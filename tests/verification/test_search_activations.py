@@ -24,8 +24,8 @@ from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, prepare
 from service.bounds.optimise import Ascent
 from service.bounds.split import Multipliers, Sites, kink
+from service.formats.vnnlib import Case, Halfspace, Query
 from service.jobs.layout import DataLayout
-from service.jobs.vnnlib import Case, Halfspace, Query
 from service.verification import job
 from service.verification.certify import Verdict
 from service.verification.search import activations

@@ -19,7 +19,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import Effort
 from service.bounds.network import prepare
 from service.bounds.planes import Walk, minimum
-from service.jobs.vnnlib import Case, Halfspace, Query
+from service.formats.vnnlib import Case, Halfspace, Query
 from service.verification.certify import Verdict
 from service.verification.search import Decision, Means, Progress, Subject, decide
 from service.verification.search import inputs as searching

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from service.bounds.network import prepare
-from service.jobs.vnnlib import Case, Halfspace, Query, Within
+from service.formats.vnnlib import Case, Halfspace, Query, Within
 from service.verification.certify import Verdict
 from service.verification.search import Means, Subject, decide
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_models import dense, model, node
 
-from service.jobs.vnnlib import Halfspace, Query, VnnlibError, parse
+from service.formats.vnnlib import Halfspace, Query, VnnlibError, parse
 from service.verification.certify import Verdict
 from service.verification.search import Subject, decide
 from service.verification.search.goal import goals

@@ -14,7 +14,7 @@ from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.converters import CONVERTERS
 from service.bounds.onnx.reading import Array, Call, Description, Runtime, describe, parse
 from service.bounds.onnx.values import ABSENT, Value
-from service.jobs.onnx import first_line
+from service.formats.onnx import first_line
 
 CHECKED_INPUTS = 6
 TOLERANCE = {np.float16: 1e-2, np.float32: 1e-4, np.float64: 1e-4}

@@ -18,8 +18,8 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from service.bounds.graph import UnsupportedModelError
-from service.jobs import onnx as files
-from service.jobs.onnx import (
+from service.formats import onnx as files
+from service.formats.onnx import (
     FLOATS,
     batch_of_one,
     first_line,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from service.bounds.onnx.model import OnnxModel, is_float, model_of
 from service.bounds.onnx.reading import Array, Call, Description, call_of, describe, parse
-from service.jobs.onnx import FLOATS, graph_input, opset_of
+from service.formats.onnx import FLOATS, graph_input, opset_of
 
 NODES, CONSTANTS, ABOUT = "nodes.onnx", "constants.safetensors", "about.json"
 EXACT, FLOAT = "exact.", "float."

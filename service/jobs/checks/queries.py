@@ -8,15 +8,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from service.formats.vnnlib import Bundle, NotThereError, Query, VnnlibError, bundle, parse, sources
 from service.jobs.checks.subject import AnySpec
 from service.jobs.plugins import Features, ModelConfig
 from service.jobs.records import Problem
 from service.jobs.spec import VerifySpec
 from service.jobs.spec.verify import BoxProperty, FromOnnx, InstancesProperty, RobustnessProperty, VnnlibProperty
-from service.jobs.vnnlib import Bundle, NotThereError, Query, VnnlibError, bundle, parse, sources
 
 if TYPE_CHECKING:
-    from service.jobs.onnx import Outline
+    from service.formats.onnx import Outline
 
 MOST_SHOWN = 10
 """Problems of one archive: what is wrong with the first ones is mostly wrong with all."""
@@ -47,7 +47,7 @@ def check_queries(spec: AnySpec, config: ModelConfig | None, path_of: PathOf) ->
 
 
 def _check_rules(path: str, where: str, model: Outline, file: str) -> Iterator[Problem]:
-    from service.jobs.onnx import OPERATORS  # noqa: PLC0415 - brings onnx, which only these jobs need
+    from service.formats.onnx import OPERATORS  # noqa: PLC0415 - brings onnx, which only these jobs need
 
     if model.unsupported:
         more = len(model.unsupported) - MOST_SHOWN
@@ -76,7 +76,7 @@ def _check_instances(asked: InstancesProperty, path_of: PathOf, *, divided: bool
 
 def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) -> Iterator[tuple[str, str, str]]:
     """Messages, the file, and what is expected; each query is read once, and each model, into ``models``."""
-    from service.jobs.onnx import LARGEST_READ, outline_of  # noqa: PLC0415 - brings onnx, see above
+    from service.formats.onnx import LARGEST_READ, outline_of  # noqa: PLC0415 - brings onnx, see above
 
     queries: dict[str, Query] = {}
     for pair in opened.pairs:
@@ -99,7 +99,7 @@ def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) ->
 
 
 def _outline(spec: VerifySpec, config: ModelConfig | None, path_of: PathOf) -> Outline | None:
-    from service.jobs.onnx import Outline, outline  # noqa: PLC0415 - brings onnx, which only these jobs need
+    from service.formats.onnx import Outline, outline  # noqa: PLC0415 - brings onnx, which only these jobs need
 
     if isinstance(spec.model, FromOnnx):
         content = path_of(spec.model.onnx)

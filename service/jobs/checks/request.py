@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from service.formats.llama import uploaded_config
 from service.jobs.checks import check
 from service.jobs.checks.dependencies import related
 from service.jobs.checks.subject import AnySpec, Lookup
 from service.jobs.layout import DataLayout
-from service.jobs.llama import uploaded_config
 from service.jobs.plan import Plan, plan
 from service.jobs.plugins import ModelConfig
 from service.jobs.records import Job, Problem, Record

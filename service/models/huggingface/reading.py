@@ -10,9 +10,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from service.jobs.archive import CONFIG, INDEX, unpack
+from service.formats.archive import CONFIG, INDEX, unpack
+from service.formats.llama import read_config
 from service.jobs.layout import DataLayout
-from service.jobs.llama import read_config
 from service.jobs.spec.families import TransformerConfig
 from service.models.huggingface.names import DERIVED, EMBEDDING, HEAD, their_names
 from service.models.once import once

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from service.jobs.archive import CONFIG, INDEX
-from service.jobs.llama import write_config
+from service.formats.archive import CONFIG, INDEX
+from service.formats.llama import write_config
 from service.jobs.spec.families import TransformerConfig
 from service.models.huggingface.names import EMBEDDING, HEAD, their_names
 

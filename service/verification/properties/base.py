@@ -9,8 +9,8 @@ from typing import Protocol
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.formats.vnnlib import Halfspace, Query
 from service.jobs.runtime import RefusedError
-from service.jobs.vnnlib import Halfspace, Query
 
 
 class PropertyError(RefusedError, ValueError):

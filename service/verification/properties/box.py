@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.formats.vnnlib import Case, Halfspace, Query
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import Box, BoxProperty
-from service.jobs.vnnlib import Case, Halfspace, Query
 from service.verification.properties.base import PropertyError, Question, below
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from service.bounds.ball import Ball
 from service.bounds.interval import Interval
+from service.formats.vnnlib import Case, Halfspace, Query, Within
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
-from service.jobs.vnnlib import Case, Halfspace, Query, Within
 from service.models.data import Split, load
 from service.verification.properties.base import PropertyError, Question, below
 

@@ -10,7 +10,7 @@ from math import inf
 import torch
 
 from service.bounds.memory import MemoryShortageError, make_room
-from service.jobs.vnnlib import Query
+from service.formats.vnnlib import Query
 from service.verification.certify import Verdict
 from service.verification.search.activations import split_activations
 from service.verification.search.attack import RESTARTS, attack

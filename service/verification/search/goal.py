@@ -17,7 +17,7 @@ from torch import Tensor
 
 from service.bounds.ball import Ball
 from service.bounds.interval import Interval
-from service.jobs.vnnlib import Case, Halfspace, Number, Query, Within, rounded_down, rounded_up
+from service.formats.vnnlib import Case, Halfspace, Number, Query, Within, rounded_down, rounded_up
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 UNSCALED = 64

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from service.jobs.archive import Unpacking, UploadError
-from service.jobs.protobuf import has_more_fields
+from service.formats.archive import Unpacking, UploadError
+from service.formats.protobuf import has_more_fields
 
 OPSETS = range(8, 22)
 FLOATS: Mapping[int, type[np.floating[Any]]] = {

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from service.jobs.vnnlib.query import VnnlibError
+from service.formats.vnnlib.query import VnnlibError
 
 _TOKEN = re.compile(r"[()]|[^\s();]+|;[^\n]*|\n")
 DEEPEST = 100

@@ -9,8 +9,8 @@ from fractions import Fraction
 from math import inf, nextafter
 from sys import float_info
 
-from service.jobs.vnnlib.query import Number
-from service.jobs.vnnlib.tokens import Token
+from service.formats.vnnlib.query import Number
+from service.formats.vnnlib.tokens import Token
 
 _NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", re.ASCII)
 MOST_DIGITS, MOST_EXPONENT = 1000, 1000

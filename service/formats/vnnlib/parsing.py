@@ -14,10 +14,10 @@ from fractions import Fraction
 from itertools import product
 from math import prod
 
-from service.jobs.vnnlib.boxes import Conditions, Ends
-from service.jobs.vnnlib.query import Query, VnnlibError
-from service.jobs.vnnlib.terms import MOST_BITS, Expression, Linear, number, total
-from service.jobs.vnnlib.tokens import Token, Tree, first, trees
+from service.formats.vnnlib.boxes import Conditions, Ends
+from service.formats.vnnlib.query import Query, VnnlibError
+from service.formats.vnnlib.terms import MOST_BITS, Expression, Linear, number, total
+from service.formats.vnnlib.tokens import Token, Tree, first, trees
 
 _VARIABLE = re.compile(r"([XY])_(\d{1,9})", re.ASCII)
 MOST_CASES = 100_000

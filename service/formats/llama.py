@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from service.jobs.archive import CONFIG, read_text
+from service.formats.archive import CONFIG, read_text
 from service.jobs.spec.families import TransformerConfig
 
 FIELDS = {

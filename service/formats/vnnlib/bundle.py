@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path, PurePosixPath
 
-from service.jobs.archive import ArchiveError, Member, Unpacking, UploadError, damage, opened
-from service.jobs.vnnlib.query import VnnlibError
-from service.jobs.vnnlib.uploads import LARGEST, read_text
+from service.formats.archive import ArchiveError, Member, Unpacking, UploadError, damage, opened
+from service.formats.vnnlib.query import VnnlibError
+from service.formats.vnnlib.uploads import LARGEST, read_text
 
 INSTANCES = "instances.csv"
 _SECONDS = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)

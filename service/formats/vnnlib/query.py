@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
 
-from service.jobs.archive import UploadError
+from service.formats.archive import UploadError
 
 Number = Fraction | float
 """An exact rational number: a float is the one that it stores."""

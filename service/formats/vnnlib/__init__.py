@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from service.jobs.vnnlib.bundle import Bundle, NotThereError, Pair, bundle
-from service.jobs.vnnlib.parsing import parse
-from service.jobs.vnnlib.query import Case, Halfspace, Number, Query, VnnlibError, Within
-from service.jobs.vnnlib.terms import rounded_down, rounded_up
-from service.jobs.vnnlib.uploads import Source, sources
+from service.formats.vnnlib.bundle import Bundle, NotThereError, Pair, bundle
+from service.formats.vnnlib.parsing import parse
+from service.formats.vnnlib.query import Case, Halfspace, Number, Query, VnnlibError, Within
+from service.formats.vnnlib.terms import rounded_down, rounded_up
+from service.formats.vnnlib.uploads import Source, sources
 
 __all__ = [
     "Bundle",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from service.jobs.archive import ArchiveError, Member, Unpacking, UploadError, is_archive, opened
-from service.jobs.vnnlib.query import VnnlibError
+from service.formats.archive import ArchiveError, Member, Unpacking, UploadError, is_archive, opened
+from service.formats.vnnlib.query import VnnlibError
 
 SUFFIXES = (".vnnlib", ".vnnlib.gz")
 LARGEST = 2**26

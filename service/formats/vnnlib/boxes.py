@@ -8,8 +8,8 @@ from fractions import Fraction
 from functools import cached_property
 from sys import float_info
 
-from service.jobs.vnnlib.query import Case, Halfspace, VnnlibError
-from service.jobs.vnnlib.terms import Linear
+from service.formats.vnnlib.query import Case, Halfspace, VnnlibError
+from service.formats.vnnlib.terms import Linear
 
 LARGEST = Fraction(float_info.max)
 """End of an interval."""
