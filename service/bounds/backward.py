@@ -17,12 +17,12 @@ from service.bounds.fused import Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Climbing, Network
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import Carried, Coefficients, EnteringCollective, LinearOperator, Pulled, UnitRows
+from service.bounds.operators.collectives import Begin, End
+from service.bounds.operators.linear import AffineOperator
+from service.bounds.operators.reshape import Reshape
 from service.bounds.relaxation import Picking, Relaxed, Windowed
-from service.bounds.rules import RULES
-from service.bounds.rules.affine import AffineRule
-from service.bounds.rules.base import Carried, Coefficients, EnteringRule, LinearRule, Pulled, UnitRows
-from service.bounds.rules.collectives import Begin, End
-from service.bounds.rules.shape import SameOrder
 from service.bounds.shares import asked, filled, own_share
 from service.bounds.windows import Windows, image_of
 
@@ -111,17 +111,17 @@ class Pass:
 
     def _step(self, biases: _Biases, pending: dict[str, Pending], node: Node, waiting: Pending) -> None:
         """Through one node; what was only on the way is dropped before the next."""
-        rule = RULES[node.operator]
+        operator = OPERATORS[node.operator]
         onto = self._growing(pending.get(node.inputs[0]), waiting)
-        if onto is not None and isinstance(rule, AffineRule) and isinstance(waiting.coefficients, Tensor):
-            bias = rule.pull_onto(node, waiting.coefficients, onto)
+        if onto is not None and isinstance(operator, AffineOperator) and isinstance(waiting.coefficients, Tensor):
+            bias = operator.pull_onto(node, waiting.coefficients, onto)
             if bias is not None:
                 self._account(biases, node, waiting.own, bias)
             return
         pulled, rows_own, still_own = self._pull(node, waiting)
         if pulled.bias is not None:
             self._account(biases, node, rows_own, pulled.bias)
-        fresh = isinstance(rule, AffineRule)
+        fresh = isinstance(operator, AffineOperator)
         for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
             pending[name] = self._joined(name, pending.get(name), Pending(coefficients, still_own, fresh))
 
@@ -158,15 +158,15 @@ class Pass:
 
     def _pull_units(self, node: Node, coefficients: Carried) -> Pulled | None:
         """The step for rows of the identity or of a constant matrix; ``None`` where they are not, or must be made."""
-        rule = RULES[node.operator]
+        operator = OPERATORS[node.operator]
         if isinstance(coefficients, Picked):
             return self._pull_picked(node, coefficients)
-        if not isinstance(rule, LinearRule) or not isinstance(coefficients, UnitRows):
+        if not isinstance(operator, LinearOperator) or not isinstance(coefficients, UnitRows):
             return None
-        return rule.pull_units(node, coefficients, self.network.exchange)
+        return operator.pull_units(node, coefficients, self.network.exchange)
 
     def _pull_picked(self, node: Node, rows: Picked) -> Pulled | None:
-        if isinstance(RULES[node.operator], SameOrder):
+        if isinstance(OPERATORS[node.operator], Reshape):
             return Pulled((rows,))
         relaxed = self.relaxations.get(node.name)
         found = relaxed.pull_picked(rows) if isinstance(relaxed, Picking) else None
@@ -178,37 +178,37 @@ class Pass:
             coefficients = coefficients.windows(node.shape, self.intervals[self.network.graph.input.name].lower)
         if not isinstance(coefficients, Windows) or not coefficients.is_smaller(node.shape):
             return None
-        rule = RULES[node.operator]
-        if isinstance(rule, LinearRule):
-            return rule.pull_windows(node, coefficients)
+        operator = OPERATORS[node.operator]
+        if isinstance(operator, LinearOperator):
+            return operator.pull_windows(node, coefficients)
         relaxed = self.relaxations[node.name]
         found = relaxed.pull_windows(coefficients) if isinstance(relaxed, Windowed) else None
         return None if found is None else Pulled((found[0],), found[1])
 
     def _pull(self, node: Node, waiting: Pending) -> tuple[Pulled, bool, bool]:
         """The step through one node, and whether rows are this rank's alone at the node and before it."""
-        rule, exchange = RULES[node.operator], self.network.exchange
+        operator, exchange = OPERATORS[node.operator], self.network.exchange
         pulled = self._pull_units(node, waiting.coefficients)
         if pulled is None and exchange.axis.size == 1:
             pulled = self._pull_windows(node, waiting.coefficients)
         if pulled is not None:
             return pulled, waiting.own, waiting.own
         coefficients, own = self._settled(node, waiting)
-        if self.divided and isinstance(rule, Begin):
-            pull = rule.pull_kept if own else rule.pull_divided
+        if self.divided and isinstance(operator, Begin):
+            pull = operator.pull_kept if own else operator.pull_divided
             return pull(node, coefficients, exchange), own, True
-        if isinstance(rule, End) and own:
-            return rule.pull_divided(node, coefficients, exchange), own, False
-        if isinstance(rule, EnteringRule) and own:
-            return rule.pull_own(node, coefficients, exchange), own, False
+        if isinstance(operator, End) and own:
+            return operator.pull_divided(node, coefficients, exchange), own, False
+        if isinstance(operator, EnteringCollective) and own:
+            return operator.pull_own(node, coefficients, exchange), own, False
         return self._pull_dense(node, coefficients), own, own
 
     def _pull_dense(self, node: Node, coefficients: Tensor) -> Pulled:
-        rule = RULES[node.operator]
-        if self.ascends and isinstance(rule, AffineRule):
-            return rule.pull_in_ascent(node, coefficients)
-        if isinstance(rule, LinearRule):
-            return rule.pull(node, coefficients, self.network.exchange)
+        operator = OPERATORS[node.operator]
+        if self.ascends and isinstance(operator, AffineOperator):
+            return operator.pull_in_ascent(node, coefficients)
+        if isinstance(operator, LinearOperator):
+            return operator.pull(node, coefficients, self.network.exchange)
         return Pulled(*self.relaxations[node.name].pull(coefficients))
 
     def _settled(self, node: Node, waiting: Pending) -> tuple[Tensor, bool]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from service.bounds.graph import Node
 from service.bounds.network import Network
-from service.bounds.rules import RULES
-from service.bounds.rules.base import RelaxedRule
-from service.bounds.rules.convolution import Convolution
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import NonlinearOperator
+from service.bounds.operators.convolution import Convolution
 from service.bounds.windows import Pair, image_of
 
 Window = Pair | None
@@ -44,13 +44,17 @@ def _entries(node: Node, window: Window) -> int:
 
 
 def _earlier(node: Node, index: int, window: Window) -> Window:
-    rule = RULES[node.operator]
+    operator = OPERATORS[node.operator]
     if window is None or image_of(node.input_shapes[index]) is None:
         return None
-    if isinstance(rule, Convolution):
+    if isinstance(operator, Convolution):
         return None if node.arguments["transposed"] else _grown(node, window)
     alike = image_of(node.input_shapes[index]) == image_of(node.shape)
-    return window if alike and (isinstance(rule, RelaxedRule) or not rule.mixes(node) or len(node.inputs) > 1) else None
+    return (
+        window
+        if alike and (isinstance(operator, NonlinearOperator) or not operator.mixes(node) or len(node.inputs) > 1)
+        else None
+    )
 
 
 def _grown(node: Node, window: Pair) -> Pair:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.network import Network
-from service.bounds.rules import RULES
-from service.bounds.rules.base import LinearRule, RelaxedRule
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import LinearOperator, NonlinearOperator
 
 LARGEST = 2**22
 """Entries of all matrices together beyond which a network is not small."""
@@ -34,11 +34,11 @@ class Form:
 
 
 @dataclass(frozen=True, eq=False)
-class Operator:
+class FoldedOperator:
     """A non-linear node; ``names`` are the values that it reads, each a form of :attr:`Folded.forms`."""
 
     node: Node
-    rule: RelaxedRule
+    operator: NonlinearOperator
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class Folded:
     """``operators`` in execution order; ``forms`` by the name of the value; ``output`` is the network's."""
 
     network: Network
-    operators: tuple[Operator, ...]
+    operators: tuple[FoldedOperator, ...]
     forms: Mapping[str, Form]
     output: Form
 
@@ -73,7 +73,7 @@ def fold(network: Network, like: Tensor) -> Folded | None:
     if sum(network.nodes[name].size for name in wanted) * widest > LARGEST:
         return None
     forms = {name: _form(network, name, sources, like) for name in wanted}
-    operators = tuple(Operator(node, network.rule_of(node)) for node in nodes)
+    operators = tuple(FoldedOperator(node, network.operator_of(node)) for node in nodes)
     return Folded(network, operators, forms, forms[network.graph.output.name])
 
 
@@ -90,9 +90,9 @@ def _form(network: Network, name: str, sources: set[str], like: Tensor) -> Form:
         if node.name in sources:
             matrices[node.name] = coefficients.flatten(2)[0].contiguous()
             continue
-        rule = RULES[node.operator]
-        assert isinstance(rule, LinearRule)
-        pulled = rule.pull(node, coefficients, network.exchange)
+        operator = OPERATORS[node.operator]
+        assert isinstance(operator, LinearOperator)
+        pulled = operator.pull(node, coefficients, network.exchange)
         if pulled.bias is not None:
             bias = bias + pulled.bias[0]
         for source, each in zip(node.inputs, pulled.coefficients, strict=True):

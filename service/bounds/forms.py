@@ -19,10 +19,10 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.methods.base import Effort, parts_of_rows, passing_at_once
 from service.bounds.network import Network
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import LinearOperator, UnitRows
+from service.bounds.operators.relu import LeakyRelu
 from service.bounds.relaxation import Relaxation, Relaxed
-from service.bounds.rules import RULES
-from service.bounds.rules.base import LinearRule, UnitRows
-from service.bounds.rules.piecewise import LeakyRelu
 
 MOST_ROWS = 1024
 """Open entries of a piecewise linear layer that are bounded backward; more would cost more than cutting boxes."""
@@ -49,16 +49,16 @@ def forward_forms(network: Network, box: Interval, effort: Effort) -> Pass:
     last = {name: node for node in network.graph.nodes[1:] for name in node.inputs}
     for node in network.graph.nodes[1:]:
         inputs = [forms[name] for name in node.inputs]
-        rule = RULES[node.operator]
-        if isinstance(rule, LinearRule):
+        operator = OPERATORS[node.operator]
+        if isinstance(operator, LinearOperator):
             forms[node.name] = _linear(network, node, inputs)
         else:
             for name in node.inputs:
                 intervals[name] = intervals[name].meet(forms[name].bounds())
-            if isinstance(rule, LeakyRelu):
+            if isinstance(operator, LeakyRelu):
                 intervals[node.inputs[0]] = _settled(backward, node, effort)
             bounds = [intervals[name] for name in node.inputs]
-            relaxed = relaxations[node.name] = network.rule_of(node).relax_on(node, bounds)
+            relaxed = relaxations[node.name] = network.operator_of(node).relax_on(node, bounds)
             forms[node.name] = _relaxed(network, node, relaxed, inputs, bounds)
         intervals[node.name] = network.interval(node, intervals)
         for name in set(node.inputs):
@@ -81,10 +81,10 @@ def _linear(network: Network, node: Node, inputs: Sequence[Form]) -> Form:
 
     It is in what comes back for a slope, and takes some of its digits when it is taken off: these go to the remainder.
     """
-    rule, exchange = RULES[node.operator], network.exchange
+    operator, exchange = OPERATORS[node.operator], network.exchange
 
     def at(points: list[Tensor]) -> Tensor:
-        return rule.interval(node, [Interval.point(point) for point in points], exchange).centre
+        return operator.interval(node, [Interval.point(point) for point in points], exchange).centre
 
     batch, count = inputs[0].slopes.shape[:2]
     constant = at([torch.zeros_like(form.centre[:1]) for form in inputs])
@@ -93,7 +93,7 @@ def _linear(network: Network, node: Node, inputs: Sequence[Form]) -> Form:
     with_constant = values[batch:].reshape(batch, count, *node.shape)
     slopes = with_constant - constant.unsqueeze(1)
     lost = 2 * torch.finfo(slopes.dtype).eps * (with_constant.abs() + constant.abs().unsqueeze(1)).sum(dim=1)
-    spread = rule.interval(node, [Interval(-form.rest, form.rest) for form in inputs], exchange)
+    spread = operator.interval(node, [Interval(-form.rest, form.rest) for form in inputs], exchange)
     # Where there is no constant the slopes are as they are.
     return Form(values[:batch], slopes, spread.radius + torch.where(constant == 0, 0.0, lost))
 
@@ -103,7 +103,7 @@ def _relaxed(
 ) -> Form:
     """Along parallel lines around the function, or no better than its range where there are none."""
     if not isinstance(relaxed, Relaxation):
-        reach = network.rule_of(node).interval(node, bounds, network.exchange)
+        reach = network.operator_of(node).interval(node, bounds, network.exchange)
         slopes = inputs[0].slopes.new_zeros(*inputs[0].slopes.shape[:2], *node.shape)
         return Form(reach.centre, slopes, reach.radius)
     slope, band = _parallel(network, node, relaxed, bounds[0])
@@ -118,7 +118,7 @@ def _parallel(network: Network, node: Node, relaxed: Relaxation, bounds: Interva
     nothing = torch.zeros_like(relaxed.lower_slope)
     below = nothing if relaxed.lower_intercept is None else relaxed.lower_intercept
     above = nothing if relaxed.upper_intercept is None else relaxed.upper_intercept
-    if isinstance(network.rule_of(node), LeakyRelu):
+    if isinstance(network.operator_of(node), LeakyRelu):
         # It is convex and 0 at 0: every line through there with a slope between those of its pieces lies below.
         return relaxed.upper_slope, Interval(nothing, above)
     slope = (relaxed.lower_slope + relaxed.upper_slope) / 2
@@ -131,7 +131,7 @@ def _settled(backward: Pass, node: Node, effort: Effort) -> Interval:
     """Entries of the input whose sign is open in some instance, bounded by rows of their own."""
     network, name = backward.network, node.inputs[0]
     before = backward.intervals[name]
-    wanted = network.rule_of(node).improvable_on(node, [before])[0].flatten(1)
+    wanted = network.operator_of(node).improvable_on(node, [before])[0].flatten(1)
     (index,) = wanted.any(dim=0).nonzero(as_tuple=True)
     if not len(index) or len(index) > MOST_ROWS:
         return before

@@ -14,10 +14,10 @@ from service.bounds.capture import Trace, capture, local_state, trace
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Graph, Node
 from service.bounds.interval import Interval
+from service.bounds.operators import OPERATORS, check
+from service.bounds.operators.base import NonlinearOperator
+from service.bounds.operators.reshape import Reshape
 from service.bounds.placement import Placement, check_constants, entered, entering, place, place_part
-from service.bounds.rules import RULES, check
-from service.bounds.rules.base import RelaxedRule
-from service.bounds.rules.shape import SameOrder
 from service.parallel.mesh import SINGLE, Axis
 
 
@@ -86,7 +86,7 @@ class Network:
     @cached_property
     def nonlinear(self) -> tuple[Node, ...]:
         """The nodes that are relaxed, in execution order."""
-        return tuple(node for node in self.graph.nodes[1:] if isinstance(RULES[node.operator], RelaxedRule))
+        return tuple(node for node in self.graph.nodes[1:] if isinstance(OPERATORS[node.operator], NonlinearOperator))
 
     @cached_property
     def relaxed(self) -> frozenset[str]:
@@ -98,7 +98,7 @@ class Network:
         """Where the input only takes another shape, and nothing else uses it: that node."""
         name = self.graph.input.name
         users = [node for node in self.graph.nodes[1:] if name in node.inputs]
-        return users[0].name if len(users) == 1 and isinstance(RULES[users[0].operator], SameOrder) else None
+        return users[0].name if len(users) == 1 and isinstance(OPERATORS[users[0].operator], Reshape) else None
 
     @cached_property
     def widest(self) -> int:
@@ -112,15 +112,15 @@ class Network:
 
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
         """One step of interval propagation; an end that overflow has made meaningless becomes infinite."""
-        rule = RULES[node.operator]
-        found = rule.interval(node, [known[name] for name in node.inputs], self.exchange)
-        return found if isinstance(rule, SameOrder) else found.without_nan()
+        operator = OPERATORS[node.operator]
+        found = operator.interval(node, [known[name] for name in node.inputs], self.exchange)
+        return found if isinstance(operator, Reshape) else found.without_nan()
 
-    def rule_of(self, node: Node) -> RelaxedRule:
-        """The rule of one of ``nonlinear``."""
-        rule = RULES[node.operator]
-        assert isinstance(rule, RelaxedRule)
-        return rule
+    def operator_of(self, node: Node) -> NonlinearOperator:
+        """The operator of one of ``nonlinear``."""
+        operator = OPERATORS[node.operator]
+        assert isinstance(operator, NonlinearOperator)
+        return operator
 
     def agreed(self, name: str, bounds: Interval) -> Interval:
         """Bounds of a replicated value, equal to the last bit on all ranks: comparing them decides on relaxations."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from service.bounds.backward import Pass
 from service.bounds.fused import Adam, Picked
 from service.bounds.network import Climbing, Network
+from service.bounds.operators.base import Coefficients, UnitRows
 from service.bounds.relaxation import Family, Picking, Single, Windowed, WindowedFamily
 from service.bounds.replay import Plain, Recorded
-from service.bounds.rules.base import Coefficients, UnitRows
 from service.bounds.windows import Windows
 
 
@@ -43,7 +43,7 @@ class Families:
             network, intervals = self.backward.network, self.backward.intervals
             node = network.nodes[name]
             bounds = [intervals[each].map(Tensor.detach) for each in node.inputs]
-            self._made[name] = network.rule_of(node).family(node, bounds)
+            self._made[name] = network.operator_of(node).family(node, bounds)
         return self._made[name]
 
 

@@ -17,8 +17,8 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import PRODUCT, Graph, Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
+from service.bounds.operators.base import NonlinearOperator
 from service.bounds.relaxation import Family, Relaxed
-from service.bounds.rules.base import RelaxedRule
 
 RECIPROCAL, SUM = "aten.reciprocal.default", "aten.sum.dim_IntList"
 
@@ -50,16 +50,16 @@ def _axes(graph: Graph, node: Node) -> tuple[int, ...]:
 class _WithParts(Network):
     axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def rule_of(self, node: Node) -> RelaxedRule:
-        rule = super().rule_of(node)
-        return Parts(rule, self.axes[node.name]) if node.name in self.axes else rule
+    def operator_of(self, node: Node) -> NonlinearOperator:
+        operator = super().operator_of(node)
+        return Parts(operator, self.axes[node.name]) if node.name in self.axes else operator
 
 
 @dataclass(frozen=True, eq=False)
-class Parts(RelaxedRule):
-    """The rule of a product whose entries add up to one along ``axes``."""
+class Parts(NonlinearOperator):
+    """The operator of a product whose entries add up to one along ``axes``."""
 
-    product: RelaxedRule
+    product: NonlinearOperator
     axes: tuple[int, ...]
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
@@ -102,11 +102,11 @@ class Parts(RelaxedRule):
 @dataclass(frozen=True, eq=False)
 class _Centred:
     relaxed: Relaxed
-    rule: Parts
+    operator: Parts
     widths: Tensor
 
     def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        middle = self.rule.middle(coefficients, self.widths)
+        middle = self.operator.middle(coefficients, self.widths)
         pulled, bias = self.relaxed.pull(coefficients - middle)
         constant = middle.flatten(2).sum(dim=2)
         return pulled, constant if bias is None else bias + constant
@@ -115,7 +115,7 @@ class _Centred:
 @dataclass(frozen=True, eq=False)
 class _CentredFamily:
     family: Family
-    rule: Parts
+    operator: Parts
     widths: Tensor
 
     @property
@@ -123,4 +123,4 @@ class _CentredFamily:
         return self.family.start
 
     def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
-        return _Centred(self.family.member(parameters), self.rule, self.widths)
+        return _Centred(self.family.member(parameters), self.operator, self.widths)

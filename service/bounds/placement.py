@@ -13,8 +13,8 @@ from torch import Tensor
 
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Graph, Node, Ref, Repeated, UnsupportedModelError
-from service.bounds.rules import RULES
-from service.bounds.rules.base import Crossing
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import Crossing
 from service.parallel.collectives import members
 
 COPY = "trivet.copy_to_group.default"
@@ -61,13 +61,13 @@ def place_part(graph: Graph, entering: Placement) -> Mapping[str, Placement]:
 
 def entering(graph: Graph) -> Placement:
     """The placement that the input of a pipeline stage has: the one that the stage's first collective needs."""
-    crossings = (RULES[node.operator].crossing for node in graph.nodes[1:])
+    crossings = (OPERATORS[node.operator].crossing for node in graph.nodes[1:])
     first = next((crossing for crossing in crossings if crossing is not None), Crossing.ENTER)
     return _BEFORE[first]
 
 
 def _place(node: Node, inputs: list[Placement]) -> Placement:
-    crossing = RULES[node.operator].crossing
+    crossing = OPERATORS[node.operator].crossing
     before = inputs[0] if crossing is None else _BEFORE[crossing]
     if any(placement is not before for placement in inputs):
         found = ", ".join(f"{name} is {placement.value}" for name, placement in zip(node.inputs, inputs, strict=True))
@@ -101,7 +101,7 @@ def _placed(graph: Graph, differing: Set[str]) -> Mapping[str, Sides]:
     """What every node would have to read, if replicated values were copied wherever they have to be."""
     found: dict[str, Sides] = {graph.input.name: (Placement.REPLICATED, Placement.REPLICATED)}
     for node in graph.nodes[1:]:
-        crossing = RULES[node.operator].crossing
+        crossing = OPERATORS[node.operator].crossing
         if crossing is None:
             own = node.name in differing or any(found[name][1] is Placement.OWN for name in node.inputs)
             found[node.name] = (Placement.OWN,) * 2 if own else (Placement.REPLICATED,) * 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.folded import Folded, Operator
+from service.bounds.folded import Folded, FoldedOperator
 from service.bounds.interval import Interval
 from service.bounds.relaxation import Relaxation, Relaxed
 
@@ -63,7 +63,7 @@ class Walk:
         coefficients, bias, influence = self._back(start, len(self.folded.operators))
         return Planes(coefficients, bias, self._bounds, influence)
 
-    def _meet(self, operator: Operator) -> None:
+    def _meet(self, operator: FoldedOperator) -> None:
         node, batch = operator.node, len(self.box.lower)
         for name in operator.names:
             if name not in self._bounds:
@@ -71,15 +71,15 @@ class Walk:
         for index, name in enumerate(operator.names):
             if name not in self._slopes:
                 bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
-                wanted = operator.rule.improvable_on(node, bounds)[index].reshape(batch, -1)
+                wanted = operator.operator.improvable_on(node, bounds)[index].reshape(batch, -1)
                 self._refine(name, wanted)
         bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
-        self._relaxed[node.name] = operator.rule.relax_on(node, bounds)
-        value = operator.rule.interval(node, bounds, self.folded.network.exchange).without_nan()
+        self._relaxed[node.name] = operator.operator.relax_on(node, bounds)
+        value = operator.operator.interval(node, bounds, self.folded.network.exchange).without_nan()
         self._values[node.name] = value.map(lambda end: end.reshape(batch, -1))
 
     @staticmethod
-    def _shaped(operator: Operator, index: int, bounds: Interval) -> Interval:
+    def _shaped(operator: FoldedOperator, index: int, bounds: Interval) -> Interval:
         return bounds.map(lambda end: end.reshape(-1, *operator.node.input_shapes[index]))
 
     def _propagated(self, name: str) -> Interval:
@@ -137,7 +137,7 @@ class Walk:
         return coefficients.expand(batch, -1, -1), bias.expand(batch, -1), influence
 
     def _pull(
-        self, operator: Operator, coefficients: Tensor, owner: Tensor | None
+        self, operator: FoldedOperator, coefficients: Tensor, owner: Tensor | None
     ) -> tuple[list[Tensor], Tensor | None]:
         relaxed = self._relaxed[operator.node.name]
         shaped = coefficients.reshape(*coefficients.shape[:2], *operator.node.shape)
@@ -146,11 +146,11 @@ class Walk:
             return [pulled.flatten(2)], added
         if owner is not None:
             bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
-            relaxed = operator.rule.relax_on(operator.node, [each.map(lambda end: end[owner]) for each in bounds])
+            relaxed = operator.operator.relax_on(operator.node, [each.map(lambda end: end[owner]) for each in bounds])
         many, added = relaxed.pull(shaped)
         return [each.flatten(2) for each in many], added
 
-    def _influence(self, operator: Operator, coefficients: Tensor) -> Tensor:
+    def _influence(self, operator: FoldedOperator, coefficients: Tensor) -> Tensor:
         relaxed, weight = self._relaxed[operator.node.name], coefficients.abs()
         nothing = self.box.lower.new_zeros(1, 1, self.box.lower.shape[1])
         if not isinstance(relaxed, Relaxation):

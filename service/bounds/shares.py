@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.rules.base import Coefficients, UnitRows
+from service.bounds.operators.base import Coefficients, UnitRows
 
 
 def filled(rows: Coefficients, ranks: int) -> Coefficients:

@@ -18,8 +18,8 @@ from service.bounds.fused import FreeSlopes, pull_free
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
+from service.bounds.operators.relu import LeakyRelu
 from service.bounds.relaxation import Lines, Relaxation, Relaxed
-from service.bounds.rules.piecewise import LeakyRelu
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Sites:
 
 def kink(network: Network, site: Site) -> float | None:
     """Where a split leaves the site's reader without any relaxation; none where no single point does that."""
-    return 0.0 if isinstance(network.rule_of(network.nodes[site.reader]), LeakyRelu) else None
+    return 0.0 if isinstance(network.operator_of(network.nodes[site.reader]), LeakyRelu) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,10 +236,10 @@ class Bent:
     flattest: float
 
     @classmethod
-    def on(cls, node: Node, rule: LeakyRelu, bounds: Interval, places: Places) -> Bent:
-        open_ = rule.improvable(node, bounds).flatten(1)
+    def on(cls, node: Node, operator: LeakyRelu, bounds: Interval, places: Places) -> Bent:
+        open_ = operator.improvable(node, bounds).flatten(1)
         codes = torch.where(open_, places.open_, places.closed)
-        return cls(rule.relax(node, bounds), codes, places.index, rule.negative_slope(node))
+        return cls(operator.relax(node, bounds), codes, places.index, operator.negative_slope(node))
 
     @property
     def start(self) -> tuple[Tensor, ...]:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from service.bounds.capture import capture
 from service.bounds.graph import BatchSize, Graph, Node, Ref, UnsupportedModelError, refs
+from service.bounds.operators import OPERATORS, check
 from service.bounds.placement import Placement, place
-from service.bounds.rules import RULES, check
 from service.parallel.collectives import _copy_to_group, _gather_from_group, _reduce_from_group
 
 
@@ -103,7 +103,7 @@ def test_a_refusal_lists_every_problem_and_what_is_supported() -> None:
     text = str(refused.value)
     assert "aten.tan.default" in text
     assert "aten.sign.default" in text
-    assert all(operator in text for operator in RULES)
+    assert all(operator in text for operator in OPERATORS)
 
 
 def collective_graph(function: object) -> Graph:
@@ -139,6 +139,6 @@ def test_a_collective_over_the_batch_is_refused() -> None:
 
 def test_a_constant_is_asked_for_by_the_name_of_its_argument() -> None:
     node = Node("f", "aten.linear.default", {"input": Ref("x"), "weight": Ref("w"), "bias": None}, (4,))
-    assert RULES[node.operator].refusal(node) == "its weight would have to be constant"
+    assert OPERATORS[node.operator].refusal(node) == "its weight would have to be constant"
     with pytest.raises(TypeError, match="'weight' is Ref"):
         node.constant("weight")

@@ -16,8 +16,8 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref
 from service.bounds.methods.ibp import propagate
 from service.bounds.network import Network
-from service.bounds.rules.base import UnitRows
-from service.bounds.rules.convolution import Convolution
+from service.bounds.operators.base import UnitRows
+from service.bounds.operators.convolution import Convolution
 
 Build = Callable[["Linears", Tensor], Tensor]
 

@@ -125,8 +125,8 @@ def break_it() -> dict[str, dict[str, float]]:
 
     from service.bounds.backward import Pass
     from service.bounds.exchange import Exchange
-    from service.bounds.rules.base import Pulled
-    from service.bounds.rules.collectives import CopyToGroup, ReduceFromGroup
+    from service.bounds.operators.base import Pulled
+    from service.bounds.operators.collectives import CopyToGroup, ReduceFromGroup
     from service.parallel import distributed
 
     layers = import_module("service.bounds.methods.layers")

@@ -228,8 +228,8 @@ def cancelling(axis: Any) -> dict[str, dict[str, float]]:
     from service.bounds.interval import Interval
     from service.bounds.methods import METHODS, Effort
     from service.bounds.network import prepare
+    from service.bounds.operators.collectives import CopyToGroup, ReduceFromGroup
     from service.bounds.rigorous import RIGOROUS, linear
-    from service.bounds.rules.collectives import CopyToGroup, ReduceFromGroup
 
     def upper(network: Any, x: list[float], row: list[float], method: Any) -> float:
         point = torch.tensor([x], dtype=torch.float64)

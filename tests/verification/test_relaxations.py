@@ -16,10 +16,9 @@ from torch.nn import functional
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
-from service.bounds.rules import RULES
-from service.bounds.rules.base import NonlinearRule, RelaxedRule
-from service.bounds.rules.parametric import Parametric
-from service.bounds.rules.smooth import Smooth
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import Activation, NonlinearOperator
+from service.bounds.operators.smooth import Parametric, Smooth
 
 
 def exact_gelu(z: Tensor) -> Tensor:
@@ -43,7 +42,7 @@ PARTIAL: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, object]]] = {
     "inverse pow": (lambda z: z**-2, {"exponent": -2}),
 }
 """Defined for positive numbers, some for 0 too."""
-OPERATORS = {"tanh form": "aten.gelu.default", "selu": "aten.elu.default"}
+OVERLOADS = {"tanh form": "aten.gelu.default", "selu": "aten.elu.default"}
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, object]]] = {
     "aten.relu.default": (torch.relu, {}),
     "aten.leaky_relu.default": (lambda z: functional.leaky_relu(z, 0.2), {"negative_slope": 0.2}),
@@ -80,7 +79,7 @@ HUGE = [(-1e30, 1e30), (-3e38, 3e38), (1e30, 3e38), (-3e38, -1e30), (-1e30, 1.0)
 
 
 def node_of(name: str) -> Node:
-    operator = OPERATORS.get(name, "aten.pow.Tensor_Scalar" if "pow" in name else name)
+    operator = OVERLOADS.get(name, "aten.pow.Tensor_Scalar" if "pow" in name else name)
     return Node("f", operator, {"self": Ref("z"), **function_of(name)[1]}, (1,), ((1,),))
 
 
@@ -88,9 +87,9 @@ def function_of(name: str) -> tuple[Callable[[Tensor], Tensor], dict[str, object
     return FUNCTIONS[name] if name in FUNCTIONS else PARTIAL[name]
 
 
-def rule_of(name: str) -> NonlinearRule:
-    rule = RULES[node_of(name).operator]
-    assert isinstance(rule, NonlinearRule)
+def operator_of(name: str) -> Activation:
+    rule = OPERATORS[node_of(name).operator]
+    assert isinstance(rule, Activation)
     return rule
 
 
@@ -99,8 +98,8 @@ def check(operator: str, ends: list[tuple[float, float]], dtype: torch.dtype, ma
     function = function_of(operator)[0]
     tensor = torch.tensor(ends, dtype=dtype)
     bounds = Interval(tensor[:, :1], tensor[:, 1:])
-    relaxation = rule_of(operator).relax(node_of(operator), bounds)
-    image = rule_of(operator).interval(node_of(operator), [bounds], Exchange())
+    relaxation = operator_of(operator).relax(node_of(operator), bounds)
+    image = operator_of(operator).interval(node_of(operator), [bounds], Exchange())
     steps = torch.linspace(0, 1, 801, dtype=torch.float64)
     grid = bounds.lower.double() * (1 - steps) + bounds.upper.double() * steps
     grid = grid.clamp(bounds.lower.double(), bounds.upper.double())
@@ -155,7 +154,7 @@ def sound_members(name: str, ends: list[tuple[float, float]], places: list[float
     """Lines at any parameters of a family, one row for each, against the function on a grid."""
     tensor = torch.tensor(ends, dtype=dtype)
     bounds = Interval(tensor[:, :1], tensor[:, 1:])
-    family = rule_of(name).family(node_of(name), [bounds])
+    family = operator_of(name).family(node_of(name), [bounds])
     parameters = tuple(
         torch.tensor(places, dtype=dtype).reshape(1, -1, *[1] * (each.ndim - 1)).expand(len(ends), -1, *each.shape[1:])
         for each in family.start
@@ -200,7 +199,7 @@ def test_every_member_is_sound_on_positive_numbers(
 @pytest.mark.parametrize("name", [*FUNCTIONS, *PARTIAL])
 def test_a_family_starts_at_the_plain_lines(name: str) -> None:
     bounds = Interval(torch.tensor([[0.1], [0.4]]), torch.tensor([[0.9], [3.0]])).map(torch.Tensor.double)
-    rule, node = rule_of(name), node_of(name)
+    rule, node = operator_of(name), node_of(name)
     family, plain = rule.family(node, [bounds]), rule.relax(node, bounds)
     member = family.member(tuple(each.unsqueeze(1) for each in family.start))
     for sign in (1.0, -1.0):
@@ -229,7 +228,7 @@ def test_huge_intervals(operator: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("operator", FUNCTIONS)
 def test_an_infinite_interval_gives_a_true_line_or_none(operator: str, ends: tuple[float, float]) -> None:
     bounds = Interval(torch.tensor([[ends[0]]]), torch.tensor([[ends[1]]]))
-    relaxation = rule_of(operator).relax(node_of(operator), bounds)
+    relaxation = operator_of(operator).relax(node_of(operator), bounds)
     points = torch.linspace(max(ends[0], -50), min(ends[1], 50), 201, dtype=torch.float64)
     values = function_of(operator)[0](points)
     for slope, intercept, sign in (
@@ -245,7 +244,7 @@ def test_an_infinite_interval_gives_a_true_line_or_none(operator: str, ends: tup
 @settings(max_examples=30, deadline=None)
 @given(ends=ends_between, slopes=st.tuples(st.floats(-3, 3), st.floats(-3, 3)))
 def test_any_slope_gives_sound_lines(name: str, ends: tuple[float, float], slopes: tuple[float, float]) -> None:
-    rule = RULES[name]
+    rule = OPERATORS[name]
     rule = rule.smooth(node_of(name)) if isinstance(rule, Parametric) else rule
     assert isinstance(rule, Smooth)
     bounds = Interval(*(torch.tensor([[end]], dtype=torch.float64) for end in ends))
@@ -280,7 +279,7 @@ def test_any_slope_gives_sound_lines(name: str, ends: tuple[float, float], slope
 def test_smooth_lines_are_near_each_other(name: str, ends: tuple[float, float], widest: float) -> None:
     """Soundness alone would allow useless lines; at the middle they are as close as the envelopes, or nearly."""
     bounds = Interval(*(torch.tensor([[end]], dtype=torch.float64) for end in ends))
-    relaxation = rule_of(name).relax(node_of(name), bounds)
+    relaxation = operator_of(name).relax(node_of(name), bounds)
     middle = bounds.centre
     assert relaxation.lower_intercept is not None
     assert relaxation.upper_intercept is not None
@@ -291,7 +290,7 @@ def test_smooth_lines_are_near_each_other(name: str, ends: tuple[float, float], 
 
 def test_relu_takes_the_published_slopes() -> None:
     bounds = Interval(torch.tensor([[-1.0, -3.0, 1.0, -2.0, -1.0]]), torch.tensor([[3.0, 1.0, 2.0, -1.0, 1.0]]))
-    relaxation = rule_of("aten.relu.default").relax(node_of("aten.relu.default"), bounds)
+    relaxation = operator_of("aten.relu.default").relax(node_of("aten.relu.default"), bounds)
     assert relaxation.lower_slope.tolist() == [[1.0, 0.0, 1.0, 0.0, 0.0]]
     assert relaxation.upper_slope.tolist() == [[0.75, 0.25, 1.0, 0.0, 0.5]]
     assert relaxation.upper_intercept is not None
@@ -301,19 +300,19 @@ def test_relu_takes_the_published_slopes() -> None:
 @pytest.mark.parametrize("slope", [-0.1, 1.5])
 def test_leaky_relu_of_another_shape_is_refused(slope: float) -> None:
     node = Node("f", "aten.leaky_relu.default", {"self": Ref("z"), "negative_slope": slope}, (1,), ((1,),))
-    assert f"negative_slope {slope}" in (RULES[node.operator].refusal(node) or "")
+    assert f"negative_slope {slope}" in (OPERATORS[node.operator].refusal(node) or "")
 
 
 def test_another_form_of_gelu_is_refused() -> None:
     node = Node("f", "aten.gelu.default", {"self": Ref("z"), "approximate": "sigmoid"}, (1,), ((1,),))
-    assert "approximate='sigmoid'" in (RULES[node.operator].refusal(node) or "")
+    assert "approximate='sigmoid'" in (OPERATORS[node.operator].refusal(node) or "")
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.5, 1.0])
 def test_leaky_relu_of_any_slope_has_a_family(slope: float) -> None:
     node = Node("f", "aten.leaky_relu.default", {"self": Ref("z"), "negative_slope": slope}, (2,), ((2,),))
     bounds = Interval(torch.tensor([[-1.0, -3.0]]), torch.tensor([[2.0, 1.0]]))
-    family = RULES[node.operator].family(node, [bounds])  # type: ignore[attr-defined]
+    family = OPERATORS[node.operator].family(node, [bounds])  # type: ignore[attr-defined]
     relaxed = family.member(tuple(each.unsqueeze(1) for each in family.start))
     (through,), bias = relaxed.pull(torch.ones(1, 1, 2))
     assert through.isfinite().all()
@@ -342,8 +341,8 @@ def test_every_blend_of_planes_is_sound(operator: str, seed: int, width: float) 
         centre, radius = 3 * random(2, *each), width * random(2, *each).abs()
         bounds.append(Interval(centre - radius, centre + radius))
     node = Node("f", operator, {"self": Ref("x"), "other": Ref("y")}, shape, (first, second))
-    rule = RULES[operator]
-    assert isinstance(rule, RelaxedRule)
+    rule = OPERATORS[operator]
+    assert isinstance(rule, NonlinearOperator)
     family = rule.family(node, bounds)
     chosen = tuple(torch.rand(2, 5, *each.shape[1:], generator=generator, dtype=torch.float64) for each in family.start)
     coefficients = random(2, 5, *shape)

@@ -22,6 +22,8 @@ from service.bounds.graph import Node, Ref, UnsupportedModelError
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, from_graph
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import Activation
 from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Lines, Relaxation
 from service.bounds.rigorous import RIGOROUS, rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
@@ -29,8 +31,6 @@ from service.bounds.rigorous.curves import Curve
 from service.bounds.rigorous.functions import CURVES
 from service.bounds.rigorous.optimised import Climbed
 from service.bounds.rigorous.steps import _lines_step, interval, nonlinear_step
-from service.bounds.rules import RULES
-from service.bounds.rules.base import NonlinearRule
 from service.models.embedded import AfterEmbedding, embedded
 
 DOUBLE = torch.float64
@@ -167,7 +167,7 @@ EXACT: dict[str, tuple[Exact, dict[str, object]]] = {
     "small root": (lambda z: mpmath.power(z, mpmath.mpf(0.1)), {"exponent": 0.1}),
     "inverse square": (lambda z: z**-2, {"exponent": -2}),
 }
-OPERATORS = {
+OVERLOADS = {
     "tanh form": "aten.gelu.default",
     "selu": "aten.elu.default",
     "celu": "aten.elu.default",
@@ -178,7 +178,7 @@ NOT_NEGATIVE = {"aten.sqrt.default", "broken power", "small root"}
 
 
 def node_of(name: str) -> Node:
-    operator = name if name.startswith("aten.") else OPERATORS.get(name, "aten.pow.Tensor_Scalar")
+    operator = name if name.startswith("aten.") else OVERLOADS.get(name, "aten.pow.Tensor_Scalar")
     return Node("f", operator, {"self": Ref("z"), **EXACT[name][1]}, (1,), ((1,),))
 
 
@@ -198,8 +198,8 @@ pairs = st.tuples(
 def holds(name: str, pair: tuple[float, float], change: tuple[float, float]) -> None:
     """The relaxation, with its slopes changed too, and the range, at 40 points to 60 digits."""
     node, (low, high) = node_of(name), ends_for(name, pair)
-    rule = RULES[node.operator]
-    assert isinstance(rule, NonlinearRule)
+    rule = OPERATORS[node.operator]
+    assert isinstance(rule, Activation)
     bounds = Interval(torch.tensor([[low]], dtype=DOUBLE), torch.tensor([[high]], dtype=DOUBLE))
     given_lines = rule.relax(node, bounds)
     tilted = Relaxation(given_lines.lower_slope + change[0], given_lines.upper_slope + change[1])
@@ -239,8 +239,8 @@ def test_every_curve_is_covered() -> None:
 def test_a_line_moves_outwards_by_rounding_only() -> None:
     curve: Curve = CURVES["aten.tanh.default"](node_of("aten.tanh.default"))
     bounds = Interval(torch.tensor([[-1.0]], dtype=DOUBLE), torch.tensor([[0.5]], dtype=DOUBLE))
-    rule = RULES["aten.tanh.default"]
-    assert isinstance(rule, NonlinearRule)
+    rule = OPERATORS["aten.tanh.default"]
+    assert isinstance(rule, Activation)
     plain = rule.relax(node_of("aten.tanh.default"), bounds)
     moved = curve.lines(bounds, plain.lower_slope, plain.upper_slope)
     for before, after in (

@@ -15,8 +15,8 @@ from nets import mlp
 from torch import Tensor, nn
 
 from service.bounds.capture import capture
-from service.bounds.rules import RULES
-from service.bounds.rules.base import NonlinearRule
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import Activation
 from service.bounds.shard import regions, shard
 from service.parallel.mesh import Axis
 
@@ -111,7 +111,9 @@ def test_a_function_without_a_value_at_zero_is_not_padded() -> None:
 def activations() -> dict[str, Callable[[Tensor], Tensor]]:
     """A function for every operator with an elementwise rule of one input, by the operator's name."""
     aten = torch.ops.aten
-    plain = {name: getattr(aten, name.split(".")[1]) for name, rule in RULES.items() if isinstance(rule, NonlinearRule)}
+    plain = {
+        name: getattr(aten, name.split(".")[1]) for name, rule in OPERATORS.items() if isinstance(rule, Activation)
+    }
     return {
         **{name: lambda x, of=of: of(x) for name, of in plain.items()},
         # Where these are defined, and for finite bounds well inside.

@@ -12,8 +12,8 @@ from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import prepare
+from service.bounds.operators.base import UnitRows
 from service.bounds.optimise import Ascent
-from service.bounds.rules.base import UnitRows
 from service.bounds.windows import Windows
 
 

@@ -20,8 +20,8 @@ from service.bounds.methods.base import Analysis, Effort, affordable, elements_o
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
+from service.bounds.operators.base import UnitRows
 from service.bounds.optimise import Families, optimised
-from service.bounds.rules.base import UnitRows
 
 Part = TypeVar("Part", Tensor, UnitRows)
 

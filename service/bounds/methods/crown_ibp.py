@@ -16,7 +16,7 @@ def _bounded(network: Network, box: Interval, effort: Effort, choose: Choose) ->
     if effort.progress is not None:
         effort.progress.start(network, ())
     inputs = inputs_of(network, intervals)
-    relaxations = {node.name: network.rule_of(node).relax_on(node, inputs[node.name]) for node in network.nonlinear}
+    relaxations = {node.name: network.operator_of(node).relax_on(node, inputs[node.name]) for node in network.nonlinear}
     return LinearAnalysis(Pass(network, intervals, relaxations), inputs, effort)
 
 

@@ -18,9 +18,9 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.methods.base import Effort, parts_of_rows, passing_at_once
 from service.bounds.network import Network
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import UnitRows
 from service.bounds.relaxation import Relaxed
-from service.bounds.rules import RULES
-from service.bounds.rules.base import UnitRows
 
 Refine = Callable[[Pass, str, Tensor, Effort], Interval]
 """``(backward, name, index, effort)``: bounds ``(batch, rows)`` of the entries ``index`` ``(batch or 1, rows)`` of a
@@ -32,7 +32,7 @@ Choose = Callable[[Pass, Node, int], tuple[Tensor, Tensor]]
 def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:
     """Which entries of an input matter, bool ``(batch, n)``."""
     known = [backward.intervals[each] for each in node.inputs]
-    return backward.network.rule_of(node).improvable_on(node, known)[index_of_input].flatten(1)
+    return backward.network.operator_of(node).improvable_on(node, known)[index_of_input].flatten(1)
 
 
 def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine
                         found = _refined(backward, name, choose(backward, node, index), effort, refine)
                         intervals[name] = network.agreed(name, found)
             bounds = [intervals[name] for name in node.inputs]
-            relaxations[node.name] = network.rule_of(node).relax_on(node, bounds)
+            relaxations[node.name] = network.operator_of(node).relax_on(node, bounds)
         intervals[node.name] = network.interval(node, intervals)
     return backward
 
@@ -121,5 +121,5 @@ def _exact_intervals(network: Network, layers: int) -> set[str]:
     """Values whose intervals are exact: at most ``layers`` operators between the input and them mix entries."""
     depth = {network.graph.input.name: 0}
     for node in network.graph.nodes[1:]:
-        depth[node.name] = max(depth[name] for name in node.inputs) + RULES[node.operator].mixes(node)
+        depth[node.name] = max(depth[name] for name in node.inputs) + OPERATORS[node.operator].mixes(node)
     return {name for name, mixing in depth.items() if mixing <= layers}

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.power import Power
+from service.bounds.operators.relu import LeakyRelu
+from service.bounds.operators.sin import Periodic
+from service.bounds.operators.smooth import Parametric, Smooth
 from service.bounds.rigorous.curves import Curve, absolute, exact, relative
 from service.bounds.rigorous.rounding import TINY, UNIT
-from service.bounds.rules import RULES
-from service.bounds.rules.parametric import Parametric
-from service.bounds.rules.periodic import Periodic
-from service.bounds.rules.piecewise import LeakyRelu
-from service.bounds.rules.power import Power
-from service.bounds.rules.smooth import Smooth
 
 ValueError_ = Callable[[Tensor, Tensor], Tensor]
 CLOSE, CLOSE_SLOPE = relative(8), relative(16)
@@ -32,9 +31,9 @@ POWER_SLOPE = relative(1024)
 
 def _straight(least: float) -> Callable[[Node], Curve]:
     def curve(node: Node) -> Curve:
-        rule = RULES[node.operator]
-        assert isinstance(rule, LeakyRelu)
-        below = rule.negative_slope(node)
+        operator = OPERATORS[node.operator]
+        assert isinstance(operator, LeakyRelu)
+        below = operator.negative_slope(node)
         error = exact if below in (-1.0, 0.0, 1.0) else relative(1)
 
         def function(z: Tensor) -> Tensor:
@@ -49,38 +48,38 @@ def _smooth(
     value_error: ValueError_, slope_error: ValueError_, least: float = -inf, greatest: float = inf
 ) -> Callable[[Node], Curve]:
     def curve(node: Node) -> Curve:
-        rule = RULES[node.operator]
-        rule = rule.smooth(node) if isinstance(rule, Parametric) else rule
-        assert isinstance(rule, Smooth)
-        return of_smooth(rule, value_error, slope_error, least, greatest)
+        operator = OPERATORS[node.operator]
+        operator = operator.smooth(node) if isinstance(operator, Parametric) else operator
+        assert isinstance(operator, Smooth)
+        return of_smooth(operator, value_error, slope_error, least, greatest)
 
     return curve
 
 
 def of_smooth(
-    rule: Smooth, value_error: ValueError_, slope_error: ValueError_, least: float = -inf, greatest: float = inf
+    operator: Smooth, value_error: ValueError_, slope_error: ValueError_, least: float = -inf, greatest: float = inf
 ) -> Curve:
     return Curve(
-        rule.function,
+        operator.function,
         value_error,
-        rule.derivative,
+        operator.derivative,
         slope_error,
-        rule.turning,
-        rule.stationary,
+        operator.turning,
+        operator.stationary,
         least,
         greatest,
-        rule.defined,
-        rule.inside,
+        operator.defined,
+        operator.inside,
     )
 
 
 def _power(node: Node) -> Curve:
-    rule = RULES[node.operator]
-    assert isinstance(rule, Power)
-    exponent = rule.exponent_of(node)
+    operator = OPERATORS[node.operator]
+    assert isinstance(operator, Power)
+    exponent = operator.exponent_of(node)
     even_or_broken = exponent % 2 != 1
     root = 1e-30 if 0 < exponent < 1 else -inf
-    smooth = rule.smooth(node)
+    smooth = operator.smooth(node)
     return Curve(
         smooth.function,
         CLOSE,
@@ -126,13 +125,13 @@ def _gate(z: Tensor, computed: Tensor) -> Tensor:
     return 16 * UNIT * computed.abs() + 1e-300
 
 
-def around_zero(rule: Periodic) -> Curve:
+def around_zero(operator: Periodic) -> Curve:
     """Turning points are multiples of π, rounded: between them and the true ones f bends by nothing that counts."""
 
     def error(z: Tensor, computed: Tensor) -> Tensor:
         return 16 * UNIT * computed.abs() + 1e-40
 
-    return of_smooth(rule.around_zero, error, LEVEL_SLOPE, -1.0, 1.0)
+    return of_smooth(operator.around_zero, error, LEVEL_SLOPE, -1.0, 1.0)
 
 
 CURVES: Mapping[str, Callable[[Node], Curve]] = {

@@ -2,7 +2,7 @@
 
 Backward, ``Â`` is computed for ``A W``. Whatever ``Â`` is, ``A·(W v + b) ≥ Â·v + fl(A b) − |A|·E`` with
 ``E = γ_c |W| |v| + γ_b |b|``: the rounding of every row is one product of ``|A|`` with a vector that all rows share.
-The largest ``|W| |v| + |b|`` is what interval propagation gives for an interval around 0, for every linear rule.
+The largest ``|W| |v| + |b|`` is what interval propagation gives for an interval around 0, for every linear operator.
 
 Where ranks add up, each is charged for its own terms: ``|Σ A_r − fl(Σ A_r)|·|v| ≤ Σ γ_n |A_r|·|v|`` for n ranks.
 """
@@ -19,12 +19,11 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.rigorous.rounding import TINY, gamma, magnitude, symmetric, widened
-from service.bounds.rules import RULES
-from service.bounds.rules.affine import AddMatrixProduct, AffineRule, LinearLayer, MatrixFromLeft, MatrixProduct
-from service.bounds.rules.arithmetic import Multiple, Negation, Sum
-from service.bounds.rules.base import Rule
-from service.bounds.rules.collectives import (
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.add import Addition
+from service.bounds.operators.base import Operator
+from service.bounds.operators.cat import Concatenate
+from service.bounds.operators.collectives import (
     CopyToGroup,
     GatherFromGroup,
     GatherWithReduce,
@@ -32,8 +31,19 @@ from service.bounds.rules.collectives import (
     ReduceScatter,
     ScatterToGroup,
 )
-from service.bounds.rules.convolution import Convolution
-from service.bounds.rules.shape import Choose, Concatenate, Expand, Pad, Permute, SameOrder, Select, Slice, Total
+from service.bounds.operators.convolution import Convolution
+from service.bounds.operators.expand import Expand
+from service.bounds.operators.linear import AddMatrixProduct, AffineOperator, Linear
+from service.bounds.operators.matmul import MatrixFromLeft, MatrixProduct
+from service.bounds.operators.mul import Multiple
+from service.bounds.operators.neg import Negation
+from service.bounds.operators.pad import Pad
+from service.bounds.operators.permute import Permute
+from service.bounds.operators.reshape import Reshape
+from service.bounds.operators.slice import Select, Slice
+from service.bounds.operators.sum import Sum
+from service.bounds.operators.where import Where
+from service.bounds.rigorous.rounding import TINY, gamma, magnitude, symmetric, widened
 
 Widen = Callable[[Node, Sequence[Interval], Interval, Exchange], Interval]
 
@@ -66,7 +76,7 @@ def backward_error(node: Node, inputs: Sequence[Interval], exchange: Exchange) -
 
     Of a value that differs by rank both are this rank's.
     """
-    roundings = LINEAR[type(RULES[node.operator])].backward(node)
+    roundings = LINEAR[type(OPERATORS[node.operator])].backward(node)
     coefficient = roundings.on_an_input(exchange.axis.size)
     sizes = [magnitude(each) for each in inputs]
     if not coefficient and not roundings.bias:
@@ -83,7 +93,7 @@ def backward_error(node: Node, inputs: Sequence[Interval], exchange: Exchange) -
 
 
 def _of_magnitude(node: Node, sizes: Sequence[Tensor], exchange: Exchange) -> Tensor:
-    return magnitude(RULES[node.operator].interval(node, [symmetric(size) for size in sizes], exchange))
+    return magnitude(OPERATORS[node.operator].interval(node, [symmetric(size) for size in sizes], exchange))
 
 
 def repeats(node: Node) -> int:
@@ -101,9 +111,9 @@ def _has_constant(node: Node, *arguments: str) -> bool:
 
 
 def _affine(node: Node) -> Roundings:
-    rule = RULES[node.operator]
-    assert isinstance(rule, AffineRule)
-    weight = rule.read(node).weight
+    operator = OPERATORS[node.operator]
+    assert isinstance(operator, AffineOperator)
+    weight = operator.read(node).weight
     return Roundings(max(weight.shape[-2:]) + repeats(node) + 8, node.size + 8)
 
 
@@ -134,12 +144,12 @@ def _by_magnitude(node: Node, inputs: Sequence[Interval], found: Interval, excha
 
 def _by_term(node: Node, inputs: Sequence[Interval], found: Interval, exchange: Exchange) -> Interval:
     """Each end is a sum of ends, or a multiple of one: it may be off by as much as their own values suggest."""
-    rule = RULES[node.operator]
+    operator = OPERATORS[node.operator]
     below, above = (
-        magnitude(rule.interval(node, [Interval.point(end.abs())], exchange))
+        magnitude(operator.interval(node, [Interval.point(end.abs())], exchange))
         for end in (inputs[0].lower, inputs[0].upper)
     )
-    if isinstance(rule, Multiple):  # a negative factor exchanges the ends
+    if isinstance(operator, Multiple):  # a negative factor exchanges the ends
         below, above = found.lower.abs(), found.upper.abs()
     factor, lost = gamma(prod(node.input_shapes[0]) // max(node.size, 1) + 4), TINY * (prod(node.input_shapes[0]) + 2)
     return signs_kept(node, inputs, widened(found, below * factor + lost, above * factor + lost), exchange)
@@ -147,7 +157,7 @@ def _by_term(node: Node, inputs: Sequence[Interval], found: Interval, exchange: 
 
 def _by_rank(node: Node, inputs: Sequence[Interval], found: Interval, exchange: Exchange) -> Interval:
     """Each end is the sum of the ranks' own ends: it may be off by as much as their sizes suggest."""
-    sizes = RULES[node.operator].interval(node, [Interval(inputs[0].lower.abs(), inputs[0].upper.abs())], exchange)
+    sizes = OPERATORS[node.operator].interval(node, [Interval(inputs[0].lower.abs(), inputs[0].upper.abs())], exchange)
     factor, lost = gamma(exchange.axis.size), TINY * exchange.axis.size
     return signs_kept(node, inputs, widened(found, sizes.lower * factor + lost, sizes.upper * factor + lost), exchange)
 
@@ -155,7 +165,7 @@ def _by_rank(node: Node, inputs: Sequence[Interval], found: Interval, exchange: 
 def signs_kept(node: Node, inputs: Sequence[Interval], interval: Interval, exchange: Exchange) -> Interval:
     """Cut what widening added beyond 0 where the inputs' signs alone rule it out; a root may follow."""
     signs = [Interval(each.lower.sign().clamp(max=0), each.upper.sign().clamp(min=0)) for each in inputs]
-    image = RULES[node.operator].interval(node, signs, exchange)
+    image = OPERATORS[node.operator].interval(node, signs, exchange)
     return Interval(
         torch.where(image.lower >= 0, interval.lower.clamp(min=0), interval.lower),
         torch.where(image.upper <= 0, interval.upper.clamp(max=0), interval.upper),
@@ -175,24 +185,24 @@ def _by_one_addition(node: Node, inputs: Sequence[Interval], found: Interval, ex
     return widened(found, error, error)
 
 
-LINEAR: Mapping[type[Rule], Allowance] = {
-    LinearLayer: Allowance(_affine, _by_magnitude),
+LINEAR: Mapping[type[Operator], Allowance] = {
+    Linear: Allowance(_affine, _by_magnitude),
     AddMatrixProduct: Allowance(_affine, _by_magnitude),
     MatrixProduct: Allowance(_affine, _by_magnitude),
     MatrixFromLeft: Allowance(_from_left, _by_magnitude),
     Convolution: Allowance(_convolution, _by_magnitude),
-    Sum: Allowance(_sum, _by_one_addition),
+    Addition: Allowance(_sum, _by_one_addition),
     Negation: Allowance(_exact),
     Multiple: Allowance(lambda node: Roundings(repeats(node) + 4), _by_term),
-    Total: Allowance(lambda node: Roundings(4), _by_term),
-    SameOrder: Allowance(_exact),
+    Sum: Allowance(lambda node: Roundings(4), _by_term),
+    Reshape: Allowance(_exact),
     Permute: Allowance(_exact),
     Slice: Allowance(_exact),
     Expand: Allowance(lambda node: Roundings(repeats(node))),
     Concatenate: Allowance(lambda node: Roundings(bias=node.size)),
     Select: Allowance(lambda node: Roundings(len(node.constant("index")))),
     Pad: Allowance(lambda node: Roundings(bias=node.size if node.arguments["value"] else 0)),
-    Choose: Allowance(_choose),
+    Where: Allowance(_choose),
     CopyToGroup: Allowance(lambda node: Roundings(over_ranks=True)),
     ReduceFromGroup: Allowance(_exact, _by_rank),
     GatherFromGroup: Allowance(_exact),
@@ -200,4 +210,4 @@ LINEAR: Mapping[type[Rule], Allowance] = {
     GatherWithReduce: Allowance(lambda node: Roundings(over_ranks=True)),
     ReduceScatter: Allowance(_exact, _by_rank),
 }
-"""By the type of the rule. What a collective moves, or adds to zeros, it keeps to the last bit."""
+"""By the type of the operator. What a collective moves, or adds to zeros, it keeps to the last bit."""

@@ -15,11 +15,11 @@ from service.bounds.interval import Interval
 from service.bounds.memory import in_parts
 from service.bounds.methods.base import Effort, affordable
 from service.bounds.network import Network
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import Coefficients, NonlinearOperator, UnitRows
 from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.optimised import Climbed
 from service.bounds.rigorous.steps import Step, interval, linear_step, nonlinear_step, refuse_unknown
-from service.bounds.rules import RULES
-from service.bounds.rules.base import Coefficients, RelaxedRule, UnitRows
 
 Bounding = Callable[[RigorousPass, str, Coefficients], Tensor]
 """``(pass, node, rows)`` to rigorous lower bounds ``(batch, rows)`` of rows of the node's value."""
@@ -171,8 +171,8 @@ def _analysed(
     given = {network.graph.input.name} if network.before is None else set()
     left, met = set(linear) - given, set(given)
     for node in network.graph.nodes[1:]:
-        rule = RULES[node.operator]
-        if isinstance(rule, RelaxedRule):
+        operator = OPERATORS[node.operator]
+        if isinstance(operator, NonlinearOperator):
             branch = within.get(node.name) if within else None
             for index, name in enumerate(node.inputs):
                 if name not in met:
@@ -185,7 +185,7 @@ def _analysed(
                 if branch is not None:
                     intervals[name] = _confined(intervals[name], branch[index])
             bounds = [intervals[name] for name in node.inputs]
-            steps[node.name] = nonlinear_step(node, bounds, rule.relax_on(node, bounds))
+            steps[node.name] = nonlinear_step(node, bounds, operator.relax_on(node, bounds))
         else:
             steps[node.name] = linear_step(node, [intervals[name] for name in node.inputs], network.exchange)
         with plain_convolutions():
@@ -217,7 +217,7 @@ def _refined(
     known = [walk.intervals[each] for each in node.inputs]
     if branch is not None:
         known = [_confined(each, own) for each, own in zip(known, branch, strict=True)]
-    wanted = walk.network.rule_of(node).improvable_on(node, known)[index].flatten(1)
+    wanted = walk.network.operator_of(node).improvable_on(node, known)[index].flatten(1)
     return _bounded(walk, bounding, name, wanted, effort)
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from service.bounds.operators.base import Coefficients, UnitRows
 from service.bounds.optimise import Ascending, Ascent, Climber, Families
 from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.steps import Step, nonlinear_step
-from service.bounds.rules.base import Coefficients, UnitRows
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,16 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Graph, Node, UnsupportedModelError
 from service.bounds.interval import Interval
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import NonlinearOperator
+from service.bounds.operators.floor import Floor
+from service.bounds.operators.matmul import MatrixOfTwo
+from service.bounds.operators.mul import Product
+from service.bounds.operators.sin import Periodic
 from service.bounds.relaxation import Lines, Relaxation, Relaxed
 from service.bounds.rigorous.functions import CURVES, around_zero
 from service.bounds.rigorous.linear import LINEAR, backward_error, repeats, signs_kept
 from service.bounds.rigorous.rounding import TINY, UNIT, gamma, magnitude, symmetric, widened
-from service.bounds.rules import RULES
-from service.bounds.rules.base import RelaxedRule
-from service.bounds.rules.bilinear import MatrixOfTwo, Product
-from service.bounds.rules.periodic import Periodic
-from service.bounds.rules.piecewise import Floor
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,21 +46,21 @@ def refuse_unknown(graph: Graph) -> None:
 
 
 def _is_known(node: Node) -> bool:
-    kind = type(RULES[node.operator])
+    kind = type(OPERATORS[node.operator])
     return kind in LINEAR or kind in (Product, MatrixOfTwo, Floor, Periodic) or node.operator in CURVES
 
 
 def interval(node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
     """One step of interval propagation that holds in real arithmetic."""
-    rule = RULES[node.operator]
+    operator = OPERATORS[node.operator]
     if node.operator in CURVES:
         return CURVES[node.operator](node).range(inputs[0])
-    found = rule.interval(node, inputs, exchange)
-    if type(rule) in LINEAR:
-        found = LINEAR[type(rule)].widen(node, inputs, found, exchange)
-    elif isinstance(rule, Product):
+    found = operator.interval(node, inputs, exchange)
+    if type(operator) in LINEAR:
+        found = LINEAR[type(operator)].widen(node, inputs, found, exchange)
+    elif isinstance(operator, Product):
         found = signs_kept(node, inputs, widened(found, 4 * TINY, 4 * TINY), exchange)
-    elif isinstance(rule, MatrixOfTwo):
+    elif isinstance(operator, MatrixOfTwo):
         error = gamma(node.input_shapes[0][-1] + 12) * _product_magnitude(node, inputs) + node.size * 4 * TINY
         found = widened(found, error, error)
     return found.without_nan()
@@ -71,18 +72,18 @@ def linear_step(node: Node, inputs: Sequence[Interval], exchange: Exchange) -> S
 
 
 def nonlinear_step(node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
-    """Through ``chosen``, a relaxation on ``inputs`` as the rule gives it, moved outwards as far as needed.
+    """Through ``chosen``, a relaxation on ``inputs`` as the operator gives it, moved outwards as far as needed.
 
     ``rows`` is 1 for the same relaxation in every row.
     """
-    rule = RULES[node.operator]
-    if isinstance(rule, Product | MatrixOfTwo):
+    operator = OPERATORS[node.operator]
+    if isinstance(operator, Product | MatrixOfTwo):
         return _planes_step(node, inputs, chosen)
     bounds = inputs[0].map(lambda end: end.unsqueeze(1))
-    if isinstance(rule, Floor):
-        lines = rule.relax(node, bounds)
-    elif isinstance(rule, Periodic):
-        lines = _periodic_lines(rule, bounds, *_slopes(bounds, chosen, rows))
+    if isinstance(operator, Floor):
+        lines = operator.relax(node, bounds)
+    elif isinstance(operator, Periodic):
+        lines = _periodic_lines(operator, bounds, *_slopes(bounds, chosen, rows))
     else:
         lines = CURVES[node.operator](node).lines(bounds, *_slopes(bounds, chosen, rows))
     return _lines_step(bounds, _as_lines(lines))
@@ -99,10 +100,10 @@ def _as_lines(lines: Relaxation) -> Lines:
     return Lines(lines.lower_slope, lines.upper_slope, lines.lower_intercept, lines.upper_intercept)
 
 
-def _periodic_lines(rule: Periodic, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
+def _periodic_lines(operator: Periodic, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
     """Around 0, then moved back: the shift is a rounded multiple of 2π, and the function no steeper than 1."""
-    inner, shift, error, wide = rule.shifted(bounds)
-    near = around_zero(rule).lines(inner, lower_slope, upper_slope)
+    inner, shift, error, wide = operator.shifted(bounds)
+    near = around_zero(operator).lines(inner, lower_slope, upper_slope)
     assert near.lower_intercept is not None
     assert near.upper_intercept is not None
     zero = torch.zeros_like(near.lower_slope)
@@ -131,7 +132,7 @@ def _lines_step(bounds: Interval, lines: Lines) -> Step:
 def _planes_step(node: Node, inputs: Sequence[Interval], chosen: Relaxed) -> Step:
     """Planes through corners of the box, in any mixture: few products of ends for each coefficient and intercept."""
     size = _product_magnitude(node, inputs)
-    matrix = isinstance(RULES[node.operator], MatrixOfTwo)
+    matrix = isinstance(OPERATORS[node.operator], MatrixOfTwo)
     longest = sum(node.shape[-2:]) + node.input_shapes[0][-1] if matrix else 1
     error = (16 * gamma(longest + repeats(node) + 8) + 8 * gamma(node.size + 8)) * size
     reach = sum(magnitude(each).flatten(1).sum(dim=1) for each in inputs) + size.flatten(1).sum(dim=1)
@@ -139,6 +140,6 @@ def _planes_step(node: Node, inputs: Sequence[Interval], chosen: Relaxed) -> Ste
 
 
 def _product_magnitude(node: Node, inputs: Sequence[Interval]) -> Tensor:
-    rule = RULES[node.operator]
-    assert isinstance(rule, RelaxedRule)
-    return magnitude(rule.interval(node, [symmetric(magnitude(each)) for each in inputs], Exchange()))
+    operator = OPERATORS[node.operator]
+    assert isinstance(operator, NonlinearOperator)
+    return magnitude(operator.interval(node, [symmetric(magnitude(each)) for each in inputs], Exchange()))

@@ -13,10 +13,14 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Repeated
 from service.bounds.interval import Interval
-from service.bounds.rules import RULES
-from service.bounds.rules.base import NonlinearRule, Rule
-from service.bounds.rules.convolution import Convolution
-from service.bounds.rules.shape import Pad, Permute, SameOrder, Select, Slice, Total
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.base import Activation, Operator
+from service.bounds.operators.convolution import Convolution
+from service.bounds.operators.pad import Pad
+from service.bounds.operators.permute import Permute
+from service.bounds.operators.reshape import Reshape
+from service.bounds.operators.slice import Select, Slice
+from service.bounds.operators.sum import Sum
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,10 @@ class Follow(Protocol):
 
 def follow(node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | None:
     """``cuts`` has every input of ``node``."""
-    rule = RULES[node.operator]
-    if rule.elementwise:
+    operator = OPERATORS[node.operator]
+    if operator.elementwise:
         return _elementwise(node, cuts, ranks)
-    found = next((of for kind, of in FOLLOW.items() if isinstance(rule, kind)), None)
+    found = next((of for kind, of in FOLLOW.items() if isinstance(operator, kind)), None)
     return None if found is None else found(node, cuts, ranks)
 
 
@@ -73,13 +77,13 @@ def _elementwise(node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | None:
 
 def _is_finite_at_zero(node: Node) -> bool:
     """Whether padding, which is zero, has bounds and a relaxation that the zeros of the next layer can drop."""
-    rule = RULES[node.operator]
-    if not isinstance(rule, NonlinearRule):
+    operator = OPERATORS[node.operator]
+    if not isinstance(operator, Activation):
         return True
-    if rule.refusal(node) is not None:
+    if operator.refusal(node) is not None:
         return False
     entry, zero = replace(node, shape=(1,), input_shapes=((1,),)), Interval.point(torch.zeros(1, 1))
-    value, lines = rule.interval(entry, [zero], Exchange()), rule.relax(entry, zero)
+    value, lines = operator.interval(entry, [zero], Exchange()), operator.relax(entry, zero)
     ends = (value.lower, value.upper, lines.lower_slope, lines.upper_slope)
     intercepts = [each for each in (lines.lower_intercept, lines.upper_intercept) if each is not None]
     return all(bool(end.isfinite().all()) for end in (*ends, *intercepts))
@@ -139,13 +143,13 @@ def _channel_by_channel(node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut 
     return cut if cut.dim == 0 and groups == cut.length == node.shape[0] else None
 
 
-FOLLOW: Mapping[type[Rule], Follow] = {
-    SameOrder: _view,
+FOLLOW: Mapping[type[Operator], Follow] = {
+    Reshape: _view,
     Permute: _permute,
     Slice: _along_others,
     Select: _along_others,
     Pad: _pad,
-    Total: _total,
+    Sum: _total,
     Convolution: _channel_by_channel,
 }
 """Of the operators that are not elementwise; a convolution that joins channels is a layer."""

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import BatchSize, Graph, Node, Ref, Repeated
-from service.bounds.rules import RULES
-from service.bounds.rules.affine import Affine, AffineRule
-from service.bounds.rules.shape import SameOrder
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.linear import Affine, AffineOperator
+from service.bounds.operators.reshape import Reshape
 from service.bounds.shard.cuts import Cut
 from service.bounds.shard.regions import CONVOLUTION, Region, output_dim, regions, undivided
 from service.parallel.mesh import Axis
@@ -125,13 +125,13 @@ class _Divider:
         shape = cut.local(node.shape)
         before = [self.cuts[name].local(whole) for name, whole in zip(node.inputs, node.input_shapes, strict=True)]
         arguments = dict(node.arguments)
-        rule = RULES[node.operator]
-        if rule.elementwise:
+        operator = OPERATORS[node.operator]
+        if operator.elementwise:
             fill = 1.0 if node.operator == "aten.div.Tensor" else 0.0
             arguments = {name: self._operand(value, node, cut, fill) for name, value in arguments.items()}
         elif node.operator == CONVOLUTION:
             arguments = {**self._convolution(node, {"weight": 0, "bias": 0}, cut), "groups": cut.share}
-        elif isinstance(rule, SameOrder):
+        elif isinstance(operator, Reshape):
             sized = next((name for name in ("size", "shape") if name in arguments), None)
             arguments |= {} if sized is None else {sized: (BatchSize(), *shape)}
         return replace(node, arguments=arguments, shape=shape, input_shapes=tuple(before))
@@ -147,6 +147,6 @@ class _Divider:
 
 
 def _affine(node: Node) -> Affine:
-    rule = RULES[node.operator]
-    assert isinstance(rule, AffineRule)
-    return rule.read(node)
+    operator = OPERATORS[node.operator]
+    assert isinstance(operator, AffineOperator)
+    return operator.read(node)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import prod
 
 from service.bounds.graph import Graph, Node
-from service.bounds.rules import RULES
-from service.bounds.rules.affine import AffineRule
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.linear import AffineOperator
 from service.bounds.shard.cuts import Cut, follow
 
 CONVOLUTION = "aten.convolution.default"
@@ -69,8 +69,8 @@ def is_layer(node: Node) -> bool:
     """Whether its outputs can be divided, and what it adds up over."""
     if node.operator == CONVOLUTION:
         return int(node.arguments["groups"]) == 1
-    rule = RULES[node.operator]
-    return isinstance(rule, AffineRule) and rule.read(node).weight.ndim == 2
+    operator = OPERATORS[node.operator]
+    return isinstance(operator, AffineOperator) and operator.read(node).weight.ndim == 2
 
 
 def output_dim(node: Node) -> int:

@@ -17,9 +17,9 @@ from service.bounds.methods import Analysis, Effort, Method
 from service.bounds.methods.alpha import OptimisedAnalysis
 from service.bounds.methods.base import LinearAnalysis, elements_of_a_row
 from service.bounds.network import Network
+from service.bounds.operators import check
 from service.bounds.placement import Placement, check_constants, place, place_part
 from service.bounds.rigorous import RigorousAnalysis
-from service.bounds.rules import check
 from service.bounds.stages.cuts import cut_graph
 from service.bounds.stages.line import Line
 from service.bounds.stages.passes import Asked, RigorousService, Service, StagesBefore, tell

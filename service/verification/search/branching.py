@@ -15,9 +15,9 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.relu import LeakyRelu
 from service.bounds.parts import Parts
 from service.bounds.relaxation import Lines, Relaxation
-from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.split import Bent, kink
 from service.verification.search.bounding import Bounding, Closer
 from service.verification.search.domains import Domains
@@ -136,7 +136,7 @@ class Branching:
             site.value: torch.zeros_like(closer.bounds[site.value].lower, dtype=torch.bool) for site in self.sites.each
         }
         for node in self.bounding.walk.relaxed:
-            masks = self.network.rule_of(node).improvable_on(node, [closer.bounds[name] for name in node.inputs])
+            masks = self.network.operator_of(node).improvable_on(node, [closer.bounds[name] for name in node.inputs])
             for name, mask in zip(node.inputs, masks, strict=True):
                 wanted[name] = wanted[name] | mask
         kinked = torch.cat(
@@ -162,13 +162,13 @@ class Branching:
     def _losses_of(self, node: Node, closer: Closer, points: dict[str, Tensor], times: int) -> list[Tensor]:
         """By input, ``(times · n, *shape)``."""
         bounds = [closer.bounds[name] for name in node.inputs]
-        arrived, rule = closer.coefficients[node.name].squeeze(1), self.network.rule_of(node)
-        if isinstance(rule, Parts):
-            arrived = arrived - rule.middle(arrived.unsqueeze(1), rule.widths(bounds)).squeeze(1)
+        arrived, operator = closer.coefficients[node.name].squeeze(1), self.network.operator_of(node)
+        if isinstance(operator, Parts):
+            arrived = arrived - operator.middle(arrived.unsqueeze(1), operator.widths(bounds)).squeeze(1)
         if len(bounds) > 1:
             return [_repeated(loss, times) for loss in self._spread(node, bounds, arrived)]
         family, z = closer.families[node.name], points[node.inputs[0]]
-        relaxed = family.relaxation if isinstance(family, Bent) else rule.relax_on(node, bounds)
+        relaxed = family.relaxation if isinstance(family, Bent) else operator.relax_on(node, bounds)
         assert isinstance(relaxed, Relaxation)
         value = self.network.interval(node, {node.inputs[0]: Interval.point(z)}).lower
         shape = times, *arrived.shape
@@ -183,13 +183,13 @@ class Branching:
         upper = {site.value: torch.zeros_like(closer.bounds[site.value].lower) for site in self.sites.each}
         lower = dict(upper)
         for node in self.bounding.walk.relaxed:
-            rule, relaxed, name = self.network.rule_of(node), closer.relaxed[node.name], node.inputs[0]
-            if node.name in closer.coefficients and isinstance(rule, LeakyRelu):
+            operator, relaxed, name = self.network.operator_of(node), closer.relaxed[node.name], node.inputs[0]
+            if node.name in closer.coefficients and isinstance(operator, LeakyRelu):
                 assert isinstance(relaxed, Lines)
                 arrived = closer.coefficients[node.name]
                 slope = torch.where(arrived > 0, relaxed.lower_slope, relaxed.upper_slope)
                 upper[name] = upper[name] + (arrived * (1 - slope)).squeeze(1)
-                lower[name] = lower[name] + (arrived * (rule.negative_slope(node) - slope)).squeeze(1)
+                lower[name] = lower[name] + (arrived * (operator.negative_slope(node) - slope)).squeeze(1)
         return [self.sites.flattened(upper), self.sites.flattened(lower)]
 
     def _spread(self, node: Node, bounds: list[Interval], arrived: Tensor) -> list[Tensor]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
+from service.bounds.operators.relu import LeakyRelu
 from service.bounds.relaxation import Family, Relaxed
-from service.bounds.rules.piecewise import LeakyRelu
 from service.bounds.split import Bent, Places
 
 Bounds = Mapping[str, Interval]
@@ -73,10 +73,10 @@ class Choices:
             yield name, tuple(next(parts).reshape(len(parameters), 1, *start.shape[1:]) for start in starts)
 
     def _improvable(self, node: Node, bounds: Bounds) -> Tensor:
-        return self.network.rule_of(node).improvable_on(node, [bounds[value] for value in node.inputs])[0]
+        return self.network.operator_of(node).improvable_on(node, [bounds[value] for value in node.inputs])[0]
 
     def _family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        rule = self.network.rule_of(node)
-        if isinstance(rule, LeakyRelu):
-            return Bent.on(node, rule, bounds[0], self._open[node.name])
-        return rule.family(node, bounds)
+        operator = self.network.operator_of(node)
+        if isinstance(operator, LeakyRelu):
+            return Bent.on(node, operator, bounds[0], self._open[node.name])
+        return operator.family(node, bounds)

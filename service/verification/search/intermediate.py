@@ -53,7 +53,7 @@ def wanted(network: Network, bounds: Interval, site: Site) -> Tensor:
     for node in network.nonlinear:
         if site.value in node.inputs:
             known = [Interval(lower[name], upper[name]) for name in node.inputs]
-            masks = network.rule_of(node).improvable_on(node, known)
+            masks = network.operator_of(node).improvable_on(node, known)
             for name, mask in zip(node.inputs, masks, strict=True):
                 if name == site.value:
                     found |= mask

@@ -20,8 +20,8 @@ from torch import Tensor
 from service.bounds.capture import capture
 from service.bounds.interval import Interval
 from service.bounds.network import Network, from_graph
-from service.bounds.rules import RULES
-from service.bounds.rules.piecewise import LeakyRelu
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.relu import LeakyRelu
 from service.bounds.shard import shard
 from service.bounds.split import Sites
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
@@ -66,7 +66,7 @@ class Programs:
         """The same graph in float64, divided over the same ranks."""
         network, axis = self.subject.network, self.subject.network.exchange.axis
         graph = capture(self.subject.judge, network.graph.input.shape)
-        divided = any(RULES[node.operator].crossing is not None for node in graph.nodes[1:])
+        divided = any(OPERATORS[node.operator].crossing is not None for node in graph.nodes[1:])
         # What the module itself does not divide its graph was divided for.
         return from_graph(graph if divided else shard(graph, axis), axis)
 
@@ -74,7 +74,7 @@ class Programs:
     def applies(self) -> bool:
         """Not to a model in stages, whose matrix no rank has."""
         network = self.subject.network
-        bent = all(isinstance(network.rule_of(node), LeakyRelu) for node in network.nonlinear)
+        bent = all(isinstance(network.operator_of(node), LeakyRelu) for node in network.nonlinear)
         return bent and self.subject.staged is None
 
     def solved(self, domain: Domains, bounds: Interval) -> Solved:
@@ -144,9 +144,9 @@ class Programs:
         above = sites.unflattened(positive.scatter(1, splits.index[splits.sign < 0][None], False))
         slopes = {}
         for node in self.network.nonlinear:
-            rule = self.network.rule_of(node)
-            assert isinstance(rule, LeakyRelu)
-            slopes[node.name] = torch.where(above[node.inputs[0]], 1.0, rule.negative_slope(node)).double()
+            operator = self.network.operator_of(node)
+            assert isinstance(operator, LeakyRelu)
+            slopes[node.name] = torch.where(above[node.inputs[0]], 1.0, operator.negative_slope(node)).double()
         return slopes
 
 

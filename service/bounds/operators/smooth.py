@@ -7,6 +7,7 @@ So any slope, also an optimised one, gives a sound line.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,9 +17,9 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.base import Activation
+from service.bounds.operators.table import LineTable
 from service.bounds.relaxation import Family, Lines, Relaxation
-from service.bounds.rules.base import NonlinearRule
-from service.bounds.rules.table import LineTable
 
 UNIFORM_POINTS = 8
 STEPS = 9
@@ -31,7 +32,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Smooth(NonlinearRule):
+class Smooth(Activation):
     """``function`` with its ``derivative``.
 
     ``stationary`` are the zeros of the derivative, ``turning`` the points where the derivative stops rising or
@@ -294,3 +295,23 @@ def _spread(first: Tensor, middle: Tensor, last: Tensor) -> Tensor:
     before = torch.lerp(first.unsqueeze(1), middle.unsqueeze(1), half)
     after = torch.lerp(middle.unsqueeze(1), last.unsqueeze(1), half)
     return torch.cat([before, after[:, 1:]], dim=1)
+
+
+class Parametric(Activation):
+    """Each node has a :class:`Smooth` function of its own."""
+
+    @abstractmethod
+    def smooth(self, node: Node) -> Smooth:
+        """The function of a node."""
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return self.smooth(node).interval(node, inputs, exchange)
+
+    def improvable(self, node: Node, bounds: Interval) -> Tensor:
+        return self.smooth(node).improvable(node, bounds)
+
+    def relax(self, node: Node, bounds: Interval) -> Relaxation:
+        return self.smooth(node).relax(node, bounds)
+
+    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+        return self.smooth(node).family(node, bounds)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
-from service.bounds.rules.parametric import Parametric
-from service.bounds.rules.smooth import Smooth
+from service.bounds.operators.smooth import Parametric, Smooth
 
 SHORTCUT = 20.0
 """torch gives z itself where ``β z`` is more; the difference is under ``exp(−20)``."""

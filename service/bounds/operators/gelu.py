@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
-from service.bounds.rules.parametric import Parametric
-from service.bounds.rules.smooth import Smooth
+from service.bounds.operators.smooth import Parametric, Smooth
 
 MINIMUM = -0.7517915246935645  # where Φ(z) + z·φ(z) = 0, the only zero of the derivative
 

@@ -1,4 +1,4 @@
-"""Functions of straight pieces: ReLU, leaky ReLU, absolute value, floor."""
+"""ReLU and leaky ReLU: two straight pieces that meet at 0."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from service.bounds.exchange import Exchange
 from service.bounds.fused import FreeSlopes, Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.base import Activation
 from service.bounds.relaxation import Family, Lines, Relaxation, Single
-from service.bounds.rules.base import NonlinearRule
 from service.bounds.windows import Windows
 
 
-class LeakyRelu(NonlinearRule):
+class LeakyRelu(Activation):
     """``max(z, 0) + a·min(z, 0)`` with 0 ≤ a ≤ 1; ReLU is a = 0.
 
     For l < 0 < u the upper line is the chord; the lower line goes through the origin with slope 1 where u > −l,
@@ -43,11 +43,11 @@ class LeakyRelu(NonlinearRule):
         slope = self.negative_slope(node)
         lower, upper = bounds.lower, bounds.upper
         open_ = self.improvable(node, bounds)
-        fixed = _either(lower >= 0, 1.0, slope, lower)
+        fixed = either(lower >= 0, 1.0, slope, lower)
         chord = _chord_slope(lower, upper, slope)
         intercept = torch.where(lower > -torch.inf, (slope - chord) * lower, (1 - chord) * upper)
         return Relaxation(
-            lower_slope=torch.where(open_, _either(upper > -lower, 1.0, slope, lower), fixed),
+            lower_slope=torch.where(open_, either(upper > -lower, 1.0, slope, lower), fixed),
             upper_slope=torch.where(open_, chord, fixed),
             upper_intercept=torch.where(open_, intercept, torch.zeros_like(lower)),
         )
@@ -125,52 +125,6 @@ class Relu(LeakyRelu):
         return 0.0
 
 
-class Absolute(LeakyRelu):
-    """``|z|``: the same two pieces with slope −1 below 0."""
-
-    def refusal(self, node: Node) -> str | None:
-        return None
-
-    def negative_slope(self, node: Node) -> float:
-        return -1.0
-
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        lower, upper = inputs[0].lower, inputs[0].upper
-        least = torch.maximum(lower, -upper).clamp(min=0)
-        return Interval(least, torch.maximum(lower.abs(), upper.abs()))
-
-
-class Floor(NonlinearRule):
-    """The greatest whole number not above z: constant lines where at most one step is within, else ``z − 1 … z``.
-
-    A last bit of an end decides about a whole step, so ends are moved outwards by what rounding may have cost them.
-    """
-
-    @staticmethod
-    def _steps(bounds: Interval) -> tuple[Tensor, Tensor]:
-        slack = 64 * torch.finfo(bounds.lower.dtype).eps
-        low, high = bounds.lower - slack * bounds.lower.abs(), bounds.upper + slack * bounds.upper.abs()
-        return low.floor(), high.floor()
-
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return Interval(*self._steps(inputs[0]))
-
-    def improvable(self, node: Node, bounds: Interval) -> Tensor:
-        low, high = self._steps(bounds)
-        return low < high
-
-    def relax(self, node: Node, bounds: Interval) -> Relaxation:
-        low, high = self._steps(bounds)
-        flat = high - low <= 1
-        slope = _either(flat, 0.0, 1.0, low)
-        return Relaxation(
-            lower_slope=slope,
-            upper_slope=slope,
-            lower_intercept=torch.where(flat, low, -torch.ones_like(low)),
-            upper_intercept=torch.where(flat, high, torch.zeros_like(high)),
-        )
-
-
 def _places(slopes: Tensor, flattest: float) -> Tensor:
     """Parameters of slopes from ``flattest`` to 1."""
     return ((slopes - flattest) / (1 - flattest)).clamp(0, 1)
@@ -184,11 +138,11 @@ def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
     width = upper / 2 - lower / 2  # halved: the difference of large ends may overflow
     # A point has no chord; a division by its width would leave no gradient even where the result is not taken.
     chord = (upper / 2 - slope * (lower / 2)) / torch.where(width > 0, width, torch.ones_like(width))
-    without_end = _either(upper < torch.inf, slope, 1.0, lower)
+    without_end = either(upper < torch.inf, slope, 1.0, lower)
     return torch.where(width < torch.inf, chord, without_end)
 
 
-def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
     """``torch.where`` on two numbers, which alone would round them to the default dtype.
 
     They are filled in on the device: a copy from the host would wait for all that the device has still to do.

@@ -12,12 +12,12 @@ from torch.nn import functional
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.rules.affine import constant_only
-from service.bounds.rules.base import LinearRule, Pulled, UnitRows
+from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
+from service.bounds.operators.linear import constant_only
 from service.bounds.windows import Windows
 
 
-class Convolution(LinearRule):
+class Convolution(LinearOperator):
     """``aten.convolution``: centre and radius forward, as for a matrix; the adjoint convolution backward."""
 
     def refusal(self, node: Node) -> str | None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
-from service.bounds.rules.parametric import Parametric
-from service.bounds.rules.smooth import Smooth
+from service.bounds.operators.smooth import Parametric, Smooth
 
 
 @cache
@@ -58,6 +57,3 @@ class Power(Parametric):
 
     def smooth(self, node: Node) -> Smooth:
         return power(self.exponent_of(node))
-
-
-LOGARITHM = Smooth(torch.log, torch.reciprocal, defined=lambda bounds: bounds.lower > 0, inside=1.0)

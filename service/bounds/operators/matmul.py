@@ -1,7 +1,7 @@
-"""Products of two values that both depend on the input: entrywise, and of matrices.
+"""Matrix products: with a constant on either side, and of two values that both depend on the input.
 
-Relaxed by McCormick's planes (1976): ``x·y ≥ ly·x + lx·y − lx·ly`` and ``x·y ≤ uy·x + lx·y − lx·uy``, since
-``(x − lx)·(y − ly) ≥ 0`` and ``(x − lx)·(uy − y) ≥ 0``. A sum of products takes the sum of the planes.
+The product of two values is relaxed as a sum of products, which takes the sum of McCormick's planes of
+:mod:`service.bounds.operators.mul`.
 """
 
 from __future__ import annotations
@@ -9,105 +9,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.fused import pull_matrices, pull_products, weighted
+from service.bounds.fused import pull_matrices, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.broadcasting import unbroadcast
+from service.bounds.operators.linear import Affine, AffineOperator, constant_only
+from service.bounds.operators.mul import Bilinear
 from service.bounds.relaxation import Family
-from service.bounds.rules.arithmetic import unbroadcast
-from service.bounds.rules.base import RelaxedRule
 
 
-class _Bilinear(RelaxedRule):
-    """Each operand's bounds matter as long as the other one has any width."""
+@dataclass(frozen=True)
+class MatrixProduct(AffineOperator):
+    """``x·M`` with a constant matrix M, or one for each of the leading dimensions, in argument ``matrix``."""
+
+    matrix: str
 
     def refusal(self, node: Node) -> str | None:
-        return None if len(node.inputs) == 2 else "only one of its operands depends on the input"
+        reason = constant_only(node, self.matrix)
+        if reason is None and node.constant(self.matrix).ndim < 2:
+            return f"its {self.matrix} has {node.constant(self.matrix).ndim} dimensions; 2 or more are supported"
+        return reason
+
+    def read(self, node: Node) -> Affine:
+        return Affine(node.constant(self.matrix).mT, None)
+
+
+class MatrixFromLeft(LinearOperator):
+    """``M·X`` with a constant matrix M, or one for each of the leading dimensions."""
+
+    def refusal(self, node: Node) -> str | None:
+        if node.constant("self").ndim < 2 or len(node.input_shapes[0]) < 2:
+            return "a product with a vector; two matrices are supported"
+        return None
 
     def mixes(self, node: Node) -> bool:
         return True
 
-    def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
-        return tuple(each.upper > each.lower for each in bounds)
-
-
-@dataclass(frozen=True, eq=False)
-class _ProductPlanes:
-    left: Interval
-    right: Interval
-
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
-        x, y = self.left, self.right
-        onto_left = above * y.lower.unsqueeze(1) + below * y.upper.unsqueeze(1)
-        onto_right = coefficients * x.lower.unsqueeze(1)
-        bias = weighted(above, x.lower * y.lower) + weighted(below, x.lower * y.upper)
-        return (onto_left, onto_right), -bias
-
-
-class Product(_Bilinear):
-    """``x·y`` entrywise, with broadcasting."""
-
-    elementwise = True
-
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        x, y = inputs
-        ends = torch.stack([x.lower * y.lower, x.lower * y.upper, x.upper * y.lower, x.upper * y.upper])
-        return Interval(ends.amin(dim=0), ends.amax(dim=0))
+        matrix = node.constant("self")
+        return Interval.around(matrix @ inputs[0].centre, matrix.abs() @ inputs[0].spread)
 
-    def relax_on(self, node: Node, bounds: Sequence[Interval]) -> _Broadcast:
-        whole = [each.map(lambda end: _stretched(end, node.shape)) for each in bounds]
-        return _Broadcast(_ProductPlanes(*whole), node.input_shapes)
-
-    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        left, right = (each.map(lambda end: _stretched(end, node.shape)) for each in bounds)
-        start = torch.zeros_like(left.lower)
-        return _BlendedProduct(left, right, node.input_shapes, (start,))
-
-
-@dataclass(frozen=True, eq=False)
-class _BlendedProduct:
-    """Each side has two planes, and all between them are sound: 0 is the plane of :class:`_ProductPlanes`.
-
-    One parameter does for an entry of a row, since a row's coefficient has one sign.
-    """
-
-    left: Interval
-    right: Interval
-    shapes: tuple[tuple[int, ...], ...]
-    start: tuple[Tensor, ...]
-
-    def member(self, parameters: tuple[Tensor, ...]) -> _BlendedPlanes:
-        return _BlendedPlanes(self, parameters[0])
-
-
-@dataclass(frozen=True, eq=False)
-class _BlendedPlanes:
-    family: _BlendedProduct
-    places: Tensor
-
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        ends = [(each.lower, each.upper) for each in (self.family.left, self.family.right)]
-        *onto, bias = pull_products(coefficients, self.places, *ends)
-        return tuple(unbroadcast(each, shape) for each, shape in zip(onto, self.family.shapes, strict=True)), bias
-
-
-@dataclass(frozen=True, eq=False)
-class _Broadcast:
-    planes: _ProductPlanes
-    shapes: tuple[tuple[int, ...], ...]
-
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        pulled, bias = self.planes.pull(coefficients)
-        return tuple(unbroadcast(each, shape) for each, shape in zip(pulled, self.shapes, strict=True)), bias
-
-
-def _stretched(end: Tensor, shape: tuple[int, ...]) -> Tensor:
-    batch, *own = end.shape
-    return end.reshape(batch, *(1,) * (len(shape) - len(own)), *own).expand(batch, *shape)
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((unbroadcast(node.constant("self").mT @ coefficients, node.input_shapes[0]),))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +73,7 @@ class _MatrixPlanes:
         return (unbroadcast(onto_left, first), unbroadcast(onto_right, second)), -bias
 
 
-class MatrixOfTwo(_Bilinear):
+class MatrixOfTwo(Bilinear):
     """``X·Y`` over the last two dimensions of each; both have as many dimensions."""
 
     def refusal(self, node: Node) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.bounds.rules.smooth import Smooth
+from service.bounds.operators.smooth import Smooth
 
 MINIMUM = -1.1924312145154952  # the only zero of the derivative
 TURNING = (-2.256376396360793, 1.4905711794854285)  # the zeros of the second derivative

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from service.bounds.rules.smooth import Smooth
+from service.bounds.operators.smooth import Smooth
 
 EXPONENTIAL = Smooth(torch.exp, torch.exp)

@@ -7,7 +7,7 @@ from math import pi, sqrt
 import torch
 from torch import Tensor
 
-from service.bounds.rules.smooth import Smooth
+from service.bounds.operators.smooth import Smooth
 
 
 def _derivative(z: Tensor) -> Tensor:

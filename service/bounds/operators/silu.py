@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.bounds.rules.smooth import Smooth
+from service.bounds.operators.smooth import Smooth
 
 MINIMUM = -1.2784645427610738  # where 1 + z·(1 − σ(z)) = 0, the only zero of the derivative
 TURNING = 2.3993572805154668  # where z·tanh(z/2) = 2, a zero of the second derivative

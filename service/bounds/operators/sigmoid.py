@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.bounds.rules.smooth import Smooth
+from service.bounds.operators.smooth import Smooth
 
 
 def _derivative(z: Tensor) -> Tensor:

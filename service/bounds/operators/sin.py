@@ -12,14 +12,14 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.base import Activation
+from service.bounds.operators.smooth import Smooth
+from service.bounds.operators.table import LineTable
 from service.bounds.relaxation import Family, Relaxation
-from service.bounds.rules.base import NonlinearRule
-from service.bounds.rules.smooth import Smooth
-from service.bounds.rules.table import LineTable
 
 
 @dataclass(frozen=True)
-class Periodic(NonlinearRule):
+class Periodic(Activation):
     """A function of period 2π between −1 and 1 whose slope is at most 1; ``around_zero`` is right on [−2π, 2π]."""
 
     around_zero: Smooth

@@ -1,4 +1,4 @@
-"""Matrix products with a constant matrix, along the last dimension."""
+"""``linear`` and ``addmm``: products with a constant matrix, along the last dimension, and what all such share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from service.bounds.exchange import Exchange
 from service.bounds.fused import Picked, product, product_in_ascent
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.rules.arithmetic import unbroadcast
-from service.bounds.rules.base import LinearRule, Pulled, UnitRows
+from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
+from service.bounds.operators.broadcasting import unbroadcast
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Affine:
     bias: Tensor | None
 
 
-class AffineRule(LinearRule):
+class AffineOperator(LinearOperator):
     """Centre and radius forward: ``W c + b ± |W| r``, exact for independent inputs. Backward: ``A W``, ``A b``."""
 
     @abstractmethod
@@ -73,6 +73,8 @@ class AffineRule(LinearRule):
 
 
 MATRIX = 2
+
+
 BY_ROW = 2
 """Dimensions of one number for each row of each instance."""
 
@@ -91,7 +93,7 @@ def constant_only(node: Node, *arguments: str) -> str | None:
     return f"its {' and '.join(variable)} would have to be constant" if variable else None
 
 
-class LinearLayer(AffineRule):
+class Linear(AffineOperator):
     """``aten.linear(input, weight, bias)``."""
 
     def refusal(self, node: Node) -> str | None:
@@ -101,7 +103,7 @@ class LinearLayer(AffineRule):
         return Affine(node.constant("weight"), None if node.arguments["bias"] is None else node.constant("bias"))
 
 
-class AddMatrixProduct(AffineRule):
+class AddMatrixProduct(AffineOperator):
     """``aten.addmm(self, mat1, mat2)`` = ``beta·self + alpha·mat1·mat2``, variable in ``mat1``."""
 
     def refusal(self, node: Node) -> str | None:
@@ -110,38 +112,3 @@ class AddMatrixProduct(AffineRule):
     def read(self, node: Node) -> Affine:
         bias = node.constant("self").expand(1, node.shape[0])[0]
         return Affine(node.constant("mat2").mT * node.arguments["alpha"], bias * node.arguments["beta"])
-
-
-@dataclass(frozen=True)
-class MatrixProduct(AffineRule):
-    """``x·M`` with a constant matrix M, or one for each of the leading dimensions, in argument ``matrix``."""
-
-    matrix: str
-
-    def refusal(self, node: Node) -> str | None:
-        reason = constant_only(node, self.matrix)
-        if reason is None and node.constant(self.matrix).ndim < 2:
-            return f"its {self.matrix} has {node.constant(self.matrix).ndim} dimensions; 2 or more are supported"
-        return reason
-
-    def read(self, node: Node) -> Affine:
-        return Affine(node.constant(self.matrix).mT, None)
-
-
-class MatrixFromLeft(LinearRule):
-    """``M·X`` with a constant matrix M, or one for each of the leading dimensions."""
-
-    def refusal(self, node: Node) -> str | None:
-        if node.constant("self").ndim < 2 or len(node.input_shapes[0]) < 2:
-            return "a product with a vector; two matrices are supported"
-        return None
-
-    def mixes(self, node: Node) -> bool:
-        return True
-
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        matrix = node.constant("self")
-        return Interval.around(matrix @ inputs[0].centre, matrix.abs() @ inputs[0].spread)
-
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((unbroadcast(node.constant("self").mT @ coefficients, node.input_shapes[0]),))

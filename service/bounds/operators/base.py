@@ -1,7 +1,7 @@
-"""What a rule is: how intervals go forward through an operator, and how linear bounds go backward.
+"""What an operator is: how intervals go forward through it, and how linear bounds go backward.
 
-A rule is either linear in the values that depend on the input, and then exact, or non-linear, and then has a
-relaxation. Rules hold no state; collectives go through the :class:`Exchange` they are given.
+An operator is either linear in the values that depend on the input, and then exact, or non-linear, and then has a
+relaxation. Operators hold no state; collectives go through the :class:`Exchange` they are given.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Pulled:
     bias: Tensor | None = None
 
 
-class Rule(ABC):
+class Operator(ABC):
     """One operator. ``crossing`` is set for collectives only.
 
     ``elementwise``: an entry of the output depends on one entry of each variable input, that at its own place, after
@@ -107,7 +107,7 @@ class Rule(ABC):
         """Bounds of the output; ``inputs`` in the order of ``node.inputs``."""
 
 
-class LinearRule(Rule):
+class LinearOperator(Operator):
     """An operator that is affine in its variable inputs."""
 
     @abstractmethod
@@ -123,7 +123,7 @@ class LinearRule(Rule):
         return None
 
 
-class EnteringRule(LinearRule):
+class EnteringCollective(LinearOperator):
     """A collective into a tensor-parallel region. Backward it ends one."""
 
     crossing = Crossing.ENTER
@@ -136,7 +136,7 @@ class EnteringRule(LinearRule):
         """
 
 
-class RelaxedRule(Rule):
+class NonlinearOperator(Operator):
     """An operator that is not affine: it needs bounds on its inputs, in the order of ``node.inputs``."""
 
     @abstractmethod
@@ -152,7 +152,7 @@ class RelaxedRule(Rule):
         """For each input its entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the relaxation."""
 
 
-class NonlinearRule(RelaxedRule):
+class Activation(NonlinearOperator):
     """A function of one variable input, entry by entry."""
 
     elementwise = True

@@ -19,10 +19,10 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.rules.base import Crossing, EnteringRule, LinearRule, Pulled, UnitRows
+from service.bounds.operators.base import Crossing, EnteringCollective, LinearOperator, Pulled, UnitRows
 
 
-class Begin(EnteringRule):
+class Begin(EnteringCollective):
     """A collective with which a region begins. A pass may leave it with the rows divided over the ranks."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class Begin(EnteringRule):
         """Like ``pull_own``, but each rank keeps its own rows."""
 
 
-class End(LinearRule):
+class End(LinearOperator):
     """A collective with which a region ends. A pass may come with the rows divided over the ranks."""
 
     crossing = Crossing.LEAVE
@@ -126,7 +126,7 @@ class ScatterToGroup(Begin):
         return Pulled((_in_place(node, coefficients, exchange),))
 
 
-class GatherWithReduce(EnteringRule):
+class GatherWithReduce(EnteringCollective):
     """The ranks' values side by side, for work that differs by rank: backward the coefficients' sum, divided again."""
 
     crossing = Crossing.WITHIN
@@ -146,7 +146,7 @@ class GatherWithReduce(EnteringRule):
         return Pulled((_mine(exchange.join(coefficients, 1), dimension(node) + 1, exchange),))
 
 
-class ReduceScatter(EnteringRule):
+class ReduceScatter(EnteringCollective):
     """Each rank's slice of the sum of all ranks' partial values; backward the slices' coefficients side by side."""
 
     crossing = Crossing.WITHIN

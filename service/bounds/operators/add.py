@@ -1,0 +1,77 @@
+"""``add`` and ``sub``, with broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.operators.base import Coefficients, LinearOperator, Pulled, UnitRows
+from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.windows import Windows
+
+
+@dataclass(frozen=True)
+class Addition(LinearOperator):
+    """``self + sign·alpha·other``; either or both may depend on the input."""
+
+    elementwise = True
+
+    sign: int
+
+    def mixes(self, node: Node) -> bool:
+        return len(node.inputs) > 1
+
+    def _factors(self, node: Node) -> dict[str, float]:
+        return {"self": 1.0, "other": self.sign * float(node.arguments.get("alpha", 1))}
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        remaining = iter(inputs)
+        total: Interval | None = None
+        for argument, factor in self._factors(node).items():
+            if node.is_variable(argument):
+                term = scaled_by(next(remaining), factor)
+            else:
+                term = Interval.point(factor * operand(node, argument, inputs[0].lower))
+            total = term if total is None else Interval(total.lower + term.lower, total.upper + term.upper)
+        assert total is not None
+        return total
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        pulled: list[Coefficients] = []
+        bias = None
+        for argument, factor in self._factors(node).items():
+            if node.is_variable(argument):
+                scaled = coefficients if factor == 1 else coefficients * factor
+                pulled.append(unbroadcast(scaled, node.input_shapes[len(pulled)]))
+            else:
+                constant = factor * operand(node, argument, coefficients)
+                bias = coefficients.flatten(2) @ constant.flatten()
+        return Pulled(tuple(pulled), bias)
+
+    def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
+        if any(shape != node.shape for shape in node.input_shapes) or len(node.inputs) != 2:
+            return None
+        factors = self._factors(node).values()
+        scaled = [replace(windows, values=windows.values * factor) if factor != 1 else windows for factor in factors]
+        return Pulled(tuple(scaled))
+
+    def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
+        other = node.arguments["other"]
+        if node.input_shapes == (node.shape, node.shape) and set(self._factors(node).values()) == {1.0}:
+            return Pulled((units, units))
+        whole = node.is_variable("self") and node.input_shapes[0] == node.shape
+        if not whole or not isinstance(other, Tensor):
+            return None
+        constant = self._factors(node)["other"] * operand(node, "other", other)
+        return Pulled((units,), units.select(constant.flatten()))
+
+
+def scaled_by(interval: Interval, factor: float) -> Interval:
+    if factor >= 0:
+        return interval.map(lambda end: end * factor)
+    return Interval(interval.upper * factor, interval.lower * factor)

@@ -1,0 +1,26 @@
+"""Operands that are broadcast to an operator's output."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from service.bounds.graph import Node, Repeated
+
+
+def unbroadcast(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Coefficients ``(b, rows, *out)`` on a value that was broadcast from ``shape``: ``(b, rows, *shape)``."""
+    while coefficients.ndim - 2 > len(shape):
+        coefficients = coefficients.sum(dim=2)
+    stretched = [index + 2 for index, length in enumerate(shape) if length == 1 and coefficients.shape[index + 2] != 1]
+    return coefficients.sum(dim=stretched, keepdim=True) if stretched else coefficients
+
+
+def operand(node: Node, argument: str, like: Tensor) -> Tensor:
+    """A constant number or tensor as a tensor of ``node.shape``."""
+    value = node.arguments[argument]
+    value = value.value if isinstance(value, Repeated) else value
+    # A number is filled in on the device: a copy from the host would wait for all that the device has still to do.
+    tensor = value if isinstance(value, Tensor) else like.new_full((), value)
+    if tensor.ndim > len(node.shape):
+        tensor = tensor.squeeze(0)
+    return tensor.to(like.dtype).expand(node.shape)

@@ -1,0 +1,59 @@
+"""``cat``: values side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node, Ref, Repeated
+from service.bounds.interval import Interval
+from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.dimensions import dimension_of
+
+
+class Concatenate(LinearOperator):
+    """``aten.cat(tensors, dim)``; some of the tensors may be constants, the same for every instance."""
+
+    def refusal(self, node: Node) -> str | None:
+        return "it joins along the batch" if dimension_of(node) == 0 else None
+
+    def mixes(self, node: Node) -> bool:
+        return len(set(node.inputs)) > 1
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        batch, variable = len(inputs[0].lower), iter(inputs)
+        parts = [
+            next(variable) if isinstance(each, Ref) else Interval.point(_repeated(each, batch))
+            for each in node.arguments["tensors"]
+        ]
+        along = dimension_of(node)
+        return Interval(
+            torch.cat([each.lower for each in parts], dim=along), torch.cat([each.upper for each in parts], dim=along)
+        )
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        dimension, shapes = dimension_of(node), iter(node.input_shapes)
+        tensors = node.arguments["tensors"]
+        own = [next(shapes) if isinstance(each, Ref) else _value(each).shape[1:] for each in tensors]
+        pieces = torch.split(coefficients, [shape[dimension - 1] for shape in own], dim=dimension + 1)
+        pairs = list(zip(tensors, pieces, strict=True))
+        biases = [
+            piece.flatten(2) @ _value(each)[0].flatten().to(piece.dtype)
+            for each, piece in pairs
+            if not isinstance(each, Ref)
+        ]
+        bias = sum(biases[1:], start=biases[0]) if biases else None
+        return Pulled(tuple(piece for each, piece in pairs if isinstance(each, Ref)), bias)
+
+
+def _value(constant: Tensor | Repeated) -> Tensor:
+    """A constant with a batch dimension of 1."""
+    return constant.value if isinstance(constant, Repeated) else constant
+
+
+def _repeated(constant: Tensor | Repeated, batch: int) -> Tensor:
+    value = _value(constant)
+    return value.expand(batch, *value.shape[1:])

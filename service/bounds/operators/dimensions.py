@@ -1,0 +1,16 @@
+"""Arguments that name dimensions, counted from 0 with the batch."""
+
+from __future__ import annotations
+
+from service.bounds.graph import Node
+
+
+def dimension_of(node: Node) -> int:
+    """The node's ``dim``, counted from 0 with the batch."""
+    dimension = int(node.arguments["dim"])
+    return dimension if dimension >= 0 else dimension + len(node.shape) + 1
+
+
+def dimensions_of(node: Node) -> tuple[int, ...]:
+    rank = len(node.shape) + 1
+    return tuple(int(dimension) % rank for dimension in node.arguments["dims"])

@@ -1,0 +1,23 @@
+"""``expand``: entries repeated along dimensions of length 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.broadcasting import unbroadcast
+
+
+class Expand(LinearOperator):
+    """``aten.expand(self, size)``: entries repeated along dimensions of length 1."""
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return inputs[0].map(lambda end: end.expand(end.shape[0], *node.shape))
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        return Pulled((unbroadcast(coefficients, node.input_shapes[0]),))

@@ -1,0 +1,46 @@
+"""The greatest whole number not above z."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.operators.base import Activation
+from service.bounds.operators.relu import either
+from service.bounds.relaxation import Relaxation
+
+
+class Floor(Activation):
+    """The greatest whole number not above z: constant lines where at most one step is within, else ``z − 1 … z``.
+
+    A last bit of an end decides about a whole step, so ends are moved outwards by what rounding may have cost them.
+    """
+
+    @staticmethod
+    def _steps(bounds: Interval) -> tuple[Tensor, Tensor]:
+        slack = 64 * torch.finfo(bounds.lower.dtype).eps
+        low, high = bounds.lower - slack * bounds.lower.abs(), bounds.upper + slack * bounds.upper.abs()
+        return low.floor(), high.floor()
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return Interval(*self._steps(inputs[0]))
+
+    def improvable(self, node: Node, bounds: Interval) -> Tensor:
+        low, high = self._steps(bounds)
+        return low < high
+
+    def relax(self, node: Node, bounds: Interval) -> Relaxation:
+        low, high = self._steps(bounds)
+        flat = high - low <= 1
+        slope = either(flat, 0.0, 1.0, low)
+        return Relaxation(
+            lower_slope=slope,
+            upper_slope=slope,
+            lower_intercept=torch.where(flat, low, -torch.ones_like(low)),
+            upper_intercept=torch.where(flat, high, torch.zeros_like(high)),
+        )

@@ -1,0 +1,143 @@
+"""``mul`` and ``div`` by a constant, and the product of two values that both depend on the input.
+
+Products are relaxed by McCormick's planes (1976): ``x·y ≥ ly·x + lx·y − lx·ly`` and
+``x·y ≤ uy·x + lx·y − lx·uy``, since ``(x − lx)·(y − ly) ≥ 0`` and ``(x − lx)·(uy − y) ≥ 0``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.fused import pull_products, weighted
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.operators.base import LinearOperator, NonlinearOperator, Pulled
+from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.relaxation import Family
+
+
+@dataclass(frozen=True)
+class Multiple(LinearOperator):
+    """``x·c``, or ``x/c`` with ``inverse``, for a constant number or tensor c."""
+
+    elementwise = True
+
+    inverse: bool = False
+
+    def refusal(self, node: Node) -> str | None:
+        if len(node.inputs) > 1:
+            return "both of its operands depend on the input"
+        if not self.inverse:
+            return None
+        if node.is_variable("other"):
+            return "its divisor depends on the input"
+        zero = bool((operand(node, "other", torch.empty(0, dtype=torch.float64)) == 0).any())
+        return "its divisor contains zero" if zero else None
+
+    def _factor(self, node: Node, like: Tensor) -> Tensor:
+        argument = "other" if node.is_variable("self") else "self"
+        constant = operand(node, argument, like)
+        return 1 / constant if self.inverse else constant
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        factor = self._factor(node, inputs[0].lower)
+        ends = inputs[0].lower * factor, inputs[0].upper * factor
+        return Interval(torch.minimum(*ends), torch.maximum(*ends))
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        scaled = coefficients * self._factor(node, coefficients)
+        return Pulled((unbroadcast(scaled, node.input_shapes[0]),))
+
+
+class Bilinear(NonlinearOperator):
+    """Each operand's bounds matter as long as the other one has any width."""
+
+    def refusal(self, node: Node) -> str | None:
+        return None if len(node.inputs) == 2 else "only one of its operands depends on the input"
+
+    def mixes(self, node: Node) -> bool:
+        return True
+
+    def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
+        return tuple(each.upper > each.lower for each in bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class _ProductPlanes:
+    left: Interval
+    right: Interval
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
+        x, y = self.left, self.right
+        onto_left = above * y.lower.unsqueeze(1) + below * y.upper.unsqueeze(1)
+        onto_right = coefficients * x.lower.unsqueeze(1)
+        bias = weighted(above, x.lower * y.lower) + weighted(below, x.lower * y.upper)
+        return (onto_left, onto_right), -bias
+
+
+class Product(Bilinear):
+    """``x·y`` entrywise, with broadcasting."""
+
+    elementwise = True
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        x, y = inputs
+        ends = torch.stack([x.lower * y.lower, x.lower * y.upper, x.upper * y.lower, x.upper * y.upper])
+        return Interval(ends.amin(dim=0), ends.amax(dim=0))
+
+    def relax_on(self, node: Node, bounds: Sequence[Interval]) -> _Broadcast:
+        whole = [each.map(lambda end: _stretched(end, node.shape)) for each in bounds]
+        return _Broadcast(_ProductPlanes(*whole), node.input_shapes)
+
+    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+        left, right = (each.map(lambda end: _stretched(end, node.shape)) for each in bounds)
+        start = torch.zeros_like(left.lower)
+        return _BlendedProduct(left, right, node.input_shapes, (start,))
+
+
+@dataclass(frozen=True, eq=False)
+class _BlendedProduct:
+    """Each side has two planes, and all between them are sound: 0 is the plane of :class:`_ProductPlanes`.
+
+    One parameter does for an entry of a row, since a row's coefficient has one sign.
+    """
+
+    left: Interval
+    right: Interval
+    shapes: tuple[tuple[int, ...], ...]
+    start: tuple[Tensor, ...]
+
+    def member(self, parameters: tuple[Tensor, ...]) -> _BlendedPlanes:
+        return _BlendedPlanes(self, parameters[0])
+
+
+@dataclass(frozen=True, eq=False)
+class _BlendedPlanes:
+    family: _BlendedProduct
+    places: Tensor
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        ends = [(each.lower, each.upper) for each in (self.family.left, self.family.right)]
+        *onto, bias = pull_products(coefficients, self.places, *ends)
+        return tuple(unbroadcast(each, shape) for each, shape in zip(onto, self.family.shapes, strict=True)), bias
+
+
+@dataclass(frozen=True, eq=False)
+class _Broadcast:
+    planes: _ProductPlanes
+    shapes: tuple[tuple[int, ...], ...]
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        pulled, bias = self.planes.pull(coefficients)
+        return tuple(unbroadcast(each, shape) for each, shape in zip(pulled, self.shapes, strict=True)), bias
+
+
+def _stretched(end: Tensor, shape: tuple[int, ...]) -> Tensor:
+    batch, *own = end.shape
+    return end.reshape(batch, *(1,) * (len(shape) - len(own)), *own).expand(batch, *shape)

@@ -1,0 +1,33 @@
+"""``constant_pad_nd``: a constant around an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.operators.base import LinearOperator, Pulled
+
+
+class Pad(LinearOperator):
+    """``aten.constant_pad_nd(self, pad, value)``; negative padding takes entries away."""
+
+    def refusal(self, node: Node) -> str | None:
+        beyond = len(node.arguments["pad"]) // 2 > len(node.shape)
+        return "it pads the batch" if beyond else None
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        pad, value = list(node.arguments["pad"]), float(node.arguments["value"])
+        return inputs[0].map(lambda end: torch.nn.functional.pad(end, pad, value=value))
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        pad, value = list(node.arguments["pad"]), float(node.arguments["value"])
+        through = torch.nn.functional.pad(coefficients, [-length for length in pad])
+        if value == 0:
+            return Pulled((through,))
+        around = torch.nn.functional.pad(coefficients.new_zeros(node.input_shapes[0]), pad, value=value)
+        return Pulled((through,), coefficients.flatten(2) @ around.flatten())

@@ -1,0 +1,26 @@
+"""``permute``: dimensions in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.dimensions import dimensions_of
+
+
+class Permute(LinearOperator):
+    """``aten.permute(self, dims)``; dimension 0 is the batch and stays."""
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return inputs[0].map(lambda end: end.permute(*dimensions_of(node)))
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        order = dimensions_of(node)
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        # Rows stand between the batch and the instance's own dimensions.
+        return Pulled((coefficients.permute(0, 1, *(position + 1 for position in inverse[1:])),))

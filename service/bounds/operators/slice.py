@@ -1,0 +1,59 @@
+"""``slice`` and ``index_select``: some of the entries along a dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.dimensions import dimension_of
+
+
+class Slice(LinearOperator):
+    """``aten.slice(self, dim, start, end, step)`` of an instance, or of the whole batch."""
+
+    def refusal(self, node: Node) -> str | None:
+        if dimension_of(node) == 0 and self._range(node, 2**63 - 1) != slice(0, 2**63 - 1, 1):
+            return "it takes part of the batch"
+        return None
+
+    @staticmethod
+    def _range(node: Node, length: int) -> slice:
+        start, end = node.arguments["start"], node.arguments["end"]
+        return slice(*slice(start, end, node.arguments["step"]).indices(length))
+
+    def _index(self, node: Node) -> tuple[slice, ...]:
+        """Into one instance."""
+        dimension = dimension_of(node)
+        if dimension == 0:
+            return ()
+        shape = node.input_shapes[0]
+        return (*(slice(None) for _ in range(dimension - 1)), self._range(node, shape[dimension - 1]))
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return inputs[0].map(lambda end: end[(slice(None), *self._index(node))])
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
+        whole[(slice(None), slice(None), *self._index(node))] = coefficients
+        return Pulled((whole,))
+
+
+class Select(LinearOperator):
+    """``aten.index_select(self, dim, index)`` with constant indices, which may repeat."""
+
+    def refusal(self, node: Node) -> str | None:
+        if node.is_variable("index"):
+            return "its index depends on the input"
+        return "it takes part of the batch" if dimension_of(node) == 0 else None
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return inputs[0].map(lambda end: end.index_select(dimension_of(node), node.constant("index")))
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
+        return Pulled((whole.index_add(dimension_of(node) + 1, node.constant("index"), coefficients),))

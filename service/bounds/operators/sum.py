@@ -1,0 +1,48 @@
+"""``sum`` and ``mean`` over dimensions of an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.operators.base import LinearOperator, Pulled
+
+
+@dataclass(frozen=True)
+class Sum(LinearOperator):
+    """``aten.sum(self, dim, keepdim)``, or the mean."""
+
+    mean: bool = False
+
+    def refusal(self, node: Node) -> str | None:
+        return "it adds up the batch" if 0 in self._over(node) else None
+
+    def mixes(self, node: Node) -> bool:
+        return True
+
+    @staticmethod
+    def _over(node: Node) -> tuple[int, ...]:
+        rank = len(node.input_shapes[0]) + 1
+        given = node.arguments["dim"]
+        return tuple(int(dimension) % rank for dimension in given) if given else tuple(range(rank))
+
+    def _scale(self, node: Node) -> float:
+        shape = node.input_shapes[0]
+        return 1 / prod(shape[dimension - 1] for dimension in self._over(node)) if self.mean else 1.0
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        over, scale = self._over(node), self._scale(node)
+        found = inputs[0].map(lambda end: end.sum(dim=over, keepdim=bool(node.arguments["keepdim"])) * scale)
+        return Interval.summed(found.lower, found.upper)
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        shape = node.input_shapes[0]
+        kept = [1 if index + 1 in self._over(node) else length for index, length in enumerate(shape)]
+        spread = coefficients.reshape(*coefficients.shape[:2], *kept) * self._scale(node)
+        return Pulled((spread.expand(*coefficients.shape[:2], *shape),))

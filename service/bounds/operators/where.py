@@ -1,0 +1,51 @@
+"""``where`` by a constant condition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.broadcasting import operand, unbroadcast
+
+
+class Where(LinearOperator):
+    """``aten.where(condition, self, other)`` by a constant condition: entries of one or the other."""
+
+    elementwise = True
+
+    def refusal(self, node: Node) -> str | None:
+        return "its condition depends on the input" if node.is_variable("condition") else None
+
+    def _factors(self, node: Node, like: Tensor) -> dict[str, Tensor]:
+        condition = operand(node, "condition", like)
+        return {"self": condition, "other": 1 - condition}
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        chosen = operand(node, "condition", inputs[0].lower).bool()
+        variable = iter(inputs)
+        yes, no = (
+            next(variable)
+            if node.is_variable(name)
+            else Interval.point(operand(node, name, inputs[0].lower).unsqueeze(0))
+            for name in ("self", "other")
+        )
+        return Interval(torch.where(chosen, yes.lower, no.lower), torch.where(chosen, yes.upper, no.upper))
+
+    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        pulled: list[Tensor] = []
+        bias = None
+        for name, factor in self._factors(node, coefficients).items():
+            part = coefficients * factor
+            if node.is_variable(name):
+                pulled.append(unbroadcast(part, node.input_shapes[len(pulled)]))
+            else:
+                # A mask of attention puts −∞ where nothing is read: entries whose coefficient is 0.
+                terms = part * operand(node, name, coefficients)
+                bias = torch.where(part == 0, torch.zeros_like(terms), terms).flatten(2).sum(dim=2)
+        return Pulled(tuple(pulled), bias)
