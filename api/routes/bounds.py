@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from api import history
 from api.context import SettingsDep, StoreDep
 from api.params import Limit, refuse
 from api.security import Reader
+from service.jobs.bounds_row import BoundsRow
 
 router = APIRouter(tags=["bounds"])
 
 
-class BoundsRow(BaseModel):
-    """Certified output bounds of one instance.
-
-    ``margin`` is the least certified distance from a violation: above zero (beyond rounding) means verified.
-    ``name`` is the query's path in its archive; ``label`` and ``prediction`` are the class of a sample and the model's
-    for it. ``decided_by`` says what gave the verdict: bounds, a witness (the
-    sample itself, the centre of the box), an attack, or a search by splitting inputs or activations; ``reason`` why
-    none was reached.
-    ``counterexample_outputs`` are the model's at the counterexample, computed in float64; ``onnxruntime_outputs`` are
-    those that onnxruntime gives there, of a model from ONNX.
-    """
-
-    instance: int
-    name: str | None = None
-    label: int | None = None
-    prediction: int | None = None
-    verdict: Literal["verified", "falsified", "unknown", "timeout"]
-    lower: list[float | None]
-    upper: list[float | None]
-    margin: float | None
-    method: str
-    decided_by: str | None = None
-    reason: str | None = None
-    seconds: float
-    domains: int
-    counterexample: list[float] | None
-    counterexample_outputs: list[float | None] | None = None
-    onnxruntime_outputs: list[float | None] | None = None
+_ROWS = TypeAdapter(BoundsRow)
 
 
 class BoundsPage(BaseModel):
@@ -72,7 +46,7 @@ def job_bounds(
     }
     chosen = sorted(rows)[: limit + 1]
     following = str(chosen[limit]) if len(chosen) > limit else None
-    items = [BoundsRow.model_validate(rows[instance]) for instance in chosen[:limit]]
+    items = [_ROWS.validate_python(rows[instance]) for instance in chosen[:limit]]
     return BoundsPage(items=items, next_cursor=following)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import NoneType
-from typing import Any, Literal, NotRequired, TypedDict, cast, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, NotRequired, TypedDict, Union, cast, get_args, get_origin, get_type_hints
 
 import orjson
+
+from service.jobs.bounds_row import BoundsRow
 
 EventType = Literal["state", "metric", "bound", "search", "span", "log", "artifact", "progress", "error"]
 EVENT_TYPES: tuple[EventType, ...] = get_args(EventType)
@@ -37,29 +39,6 @@ class MetricEvent(Event):
 
     step: int
     values: dict[str, float]
-
-
-class BoundEvent(Event):
-    """One instance of a verification job; ``reason`` is why it is undecided. Outputs are those at the counterexample:
-    the model's own in float64, and onnxruntime's of a model from ONNX; ``None`` for one that is not finite.
-    """
-
-    instance: int
-    name: str | None
-    label: NotRequired[int | None]
-    prediction: NotRequired[int | None]
-    verdict: Literal["verified", "falsified", "unknown", "timeout"]
-    lower: list[float]
-    upper: list[float]
-    margin: float | None
-    method: str
-    decided_by: str | None
-    reason: NotRequired[str | None]
-    seconds: float
-    domains: int
-    counterexample: list[float] | None
-    counterexample_outputs: NotRequired[list[float | None] | None]
-    onnxruntime_outputs: NotRequired[list[float | None] | None]
 
 
 class SearchEvent(Event):
@@ -120,9 +99,24 @@ LONGEST_EVENT = 4 << 20
 """Bytes of one event; a bounds row with a counterexample of some 100,000 numbers fits."""
 _SHOWN = 200
 
+
+def _json_types(annotation: Any) -> tuple[type, ...]:
+    """Return the types that ``orjson.loads`` may give for a value with this annotation."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in {Union, UnionType}:
+        return tuple(kind for argument in arguments for kind in _json_types(argument))
+    if origin is Literal:
+        return tuple({type(argument) for argument in arguments})
+    kind = origin or annotation
+    return (int, float) if kind is float else (kind,)
+
+
+BOUND_FIELDS = {name: _json_types(annotation) for name, annotation in get_type_hints(BoundsRow).items()}
+"""The fields of a ``bound`` event, which are those of the row that it carries, and the JSON types of each."""
+
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "metric": {"step": int, "values": dict},
-    "bound": {"instance": int, "verdict": str},
+    "bound": {name: BOUND_FIELDS[name] for name in ("instance", "verdict")},
     "search": {"instance": int, "domains": int, "open": int, "seconds": (int, float)},
     "span": {"name": str, "start": (int, float), "end": (int, float)},
     "log": {"stream": str, "line": str},
@@ -132,16 +126,7 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
 }
 """Types that a rank may report, and the fields that each must have. ``state`` is the service's own."""
 _OPTIONAL: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "bound": {
-        "name": (str, NoneType),
-        "lower": list,
-        "upper": list,
-        "margin": (int, float, NoneType),
-        "method": str,
-        "seconds": (int, float),
-        "domains": int,
-        "counterexample": (list, NoneType),
-    },
+    "bound": BOUND_FIELDS,
     "search": {"bound": (int, float, NoneType)},
     "span": {"detail": dict},
 }

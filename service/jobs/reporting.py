@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import orjson
 
+from service.jobs.bounds_row import BoundsRow
 from service.jobs.event_files import EventWriter, rank_file
 from service.jobs.layout import JobPaths
 
@@ -59,8 +60,8 @@ class RankReporter:
     def metric(self, step: int, values: Mapping[str, float]) -> None:
         self._put({"type": "metric", "step": step, "values": {name: float(value) for name, value in values.items()}})
 
-    def bound(self, row: Mapping[str, Any]) -> None:
-        self._put({**row, "type": "bound"})
+    def bound(self, row: BoundsRow) -> None:
+        self._put({**row.as_dict(), "type": "bound"})
 
     def search(self, moment: Mapping[str, Any]) -> None:
         self._put({**moment, "type": "search"})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypedDict
 
+from service.jobs.bounds_row import BoundsRow
 from service.jobs.layout import DataLayout, JobPaths
 
 GATE_ARTIFACTS = "gate-artifacts.json"
@@ -18,7 +19,7 @@ class Reporter(Protocol):
 
     def metric(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def bound(self, row: Mapping[str, Any]) -> None: ...
+    def bound(self, row: BoundsRow) -> None: ...
 
     def search(self, moment: Mapping[str, Any]) -> None: ...
 
@@ -87,7 +88,7 @@ class NullReporter:
     def metric(self, step: int, values: Mapping[str, float]) -> None:
         pass
 
-    def bound(self, row: Mapping[str, Any]) -> None:
+    def bound(self, row: BoundsRow) -> None:
         pass
 
     def search(self, moment: Mapping[str, Any]) -> None:
@@ -127,8 +128,8 @@ class RecordingReporter(NullReporter):
     def metric(self, step: int, values: Mapping[str, float]) -> None:
         self.metrics.append((step, dict(values)))
 
-    def bound(self, row: Mapping[str, Any]) -> None:
-        self.bounds.append(dict(row))
+    def bound(self, row: BoundsRow) -> None:
+        self.bounds.append(row.as_dict())
 
     def search(self, moment: Mapping[str, Any]) -> None:
         self.searches.append(dict(moment))

@@ -13,13 +13,14 @@ from service.bounds.memory import is_out_of_memory, make_room
 from service.bounds.methods import Effort, Method, ProgressMeter
 from service.bounds.methods.repeated import Repeating
 from service.bounds.workspace import keep_workspaces_small
+from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import Completion, RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
 from service.verification import report, tally
 from service.verification.certify import certify
 from service.verification.clock import PHASES, Clock, peak_memory_gib
-from service.verification.ledger import Entry, Ledger, Row
+from service.verification.ledger import Entry, Ledger
 from service.verification.making import Prepared, make
 from service.verification.pace import Pace
 from service.verification.ranks import Ranks
@@ -212,9 +213,9 @@ class _Own:
             self.context.report.bound(entry.row)
 
 
-def _shown(row: Row, task: Task, referee: Referee) -> Row:
+def _shown(row: BoundsRow, task: Task, referee: Referee) -> BoundsRow:
     """With the outputs at the counterexample, where there is one; all ranks that bound the instance call it."""
-    if row["counterexample"] is None:
+    if row.counterexample is None:
         return row
-    x = torch.tensor(row["counterexample"], dtype=torch.float64, device=task.device)
-    return {**row, **tally.at_counterexample(referee.outputs(x))}
+    x = torch.tensor(row.counterexample, dtype=torch.float64, device=task.device)
+    return tally.at_counterexample(row, referee.outputs(x))

@@ -10,21 +10,20 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-Row = dict[str, Any]
+from service.jobs.bounds_row import BoundsRow
 
 
 @dataclass(frozen=True)
 class Entry:
     """A row, and for each non-linear node the sums that :class:`~service.verification.tally.LayerTally` adds up."""
 
-    row: Row
+    row: BoundsRow
     layers: list[list[float]]
 
     @property
     def instance(self) -> int:
-        return int(self.row["instance"])
+        return self.row.instance
 
 
 class Ledger:
@@ -44,7 +43,7 @@ class Ledger:
 
     def add(self, entries: list[Entry]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"row": entry.row, "layers": entry.layers}) + "\n" for entry in entries]
+        lines = [json.dumps({"row": entry.row.as_dict(), "layers": entry.layers}) + "\n" for entry in entries]
         with self._own.open("a", encoding="utf-8") as file:
             file.write("".join(lines))
 
@@ -65,7 +64,7 @@ def _entries(path: Path) -> Iterator[Entry]:
                 return  # the attempt died while it wrote
             try:
                 held = json.loads(line)
-                entry = Entry(held["row"], held["layers"])
+                entry = Entry(BoundsRow(**held["row"]), held["layers"])
             except (ValueError, KeyError, TypeError):
                 return  # what a loss of power left; its instances are decided again
             yield entry

@@ -4,41 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pyarrow
 from pyarrow import parquet
 
-from service.verification.ledger import Row
+from service.jobs.bounds_row import BoundsRow
 
 MEDIA_TYPE = "application/vnd.apache.parquet"
 NAME = "bounds.parquet"
-_NUMBERS = pyarrow.list_(pyarrow.float64())
-SCHEMA = pyarrow.schema(
-    [
-        ("instance", pyarrow.int64()),
-        ("name", pyarrow.string()),
-        ("label", pyarrow.int64()),
-        ("prediction", pyarrow.int64()),
-        ("verdict", pyarrow.string()),
-        ("lower", _NUMBERS),
-        ("upper", _NUMBERS),
-        ("margin", pyarrow.float64()),
-        ("method", pyarrow.string()),
-        ("decided_by", pyarrow.string()),
-        ("reason", pyarrow.string()),
-        ("seconds", pyarrow.float64()),
-        ("domains", pyarrow.int64()),
-        ("counterexample", _NUMBERS),
-        ("counterexample_outputs", _NUMBERS),
-        ("onnxruntime_outputs", _NUMBERS),
-    ]
-)
+_COLUMNS = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
 
 
-def write(rows: Sequence[Row], folder: Path) -> Path:
+def _column(annotation: Any) -> pyarrow.DataType:
+    """Return the type of the column for a field with this annotation; every column may hold null."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is UnionType:
+        (kind,) = (argument for argument in arguments if argument is not NoneType)
+        return _column(kind)
+    if origin is Literal:
+        return _column(type(arguments[0]))
+    return pyarrow.list_(_column(arguments[0])) if origin is list else _COLUMNS[annotation]
+
+
+SCHEMA = pyarrow.schema([(name, _column(annotation)) for name, annotation in get_type_hints(BoundsRow).items()])
+
+
+def write(rows: Sequence[BoundsRow], folder: Path) -> Path:
     """Write ``folder/bounds.parquet``, which appears only when it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / NAME
     working = folder / f".{NAME}.unfinished"
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows), SCHEMA), working)
+    parquet.write_table(pyarrow.Table.from_pylist([row.as_dict() for row in rows], SCHEMA), working)
     return working.rename(target)

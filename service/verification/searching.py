@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite
 
@@ -12,10 +12,10 @@ import torch
 
 from service.bounds.evaluated import Evaluated
 from service.formats.vnnlib import Query
+from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import RunContext
 from service.verification.certify import Verdict
 from service.verification.clock import Clock
-from service.verification.ledger import Row
 from service.verification.properties.queried import Queried
 from service.verification.search import Decision, Subject, decide
 from service.verification.search.decide import Progress
@@ -44,35 +44,35 @@ class Searches:
     clock: Clock
     referee: Referee
 
-    def wants(self, row: Row) -> bool:
+    def wants(self, row: BoundsRow) -> bool:
         """Whether a row of bounds leaves something for a search."""
         asked, spec = self.task.asked, self.task.spec
-        if row["verdict"] != Verdict.UNKNOWN.value:
+        if row.verdict != Verdict.UNKNOWN.value:
             return False
         return isinstance(asked, Queried) or (spec.method == "beta-crown" and self._query(row) is not None)
 
-    def decided(self, row: Row) -> Row:
+    def decided(self, row: BoundsRow) -> BoundsRow:
         """The row with what the search found. Raises :class:`StoppedError`."""
         query = self._query(row)
         assert query is not None
         try:
-            decision, left, spent = self._searched(row["instance"], query)
+            decision, left, spent = self._searched(row.instance, query)
         except Exception as error:
             if not self.task.survives(error):
                 raise
-            return {**row, "reason": str(self.task.memory.shortage("the search", self.task.device, error))}
+            return replace(row, reason=str(self.task.memory.shortage("the search", self.task.device, error)))
         self.clock.seconds["attack"] += decision.attacking
         self.clock.seconds["search"] += decision.seconds - decision.attacking
         if decision.domains:
-            self._report(row["instance"], Progress(decision.domains, left, decision.bound, decision.seconds))
-        found, limit = {**row, **_found(decision, row)}, self._limit(row["instance"])
+            self._report(row.instance, Progress(decision.domains, left, decision.bound, decision.seconds))
+        found, limit = _found(decision, row), self._limit(row.instance)
         if decision.verdict is not Verdict.UNKNOWN:
-            return {**found, "verdict": decision.verdict.value, "reason": None}
+            return replace(found, verdict=decision.verdict.value, reason=None)
         if decision.seconds >= limit and decision.shortage is None:
-            return {**found, "verdict": "timeout", "reason": f"its {limit:g} seconds were spent"}
+            return replace(found, verdict="timeout", reason=f"its {limit:g} seconds were spent")
         short = None if decision.shortage is None else str(decision.shortage)
         reason = short or spent or "what is left open cannot be split"
-        return {**found, "verdict": decision.verdict.value, "reason": reason}
+        return replace(found, verdict=decision.verdict.value, reason=reason)
 
     def _searched(self, instance: int, query: Query) -> tuple[Decision, int, str | None]:
         """What was decided, how many domains were left open, and what part of the budget was spent before the time."""
@@ -97,8 +97,8 @@ class Searches:
         own = self.task.asked.seconds(instance)
         return self.task.spec.budget.seconds if own is None else own
 
-    def _query(self, row: Row) -> Query | None:
-        return self.task.asked.query(row["instance"])
+    def _query(self, row: BoundsRow) -> Query | None:
+        return self.task.asked.query(row.instance)
 
     @cached_property
     def _subject(self) -> Subject:
@@ -139,12 +139,14 @@ class Searches:
         )
 
 
-def _found(decision: Decision, row: Row) -> Row:
-    known = [margin for margin in (row["margin"], decision.bound) if margin is not None and isfinite(margin)]
-    return {
-        "margin": max(known, default=None),
-        "decided_by": None if decision.verdict is Verdict.UNKNOWN else decision.means.value,
-        "counterexample": None if decision.counterexample is None else list(decision.counterexample),
-        "domains": max(decision.domains, 1),
-        "seconds": row["seconds"] + decision.seconds,
-    }
+def _found(decision: Decision, row: BoundsRow) -> BoundsRow:
+    """Return the row with all that a search decided but the verdict and its reason."""
+    known = [margin for margin in (row.margin, decision.bound) if margin is not None and isfinite(margin)]
+    return replace(
+        row,
+        margin=max(known, default=None),
+        decided_by=None if decision.verdict is Verdict.UNKNOWN else decision.means.value,
+        counterexample=None if decision.counterexample is None else list(decision.counterexample),
+        domains=max(decision.domains, 1),
+        seconds=row.seconds + decision.seconds,
+    )

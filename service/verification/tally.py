@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from service.bounds.network import Network
+from service.jobs.bounds_row import ROW_VERDICTS, BoundsRow
 from service.parallel.collectives import reduce_from_group
 from service.parallel.mesh import Mesh
 from service.verification.certify import Outcome, Verdict
-from service.verification.ledger import Entry, Row
+from service.verification.ledger import Entry
 from service.verification.properties import Property
 from service.verification.witness import Outputs
 
-VERDICTS = (*(each.value for each in Verdict), "timeout")
 _DECIDED_BY = {Verdict.VERIFIED: "bounds", Verdict.FALSIFIED: "witness", Verdict.UNKNOWN: None}
 
 
-def rows_of(outcome: Outcome, method: str, asked: Property, predictions: Sequence[int] | None = None) -> list[Row]:
+def rows_of(
+    outcome: Outcome, method: str, asked: Property, predictions: Sequence[int] | None = None
+) -> list[BoundsRow]:
     """A row per instance, as the interface has it; numbers that are not finite are ``None``.
 
     ``predictions`` are the model's classes of labelled samples.
@@ -30,23 +32,22 @@ def rows_of(outcome: Outcome, method: str, asked: Property, predictions: Sequenc
     lower, upper, margins = (tensor.tolist() for tensor in (outcome.output.lower, outcome.output.upper, outcome.margin))
     witnesses = outcome.question.witnesses
     return [
-        {
-            "instance": instance,
-            "name": asked.name(instance),
-            "label": asked.label(instance),
-            "prediction": None if predictions is None else predictions[index],
-            "verdict": verdict.value,
-            "lower": [_finite(value) for value in lower[index]],
-            "upper": [_finite(value) for value in upper[index]],
-            "margin": _finite(margins[index]),
-            "method": method,
-            "decided_by": _DECIDED_BY[verdict],
-            "reason": _undecided(asked, instance) if verdict is Verdict.UNKNOWN else None,
-            "seconds": outcome.seconds,
-            "domains": 1,
-            "counterexample": witnesses[index].double().tolist() if verdict is Verdict.FALSIFIED else None,
-            **at_counterexample(None),
-        }
+        BoundsRow(
+            instance=instance,
+            name=asked.name(instance),
+            label=asked.label(instance),
+            prediction=None if predictions is None else predictions[index],
+            verdict=verdict.value,
+            lower=[_finite(value) for value in lower[index]],
+            upper=[_finite(value) for value in upper[index]],
+            margin=_finite(margins[index]),
+            method=method,
+            decided_by=_DECIDED_BY[verdict],
+            reason=_undecided(asked, instance) if verdict is Verdict.UNKNOWN else None,
+            seconds=outcome.seconds,
+            domains=1,
+            counterexample=witnesses[index].double().tolist() if verdict is Verdict.FALSIFIED else None,
+        )
         for index, (instance, verdict) in enumerate(zip(outcome.question.instances, outcome.verdicts, strict=True))
     ]
 
@@ -55,34 +56,31 @@ def _undecided(asked: Property, instance: int) -> str:
     return "only bounds were asked for" if asked.query(instance) is None else "the bounds do not decide it"
 
 
-def refused_row(instance: int, method: str, asked: Property, reason: str) -> Row:
-    """Of an instance that could not be bounded."""
-    return {
-        "instance": instance,
-        "name": asked.name(instance),
-        "label": asked.label(instance),
-        "prediction": None,
-        "verdict": Verdict.UNKNOWN.value,
-        "lower": [],
-        "upper": [],
-        "margin": None,
-        "method": method,
-        "decided_by": None,
-        "reason": reason,
-        "seconds": 0.0,
-        "domains": 0,
-        "counterexample": None,
-        **at_counterexample(None),
-    }
+def refused_row(instance: int, method: str, asked: Property, reason: str) -> BoundsRow:
+    """Return the row of an instance that could not be bounded."""
+    return BoundsRow(
+        instance=instance,
+        name=asked.name(instance),
+        label=asked.label(instance),
+        verdict=Verdict.UNKNOWN.value,
+        lower=[],
+        upper=[],
+        margin=None,
+        method=method,
+        reason=reason,
+        seconds=0.0,
+        domains=0,
+        counterexample=None,
+    )
 
 
-def at_counterexample(outputs: Outputs | None) -> Row:
-    """The fields of a row that tell of the model's outputs at the counterexample; ``None`` for what there is not."""
-    precise, there = (None, None) if outputs is None else (outputs.precise, outputs.runtime)
-    return {
-        "counterexample_outputs": None if precise is None else [_finite(value) for value in precise],
-        "onnxruntime_outputs": None if there is None else [_finite(value) for value in there],
-    }
+def at_counterexample(row: BoundsRow, outputs: Outputs) -> BoundsRow:
+    """Return the row with the model's outputs at its counterexample; those that are not finite are ``None``."""
+    return replace(
+        row,
+        counterexample_outputs=[_finite(value) for value in outputs.precise],
+        onnxruntime_outputs=None if outputs.runtime is None else [_finite(value) for value in outputs.runtime],
+    )
 
 
 def _finite(value: float) -> float | None:
@@ -156,15 +154,15 @@ def _ratio(total: float, count: float) -> float | None:
     return _finite(total / count) if count else None
 
 
-def summary(rows: Sequence[Row], has_labels: bool, eps: float | None) -> Mapping[str, Any]:
+def summary(rows: Sequence[BoundsRow], has_labels: bool, eps: float | None) -> Mapping[str, Any]:
     """Verdicts, accuracies (fractions of all instances), mean width of the output bounds, seconds of work."""
-    verdicts = {name: sum(row["verdict"] == name for row in rows) for name in VERDICTS}
+    verdicts = {name: sum(row.verdict == name for row in rows) for name in ROW_VERDICTS}
     widths = list(_widths(rows))
     finite = [width for width in widths if width is not None]
     bounded = len(finite) == len(widths) and bool(widths)
     count = len(rows)
     # A sample that a search falsified was classified correctly: only witnesses, the samples themselves, were not.
-    wrong = sum(row["decided_by"] == "witness" for row in rows)
+    wrong = sum(row.decided_by == "witness" for row in rows)
     accuracies = {
         "clean_accuracy": (count - wrong) / count if count else None,
         "certified_accuracy": verdicts["verified"] / count if count else None,
@@ -173,13 +171,13 @@ def summary(rows: Sequence[Row], has_labels: bool, eps: float | None) -> Mapping
     return {
         "verdicts": verdicts,
         "mean_width": sum(finite) / len(finite) if bounded else None,
-        "seconds": sum(row["seconds"] for row in rows),
+        "seconds": sum(row.seconds for row in rows),
         "instances": count,
         **(accuracies if has_labels else {}),
     }
 
 
-def _widths(rows: Iterable[Row]) -> Iterable[float | None]:
+def _widths(rows: Iterable[BoundsRow]) -> Iterable[float | None]:
     for row in rows:
-        for low, high in zip(row["lower"], row["upper"], strict=True):
+        for low, high in zip(row.lower, row.upper, strict=True):
             yield high - low if low is not None and high is not None else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
-from service.jobs.events import BoundEvent, Event, LogEvent, MetricEvent, ProgressEvent, SearchEvent
+from service.jobs.events import Event, LogEvent, MetricEvent, ProgressEvent, SearchEvent
 from service.jobs.layout import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Job, JobError, Outcome
 from service.jobs.spec import spec_adapter
@@ -123,8 +123,7 @@ class Attempt:
             "domains": 1,
             "counterexample": None,
         }
-        found: BoundEvent = event("bound", 0, instance=instance, **(fields | changes))  # type: ignore[assignment]
-        self.emit(found)
+        self.emit(event("bound", 0, instance=instance, **(fields | changes)))
 
     def search(self, instance: int, **fields: Any) -> None:
         found: SearchEvent = event("search", 0, instance=instance, **fields)  # type: ignore[assignment]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.jobs.bounds_row import BoundsRow
 from service.jobs.layout import DataLayout
 from service.jobs.store import Store
 from service.training.history import History
@@ -90,8 +91,12 @@ def test_a_draft_that_a_killed_rank_left_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"\x00" * 64 + b"\n", b"{}\n", b"[1]\n", b'{"row": {"inst'])
 def test_a_damaged_record_of_rows_costs_only_what_it_held(tmp_path: Path, damage: bytes) -> None:
-    Ledger(tmp_path, 1, 0).add([Entry({"instance": 0, "verdict": "verified"}, [])])
-    Ledger(tmp_path, 1, 1).add([Entry({"instance": 1, "verdict": "verified"}, [])])
+    for instance in range(2):
+        row = BoundsRow(
+            instance=instance, verdict="verified", lower=[], upper=[], margin=1.0, method="crown", seconds=0.5,
+            domains=1, counterexample=None,
+        )  # fmt: skip
+        Ledger(tmp_path, 1, instance).add([Entry(row, [])])
     with (tmp_path / "rows-1-0.jsonl").open("ab") as file:
         file.write(damage)
     assert sorted(Ledger(tmp_path, 2, 0).earlier()) == [0, 1]

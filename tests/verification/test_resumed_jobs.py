@@ -15,6 +15,7 @@ import pytest
 from pyarrow import parquet
 from test_verify_job import context, specification, train
 
+from service.jobs.bounds_row import BoundsRow, RowVerdict
 from service.jobs.layout import DataLayout
 from service.verification import job
 from service.verification.ledger import Entry, Ledger
@@ -28,8 +29,12 @@ def killed_spec() -> Any:
     return specification(property={"robustness": digits}, budget={"batch": 1})
 
 
-def entry(instance: int, verdict: str = "verified") -> Entry:
-    return Entry({"instance": instance, "verdict": verdict}, [[1.0, 2.0, 3.0]])
+def entry(instance: int, verdict: RowVerdict = "verified") -> Entry:
+    row = BoundsRow(
+        instance=instance, verdict=verdict, lower=[-1.0], upper=[None], margin=None, method="crown", seconds=0.5,
+        domains=1, counterexample=None,
+    )  # fmt: skip
+    return Entry(row, [[1.0, 2.0, 3.0]])
 
 
 def written(data: DataLayout) -> list[dict[str, Any]]:
@@ -95,5 +100,5 @@ def test_an_attempt_does_not_take_what_a_later_one_or_itself_wrote(tmp_path: Pat
     Ledger(tmp_path, 3, 0).add([entry(0, "unknown")])
     Ledger(tmp_path, 2, 0).add([entry(0)])
     assert Ledger(tmp_path, 2, 0).earlier() == {}
-    assert Ledger(tmp_path, 2, 1).everything()[0].row["verdict"] == "verified"
-    assert Ledger(tmp_path, 4, 0).earlier()[0].row["verdict"] == "unknown", "of two attempts, the later"
+    assert Ledger(tmp_path, 2, 1).everything()[0].row.verdict == "verified"
+    assert Ledger(tmp_path, 4, 0).earlier()[0].row.verdict == "unknown", "of two attempts, the later"

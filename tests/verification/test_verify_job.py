@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from service.bounds.graph import UnsupportedModelError
+from service.jobs.bounds_row import BoundsRow
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
 from service.jobs.spec.model import MlpConfig
@@ -26,10 +28,6 @@ from service.verification.properties import PropertyError
 
 TRAINED = "job_" + "0" * 20
 CONFIG = MlpConfig(in_features=64, hidden=(32, 16, 32), out_features=10)
-ROW_FIELDS = {
-    "instance", "name", "label", "prediction", "verdict", "lower", "upper", "margin", "method", "decided_by", "reason",
-    "seconds", "domains", "counterexample", "counterexample_outputs", "onnxruntime_outputs",
-}  # fmt: skip
 JOBS = count(1)
 
 
@@ -118,7 +116,7 @@ def test_a_trained_classifier_is_certified(trained: DataLayout, method: str) -> 
     assert [layer["neurons"] for layer in result["layers"]] == [32, 16, 32]
     assert all(0 <= layer["mean_unstable"] <= layer["neurons"] for layer in result["layers"])
     assert [row["instance"] for row in report.bounds] == list(range(30))
-    assert all(row.keys() == ROW_FIELDS for row in report.bounds)
+    assert all(list(row) == [field.name for field in fields(BoundsRow)] for row in report.bounds)
     assert report.steps == [(8, 30, "instances"), (16, 30, "instances"), (24, 30, "instances"), (30, 30, "instances")]
     assert json.loads(json.dumps(result)) == result
     if method == "crown":

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,16 @@ import numpy as np
 import pytest
 from worker_fleet import eventually
 
+from service.jobs.bounds_row import BoundsRow
 from service.jobs.disk import full_disk
 from service.jobs.event_files import EventReader, EventWriter, rank_file, recorded
 from service.jobs.layout import JobPaths
 from service.jobs.reporting import RankReporter
+
+ROW = BoundsRow(
+    instance=7, verdict="verified", lower=[], upper=[], margin=1.0, method="crown", seconds=0.5, domains=1,
+    counterexample=None,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -45,7 +52,7 @@ def test_events_are_on_disk_in_order_and_whole(ends: tuple[socket.socket, socket
     report = RankReporter(ends[0], 3, paths, 1)
     for step in range(2000):
         report.metric(step, {"loss": np.float32(0.5)})  # type: ignore[dict-item]
-    report.bound({"instance": 1, "verdict": "verified", "lower": np.zeros(2)})
+    report.bound(replace(ROW, lower=np.zeros(2)))  # type: ignore[arg-type]
     report.progress(1, 2, "steps")
     report.span("forward", 1.0, 2.0, {"micro_batch": 0})
     (paths.artifacts / "plots").mkdir()
@@ -67,7 +74,7 @@ def test_events_are_on_disk_in_order_and_whole(ends: tuple[socket.socket, socket
     "tell",
     [
         lambda report: report.metric(7, {"loss": 1.0}),
-        lambda report: report.bound({"instance": 7, "verdict": "verified"}),
+        lambda report: report.bound(ROW),
     ],
 )
 def test_results_are_on_disk_before_the_rank_goes_on(

@@ -8,7 +8,7 @@ import { fill, h } from "../ui/dom.js";
 import { stateMark } from "../ui/parts.js";
 import { rail } from "../ui/rail.js";
 
-/** @typedef {import("../lib/types.js").BoundRow} BoundRow */
+/** @typedef {import("../lib/types.js").BoundsRow} BoundsRow */
 
 const MOST = 64;
 
@@ -18,7 +18,7 @@ export class OutputBounds {
     this.element.hidden = true;
   }
 
-  /** @param {BoundRow} row */
+  /** @param {BoundsRow} row */
   show(row) {
     const close = h("button", { class: "tiny", type: "button" }, "Close");
     close.addEventListener("click", () => {
@@ -44,7 +44,7 @@ function bar(index, low, high, [from, to]) {
     rail(share(low ?? from), share(high ?? to), { zero: share(0) }), h("span", {}, high === null ? "∞" : fixed(high)));
 }
 
-/** The input and the outputs there. @param {number[]} values @param {BoundRow} row */
+/** The input and the outputs there. @param {number[]} values @param {BoundsRow} row */
 function counterexample(values, row) {
   const outputs = row.counterexample_outputs, runtime = row.onnxruntime_outputs;
   return h("details", {}, h("summary", {}, `Counterexample (${many(values.length, "input")})`),

@@ -13,7 +13,7 @@ import { blank } from "../ui/status.js";
 import { OutputBounds } from "./outputs.js";
 import { Section } from "./section.js";
 
-/** @typedef {import("../lib/types.js").BoundRow} BoundRow */
+/** @typedef {import("../lib/types.js").BoundsRow} BoundsRow */
 
 const PAGE = 500;
 const ROWS_SHOWN = 100;
@@ -26,9 +26,9 @@ export class Verify extends Section {
   constructor(chosen = () => {}) {
     super("Verification", "verify");
     this.chosen = chosen;
-    /** @type {Map<number, BoundRow>} */
+    /** @type {Map<number, BoundsRow>} */
     this.rows = new Map();
-    /** @type {Map<string, {element: Element, update: (row: BoundRow) => void}>} */
+    /** @type {Map<string, {element: Element, update: (row: BoundsRow) => void}>} */
     this.lines = new Map();
     this.filter = "all";
     this.limit = ROWS_SHOWN;
@@ -74,7 +74,7 @@ export class Verify extends Section {
 
   /** @param {import("../lib/types.js").Job} job */
   async fetch(job) {
-    /** @type {Map<number, BoundRow>} */
+    /** @type {Map<number, BoundsRow>} */
     const rows = new Map();
     let cursor = "";
     do {
@@ -117,7 +117,7 @@ export class Verify extends Section {
     this.more.hidden = passing.length <= this.limit;
   }
 
-  /** @param {BoundRow[]} all */
+  /** @param {BoundsRow[]} all */
   count(all) {
     const found = counts(all);
     if (this.tally.childElementCount === 0) {
@@ -144,7 +144,7 @@ export class Verify extends Section {
     return button;
   }
 
-  /** Of its model, or of its query where all are about one model; and of what else tells rows apart. @param {BoundRow} row @returns {[string, string]} */
+  /** Of its model, or of its query where all are about one model; and of what else tells rows apart. @param {BoundsRow} row @returns {[string, string]} */
   named(row) {
     return this.spec.property?.instances ? pair(row.name) : [row.name ?? "", sample(row)];
   }
@@ -160,7 +160,7 @@ export class Verify extends Section {
     const [margin, low, high, domains, time] = /** @type {HTMLElement[]} */ (
       Array.from({ length: 5 }, (_, index) => h("td", { class: index === 2 ? null : "right" })));
     const element = h("tr", {}, name, h("td", {}, mark), by, margin, low, bar, high, domains, time);
-    /** @param {BoundRow} row */
+    /** @param {BoundsRow} row */
     const update = (row) => {
       open.onclick = () => this.choose(row);
       setAttribute(element, "data-instance", row.instance);
@@ -181,7 +181,7 @@ export class Verify extends Section {
     return { element, update };
   }
 
-  /** From the least lower to the greatest upper bound, on the scale of all rows; nothing where nothing was bounded. @param {BoundRow} row */
+  /** From the least lower to the greatest upper bound, on the scale of all rows; nothing where nothing was bounded. @param {BoundsRow} row */
   bar(row) {
     const [from, to] = this.scale;
     const [low, high] = span(row);
@@ -190,7 +190,7 @@ export class Verify extends Section {
     return rail(share(low ?? from), share(high ?? to), { zero: share(0), tone: TONES[row.verdict] });
   }
 
-  /** @param {BoundRow} row */
+  /** @param {BoundsRow} row */
   choose(row) {
     this.outputs.show(row);
     this.margins.mark(row.instance);
@@ -201,13 +201,13 @@ export class Verify extends Section {
   }
 }
 
-/** The class of a sample, and what the model takes it for where that is another. @param {BoundRow} row */
+/** The class of a sample, and what the model takes it for where that is another. @param {BoundsRow} row */
 function sample({ label, prediction }) {
   if (!isNumber(label)) return "";
   return isNumber(prediction) && prediction !== label ? `class ${label} taken for ${prediction}` : `class ${label}`;
 }
 
-/** What is to be certified, in a few words; models are counted as rows name them. @param {Record<string, any>} property @param {BoundRow[]} rows */
+/** What is to be certified, in a few words; models are counted as rows name them. @param {Record<string, any>} property @param {BoundsRow[]} rows */
 function question({ robustness, vnnlib, instances }, rows) {
   const models = new Set(rows.map((row) => pair(row.name)[0])).size;
   if (instances) return ["VNN-LIB instances", models > 0 && many(models, "model")].filter(Boolean).join(" · ");

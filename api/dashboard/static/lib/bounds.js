@@ -1,12 +1,12 @@
 /** Rows of a verification job, and what they add up to. Pure. */
 
-/** @typedef {import("./types.js").BoundRow} BoundRow */
+/** @typedef {import("./types.js").BoundsRow} BoundsRow */
 
 export const VERDICTS = /** @type {const} */ (["verified", "falsified", "unknown", "timeout"]);
 
 /**
  * How many rows have each verdict.
- * @param {Iterable<BoundRow>} rows
+ * @param {Iterable<BoundsRow>} rows
  * @returns {Record<string, number>}
  */
 export function counts(rows) {
@@ -18,7 +18,7 @@ export function counts(rows) {
 
 /**
  * Mean distance between upper and lower bounds of a row; null where there is none that is finite.
- * @param {BoundRow} row
+ * @param {BoundsRow} row
  */
 export function width(row) {
   const widths = row.lower.flatMap((low, index) => {
@@ -30,7 +30,7 @@ export function width(row) {
 
 /**
  * The lowest of the lower bounds and the highest of the upper ones; null where one is missing (not finite).
- * @param {BoundRow} row
+ * @param {BoundsRow} row
  * @returns {[number | null, number | null]}
  */
 export const span = (row) => [
@@ -105,14 +105,14 @@ export const isNumber = (value) => typeof value === "number" && Number.isFinite(
 /**
  * @typedef {object} Column rows that share a pixel column
  * @property {number} at the middle of the group as a position in all rows
- * @property {BoundRow | null} least the row of the lowest margin; null where none has one
+ * @property {BoundsRow | null} least the row of the lowest margin; null where none has one
  * @property {number} high the highest margin
- * @property {BoundRow | null} bare a row without margin, a falsified one if there is any
+ * @property {BoundsRow | null} bare a row without margin, a falsified one if there is any
  */
 
 /**
  * Rows gathered into at most `columns` groups of neighbours.
- * @param {readonly BoundRow[]} rows in the order of the axis
+ * @param {readonly BoundsRow[]} rows in the order of the axis
  * @param {number} columns
  * @returns {Column[]}
  */
@@ -127,7 +127,7 @@ export function gather(rows, columns) {
   return found;
 }
 
-/** @param {BoundRow[]} group @returns {Omit<Column, "at">} */
+/** @param {BoundsRow[]} group @returns {Omit<Column, "at">} */
 function gathered(group) {
   const margins = group.map((row) => row.margin).filter(isNumber);
   const low = Math.min(...margins);
@@ -139,12 +139,12 @@ function gathered(group) {
   };
 }
 
-/** Where a row stands among margins: one without stands before all others, unless it is verified. @param {BoundRow} row */
+/** Where a row stands among margins: one without stands before all others, unless it is verified. @param {BoundsRow} row */
 const rank = (row) => row.margin ?? (row.verdict === "verified" ? Number.MAX_VALUE : -Number.MAX_VALUE);
 
 /**
  * Rows by instance or by margin.
- * @param {Iterable<BoundRow>} rows
+ * @param {Iterable<BoundsRow>} rows
  * @param {"instance" | "margin"} order
  */
 export const ordered = (rows, order) =>

@@ -43,7 +43,7 @@
  *
  * @typedef {{name: string, bytes: number, sha256: string, media_type: string, created_at: string}} Artifact
  *
- * @typedef {object} BoundRow
+ * @typedef {object} BoundsRow
  * @property {number} instance
  * @property {string | null} [name] of the query in its archive
  * @property {number | null} [label] of a sample

@@ -5,7 +5,7 @@ import { extent, linear, linearTicks, padded } from "../lib/scales.js";
 import { Surface, crisp, frame, line } from "./canvas.js";
 import { h, setAttribute } from "./dom.js";
 
-/** @typedef {import("../lib/types.js").BoundRow} BoundRow */
+/** @typedef {import("../lib/types.js").BoundsRow} BoundsRow */
 /** @typedef {import("./canvas.js").Box} Box */
 /** @typedef {import("../lib/scales.js").Scale} Scale */
 
@@ -14,10 +14,10 @@ export const TONES = { verified: "--good", falsified: "--bad", unknown: "--warn"
 const LEAST_PIXELS = 3;
 
 export class Margins {
-  /** @param {(row: BoundRow) => void} choose told which instance the user points at */
+  /** @param {(row: BoundsRow) => void} choose told which instance the user points at */
   constructor(choose) {
     this.choose = choose;
-    /** @type {BoundRow[]} */
+    /** @type {BoundsRow[]} */
     this.rows = [];
     /** @type {"instance" | "margin"} */
     this.order = "instance";
@@ -30,7 +30,7 @@ export class Margins {
     this.canvas.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** @param {Iterable<BoundRow>} rows */
+  /** @param {Iterable<BoundsRow>} rows */
   set(rows) {
     this.rows = ordered(rows, this.order);
     const bare = this.rows.filter((row) => row.margin === null).length;
@@ -106,7 +106,7 @@ export class Margins {
     context.lineWidth = 1;
   }
 
-  /** @param {CanvasRenderingContext2D} context @param {number} x @param {number} y @param {BoundRow} row */
+  /** @param {CanvasRenderingContext2D} context @param {number} x @param {number} y @param {BoundsRow} row */
   cross(context, x, y, row) {
     const chosen = row.instance === this.chosen;
     const arm = chosen ? 6 : 4;
@@ -115,7 +115,7 @@ export class Margins {
     line(context, x - arm, y + arm, x + arm, y - arm);
   }
 
-  /** @param {CanvasRenderingContext2D} context @param {BoundRow} row @param {number} wide */
+  /** @param {CanvasRenderingContext2D} context @param {BoundsRow} row @param {number} wide */
   paintIn(context, row, wide) {
     const colour = getComputedStyle(this.canvas).getPropertyValue(TONES[row.verdict] ?? "--idle");
     context.strokeStyle = colour;

@@ -1,0 +1,48 @@
+"""The row that a verification job gives for each instance: declared here, and nowhere else.
+
+The event that carries it, the line of the resume log, the columns of ``bounds.parquet``, the model in the OpenAPI
+document and the dashboard's type have the fields of :class:`BoundsRow`, in its order; tests derive each from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+RowVerdict = Literal["verified", "falsified", "unknown", "timeout"]
+ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundsRow:
+    """Certified output bounds of one instance.
+
+    ``margin`` is the least certified distance from a violation: above zero (beyond rounding) means verified.
+    ``name`` is the query's path in its archive; ``label`` and ``prediction`` are the class of a sample and the model's
+    for it. ``decided_by`` says what gave the verdict: bounds, a witness (the
+    sample itself, the centre of the box), an attack, or a search by splitting inputs or activations; ``reason`` why
+    none was reached.
+    ``counterexample_outputs`` are the model's at the counterexample, computed in float64; ``onnxruntime_outputs`` are
+    those that onnxruntime gives there, of a model from ONNX.
+    """
+
+    instance: int
+    name: str | None = None
+    label: int | None = None
+    prediction: int | None = None
+    verdict: RowVerdict
+    lower: list[float | None]
+    upper: list[float | None]
+    margin: float | None
+    method: str
+    decided_by: str | None = None
+    reason: str | None = None
+    seconds: float
+    domains: int
+    counterexample: list[float] | None
+    counterexample_outputs: list[float | None] | None = None
+    onnxruntime_outputs: list[float | None] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, in order; lists are the row's own, not copies."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
