@@ -1,0 +1,76 @@
+"""The documents are true: what they name exists, and their commands run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local_service import address, up
+
+from trivet import Client
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ROOMS = ("api", "benchmarks", "docker", "docs", "examples", "service", "tests", "trivet", "workers")
+VERIFICATION = {
+    "kind": "verify", "method": "crown", "device": "cpu",
+    "model": {"family": "mlp", "in_features": 4, "hidden": [8], "out_features": 2},
+    "property": {"box": {"lower": [-1.0] * 4, "upper": [1.0] * 4}},
+}  # fmt: skip
+
+
+def commands(path: Path) -> list[str]:
+    """What the document's console blocks have after a prompt."""
+    blocks = re.findall(r"```console\n(.*?)```", path.read_text(), re.DOTALL)
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_paths_lead_somewhere(path: Path) -> None:
+    text = path.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not link.startswith("http")]
+    named = re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./-]+)`", text)
+    missing = [link for link in links if not (path.parent / link).exists()]
+    missing += [name for name in named if not (ROOT / name).exists()]
+    assert not missing
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a terminal beside a ``trivet up`` that has run a job that wrote a log, whose id is ``JOB``."""
+    data = tmp_path_factory.mktemp("service") / "data"
+    with up(data) as process:
+        url = address(process, data)
+        with Client(url, (data / "admin.key").read_text().strip()) as client:
+            job = client.wait(client.submit(VERIFICATION).id)
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        yield {**os.environ, "PATH": path, "TRIVET_DATA": str(data), "JOB": job.id}
+        process.send_signal(signal.SIGTERM)
+        process.wait(120)
+
+
+def test_the_commands_for_debugging_run(service: dict[str, str]) -> None:
+    for command in commands(ROOT / "docs" / "debugging.md"):
+        ran = subprocess.run(["bash", "-c", command], env=service, capture_output=True, text=True, check=False)  # noqa: S607
+        assert ran.returncode == 0, f"{command}\n{ran.stdout}{ran.stderr}"
+        assert ran.stdout, command
+
+
+@pytest.mark.parametrize("command", commands(ROOT / "CONTRIBUTING.md"))
+def test_the_commands_for_contributors_can_be_run(command: str) -> None:
+    """Those of ``make`` and ``pytest`` do what this run is part of, so only their targets are looked up."""
+    words = shlex.split(command, comments=True)
+    words = [sys.executable if word == ".venv/bin/python" else word for word in words]
+    if words[0] == "make":
+        words = ["make", "--dry-run", *words[1:]]
+    elif "pytest" in words:
+        words.append("--collect-only")
+    ran = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
