@@ -23,7 +23,7 @@ from service.models.data import Dataset, Split
 from service.parallel import distributed
 from service.parallel import mesh as meshes
 from service.training.loop import Loop
-from service.training.setup import Ingredients, assemble, check_batch
+from service.training.setup import TrainingInputs, assemble, check_batch
 
 GIB = 2**30
 BATCHES = 4
@@ -57,14 +57,14 @@ def loop_of(row: Row, folder: Path, device: torch.device, *, smoke: bool, steps:
     config = spec.model
     assert isinstance(config, TransformerConfig)
     sequence = SMOKE_SEQUENCE if smoke else SEQUENCE
-    given = Ingredients(
+    inputs = TrainingInputs(
         config=config,
         dataset=random_tokens(BATCHES * spec.batch.global_, sequence, config.vocab_size, device),
-        backends={"train": row.backend(smoke=smoke)} if row.compiled else {},
+        compile_modes={"train": row.backend(smoke=smoke)} if row.compiled else {},
         state=torch.bfloat16 if row.bf16_state else torch.float32,
     )
     mesh = meshes.build(spec.parallel, device.type)
-    return Loop(assemble(spec, context, device, mesh, given))
+    return Loop(assemble(spec, context, device, mesh, inputs))
 
 
 def measure(row: Row, folder: Path, *, smoke: bool, steps: int, warmup: int, profile: Path | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from service.compilation.internals.backward import watched_backwards
 from service.compilation.program import Parts, Phase, Program, Step
 from service.compilation.rungs import Rung
 from service.compilation.sampling import Key, kept, local_part
-from service.models.compiled import compile_unit, compile_units
+from service.models.compiled import apply_compile, compile_unit, compile_units
 from service.parallel.boundary import StepBoundary
 
 
@@ -83,8 +83,8 @@ def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch
     if rung is None:
         return _subject(program, phase, parts, {})
     units = units_of(parts)
-    for unit in units.values():
-        compile_unit(unit, rung.backend, rung.mode)
+    for name in parts.compiled:
+        apply_compile(parts.modules[name], rung.backend, rung.mode)
     return _subject(program, phase, parts, units)
 
 

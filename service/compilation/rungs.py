@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from service.models.compiled import RECIPES
+from service.models.compiled import COMPILE_MODES
 
 Backend = str | Callable[..., Any]
 
@@ -38,14 +38,14 @@ class Rung:
 
 
 def _rung(name: str, *, compiles_backward: bool = True, generates_code: bool = False, decomposes: bool = False) -> Rung:
-    recipe = RECIPES[name]
+    compile_mode = COMPILE_MODES[name]
     return Rung(
         name,
-        recipe.backend,
+        compile_mode.backend,
         compiles_backward,
         generates_code,
-        recipe.mode,
-        recipe.cuda_graphs,
+        compile_mode.mode,
+        compile_mode.cuda_graphs,
         decomposes=decomposes or generates_code,
     )
 

@@ -17,44 +17,39 @@ from service.compilation.pipeline_program import PipelineProgram
 from service.compilation.program import Maker, Program, Site
 from service.jobs.plugins import Features, ProgramConfig
 from service.jobs.runtime import RunContext
-from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import ModelConfig
 from service.jobs.spec.program import PROGRAMS
-from service.jobs.spec.train import ShardingSpec
 from service.models.dotted import dotted
 from service.models.fingerprint import Fingerprint, environment, fingerprint, plain
-from service.models.recompute import apply_activation_checkpoint
+from service.models.parallelize import ModelRecipe, parallelize
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
-from service.parallel.fsdp import Precision, apply_fsdp, before_backward
+from service.parallel.fsdp import before_backward
 from service.parallel.mesh import Axis, Mesh
 from service.parallel.pipeline.channels import connect
 from service.parallel.pipeline.stage import Part
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
-from service.parallel.tensor.float8 import use_float8
 from service.schedules import generator
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A job's model on this rank: how it is built, and what is minimised.
+class CheckedModel:
+    """A job's model on this rank: how it is built and parallelized, and what is minimised.
 
-    ``output_axis`` is the axis over which the logits are divided; ``sharding`` is settled.
+    ``output_axis`` is the axis over which the logits are divided.
     """
 
     config: ModelConfig
     weights: models.Weights | None
+    recipe: ModelRecipe
     mesh: Mesh
     output_axis: Axis
     device: torch.device
     seed: int
-    precision: PrecisionSpec
-    sharding: ShardingSpec
-    activation_checkpoint: ActivationCheckpoint
 
     def build(self, dtype: torch.dtype, part: Part | None = None) -> nn.Module:
-        """This rank's ``part``, in the precision, recomputing and sharded as in a training job; drawn in float32.
+        """Build this rank's ``part`` as a training job does, not yet compiled; its weights are drawn in float32.
 
         Any other ``dtype`` than float32 is exact: without mixed precision and float8.
         """
@@ -62,18 +57,11 @@ class Subject:
         if self.weights is not None:
             models.load_into(model, self.weights)
         model.to(dtype)
-        used = self.precision if dtype is torch.float32 else PrecisionSpec()
-        if used.float8:
-            use_float8(model)
-        if self.activation_checkpoint != "none":
-            apply_activation_checkpoint(model, self.activation_checkpoint)
-        precision = Precision.from_spec(used)
-        if self.mesh.dp.size > 1 or precision != Precision():
-            apply_fsdp(model, self.mesh, precision, reshard=self.sharding.reshard == "always")
+        parallelize(model, self.recipe if dtype is torch.float32 else self.recipe.exact(), self.mesh)
         return model
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of this rank's samples over the data-parallel ranks, as FSDP sums gradients."""
+        """Return the mean cross entropy of this rank's samples over the data-parallel ranks: FSDP sums gradients."""
         if isinstance(self.config.reads, Features):
             wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
             return functional.cross_entropy(wide, targets) / self.mesh.dp.size
@@ -104,20 +92,19 @@ def _built(spec: CompileSpec, context: RunContext, device: torch.device, mesh: M
     assert spec.model is not None  # a spec has one of both
     config, weights = resolve(spec.model, context.data)
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
-    sharding, recomputed = spec.settled_sharding, spec.activation_checkpoint
-    subject = Subject(config, weights, mesh, axis, device, spec.seed, spec.precision, sharding, recomputed)
+    recipe = ModelRecipe.from_spec(spec)
+    model = CheckedModel(config, weights, recipe, mesh, axis, device, spec.seed)
     inputs = batches(spec, config, device, mesh.dp.rank, context.data)
-    pipeline = None if spec.parallel.pp == 1 else spec.pipeline
-    own = fingerprint(config, spec.parallel, device, spec.precision, recomputed, sharding=sharding, pipeline=pipeline)
-    about = {"model": config.model_dump(mode="json"), "activation_checkpoint": recomputed}
-    about |= {"precision": spec.precision.model_dump(), "sharding": sharding.model_dump()}
-    if pipeline is None:
-        before = before_backward(sharding)
-        return Target(ModelProgram(subject.build, inputs, subject.loss, spec.micro_batches, before), own, about)
-    schedule = generator(pipeline.schedule)(spec.parallel.pp, pipeline.stages_per_rank, spec.forwards)
+    own = fingerprint(config, recipe, device)
+    about = {"model": config.model_dump(mode="json"), "activation_checkpoint": recipe.activation_checkpoint}
+    about |= {"precision": recipe.precision.model_dump(), "sharding": recipe.sharding.model_dump()}
+    if recipe.pipeline is None:
+        before = before_backward(recipe.sharding)
+        return Target(ModelProgram(model.build, inputs, model.loss, spec.micro_batches, before), own, about)
+    schedule = generator(recipe.pipeline.schedule)(spec.parallel.pp, recipe.pipeline.stages_per_rank, spec.forwards)
     channels = connect(mesh, schedule.owners)
-    program = PipelineProgram(subject.build, inputs, subject.loss, mesh, schedule, channels)
-    return Target(program, own, about | {"pipeline": pipeline.model_dump()})
+    program = PipelineProgram(model.build, inputs, model.loss, mesh, schedule, channels)
+    return Target(program, own, about | {"pipeline": recipe.pipeline.model_dump()})
 
 
 def _installed(config: ProgramConfig, spec: CompileSpec, site: Site) -> Target:

@@ -1,4 +1,4 @@
-"""How a model is compiled: the one recipe, which the compile harness judges and a training job applies."""
+"""How a model is compiled: one function, which the compile check judges and a training job applies."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from service.models.moving import copying_inductor
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What is given to ``torch.compile``; ``cuda_graphs``: it captures them, so steps must be marked."""
+class CompileMode:
+    """What is given to ``torch.compile``. With ``cuda_graphs`` it captures them, so steps must be marked."""
 
     backend: str | Callable[..., Any]
     mode: str | None = None
@@ -24,13 +24,13 @@ class Recipe:
 
 
 REDUCE_OVERHEAD = "reduce-overhead"
-RECIPES: Mapping[str, Recipe] = MappingProxyType(
+COMPILE_MODES: Mapping[str, CompileMode] = MappingProxyType(
     {
-        "eager": Recipe("eager"),
-        "aot_eager": Recipe("aot_eager"),
-        "aot_eager_decomp_partition": Recipe("aot_eager_decomp_partition"),
-        "inductor": Recipe("inductor"),
-        REDUCE_OVERHEAD: Recipe("inductor", REDUCE_OVERHEAD, cuda_graphs=True),
+        "eager": CompileMode("eager"),
+        "aot_eager": CompileMode("aot_eager"),
+        "aot_eager_decomp_partition": CompileMode("aot_eager_decomp_partition"),
+        "inductor": CompileMode("inductor"),
+        REDUCE_OVERHEAD: CompileMode("inductor", REDUCE_OVERHEAD, cuda_graphs=True),
     }
 )
 """By the names that gates and specs use, from the least to the most that is compiled."""
@@ -41,11 +41,11 @@ COMPILE_CACHE = "compile_cache"
 
 
 def cache_file(phase: str, name: str, rank: int) -> str:
-    """Where a rank keeps what it compiled in a phase by the recipe ``name``."""
+    """Return the name of the file in which a rank keeps what it compiled in a phase in the mode ``name``."""
     return f"{phase}-{name}-{rank}.bin"
 
 
-def compile_in_place(
+def apply_compile(
     module: nn.Module, backend: str | Callable[..., Any], mode: str | None = None
 ) -> tuple[nn.Module, ...]:
     """Compile ``module`` with ``backend`` in ``mode`` where it stands; names of parameters do not change.
@@ -73,7 +73,7 @@ def as_compiled(
 
 
 def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:
-    """The modules that ``compile_in_place`` compiles.
+    """The modules that ``apply_compile`` compiles.
 
     Under FSDP2 each innermost sharded block by itself, so that the hooks which gather and reshard parameters stay
     outside the graphs: Dynamo never traces them. Blocks of a model that says ``blocks_alike`` too: one graph

@@ -138,7 +138,7 @@ class PipelineEngine:
 
 
 def plan_pipeline(spec: TrainSpec) -> Schedule | None:
-    """The schedule of the spec's pipeline; ``None`` without one."""
+    """Return the schedule of the spec's pipeline; ``None`` without one."""
     if spec.parallel.pp == 1:
         return None
     return generator(spec.pipeline.schedule)(spec.parallel.pp, spec.pipeline.stages_per_rank, spec.micro_batches)
@@ -152,12 +152,12 @@ def build_engine(
     device: torch.device,
     *,
     boundary: StepBoundary,
+    schedule: Schedule | None,
 ) -> Engine:
-    """The engine over this rank's stages; all ranks call it, since a pipeline connects its stages here.
+    """Build the engine over this rank's stages; all ranks call it, since a pipeline connects its stages here.
 
     Raises :class:`DisagreementError` if their specs differ in what a step is made of.
     """
-    schedule = plan_pipeline(spec)
     agree(
         {
             "the number of micro-batches": spec.micro_batches,
@@ -166,7 +166,7 @@ def build_engine(
         }
     )
     if schedule is None:
-        before = before_backward(spec.settled_sharding)
+        before = before_backward(spec.resolved_sharding)
         return AccumulationEngine(stages[0], objective, spec.micro_batches, spec.batch.global_, boundary, before)
     observer = timeline(device)
     return PipelineEngine(

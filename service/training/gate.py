@@ -1,21 +1,28 @@
-"""The gate: what a compile job's report allows this training job to switch on."""
+"""What a compile job's report, its gate, allows this training job to compile."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from service.jobs.layout import DataLayout
-from service.jobs.runtime import RefusedError
-from service.jobs.spec.train import CompileChoice
-from service.models.compiled import COMPILE_CACHE, RECIPES, cache_file
-from service.models.fingerprint import Fingerprint, difference
+from service.jobs.runtime import RefusedError, RunContext
+from service.jobs.spec.model import ModelConfig
+from service.jobs.spec.objective import CrossEntropy
+from service.jobs.spec.train import CompileChoice, TrainSpec
+from service.models import build
+from service.models.compiled import COMPILE_CACHE, COMPILE_MODES, cache_file, compiles_blocks
+from service.models.fingerprint import Fingerprint, difference, fingerprint
+from service.models.parallelize import ModelRecipe
 
 Phase = Literal["train", "inference"]
-MODES = tuple(name for name in RECIPES if name != "eager")
+MODES = tuple(name for name in COMPILE_MODES if name != "eager")
 """What a job may compile in, from the least to the most that is compiled."""
 
 
@@ -23,38 +30,71 @@ class GateError(RefusedError, RuntimeError):
     """The report does not allow what the spec asks for."""
 
 
-def allowed_modes(
-    choice: CompileChoice, own: Sequence[Fingerprint | None], data: DataLayout, micro_batches: int = 1, stages: int = 1
-) -> dict[Phase, str]:
-    """The mode (a name of ``RECIPES``) for each phase that ``choice`` asks for; empty when it asks for none.
+def gate_fingerprints(config: ModelConfig, spec: TrainSpec, device: torch.device) -> list[Fingerprint]:
+    """Return the fingerprints of the gates that a job accepts: of its model in one piece and, with a pipeline, of its
+    very stages.
 
-    The gate must have been written for one of the fingerprints of this job, ``own``.
+    A pipeline whose model is compiled block by block has the graphs of the model in one piece. Compile jobs minimise
+    cross entropy, so any other objective is a field that their reports lack.
+    """
+    recipe = ModelRecipe.from_spec(spec)
+    whole = replace(recipe, pipeline=None)
+    if compiles_blocks(build(config, device="meta"), sharded=recipe.is_sharded):
+        whole = replace(whole, parallel=recipe.parallel.model_copy(update={"pp": 1}))
+    recipes = [whole] if recipe.pipeline is None else [whole, recipe]
+    objective: Fingerprint = {} if spec.objective == CrossEntropy() else {"objective": spec.objective.name}
+    return [fingerprint(config, recipe, device) | objective for recipe in recipes]
+
+
+def allowed_modes(
+    choice: CompileChoice, accepted: Sequence[Fingerprint], data: DataLayout, micro_batches: int = 1, stages: int = 1
+) -> dict[Phase, str]:
+    """Return the mode, a name of ``COMPILE_MODES``, of each phase that ``choice`` asks for; it may ask for none.
+
+    The gate must have been written for one of the ``accepted`` fingerprints.
 
     Raises :class:`GateError` when there is no report, when it was written for another configuration (naming the
     fields), when a phase did not pass, or when CUDA graphs were checked with another pattern of ``micro_batches``,
     or on the whole model where this job runs ``stages`` of a pipeline.
     """
-    asked: list[Phase] = [phase for phase in ("train", "inference") if getattr(choice, phase)]
-    if not asked or choice.gate is None:
+    phases: list[Phase] = [phase for phase in ("train", "inference") if getattr(choice, phase)]
+    if not phases or choice.gate is None:
         return {}
     gate = _read(data.job(choice.gate).artifacts / "report.json", choice.gate)
-    _check_fingerprint(gate, own, choice.gate)
-    modes = {phase: _mode(gate, phase, choice.gate) for phase in asked}
-    if RECIPES[lowest(modes)].cuda_graphs:
+    _check_fingerprint(gate, accepted, choice.gate)
+    modes = {phase: _mode(gate, phase, choice.gate) for phase in phases}
+    if COMPILE_MODES[lowest(modes)].cuda_graphs:
         _check_pattern(gate, micro_batches, choice.gate)
         _check_order(gate, stages, choice.gate)
     return modes
 
 
 def lowest(modes: Mapping[Phase, str]) -> str:
-    """One mode for all phases: a rung that passed has passed after all those below it."""
+    """Return one mode for all phases: a rung that passed has passed after all those below it."""
     return min(modes.values(), key=MODES.index)
+
+
+def load_compile_caches(choice: CompileChoice, modes: Mapping[Phase, str], context: RunContext) -> None:
+    """Load what the gate's job compiled, so that it need not be compiled again; every rank logs whether it could."""
+    if not modes:
+        return
+    code = f"rank {context.rank}: compiled code of {choice.gate}"
+    caches = portable_caches(choice, modes, context.data, context.rank, context.gate_artifacts)
+    if not caches:
+        mode = lowest(modes)
+        context.report.log(
+            f"{code} not usable: none was kept for this rank in {mode} by a job of the same owner, or it was changed"
+        )
+        return
+    loaded = [torch.compiler.load_cache_artifacts(cache) for cache in caches]
+    is_whole = all(artifacts is not None for artifacts in loaded)  # a cache with a wrong checksum gives none
+    context.report.log(f"{code} {'loaded' if is_whole else 'not usable: it is damaged, and compiled again'}")
 
 
 def portable_caches(
     choice: CompileChoice, modes: Mapping[Phase, str], data: DataLayout, rank: int, digests: Mapping[str, str]
 ) -> list[bytes]:
-    """What the compile job compiled on this rank in the mode that is used, so that it need not be compiled again.
+    """Return what the compile job compiled on this rank in the mode that is used.
 
     To load it is to run it, so only content whose SHA-256 is in ``digests``, by artifact name, is returned.
     """
@@ -78,9 +118,9 @@ def _read(path: Path, job: str) -> Mapping[str, Any]:
     return gate
 
 
-def _check_fingerprint(gate: Mapping[str, Any], own: Sequence[Fingerprint | None], job: str) -> None:
-    """Told are the differences from the nearest of ``own``."""
-    differing = min((difference(gate["fingerprint"], each) for each in own if each is not None), key=len)
+def _check_fingerprint(gate: Mapping[str, Any], accepted: Sequence[Fingerprint], job: str) -> None:
+    """Raise :class:`GateError` with the differences from the nearest of ``accepted``, unless one is the gate's."""
+    differing = min((difference(gate["fingerprint"], own) for own in accepted), key=len)
     if differing:
         fields = "; ".join(
             f"{field} is {mine!r} here and {theirs!r} in the report" for field, theirs, mine in differing
@@ -89,7 +129,7 @@ def _check_fingerprint(gate: Mapping[str, Any], own: Sequence[Fingerprint | None
 
 
 def _check_pattern(gate: Mapping[str, Any], micro_batches: int, job: str) -> None:
-    """What CUDA graphs overwrite depends on how often a step runs forward."""
+    """Raise :class:`GateError` for another pattern of forwards: it decides what CUDA graphs overwrite."""
     checked = gate.get("micro_batches", 1)
     if (checked > 1) != (micro_batches > 1):
         raise GateError(
@@ -99,7 +139,9 @@ def _check_pattern(gate: Mapping[str, Any], micro_batches: int, job: str) -> Non
 
 
 def _check_order(gate: Mapping[str, Any], stages: int, job: str) -> None:
-    """And on what runs between a forward and its backward: nothing in one piece, other forwards in a pipeline."""
+    """Raise :class:`GateError` for stages whose gate saw a model in one piece, where nothing runs between a forward and
+    its backward; in a pipeline other forwards do.
+    """
     if stages > 1 and gate["fingerprint"].get("parallel.pp", 1) == 1:
         raise GateError(
             f"compile.gate: {job} checked CUDA graphs on a model in one piece, here are {stages} stages, whose "

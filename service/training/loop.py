@@ -191,7 +191,7 @@ class Loop:
     @contextmanager
     def _phase(self, phase: Phase) -> Iterator[None]:
         """Run eagerly in a phase for which the gate was not asked, although the other one is compiled."""
-        if self.training.backends and phase not in self.training.backends:
+        if self.training.compile_modes and phase not in self.training.compile_modes:
             with set_stance("force_eager"):
                 yield
         else:

@@ -29,13 +29,12 @@ from service.compilation.selftest import self_test
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
 from service.jobs.spec import CompileSpec
-from service.jobs.spec.arithmetic import PrecisionSpec
-from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice
 from service.models import mlp
 from service.models.compiled import COMPILE_CACHE, cache_file
 from service.models.fingerprint import fingerprint
+from service.models.parallelize import ModelRecipe
 from service.training.gate import GateError, allowed_modes
 from tests.training.training_runs import train
 
@@ -86,7 +85,7 @@ def test_the_digits_classifier_passes_the_whole_ladder(data: DataLayout) -> None
     written = report(data)
     assert [row["verdict"] for row in written["rungs"]] == ["pass"] * 6, written["rungs"]
     assert (result["gate"]["train"], result["gate"]["inference"]) == ("inductor", "inductor")
-    own = fingerprint(MlpConfig(**MLP), ParallelSpec(), torch.device("cpu"), PrecisionSpec(), "none")
+    own = fingerprint(MlpConfig(**MLP), ModelRecipe(), torch.device("cpu"))
     assert result["gate"]["fingerprint"] == own
     assert result["verdicts"] == {"pass": 6}
     assert result["summary"][0] == "Training may be compiled with inductor: all 3 rungs passed."
@@ -133,7 +132,7 @@ def assert_nothing_is_compiled_again(data: DataLayout) -> None:
 def test_a_training_job_reads_the_gate_that_was_written(data: DataLayout) -> None:
     where, _ = context(data)
     run(spec(model=TRANSFORMER, data={"source": "tokens", "sequence": 16}, phases=["train"]), where)
-    own = fingerprint(TransformerConfig(**TRANSFORMER), ParallelSpec(), torch.device("cpu"), PrecisionSpec(), "none")
+    own = fingerprint(TransformerConfig(**TRANSFORMER), ModelRecipe(), torch.device("cpu"))
     choice = CompileChoice(train=True, gate=JOB)
     assert allowed_modes(choice, [own], data) == {"train": "aot_eager"}
 
@@ -232,7 +231,7 @@ def test_the_gate_is_closed_by_a_detector_that_does_not_see_its_fault(
         f"Nothing may be compiled: {result['gate']['closed']}.",
         "Inference: all 2 rungs passed.",
     ]
-    own = fingerprint(MlpConfig(**MLP), ParallelSpec(), torch.device("cpu"), PrecisionSpec(), "none")
+    own = fingerprint(MlpConfig(**MLP), ModelRecipe(), torch.device("cpu"))
     with pytest.raises(GateError, match=r"allows nothing for this phase \(the self-test failed: "):
         allowed_modes(CompileChoice(inference=True, gate=JOB), [own], data)
 
@@ -241,7 +240,7 @@ def test_what_was_kept_damaged_is_compiled_again(data: DataLayout) -> None:
     folder = data.job(JOB).artifacts
     (folder / COMPILE_CACHE).mkdir(parents=True)
     (folder / COMPILE_CACHE / cache_file("train", "aot_eager", 0)).write_bytes(b"half of a cache")
-    own = fingerprint(MlpConfig(**MLP), ParallelSpec(), torch.device("cpu"), PrecisionSpec(), "none")
+    own = fingerprint(MlpConfig(**MLP), ModelRecipe(), torch.device("cpu"))
     opened = {"train": "aot_eager", "inference": None, "fingerprint": own}
     (folder / "report.json").write_text(json.dumps({"gate": opened}))
     work = {"model": MLP, "data": {"source": "digits"}, "steps": 2, "batch": {"global": 16}}

@@ -12,10 +12,10 @@ from torch._functorch import config
 from torch._inductor import compile_fx
 from torch.distributed.fsdp import FSDPModule
 
-from service.models.compiled import RECIPES, compile_in_place
+from service.models.compiled import COMPILE_MODES, apply_compile
 from service.models.moving import copying_inductor
 
-MODE = RECIPES["reduce-overhead"].mode
+MODE = COMPILE_MODES["reduce-overhead"].mode
 
 
 class Layer(nn.Module):
@@ -77,11 +77,11 @@ def test_nothing_but_what_a_graph_updates_is_to_stay_in_its_place(graphs: list[t
     assert kept_by_backward == ()
 
 
-@pytest.mark.parametrize("rung", list(RECIPES))
+@pytest.mark.parametrize("rung", list(COMPILE_MODES))
 def test_it_is_what_cuda_graphs_are_compiled_by_under_fsdp_alone(rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     monkeypatch.setattr(nn.Module, "compile", lambda _, **options: given.append(options["backend"]))
-    recipe = RECIPES[rung]
+    compile_mode = COMPILE_MODES[rung]
     for module in (Sharded(), Layer()):
-        compile_in_place(module, recipe.backend, recipe.mode)
-    assert given == [copying_inductor if rung == "reduce-overhead" else recipe.backend, recipe.backend]
+        apply_compile(module, compile_mode.backend, compile_mode.mode)
+    assert given == [copying_inductor if rung == "reduce-overhead" else compile_mode.backend, compile_mode.backend]

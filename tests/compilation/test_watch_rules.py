@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from service.compilation.internals.replays import Replays
 from service.compilation.usage import Usage
 from service.compilation.watch import watching
-from service.models.compiled import compile_in_place
+from service.models.compiled import apply_compile
 
 OPERATIONS = ("mark", "forward", "backward", "backward of the first", "infer", "hold", "read", "drop", "step")
 mark = torch.compiler.cudagraph_mark_step_begin
@@ -119,7 +119,7 @@ def replayed() -> Iterator[Replayed]:
     torch.manual_seed(0)
     replays, model = Replays(torch.device("cpu")), Scorer()
     start = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    compile_in_place(model, replays.backend)
+    apply_compile(model, replays.backend)
     yield Replayed(model, replays, start)
     torch.compiler.reset()
 

@@ -14,7 +14,15 @@ from service.models.initialize import Normal, draw, key_of, random_bits
 from service.models.recompute import apply_activation_checkpoint
 from service.parallel.mesh import SINGLE
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
-from service.parallel.tensor.float8 import CAPABILITY, GRADIENT, OPERAND, Float8Error, float8_linear, scaled, use_float8
+from service.parallel.tensor.float8 import (
+    CAPABILITY,
+    GRADIENT,
+    OPERAND,
+    Float8Error,
+    apply_float8,
+    float8_linear,
+    scaled,
+)
 from service.training.tally import NonFiniteError, Tally
 
 
@@ -72,7 +80,7 @@ def test_a_transformer_learns_in_float8_as_without(choice: str, compiled: bool) 
     for switched in (False, True):
         model = build(TRANSFORMER, dtype=torch.bfloat16, device=CUDA, seed=1)
         if switched:
-            use_float8(model)
+            apply_float8(model)
             if choice != "none":
                 apply_activation_checkpoint(model, choice)  # type: ignore[arg-type]
             if compiled:
@@ -89,7 +97,7 @@ def test_a_transformer_learns_in_float8_as_without(choice: str, compiled: bool) 
 @pytest.mark.skipif(not torch.cuda.is_available() or not why_no_float8(), reason="needs a GPU that is older than sm_89")
 def test_an_older_gpu_is_refused() -> None:
     with pytest.raises(Float8Error, match=r"needs sm_89 or later; .* is sm_"):
-        use_float8(build(TRANSFORMER, device=CUDA))
+        apply_float8(build(TRANSFORMER, device=CUDA))
 
 
 @needs_gpu

@@ -22,7 +22,7 @@ from service.jobs.spec.model import TransformerConfig
 from service.models import build
 from service.parallel import mesh
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear, float8, joint
-from service.parallel.tensor.float8 import GRADIENT, OPERAND, Float8Error, float8_linear, scaled, use_float8
+from service.parallel.tensor.float8 import GRADIENT, OPERAND, Float8Error, apply_float8, float8_linear, scaled
 
 TRANSFORMER = TransformerConfig(vocab_size=32, dim=64, layers=2, heads=4, kv_heads=2, ffn_dim=96, max_sequence=16)
 ROUNDING = {OPERAND: (2**-4, 2**-10), GRADIENT: (2**-3, 2**-17)}
@@ -192,7 +192,7 @@ def test_the_linear_layers_of_blocks_are_switched_and_nothing_else() -> None:
     names = set(model.state_dict())
     assert converted(model) == set()
     with pretended((8, 9)):
-        use_float8(model)
+        apply_float8(model)
     layers = ("attention.query", "attention.key", "attention.value", "attention.output")
     layers += ("feed_forward.gate", "feed_forward.up", "feed_forward.down")
     assert converted(model) == {f"blocks.{index}.{layer}" for index in (0, 1) for layer in layers}
@@ -211,7 +211,7 @@ def test_a_transformer_in_float8_learns_as_without() -> None:
         model = build(TRANSFORMER, seed=1)
         if switched:
             with pretended((9, 0)):
-                use_float8(model)
+                apply_float8(model)
         with patch.object(float8, "product", wraps=float8.product) as products:
             loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         # Per block: q, k and v together, the output, gate, up and down.
@@ -241,20 +241,20 @@ def test_joint_products_of_float8_layers_go_through_float8() -> None:
 def test_a_device_without_float8_is_refused(device: str) -> None:
     model = build(TRANSFORMER, device=device)
     with pytest.raises(Float8Error, match=f"needs a CUDA device of sm_89 or later; this job runs on {device}"):
-        use_float8(model)
+        apply_float8(model)
     assert converted(model) == set()
 
 
 @pytest.mark.parametrize(("capability", "name"), [((8, 0), "80"), ((8, 6), "86"), ((7, 5), "75")])
 def test_an_older_gpu_is_refused_by_name(capability: tuple[int, int], name: str) -> None:
     with pretended(capability), pytest.raises(Float8Error, match=f"needs sm_89 or later; Some GPU is sm_{name}"):
-        use_float8(build(TRANSFORMER))
+        apply_float8(build(TRANSFORMER))
 
 
 def test_a_part_of_a_layer_that_does_not_suit_is_refused_with_its_shape() -> None:
     """The whole layer would do; what counts is a rank's part."""
     whole = TRANSFORMER.model_copy(update={"ffn_dim": 48})
     with pretended((9, 0)):
-        use_float8(build(whole))
+        apply_float8(build(whole))
         with pytest.raises(Float8Error, match=r"part of 0.feed_forward.gate is \(24, 64\); expected multiples of 16"):
-            use_float8(build(whole, mesh.plan(ParallelSpec(tp=2))))
+            apply_float8(build(whole, mesh.plan(ParallelSpec(tp=2))))

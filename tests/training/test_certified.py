@@ -25,7 +25,7 @@ from service.models import build, data, load_into
 from service.parallel import mesh as meshes
 from service.parallel.mesh import SINGLE
 from service.parallel.pipeline.stage import Part
-from service.training.objective import Objective, Subject, objective_for
+from service.training.objective import Objective, ObjectiveContext, objective_for
 from service.training.objective.certified import final_level, level, pair_rows
 
 EPS = 0.04
@@ -38,7 +38,7 @@ CONFIGS: dict[str, ModelConfig] = {
 def adapted(config: ModelConfig, certified: Certified) -> tuple[Objective, torch.nn.Module]:
     """One process's objective and model in float64, at the full level."""
     mesh = meshes.build(ParallelSpec(), "cpu")
-    objective = objective_for(certified, Subject(config, Features(6, 3, limits=(0.0, 1.0)), mesh, SINGLE))
+    objective = objective_for(certified, ObjectiveContext(config, Features(6, 3, limits=(0.0, 1.0)), mesh, SINGLE))
     model = build(config, dtype=torch.float64, seed=3)
     objective.adapt(model, Part())
     objective.begin(certified.warmup + certified.ramp)

@@ -14,6 +14,7 @@ from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import ShardingSpec
 from service.models.fingerprint import difference, fingerprint
+from service.models.parallelize import ModelRecipe
 
 CPU = torch.device("cpu")
 MODEL = MlpConfig(in_features=64, hidden=(32, 32), out_features=10)
@@ -21,7 +22,7 @@ MODEL = MlpConfig(in_features=64, hidden=(32, 32), out_features=10)
 
 @pytest.mark.parametrize("config", [MODEL, TransformerConfig()])
 def test_survives_json_and_equals_itself(config: MlpConfig | TransformerConfig) -> None:
-    own = fingerprint(config, ParallelSpec(tp=2), CPU, PrecisionSpec(), "none")
+    own = fingerprint(config, ModelRecipe(parallel=ParallelSpec(tp=2)), CPU)
     recorded = json.loads(json.dumps(own))
     assert recorded == own
     assert difference(recorded, own) == []
@@ -37,8 +38,8 @@ def test_survives_json_and_equals_itself(config: MlpConfig | TransformerConfig) 
     ],
 )
 def test_names_the_field_that_differs(config: MlpConfig, parallel: ParallelSpec, field: str) -> None:
-    recorded = fingerprint(MODEL, ParallelSpec(), CPU, PrecisionSpec(), "none")
-    own = fingerprint(config, parallel, CPU, PrecisionSpec(), "none")
+    recorded = fingerprint(MODEL, ModelRecipe(), CPU)
+    own = fingerprint(config, ModelRecipe(parallel), CPU)
     assert difference(recorded, own) == [(field, recorded[field], own[field])]
 
 
@@ -54,8 +55,8 @@ def test_names_the_field_that_differs(config: MlpConfig, parallel: ParallelSpec,
 def test_names_the_arithmetic_that_differs(
     precision: PrecisionSpec, recomputed: ActivationCheckpoint, field: str
 ) -> None:
-    recorded = fingerprint(MODEL, ParallelSpec(), CPU, PrecisionSpec(), "none")
-    own = fingerprint(MODEL, ParallelSpec(), CPU, precision, recomputed)
+    recorded = fingerprint(MODEL, ModelRecipe(), CPU)
+    own = fingerprint(MODEL, ModelRecipe(precision=precision, activation_checkpoint=recomputed), CPU)
     found = [each for each in difference(recorded, own) if not each[0].startswith("sharding.")]  # comes with FSDP
     assert found == [(field, recorded[field], own[field])]
 
@@ -64,22 +65,22 @@ def test_names_the_arithmetic_that_differs(
     ("sharding", "field"), [({"reshard": "never"}, "sharding.reshard"), ({"reduce": "every"}, "sharding.reduce")]
 )
 def test_names_what_fsdp_keeps_only_where_it_manages_the_model(sharding: dict[str, str], field: str) -> None:
-    other, four = ShardingSpec.model_validate(sharding).settled(4), ShardingSpec(reshard="always").settled(4)
+    other, four = ShardingSpec.model_validate(sharding).resolved(4), ShardingSpec(reshard="always").resolved(4)
     for parallel, differing in ((ParallelSpec(dp_shard=2), [field]), (ParallelSpec(tp=2), [])):
-        recorded = fingerprint(MODEL, parallel, CPU, PrecisionSpec(), "none", sharding=four)
-        own = fingerprint(MODEL, parallel, CPU, PrecisionSpec(), "none", sharding=other)
+        recorded = fingerprint(MODEL, ModelRecipe(parallel, sharding=four), CPU)
+        own = fingerprint(MODEL, ModelRecipe(parallel, sharding=other), CPU)
         found = [each for each, *_ in difference(recorded, own)]
         assert [each for each in found if each == field] == differing
 
 
 def test_sharding_among_more_ranks_is_another_mesh() -> None:
-    recorded = fingerprint(MODEL, ParallelSpec(dp_shard=2), CPU, PrecisionSpec(), "none")
-    own = fingerprint(MODEL, ParallelSpec(dp_shard=4), CPU, PrecisionSpec(), "none")
+    recorded = fingerprint(MODEL, ModelRecipe(ParallelSpec(dp_shard=2)), CPU)
+    own = fingerprint(MODEL, ModelRecipe(ParallelSpec(dp_shard=4)), CPU)
     assert difference(recorded, own) == [("parallel.dp_shard", 2, 4)]
 
 
 def test_a_missing_field_is_a_difference() -> None:
-    own = fingerprint(MODEL, ParallelSpec(), CPU, PrecisionSpec(), "none")
+    own = fingerprint(MODEL, ModelRecipe(), CPU)
     recorded = {name: value for name, value in own.items() if name != "torch"}
     assert difference(recorded, own) == [("torch", "absent", torch.__version__)]
     assert difference(own, recorded) == [("torch", torch.__version__, "absent")]
@@ -89,7 +90,7 @@ def test_another_version_of_an_installed_family_is_another_model(monkeypatch: py
     def installed(version: str) -> dict[str, str | int | float]:
         family = replace(FAMILIES.provided["mlp"], distribution="somebodys-models", version=version)
         monkeypatch.setitem(FAMILIES.provided, "mlp", family)
-        return fingerprint(MODEL, ParallelSpec(), CPU, PrecisionSpec(), "none")
+        return fingerprint(MODEL, ModelRecipe(), CPU)
 
     found = difference(installed("1.0"), installed("1.1"))
     assert found == [("model.package", "somebodys-models 1.0", "somebodys-models 1.1")]

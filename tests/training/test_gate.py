@@ -21,13 +21,13 @@ from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, ModelConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice, PipelineSpec, TrainSpec
 from service.models.fingerprint import difference, fingerprint
-from service.training.gate import GateError, allowed_modes, lowest, portable_caches
-from service.training.setup import own_fingerprint
+from service.models.parallelize import ModelRecipe
+from service.training.gate import GateError, allowed_modes, gate_fingerprints, lowest, portable_caches
 
 GATE = "job_" + "g" * 20
 MLP, TRANSFORMER = MlpConfig(in_features=64, hidden=(8, 8), out_features=10), TransformerConfig(layers=2)
 CPU = torch.device("cpu")
-OWN = fingerprint(MLP, ParallelSpec(), CPU, PrecisionSpec(), "none")
+OWN = fingerprint(MLP, ModelRecipe(), CPU)
 SHARDING = ["sharding.reduce", "sharding.reshard"]
 PASSED = {"train": "inductor", "inference": "aot_eager", "fingerprint": OWN}
 
@@ -58,7 +58,8 @@ def test_only_what_is_asked_for_is_opened(
 @given(st.data())
 def test_every_field_of_the_configuration_is_refused_by_its_name(phase: str, draw: st.DataObject) -> None:
     parallel = ParallelSpec(pp=2, dp_shard=2)
-    own = fingerprint(MLP, parallel, CPU, PrecisionSpec(param="bf16"), "full", pipeline=PipelineSpec())
+    recipe = ModelRecipe(parallel, PrecisionSpec(param="bf16"), activation_checkpoint="full", pipeline=PipelineSpec())
+    own = fingerprint(MLP, recipe, CPU)
     prefixes = {name.split(".")[0] for name in own}
     assert prefixes >= {"model", "parallel", "precision", "sharding", "pipeline", "activation_checkpoint", "torch"}
     assert prefixes >= {"device", "architecture"}
@@ -97,14 +98,14 @@ def test_what_fsdp_keeps_between_micro_batches_is_part_of_the_configuration(
     common = {"model": MLP.model_dump(), "parallel": {"dp_shard": 2}}
     check = CompileSpec.model_validate({**common, **checked})
     job = TrainSpec.model_validate({**common, "data": {"source": "digits"}, "steps": 1, **own})
-    of_check = fingerprint(MLP, check.parallel, CPU, PrecisionSpec(), "none", sharding=check.settled_sharding)
+    of_check = fingerprint(MLP, ModelRecipe.from_spec(check), CPU)
     publish(data, {"gate": {**PASSED, "fingerprint": of_check}})
-    choice, mine = CompileChoice(train=True, gate=GATE), own_fingerprint(MLP, job, CPU)
+    choice, mine = CompileChoice(train=True, gate=GATE), gate_fingerprints(MLP, job, CPU)
     if field is None:
-        assert allowed_modes(choice, [mine], data, job.micro_batches) == {"train": "inductor"}
+        assert allowed_modes(choice, mine, data, job.micro_batches) == {"train": "inductor"}
     else:
         with pytest.raises(GateError, match=f"another configuration: {field}$"):
-            allowed_modes(choice, [mine], data, job.micro_batches)
+            allowed_modes(choice, mine, data, job.micro_batches)
 
 
 @pytest.mark.parametrize(("checked", "own"), [(1, 1), (4, 2)])
@@ -202,6 +203,6 @@ def test_stages_take_the_gate_of_the_whole_where_blocks_are_compiled_one_by_one(
     spec = TrainSpec.model_validate(
         {"model": config.model_dump(), "data": {"source": "digits"}, "steps": 1, "parallel": {"pp": 2}, **change}
     )
-    checked = fingerprint(config, ParallelSpec(), CPU, PrecisionSpec(), "none")
-    found = difference(checked, own_fingerprint(config, spec, CPU))
+    checked = fingerprint(config, ModelRecipe(), CPU)
+    found = difference(checked, gate_fingerprints(config, spec, CPU)[0])
     assert [field for field, _, _ in found] == differing

@@ -16,17 +16,15 @@ from torch._dynamo.utils import counters
 from training_runs import JOB, MLP, TRANSFORMER, Recording, train
 
 from service.jobs.layout import DataLayout
-from service.jobs.spec.arithmetic import PrecisionSpec
-from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.data import DigitsData
 from service.jobs.spec.model import MlpConfig
-from service.models import build, data
-from service.models.compiled import compile_in_place
+from service.models import build, data, parallelize
+from service.models.compiled import apply_compile
 from service.models.data import BatchOrder, Dataset, Split
 from service.models.fingerprint import fingerprint
+from service.models.parallelize import ModelRecipe
 from service.parallel import checkpoint
 from service.parallel.boundary import StepBoundary
-from service.training import parallelize
 from service.training.gate import GateError
 from service.training.tally import NonFiniteError
 
@@ -153,7 +151,7 @@ def test_bf16_follows_float32_to_its_precision(tmp_path: Path, torchrun: Torchru
 
 
 def open_gate(folder: Path, train_rung: str | None, inference_rung: str | None, **other: object) -> None:
-    own = fingerprint(MlpConfig.model_validate(MLP["model"]), ParallelSpec(), CPU, PrecisionSpec(), "none")
+    own = fingerprint(MlpConfig.model_validate(MLP["model"]), ModelRecipe(), CPU)
     report = {"gate": {"train": train_rung, "inference": inference_rung, "fingerprint": {**own, **other}}}
     artifacts = DataLayout(folder).job(GATE).artifacts
     artifacts.mkdir(parents=True)
@@ -189,7 +187,7 @@ def test_compiled_modules_are_called_across_the_boundary(tmp_path: Path, monkeyp
             across.pop()
 
     def compile_and_watch(*arguments: Any, **named: Any) -> Any:
-        units = compile_in_place(*arguments, **named)
+        units = apply_compile(*arguments, **named)
         for unit in units:
             compiled_call = unit._compiled_call_impl
             unit._compiled_call_impl = lambda *given, run=compiled_call: (calls.append(across[-1]), run(*given))[1]
@@ -197,7 +195,7 @@ def test_compiled_modules_are_called_across_the_boundary(tmp_path: Path, monkeyp
 
     original = StepBoundary.boundary_call
     monkeypatch.setattr(StepBoundary, "boundary_call", boundary_call)
-    monkeypatch.setattr(parallelize, "compile_in_place", compile_and_watch)
+    monkeypatch.setattr(parallelize, "apply_compile", compile_and_watch)
     train(tmp_path, compiled(train=True, inference=True))
     assert len(calls) > 3
     assert all(calls)

@@ -91,9 +91,9 @@ def ranks_of(layout: dict[str, Any]) -> int:
 
 
 def run(folder: Path, family: str, layout: dict[str, Any]) -> dict[str, Any]:
-    backends = {"train": layout["compiled"]} if "compiled" in layout else {}
+    compile_modes = {"train": layout["compiled"]} if "compiled" in layout else {}
     spec = spec_of(family, layout)
-    return train(folder, spec, test_samples=TEST_SAMPLES, state=torch.float64, backends=backends)
+    return train(folder, spec, test_samples=TEST_SAMPLES, state=torch.float64, compile_modes=compile_modes)
 
 
 def run_all(folder: str, world: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.models import FamilyConfig, build
-from service.models.compiled import compile_in_place
+from service.models.compiled import apply_compile
 from service.models.recompute import COMPILED_BUDGET, apply_activation_checkpoint
 from service.parallel import mesh
 from service.parallel.collectives import GroupError
@@ -185,7 +185,7 @@ def compiled_run(choice: str) -> tuple[dict[str, Tensor], int, int]:
     torch.compiler.reset()
     built, x = model(TRANSFORMER, choice), inputs(TRANSFORMER)
     counter = CompileCounterWithBackend("aot_eager")
-    compile_in_place(built, counter)
+    apply_compile(built, counter)
     kept: dict[int, int] = {}
     own = {parameter.untyped_storage()._cdata for parameter in built.parameters()}
 

@@ -20,7 +20,6 @@ from service.models import data
 from service.models.data import Dataset, Split
 from service.parallel import distributed
 from service.training import job, setup
-from service.training.setup import Ingredients
 
 JOB = "job_" + "t" * 20
 
@@ -67,13 +66,13 @@ def train(
     report: Recording | None = None,
     test_samples: int | None = None,
     state: torch.dtype = torch.float32,
-    backends: Mapping[str, str] | None = None,
+    compile_modes: Mapping[str, str] | None = None,
     gate_artifacts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run the job on this rank; losses and norms are rank 0's.
 
     ``stop_after`` asks it to end during that step; ``test_samples`` cuts the test split, which is what takes time.
-    ``state`` is the type of parameters and numbers in samples; ``backends`` compile as a gate would allow them to.
+    ``state`` is the type of parameters and numbers in samples; ``compile_modes`` are used as a gate would allow them.
     """
     torch.set_num_threads(1)
     distributed.start("cpu")
@@ -91,7 +90,7 @@ def train(
         should_stop=_stopper(stop_after),
         gate_artifacts=gate_artifacts or {},
     )
-    with _data(test_samples, state), _ingredients(state, backends or {}):
+    with _data(test_samples, state), _inputs(state, compile_modes or {}):
         result = job.run(TrainSpec.model_validate(spec), context)
     return {
         "result": result,
@@ -125,11 +124,14 @@ def _in_type(split: Any, state: torch.dtype) -> Any:
 
 
 @contextmanager
-def _ingredients(state: torch.dtype, backends: Mapping[str, str]) -> Iterator[None]:
-    def chosen(config: Any, dataset: Dataset, allowed: Mapping[str, str], weights: Any) -> Ingredients:
-        return Ingredients(config, dataset, {**allowed, **backends}, weights, state)
+def _inputs(state: torch.dtype, compile_modes: Mapping[str, str]) -> Iterator[None]:
+    load_inputs = setup.load_inputs
 
-    with patch.object(setup, "Ingredients", chosen):
+    def load(*arguments: Any) -> setup.TrainingInputs:
+        inputs = load_inputs(*arguments)
+        return replace(inputs, compile_modes={**inputs.compile_modes, **compile_modes}, state=state)
+
+    with patch.object(setup, "load_inputs", load):
         yield
 
 

@@ -77,7 +77,7 @@ def _known(spec: TrainSpec | CompileSpec) -> dict[str, str | int | bool]:
     known |= {f"precision.{name}": value for name, value in spec.precision.model_dump().items()}
     known["activation_checkpoint"] = spec.activation_checkpoint
     if is_sharded(spec.parallel, spec.precision):
-        known |= {f"sharding.{name}": value for name, value in spec.settled_sharding.model_dump().items()}
+        known |= {f"sharding.{name}": value for name, value in spec.resolved_sharding.model_dump().items()}
     if spec.parallel.pp > 1:
         known["pipeline.schedule"] = spec.pipeline.schedule
         known["pipeline.virtual_stages"] = spec.pipeline.stages_per_rank

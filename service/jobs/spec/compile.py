@@ -54,9 +54,9 @@ class CompileSpec(CommonSpec):
         return self.pipeline.micro_batches or 2 * self.parallel.pp
 
     @property
-    def settled_sharding(self) -> ShardingSpec:
+    def resolved_sharding(self) -> ShardingSpec:
         """``sharding`` as the checked steps run it."""
-        return self.sharding.settled(self.forwards)
+        return self.sharding.resolved(self.forwards)
 
     @property
     def permitted(self) -> Tolerance:

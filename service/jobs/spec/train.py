@@ -52,7 +52,7 @@ class ShardingSpec(Strict):
         description="reduce gradients after the last micro-batch, keeping unsharded ones till then, or after every one",
     )
 
-    def settled(self, micro_batches: int) -> ShardingSpec:
+    def resolved(self, micro_batches: int) -> ShardingSpec:
         """What this comes to in a step of so many micro-batches: ``auto`` decided, and one only is the last."""
         freed = self.reshard == "always" or (self.reshard == "auto" and micro_batches == 1)
         return ShardingSpec(reshard="always" if freed else "never", reduce=self.reduce if micro_batches > 1 else "last")
@@ -147,9 +147,9 @@ class TrainSpec(CommonSpec):
         return 1 if self.parallel.pp == 1 else self.parallel.pp * self.pipeline.stages_per_rank
 
     @property
-    def settled_sharding(self) -> ShardingSpec:
+    def resolved_sharding(self) -> ShardingSpec:
         """``sharding`` as this job's steps run it."""
-        return self.sharding.settled(self.micro_batches)
+        return self.sharding.resolved(self.micro_batches)
 
     @property
     def micro_batches(self) -> int:

@@ -31,7 +31,7 @@ class Float8Error(RefusedError, ValueError):
     """Float8 was asked for where it cannot run."""
 
 
-def use_float8(model: nn.Module) -> None:
+def apply_float8(model: nn.Module) -> None:
     """Switch the linear layers of ``model.blocks`` to float8, in place.
 
     Raises :class:`Float8Error` when a parameter is on a device that has no float8 products, or a layer's shape does

@@ -15,7 +15,7 @@ from service.parallel.pipeline.stage import Part
 
 
 @dataclass(frozen=True)
-class Subject:
+class ObjectiveContext:
     """What an objective is for: model, samples and mesh. ``axis`` divides the last dimension of the outputs."""
 
     config: ModelConfig
@@ -58,5 +58,5 @@ class Objective(ABC):
         return blocks.values() if isinstance(blocks, nn.ModuleDict) else ()
 
 
-Factory = Callable[[Any, Subject], Objective]
+Factory = Callable[[Any, ObjectiveContext], Objective]
 """From an objective's configuration to the objective: what an :class:`~service.jobs.plugins.ObjectiveKind` names."""

@@ -24,7 +24,7 @@ from service.jobs.spec.objective import Certified
 from service.models.registry import build
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
-from service.training.objective.base import Objective, Subject
+from service.training.objective.base import Objective, ObjectiveContext
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class CertifiedObjective(Objective):
 
     measures = 3
 
-    def __init__(self, config: Certified, subject: Subject, samples: Features) -> None:
-        self.config, self.subject, self.classes = config, subject, samples.classes
+    def __init__(self, config: Certified, context: ObjectiveContext, samples: Features) -> None:
+        self.config, self.context, self.classes = config, context, samples.classes
         self.limits = config.limits(samples.limits)
         self.now = level(config, 0)
 
@@ -69,8 +69,8 @@ class CertifiedObjective(Objective):
         self.now = level(self.config, step)
 
     def adapt(self, stage: nn.Module, part: Part) -> None:
-        shape = input_shape(self.subject.config, self.subject.mesh, part)
-        prepared = prepare_stage(stage, shape, self.subject.mesh.tp)
+        shape = input_shape(self.context.config, self.context.mesh, part)
+        prepared = prepare_stage(stage, shape, self.context.mesh.tp)
         stage.forward = BoundedForward(self, stage, prepared, part)
 
     def units(self, stage: nn.Module) -> Iterable[nn.Module]:
@@ -165,11 +165,11 @@ def input_shape(config: ModelConfig, mesh: Mesh, part: Part) -> tuple[int, ...]:
     return tuple(x.shape[1:])
 
 
-def certified(config: Certified, subject: Subject) -> Objective:
+def certified(config: Certified, context: ObjectiveContext) -> Objective:
     """Raises ``ValueError`` for tokens, which have no box around them."""
-    if isinstance(subject.samples, Features):
-        return CertifiedObjective(config, subject, subject.samples)
-    raise ValueError(f"objective certified: a {subject.config.family} reads tokens; expected a model of features")
+    if isinstance(context.samples, Features):
+        return CertifiedObjective(config, context, context.samples)
+    raise ValueError(f"objective certified: a {context.config.family} reads tokens; expected a model of features")
 
 
 def _margins(outputs: Tensor, targets: Tensor) -> Tensor:

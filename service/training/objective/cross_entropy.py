@@ -13,7 +13,7 @@ from service.jobs.plugins import Tokens
 from service.jobs.spec.objective import CrossEntropy
 from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor import vocabulary_parallel_cross_entropy
-from service.training.objective.base import Objective, Subject
+from service.training.objective.base import Objective, ObjectiveContext
 
 
 @dataclass(frozen=True)
@@ -56,5 +56,5 @@ class TokenCrossEntropy(Objective):
         return {"eval_loss": loss, "eval_perplexity": math.exp(min(loss, 700.0))}
 
 
-def cross_entropy(config: CrossEntropy, subject: Subject) -> Objective:
-    return TokenCrossEntropy(subject.axis) if isinstance(subject.samples, Tokens) else ClassCrossEntropy()
+def cross_entropy(config: CrossEntropy, context: ObjectiveContext) -> Objective:
+    return TokenCrossEntropy(context.axis) if isinstance(context.samples, Tokens) else ClassCrossEntropy()

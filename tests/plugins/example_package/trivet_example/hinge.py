@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.training.objective import Objective, Subject
+from service.training.objective import Objective, ObjectiveContext
 from trivet_example.declared import HingeObjective
 
 
@@ -28,5 +28,5 @@ class Hinge(Objective):
         return {"eval_hinge": loss, "eval_accuracy": correct}
 
 
-def hinge(config: HingeObjective, subject: Subject) -> Objective:
+def hinge(config: HingeObjective, context: ObjectiveContext) -> Objective:
     return Hinge(config.margin)
