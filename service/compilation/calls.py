@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from service.compilation.internals.marks import in_backward
-from service.parallel.boundary.calls import tensors_in
+from service.parallel.containers import tensors_in
 
 ITSELF = ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from service.compilation.program import Parts, Step
 from service.parallel.boundary import StepBoundary
+from service.parallel.containers import named_tensors, tensors_in
 from service.parallel.fsdp import synchronize_gradients
 
 LEARNING_RATE = 1e-2
@@ -133,29 +134,18 @@ def period_of(batches: tuple[Batch, ...]) -> int:
 
 
 def first_tensor(outputs: Any) -> Tensor:
-    """The tensor that the loss is taken of."""
-    found = next(iter(_flatten("output", outputs)), None)
-    if found is None:
+    """Return the tensor that the loss is taken of, the first; raise ``TypeError`` where there is none."""
+    first = next(tensors_in(outputs), None)
+    if first is None:
         raise TypeError(f"the module returned {type(outputs).__name__} without a tensor in it; a loss needs one")
-    return found[1]
+    return first
 
 
 def named(name: str, outputs: Any) -> dict[str, Tensor]:
-    """The tensors in nested ``outputs`` under dotted names, cut off from their graphs."""
-    return {key: value.detach() for key, value in _flatten(name, outputs)}
+    """Return the tensors in nested ``outputs`` under dotted names, cut off from their graphs."""
+    return {key: value.detach() for key, value in named_tensors(name, outputs)}
 
 
 def _inputs(given: Batch, left: Batch) -> dict[str, tuple[Tensor, Tensor]]:
     pairs = zip(given.inputs, left.inputs, strict=True)
     return {f"input {index}": pair for index, pair in enumerate(pairs)}
-
-
-def _flatten(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-        return
-    if is_dataclass(value) and not isinstance(value, dict | type):
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, part in items:
-        yield from _flatten(f"{name}.{key}", part)

@@ -29,9 +29,10 @@ from service.compilation.internals.transfers import Transfers
 from service.compilation.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
 from service.compilation.watched_results import Results
 from service.parallel.boundary import Origin, PendingBackwards, Shapes, Site, StepBoundary, caller
-from service.parallel.boundary.calls import Ledger, tensors_in
+from service.parallel.boundary.calls import Ledger
 from service.parallel.boundary.holders import FOREIGN
 from service.parallel.boundary.lifetimes import Output, Outputs, address_of
+from service.parallel.containers import tensors_in
 
 INVALID = -1
 OVERWRITTEN = "overwritten"

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from service.compilation.usage import StaleRead
 from service.parallel.boundary import Held, Origin, Site
-from service.parallel.boundary.calls import tensors_in
 from service.parallel.boundary.holders import holders_of
 from service.parallel.boundary.lifetimes import Output, Outputs, address_of, held_by_output, local, located
+from service.parallel.containers import tensors_in
 
 LOOKED_AT = (2, 3)
 """Beginnings of replays at which the results of the last round are looked for; a look takes 0.1 s or more."""

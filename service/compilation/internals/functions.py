@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, overrides
 from torch.overrides import TorchFunctionMode
 
-from service.parallel.boundary.calls import tensors_in
 from service.parallel.boundary.lifetimes import address_of
+from service.parallel.containers import tensors_in
 
 ABOUT = frozenset({"__get__", "__set__", "requires_grad_", "detach_", "share_memory_", "register_hook"})
 AS_ANOTHER = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from service.parallel.containers import tensors_in
 
 Phase = Literal["train", "inference"]
 Shapes = tuple[tuple[int, ...], ...]
@@ -87,31 +89,3 @@ def caller(*, outside: tuple[str, ...], depth: int = 1) -> Site:
 
 def _within(frame: FrameType, parts: tuple[str, ...]) -> bool:
     return any(part in frame.f_code.co_filename for part in parts)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested tuples, lists, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors_in(part)
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for each in fields(value):
-            yield from tensors_in(getattr(value, each.name))
-
-
-def copied(value: Any, copy: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with every tensor replaced by ``copy`` of it; containers are rebuilt, anything else is as it was."""
-    if isinstance(value, Tensor):
-        return copy(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(copied(part, copy) for part in value))
-    if isinstance(value, list | tuple):
-        return type(value)(copied(part, copy) for part in value)
-    if isinstance(value, dict):
-        return type(value)((key, copied(part, copy)) for key, part in value.items())
-    return value

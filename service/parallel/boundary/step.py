@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from service.parallel.boundary.calls import Invocation, Ledger, Origin, caller, copied, tensors_in
+from service.parallel.boundary.calls import Invocation, Ledger, Origin, caller
 from service.parallel.boundary.lifetimes import Held, Outputs
 from service.parallel.boundary.pending import PendingBackwardError, PendingBackwards
+from service.parallel.containers import map_tensors, tensors_in
 
 HERE = ("service/parallel/boundary/", "service\\parallel\\boundary\\")
 
@@ -69,7 +70,7 @@ class StepBoundary:
         results = module(*arguments, **named)
         self._watch(name, module, results, (arguments, named))
         if name in self.kept and name in (self._compiled or ()):
-            return copied(results, Tensor.clone)
+            return map_tensors(results, Tensor.clone)
         return results
 
     def invocations(self) -> dict[Invocation, int]:
