@@ -23,9 +23,9 @@ sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests" / "compi
 from programs.sharded import Sharded, blocks, sequential
 
 from service.compilation.ladder import Result, climb
-from service.compilation.observe import plan_for
 from service.compilation.program import Phase
-from service.compilation.ranks import slowest
+from service.compilation.ranks.gather import slowest
+from service.compilation.run.run_rung import plan_for
 from service.compilation.rungs import LADDER, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.compile import Tolerance

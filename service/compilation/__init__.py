@@ -1,6 +1,8 @@
-"""The compile-check job: is ``torch.compile`` safe for this model, and is it worth it.
+"""The compile-check job: is ``torch.compile`` safe for this program, and is it worth it.
 
-A ladder of rungs (``rungs``) is climbed per phase; each rung is run beside an uncompiled reference (``reference``),
-observed (``observe``), judged by detectors (``detectors``) and, if it passes, opens the gate (``gate``) that a
-training job names.
+``job`` climbs a ``ladder`` of rungs in each phase. A rung runs (``run``) a program (``program``) compiled beside its
+uncompiled reference, while ``monitor`` notes what the compiler did and what became of results; ``detectors`` judge
+what was seen. ``diagnosis`` looks into a rung that failed, ``selftest`` proves the detectors, and ``report`` publishes
+the gate that a training job names. ``ranks`` lets a group come to one verdict; ``torch_internals`` alone touches what
+PyTorch does not document.
 """

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from service.compilation.diagnosis import Diagnosis, diagnose
-from service.compilation.internals.caches import clear_abandoned
 from service.compilation.ladder import Result, climb, warm_toolchain
-from service.compilation.observe import Plan, plan_for
 from service.compilation.program import Program
-from service.compilation.publishing import announce, assemble, keep_caches, write
-from service.compilation.ranks import are_together, gather, slowest
-from service.compilation.report import metrics
+from service.compilation.program.target import target_of
+from service.compilation.ranks.collective_attempt import GroupLostError
+from service.compilation.ranks.group import are_together, gather, slowest
+from service.compilation.report.publishing import announce, assemble, keep_caches, write
+from service.compilation.report.rows import metrics
+from service.compilation.run.run_rung import Plan, plan_for
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import Proof, self_test
-from service.compilation.subject import target_of
-from service.compilation.together import GroupLostError
+from service.compilation.torch_internals.caches import clear_abandoned
 from service.jobs.runtime import Completion, RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.parallel import distributed

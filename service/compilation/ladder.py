@@ -7,16 +7,16 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from service.compilation.alone import trial
 from service.compilation.detectors import judge
-from service.compilation.internals.toolchain import start_toolchain
-from service.compilation.observation import Case, Observation
-from service.compilation.observe import Plan, describe, observe, rehearse
 from service.compilation.program import Phase, Program
-from service.compilation.ranks import any_rank, gather
-from service.compilation.reference import Reference, refer
+from service.compilation.ranks.collective_attempt import GroupLostError, attempt
+from service.compilation.ranks.group import any_rank, gather
+from service.compilation.ranks.local_trial import trial
+from service.compilation.run.observation import Case, Observation
+from service.compilation.run.reference import Reference, refer
+from service.compilation.run.run_rung import Plan, describe, observe, rehearse
 from service.compilation.rungs import REHEARSAL, Rung
-from service.compilation.together import GroupLostError, attempt
+from service.compilation.torch_internals.toolchain import start_toolchain
 from service.compilation.verdicts import Finding, Verdict, worst
 
 log = logging.getLogger(__name__)

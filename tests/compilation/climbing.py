@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from service.compilation.ladder import Result, climb
-from service.compilation.observe import plan_for
 from service.compilation.program import Phase, Program
+from service.compilation.run.run_rung import plan_for
 from service.compilation.rungs import LADDER, Rung
 from service.jobs.spec.compile import Tolerance
 

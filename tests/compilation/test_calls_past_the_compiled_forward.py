@@ -11,7 +11,7 @@ from climbing import Climb
 from programs import callings
 from programs.callings import Calling, Lens
 
-from service.compilation.calls import Called, compiled_units, counted_calls
+from service.compilation.monitor.uncompiled_calls import Called, compiled_units, counted_calls
 from service.compilation.program import Phase
 from service.compilation.rungs import LADDER, RUNGS
 

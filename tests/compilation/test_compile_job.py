@@ -20,12 +20,12 @@ from torch._dynamo.utils import counters
 
 from service import models
 from service.compilation import detectors, job
-from service.compilation.inputs import batches
-from service.compilation.internals.caches import clear_abandoned, empty_caches
 from service.compilation.job import run
-from service.compilation.publishing import write_whole
+from service.compilation.program.inputs import batches
+from service.compilation.report.publishing import write_whole
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import self_test
+from service.compilation.torch_internals.caches import clear_abandoned, empty_caches
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
 from service.jobs.spec import CompileSpec
@@ -258,7 +258,7 @@ def test_folders_of_processes_that_were_killed_are_removed_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    script = "import time\nfrom service.compilation.internals.caches import empty_caches\n"
+    script = "import time\nfrom service.compilation.torch_internals.caches import empty_caches\n"
     script += "with empty_caches() as folder:\n    print(folder, flush=True)\n    time.sleep(100)\n"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as other:

@@ -55,7 +55,8 @@ def artifacts_of(folder: Path) -> Path:
 
 def climb_all(models: list[dict[str, Any]], folder: str) -> Any:
     """The whole ladder under FSDP2, for each model in turn: on every rank, what the rungs' losses came to."""
-    from service.compilation import ladder, timing
+    from service.compilation import ladder
+    from service.compilation.run import timing
     from service.parallel import distributed
 
     timing.RACE_S = timing.BLOCK_S = 1e-3
@@ -79,8 +80,8 @@ def verdict_of_one_failing_rank() -> Any:
     from torch import nn
 
     from service.compilation.ladder import climb
-    from service.compilation.model_program import Batch, ModelProgram
-    from service.compilation.observe import plan_for
+    from service.compilation.program.model import Batch, ModelProgram
+    from service.compilation.run.run_rung import plan_for
     from service.compilation.rungs import LADDER, Rung
     from service.jobs.spec.compile import Tolerance
     from service.parallel import distributed
@@ -212,7 +213,7 @@ def kept_between_forwards(folder: str) -> Any:
     import torch
     from torch.distributed.tensor import DTensor
 
-    from service.compilation.subject import target_of
+    from service.compilation.program.target import target_of
     from service.jobs.layout import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
     from service.jobs.spec import CompileSpec
@@ -244,7 +245,7 @@ def test_the_subject_is_sharded_as_a_training_job_of_its_pattern(
 
 def climb_stages_and_train(folder: str) -> Any:
     """The check of two pipeline stages; the losses of training jobs over them, eager and compiled by its gate."""
-    from service.compilation import timing
+    from service.compilation.run import timing
     from service.parallel import distributed
     from tests.training.training_runs import train
 
@@ -285,7 +286,8 @@ def climb_with_a_failing_stage(folder: str) -> Any:
     """The verdicts over two stages, of which the last alone has a compiler that crashes."""
     import torch.distributed as dist
 
-    from service.compilation import rungs, timing
+    from service.compilation import rungs
+    from service.compilation.run import timing
     from service.parallel import distributed
 
     def crashes(_graph: Any, _inputs: Any) -> Any:
@@ -318,11 +320,11 @@ def diagnose_on_a_mesh(folder: str) -> Any:
     """What every rank makes of a compiler that adds one where a block has ``torch.relu``, under FSDP2."""
     import torch
 
-    from service.compilation import timing
     from service.compilation.diagnosis import diagnose
     from service.compilation.ladder import climb
-    from service.compilation.model_program import Batch, ModelProgram
-    from service.compilation.observe import plan_for
+    from service.compilation.program.model import Batch, ModelProgram
+    from service.compilation.run import timing
+    from service.compilation.run.run_rung import plan_for
     from service.compilation.rungs import Rung
     from service.jobs.spec.base import ParallelSpec
     from service.jobs.spec.compile import Tolerance

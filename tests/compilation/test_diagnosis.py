@@ -15,9 +15,9 @@ from torch import Tensor, fx, nn
 from service.compilation.diagnosis import diagnose
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, check_alone, minimised
 from service.compilation.diagnosis.script import run, write
-from service.compilation.observe import plan_for
+from service.compilation.report.summary import causes
+from service.compilation.run.run_rung import plan_for
 from service.compilation.rungs import Rung
-from service.compilation.summary import causes
 from service.jobs.spec.compile import Tolerance
 
 WRONG = "relu_accuracy_error_TESTING_ONLY"

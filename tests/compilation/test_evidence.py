@@ -15,17 +15,17 @@ from torch._dynamo.callback import CallbackTrigger, callback_handler
 from torch._inductor import cudagraph_utils
 
 from service.compilation.detectors import judge
-from service.compilation.evidence import CudaGraphs, Evidence, Reason
-from service.compilation.internals import cudagraphs
-from service.compilation.internals.cudagraphs import watched_captures
-from service.compilation.internals.profile import Profile, profiled
 from service.compilation.ladder import Result
-from service.compilation.observation import Case, Cost, Observation, Timed
-from service.compilation.recorder import recorder
-from service.compilation.report import rung_row
+from service.compilation.monitor.evidence import CudaGraphs, Evidence, Reason
+from service.compilation.monitor.recorder import recorder
+from service.compilation.monitor.usage import Usage
+from service.compilation.report.rows import rung_row
+from service.compilation.run.observation import Case, Cost, Observation, Timed
+from service.compilation.run.timing import Race
 from service.compilation.rungs import LADDER, RUNGS
-from service.compilation.timing import Race
-from service.compilation.usage import Usage
+from service.compilation.torch_internals import cudagraphs
+from service.compilation.torch_internals.cudagraphs import watched_captures
+from service.compilation.torch_internals.profile import Profile, profiled
 
 CPU = torch.device("cpu")
 CASE = Case(RUNGS["reduce-overhead"], "inference")

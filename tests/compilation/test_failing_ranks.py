@@ -19,7 +19,9 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
     """A job whose second rung has a compiler that crashes on rank ``bad``; what it returned, and after how long."""
     import torch.distributed as dist
 
-    from service.compilation import job, rungs, timing, together
+    from service.compilation import job, rungs
+    from service.compilation.ranks import collective_attempt
+    from service.compilation.run import timing
     from service.compilation.selftest import backends
     from service.jobs.layout import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
@@ -27,7 +29,7 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
     from service.parallel import distributed
 
     timing.RACE_S = timing.BLOCK_S = 1e-3
-    together.GRACE_S = 3.0
+    collective_attempt.GRACE_S = 3.0
     job.self_test = tuple  # type: ignore[assignment]  # has tests of its own, and takes its time
     distributed.start("cpu")
     rank = dist.get_rank()
@@ -79,19 +81,19 @@ def meet_late(waits: float) -> Any:
 
     import torch.distributed as dist
 
-    from service.compilation import together
-    from service.compilation.ranks import gather
+    from service.compilation.ranks import collective_attempt
+    from service.compilation.ranks.group import gather
     from service.parallel import distributed
 
     distributed.start("cpu")
     rank = dist.get_rank()
-    seen = together.attempt(lambda: "planted" if rank else "", str)
+    seen = collective_attempt.attempt(lambda: "planted" if rank else "", str)
     both = gather(seen)
-    together.PATIENCE_S = waits
+    collective_attempt.PATIENCE_S = waits
     try:
-        together.attempt(lambda: clock.sleep(3 * waits) if rank else None, lambda _: "")
+        collective_attempt.attempt(lambda: clock.sleep(3 * waits) if rank else None, lambda _: "")
         lost = ""
-    except together.GroupLostError as error:
+    except collective_attempt.GroupLostError as error:
         lost = str(error)
     alone = not dist.is_initialized()
     distributed.stop()

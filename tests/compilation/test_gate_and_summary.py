@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.compilation.gate import break_even_steps, gate, highest_safe
 from service.compilation.ladder import Result
-from service.compilation.observation import Case, Cost, Observation, Timed
-from service.compilation.report import counts, metrics, rung_row
+from service.compilation.report.gate import break_even_steps, gate, highest_safe
+from service.compilation.report.rows import counts, metrics, rung_row
+from service.compilation.report.summary import summary, unproved
+from service.compilation.run.observation import Case, Cost, Observation, Timed
+from service.compilation.run.timing import Race, plan_race, summarise
 from service.compilation.rungs import LADDER, climb_to
 from service.compilation.selftest import Proof
-from service.compilation.summary import summary, unproved
-from service.compilation.timing import Race, plan_race, summarise
 from service.compilation.verdicts import SEVERITY, Finding, Verdict, worst
 
 FINGERPRINT = {"torch": "x"}

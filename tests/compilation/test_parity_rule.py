@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.compilation.parity import (
+from service.compilation.run.parity import (
     Comparison,
     Noise,
     Oracle,
@@ -21,7 +21,7 @@ from service.compilation.parity import (
     noise_of,
     scale_of,
 )
-from service.compilation.sampling import KEPT, WHOLE, kept, signed_sums
+from service.compilation.run.sampling import KEPT, WHOLE, kept, signed_sums
 from service.jobs.spec.compile import Tolerance
 
 TOLERANCE = Tolerance()

@@ -16,12 +16,12 @@ from programs import breaks, clean, empty, frozen, peculiar, restless, unequal
 from programs.parts import Perceptron
 from torch._dynamo.backends.common import aot_autograd
 
-from service.compilation.execution import build
 from service.compilation.ladder import Result
-from service.compilation.model_program import LEARNING_RATE, Batch
-from service.compilation.observation import Observation
-from service.compilation.pipeline_program import PipelineProgram
-from service.compilation.reference import run
+from service.compilation.program.model import LEARNING_RATE, Batch
+from service.compilation.program.pipeline import PipelineProgram
+from service.compilation.run.observation import Observation
+from service.compilation.run.program_run import build
+from service.compilation.run.reference import run
 from service.compilation.rungs import LADDER, RUNGS, Backend, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.base import ParallelSpec

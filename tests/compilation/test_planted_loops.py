@@ -11,11 +11,11 @@ from programs import keeping, loops, storing
 from programs.registry import CLEAN, DEFECTS, Planted
 
 from service.compilation.ladder import Result
-from service.compilation.observation import Case
-from service.compilation.observe import observe, plan_for
-from service.compilation.reference import refer
+from service.compilation.monitor.usage import Lifetimes
+from service.compilation.run.observation import Case
+from service.compilation.run.reference import refer
+from service.compilation.run.run_rung import observe, plan_for
 from service.compilation.rungs import RUNGS, Rung
-from service.compilation.usage import Lifetimes
 from service.jobs.spec.compile import Tolerance
 from service.parallel.boundary import Origin, Outputs, caller, holders
 

@@ -24,9 +24,9 @@ def climb_all() -> Any:
     from programs.sharded import Sharded, blocks, scoring, sequential
 
     from service.compilation.ladder import climb
-    from service.compilation.observe import plan_for
-    from service.compilation.ranks import slowest
-    from service.compilation.report import rung_row
+    from service.compilation.ranks.group import slowest
+    from service.compilation.report.rows import rung_row
+    from service.compilation.run.run_rung import plan_for
     from service.compilation.rungs import RUNGS
     from service.jobs.spec.compile import Tolerance
     from service.parallel import distributed

@@ -8,9 +8,9 @@ from programs import keeping, storing
 from programs.registry import CLEAN, DEFECTS, Planted
 
 from service.compilation.detectors import judge
-from service.compilation.observation import Case
-from service.compilation.observe import examine, plan_for
-from service.compilation.reference import refer
+from service.compilation.run.observation import Case
+from service.compilation.run.reference import refer
+from service.compilation.run.run_rung import examine, plan_for
 from service.compilation.rungs import RUNGS
 from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Tolerance

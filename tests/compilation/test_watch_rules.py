@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from service.compilation.internals.replays import Replays
-from service.compilation.usage import Usage
-from service.compilation.watch import watching
+from service.compilation.monitor.boundary_monitor import watching
+from service.compilation.monitor.usage import Usage
+from service.compilation.torch_internals.replays import Replays
 from service.models.compiled import apply_compile
 
 OPERATIONS = ("mark", "forward", "backward", "backward of the first", "infer", "hold", "read", "drop", "step")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.compilation import subject
+from service.compilation.program import target
 from service.models import parallelize
 from service.training import setup
 
@@ -24,8 +24,8 @@ MODES = (None, "aot_eager")
 
 
 def test_training_and_the_compile_check_apply_the_same_function() -> None:
-    assert setup.parallelize is subject.parallelize is parallelize.parallelize
-    assert setup.ModelRecipe is subject.ModelRecipe is parallelize.ModelRecipe
+    assert setup.parallelize is target.parallelize is parallelize.parallelize
+    assert setup.ModelRecipe is target.ModelRecipe is parallelize.ModelRecipe
 
 
 def structure_of(module: Any) -> Iterator[list[str]]:
@@ -51,7 +51,8 @@ def compare_structures(folder: str) -> Any:
     import torch
     import torch.distributed as dist
 
-    from service.compilation import execution, subject
+    from service.compilation.program import target
+    from service.compilation.run import program_run
     from service.compilation.rungs import RUNGS
     from service.jobs.layout import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
@@ -73,13 +74,13 @@ def compare_structures(folder: str) -> Any:
         common = {"model": MODEL, "parallel": parallel, **dict(zip(OPTIONS, values, strict=True))}
         train = TrainSpec.model_validate({**common, "data": {"source": "tokens"}, "steps": 1, "batch": {"global": 8}})
         check = CompileSpec.model_validate({**common, "shapes": [2], "steps": 2})
-        program = subject.target_of(check, context, device).program
+        program = target.target_of(check, context, device).program
         mesh = meshes.build(train.parallel, "cpu")
         for mode in MODES:
             modes: Any = {"train": mode} if mode else {}
             inputs = setup.TrainingInputs(train.model, dataset, modes)  # type: ignore[arg-type]
             stages = setup.assemble(train, context, device, mesh, inputs).stages
-            run = execution.build(program, "train", RUNGS[mode] if mode else None)
+            run = program_run.build(program, "train", RUNGS[mode] if mode else None)
             trained = [list(structure_of(stage)) for stage in stages.values()]
             checked = [list(structure_of(module)) for module in run.parts.modules.values()]
             compared.add(str(trained))

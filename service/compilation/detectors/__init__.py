@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from service.compilation.detectors import error, frozen, lifetime, parity, shapes, uncalled, unstable, vacuous
-from service.compilation.observation import Observation
+from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 
 Detector = Callable[[Observation], Iterable[Finding]]

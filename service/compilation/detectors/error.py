@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.compilation.observation import Observation
+from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from service.compilation.observation import Observation
-from service.compilation.usage import Mark, Reentry, StaleGradient, StaleRead, Usage
+from service.compilation.monitor.usage import Mark, Reentry, StaleGradient, StaleRead, Usage
+from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 from service.parallel.boundary import Held, Site
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from service.compilation.observation import Observation
-from service.compilation.parity import Comparison
-from service.compilation.sampling import WHOLE
+from service.compilation.run.observation import Observation
+from service.compilation.run.parity import Comparison
+from service.compilation.run.sampling import WHOLE
 from service.compilation.verdicts import Finding
 
 

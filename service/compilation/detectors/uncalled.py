@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.compilation.calls import compiled_units
-from service.compilation.observation import Observation
+from service.compilation.monitor.uncompiled_calls import compiled_units
+from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 
 

@@ -9,19 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.compilation.alone import Separable
 from service.compilation.diagnosis.check import difference
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, capture, minimised
 from service.compilation.diagnosis.isolate import Search
 from service.compilation.diagnosis.script import bisect, run, write
-from service.compilation.internals.caches import empty_caches
-from service.compilation.internals.trace import traced
 from service.compilation.ladder import Result
-from service.compilation.observe import Plan, describe
 from service.compilation.program import Program
-from service.compilation.ranks import any_rank, gather, is_first
-from service.compilation.reference import refer
+from service.compilation.ranks.group import any_rank, gather, is_first
+from service.compilation.ranks.local_trial import Separable
+from service.compilation.run.reference import refer
+from service.compilation.run.run_rung import Plan, describe
 from service.compilation.rungs import Rung
+from service.compilation.torch_internals.caches import empty_caches
+from service.compilation.torch_internals.trace import traced
 from service.jobs.spec.compile import Tolerance
 from service.models.compiled import as_compiled
 

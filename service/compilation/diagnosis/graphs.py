@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, fx
 from torch.nn import Parameter
 
-from service.compilation.execution import build_only, record
-from service.compilation.internals.caches import empty_caches
-from service.compilation.observation import Case
 from service.compilation.program import Program
-from service.compilation.reference import seed
+from service.compilation.run.observation import Case
+from service.compilation.run.program_run import build_only, record
+from service.compilation.run.reference import seed
 from service.compilation.rungs import Rung
+from service.compilation.torch_internals.caches import empty_caches
 
 FAR = ("trivet", "_c10d_functional", "c10d", "fsdp")
 """Operators of these namespaces need a process group."""

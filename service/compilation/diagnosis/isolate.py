@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from service.compilation.comparing import compare_runs
-from service.compilation.execution import build, build_only
-from service.compilation.internals.caches import empty_caches
-from service.compilation.internals.switches import eager_random_numbers
-from service.compilation.observation import Case
-from service.compilation.observe import Plan, describe
 from service.compilation.program import Program
-from service.compilation.ranks import gather
-from service.compilation.reference import Reference, run
-from service.compilation.together import attempt
+from service.compilation.ranks.collective_attempt import attempt
+from service.compilation.ranks.group import gather
+from service.compilation.run.compare_runs import compare_runs
+from service.compilation.run.observation import Case
+from service.compilation.run.program_run import build, build_only
+from service.compilation.run.reference import Reference, run
+from service.compilation.run.run_rung import Plan, describe
+from service.compilation.torch_internals.caches import empty_caches
+from service.compilation.torch_internals.switches import eager_random_numbers
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from service.compilation.diagnosis import check
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, source
-from service.compilation.internals.caches import owned_folder
 from service.compilation.rungs import Rung
+from service.compilation.torch_internals.caches import owned_folder
 from service.jobs.spec.compile import Tolerance
 
 NAME = "reproduction"

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from service.compilation.detectors import judge
-from service.compilation.observation import Case, Observation
-from service.compilation.observe import Plan, examine, rehearse
 from service.compilation.program import Phase
-from service.compilation.reference import refer
+from service.compilation.run.observation import Case, Observation
+from service.compilation.run.reference import refer
+from service.compilation.run.run_rung import Plan, examine, rehearse
 from service.compilation.rungs import REHEARSAL, Rung
 from service.compilation.selftest.faults import FAULTS, SOUND, Fault, FaultyProgram
 from service.compilation.verdicts import Finding

@@ -30,8 +30,8 @@ COMPILER = ("torch._dynamo", "torch._functorch")
 FOREIGN = (
     str(torch.__path__[0]),
     "service/parallel/boundary/",
-    "service/compilation/watch",
-    "service/compilation/internals/",
+    "service/compilation/monitor/",
+    "service/compilation/torch_internals/",
 )
 """Where a program's own code is not, and its variables are not either."""
 

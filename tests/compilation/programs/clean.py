@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from programs.parts import CLASSES, FEATURES, Perceptron, program
-from service.compilation.model_program import Batch, ModelProgram
+from service.compilation.program.model import Batch, ModelProgram
 
 
 class Normalised(nn.Module):

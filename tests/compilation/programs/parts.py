@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from service.compilation.model_program import Batch, ModelProgram
+from service.compilation.program.model import Batch, ModelProgram
 
 FEATURES, CLASSES = 6, 3
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from programs.parts import Perceptron, program
-from service.compilation.model_program import LEARNING_RATE, ModelProgram
+from service.compilation.program.model import LEARNING_RATE, ModelProgram
 
 
 class Dropping(Perceptron):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-from service.compilation.internals.functions import FunctionCall
+from service.compilation.torch_internals.functions import FunctionCall
 from service.parallel.boundary.lifetimes import address_of
 
 HOST = "cpu"

@@ -17,8 +17,8 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
-from service.compilation.internals.text import first_line
-from service.compilation.ranks import gather
+from service.compilation.ranks.group import gather
+from service.compilation.torch_internals.text import first_line
 from service.compilation.verdicts import Finding
 from service.parallel import distributed
 

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from service.compilation.internals.caches import empty_caches
+from service.compilation.torch_internals.caches import empty_caches
 
 
 def start_toolchain(device: torch.device) -> float:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from service.compilation.calls import Calls, counted_calls
-from service.compilation.execution import Record, Subject, build, record, units_of
-from service.compilation.internals.memory import Peak, peak, reset_peak
-from service.compilation.internals.text import first_line
-from service.compilation.parity import Oracle, comparable, judged_scale, noise_of, scale_of
+from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
 from service.compilation.program import Phase, Program
-from service.compilation.sampling import Key
-from service.compilation.state import Snapshot, state_of
+from service.compilation.run.parity import Oracle, comparable, judged_scale, noise_of, scale_of
+from service.compilation.run.program_run import Record, Subject, build, record, units_of
+from service.compilation.run.sampling import Key
+from service.compilation.run.state import Snapshot, state_of
+from service.compilation.torch_internals.memory import Peak, peak, reset_peak
+from service.compilation.torch_internals.text import first_line
 
 NOTHING = torch.empty(0)
 OTHER = 2**31 - 1

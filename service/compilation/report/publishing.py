@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from service.compilation.diagnosis import Diagnosis
-from service.compilation.gate import gate, highest_safe
 from service.compilation.ladder import Result
-from service.compilation.report import counts, rung_row
+from service.compilation.program.target import Target
+from service.compilation.report.gate import gate, highest_safe
+from service.compilation.report.rows import counts, rung_row
+from service.compilation.report.summary import causes, summary, unproved
 from service.compilation.selftest import Proof
-from service.compilation.subject import Target
-from service.compilation.summary import causes, summary, unproved
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.models.compiled import COMPILE_CACHE, cache_file

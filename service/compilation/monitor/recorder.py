@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from service.compilation.evidence import Evidence, Reason
-from service.compilation.internals.capture import Recording, clear_records
-from service.compilation.internals.cudagraphs import Captures, watched_captures
-from service.compilation.internals.hooks import traced_hooks
+from service.compilation.monitor.evidence import Evidence, Reason
 from service.compilation.rungs import Rung
+from service.compilation.torch_internals.capture import Recording, clear_records
+from service.compilation.torch_internals.cudagraphs import Captures, watched_captures
+from service.compilation.torch_internals.hooks import traced_hooks
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from service.compilation.internals.functions import EagerFunctions
-from service.compilation.internals.text import FRAME
-from service.compilation.internals.transfers import Transfers, on_host, with_transfers
+from service.compilation.torch_internals.functions import EagerFunctions
+from service.compilation.torch_internals.text import FRAME
+from service.compilation.torch_internals.transfers import Transfers, on_host, with_transfers
 from service.parallel.boundary import Site
 from service.parallel.boundary.lifetimes import address_of, local
 

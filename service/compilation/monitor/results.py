@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from service.compilation.usage import StaleRead
+from service.compilation.monitor.usage import StaleRead
 from service.parallel.boundary import Held, Origin, Site
 from service.parallel.boundary.holders import holders_of
 from service.parallel.boundary.lifetimes import Output, Outputs, address_of, held_by_output, local, located

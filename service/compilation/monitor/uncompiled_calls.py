@@ -15,7 +15,7 @@ from unittest.mock import patch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from service.compilation.internals.marks import in_backward
+from service.compilation.torch_internals.marks import in_backward
 from service.parallel.containers import tensors_in
 
 ITSELF = ""

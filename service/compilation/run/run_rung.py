@@ -10,25 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from service.compilation.comparing import compare_runs, kinds_of, worth_keeping
-from service.compilation.cost import cold_seconds, pace, warm_seconds
-from service.compilation.evidence import Evidence
-from service.compilation.execution import Record, Subject, build, record
-from service.compilation.internals.caches import empty_caches, portable_cache
-from service.compilation.internals.memory import peak, reset_peak
-from service.compilation.internals.replays import Replays
-from service.compilation.internals.switches import eager_random_numbers, silent_switches
-from service.compilation.internals.text import first_line
-from service.compilation.observation import Case, Cost, Observation, Training
+from service.compilation.monitor.boundary_monitor import Watch, watching
+from service.compilation.monitor.evidence import Evidence
+from service.compilation.monitor.recorder import Recorder, recorder
+from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program
-from service.compilation.recorder import Recorder, recorder
-from service.compilation.reference import Reference, Run, follow, seed
+from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_keeping
+from service.compilation.run.cost import cold_seconds, pace, warm_seconds
+from service.compilation.run.observation import Case, Cost, Observation, Training
+from service.compilation.run.program_run import Record, Subject, build, record
+from service.compilation.run.reference import Reference, Run, follow, seed
 from service.compilation.rungs import Rung
-from service.compilation.usage import Usage
-from service.compilation.watch import Watch, watching
+from service.compilation.torch_internals.caches import empty_caches, portable_cache
+from service.compilation.torch_internals.memory import peak, reset_peak
+from service.compilation.torch_internals.replays import Replays
+from service.compilation.torch_internals.switches import eager_random_numbers, silent_switches
+from service.compilation.torch_internals.text import first_line
 from service.jobs.spec.compile import Tolerance
 
-INTERNALS = str(Path(__file__).parent / "internals")
+INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.compilation.model_program import Batch
+from service.compilation.program.model import Batch
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features, Tokens
 from service.jobs.spec.compile import CompileSpec

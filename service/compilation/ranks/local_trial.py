@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from service.compilation.execution import build
-from service.compilation.internals.caches import empty_caches
-from service.compilation.internals.text import first_line
-from service.compilation.observation import Case
 from service.compilation.program import Parts, Phase, Program
-from service.compilation.ranks import gather
-from service.compilation.together import attempt
+from service.compilation.ranks.collective_attempt import attempt
+from service.compilation.ranks.group import gather
+from service.compilation.run.observation import Case
+from service.compilation.run.program_run import build
+from service.compilation.torch_internals.caches import empty_caches
+from service.compilation.torch_internals.text import first_line
 from service.parallel.boundary import StepBoundary
 
 

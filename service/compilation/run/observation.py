@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from service.compilation.calls import Calls
-from service.compilation.evidence import Evidence
-from service.compilation.internals.memory import Peak
-from service.compilation.internals.profile import Profile
-from service.compilation.parity import Comparison
+from service.compilation.monitor.evidence import Evidence
+from service.compilation.monitor.uncompiled_calls import Calls
+from service.compilation.monitor.usage import Usage
 from service.compilation.program import Phase
+from service.compilation.run.parity import Comparison
+from service.compilation.run.timing import Race
 from service.compilation.rungs import Rung
-from service.compilation.timing import Race
-from service.compilation.usage import Usage
+from service.compilation.torch_internals.memory import Peak
+from service.compilation.torch_internals.profile import Profile
 
 
 @dataclass(frozen=True)

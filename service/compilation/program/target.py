@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from service import models
-from service.compilation.inputs import batches
-from service.compilation.model_program import ModelProgram
-from service.compilation.pipeline_program import PipelineProgram
-from service.compilation.program import Maker, Program, Site
+from service.compilation.program.base import Maker, Program, Site
+from service.compilation.program.inputs import batches
+from service.compilation.program.model import ModelProgram
+from service.compilation.program.pipeline import PipelineProgram
 from service.jobs.plugins import Features, ProgramConfig
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec

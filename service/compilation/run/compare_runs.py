@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
-from service.compilation.parity import NOTHING_FINITE, Comparison, Oracle, compare
-from service.compilation.reference import Reference, Run
-from service.compilation.sampling import Key
+from service.compilation.run.parity import NOTHING_FINITE, Comparison, Oracle, compare
+from service.compilation.run.reference import Reference, Run
+from service.compilation.run.sampling import Key
 from service.jobs.spec.compile import Tolerance
 
 KEPT_FAILURES = 5

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch._dynamo import utils
 
-from service.compilation.evidence import Evidence, GraphBreak, Recompile
-from service.compilation.internals.text import FRAME, first_line
+from service.compilation.monitor.evidence import Evidence, GraphBreak, Recompile
+from service.compilation.torch_internals.text import FRAME, first_line
 
 RECORDS_KEPT = 4096
 LIMIT = "recompile limit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from service.compilation.usage import Usage
+from service.compilation.monitor.usage import Usage
 from service.parallel.boundary import Held
 
 

@@ -10,12 +10,12 @@ from statistics import median
 
 import torch
 
-from service.compilation.execution import Subject, build
-from service.compilation.internals.caches import empty_caches, forget_compiled
-from service.compilation.internals.profile import Profile, profiled
-from service.compilation.observation import Case, Timed
 from service.compilation.program import Program
-from service.compilation.timing import Runner, race
+from service.compilation.run.observation import Case, Timed
+from service.compilation.run.program_run import Subject, build
+from service.compilation.run.timing import Runner, race
+from service.compilation.torch_internals.caches import empty_caches, forget_compiled
+from service.compilation.torch_internals.profile import Profile, profiled
 
 log = logging.getLogger(__name__)
 PROFILED = (3, 9)

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from service.compilation.evidence import CudaGraphs
-from service.compilation.internals.profile import Profile
 from service.compilation.ladder import Result
-from service.compilation.observation import Cost, Observation
-from service.compilation.parity import Comparison
-from service.compilation.usage import Usage
-from service.compilation.usage_rows import usage_rows
+from service.compilation.monitor.evidence import CudaGraphs
+from service.compilation.monitor.usage import Usage
+from service.compilation.report.usage_rows import usage_rows
+from service.compilation.run.observation import Cost, Observation
+from service.compilation.run.parity import Comparison
+from service.compilation.torch_internals.profile import Profile
 from service.parallel.boundary import Shapes
 
 

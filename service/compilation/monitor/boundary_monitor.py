@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from service.compilation.internals.capture import graphs_captured
-from service.compilation.internals.cudagraphs import graph_results
-from service.compilation.internals.functions import EagerFunctions, FunctionCall
-from service.compilation.internals.marks import graphs_wait, heard_marks, in_backward
-from service.compilation.internals.transfers import Transfers
-from service.compilation.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
-from service.compilation.watched_results import Results
+from service.compilation.monitor.results import Results
+from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
+from service.compilation.torch_internals.capture import graphs_captured
+from service.compilation.torch_internals.cudagraphs import graph_results
+from service.compilation.torch_internals.functions import EagerFunctions, FunctionCall
+from service.compilation.torch_internals.marks import graphs_wait, heard_marks, in_backward
+from service.compilation.torch_internals.transfers import Transfers
 from service.parallel.boundary import Origin, PendingBackwards, Shapes, Site, StepBoundary, caller
 from service.parallel.boundary.calls import Ledger
 from service.parallel.boundary.holders import FOREIGN

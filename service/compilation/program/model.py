@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from service.compilation.program import Parts, Step
+from service.compilation.program.base import Parts, Step
 from service.parallel.boundary import StepBoundary
 from service.parallel.containers import named_tensors, tensors_in
 from service.parallel.fsdp import synchronize_gradients

@@ -10,8 +10,8 @@ from itertools import cycle
 import torch
 from torch import Tensor, nn
 
-from service.compilation.model_program import LEARNING_RATE, Batch, period_of, shapes_of
-from service.compilation.program import Parts, Phase, Step
+from service.compilation.program.base import Parts, Phase, Step
+from service.compilation.program.model import LEARNING_RATE, Batch, period_of, shapes_of
 from service.parallel.boundary import StepBoundary
 from service.parallel.boundary.step import is_compiled
 from service.parallel.mesh import Mesh

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from service.compilation.execution import Subject, named_in
-from service.compilation.sampling import Key, kept, local_part
+from service.compilation.run.program_run import Subject, named_in
+from service.compilation.run.sampling import Key, kept, local_part
 
 
 def state_of(subject: Subject) -> dict[Key, Tensor]:

@@ -1,0 +1,5 @@
+"""What is checked: the protocol of a program, and the programs of models and of pipeline stages."""
+
+from service.compilation.program.base import Maker, Parts, Phase, Program, Site, Step
+
+__all__ = ["Maker", "Parts", "Phase", "Program", "Site", "Step"]

@@ -1,0 +1,1 @@
+"""Running one rung of the ladder beside the uncompiled reference, comparing the two and timing both."""
