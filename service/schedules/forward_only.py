@@ -8,7 +8,7 @@ from service.schedules.schedule import Instruction, Op, Schedule, check_sizes
 
 def forward_only(owners: tuple[int, ...], micro_batches: int) -> Schedule:
     """A rank with several stages runs the furthest one that has its input, so that what has begun drains first."""
-    check_sizes("forward_only", len(owners), 1, micro_batches)
+    check_sizes(len(owners), 1, micro_batches)
     ranks, stages = max(owners) + 1, len(owners)
     orders: list[list[Instruction]] = [[] for _ in range(ranks)]
     own = [[stage for stage in reversed(range(stages)) if owners[stage] == rank] for rank in range(ranks)]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from service.schedules.lowering import lower
-from service.schedules.schedule import Instruction, Op, Schedule, check_sizes, loop
+from service.schedules.generator import Generator
+from service.schedules.schedule import Instruction, Op
 
 
-def gpipe(pp: int, virtual_stages: int, micro_batches: int) -> Schedule:
-    """One stage per rank. Keeps the activations of every micro-batch; idle for (pp - 1)/(m + pp - 1) of the time."""
-    check_sizes("gpipe", pp, virtual_stages, micro_batches, only=1)
-    every = range(micro_batches)
-    orders = [[Instruction(op, rank, each) for op in (Op.FORWARD, Op.BACKWARD) for each in every] for rank in range(pp)]
-    return lower("gpipe", micro_batches, loop(pp, 1), orders)
+def _orders(pp: int, virtual_stages: int, micro_batches: int) -> list[list[Instruction]]:
+    batches = range(micro_batches)
+    return [
+        [Instruction(op, rank, batch) for op in (Op.FORWARD, Op.BACKWARD) for batch in batches] for rank in range(pp)
+    ]
+
+
+GPIPE = Generator("gpipe", _orders)
+"""Keeps the activations of every micro-batch; idle for (pp - 1)/(m + pp - 1) of the time."""

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 
-from service.schedules.lowering import lower
-from service.schedules.schedule import Instruction, Op, Schedule, check_sizes, loop
+from service.schedules.generator import Generator
+from service.schedules.schedule import Instruction, Op
 
 
-def interleaved(pp: int, virtual_stages: int, micro_batches: int) -> Schedule:
-    """The bubble of 1F1B divided by ``virtual_stages``, for any number of micro-batches from ``pp`` on.
+def _orders(pp: int, virtual_stages: int, micro_batches: int) -> list[list[Instruction]]:
+    """Take a group of micro-batches through one of a rank's stages, then through the next.
 
-    A rank takes a group of micro-batches through one of its stages, then through the next. Megatron's groups have
-    pp micro-batches each; here their sizes differ by one at most, which keeps the bubble where pp does not divide.
+    Megatron's groups have pp micro-batches each; here their sizes differ by one at most, which keeps the bubble where
+    pp does not divide.
     """
-    check_sizes("interleaved", pp, virtual_stages, micro_batches)
     groups = list(_groups(micro_batches, max(1, micro_batches // pp)))
-    orders = [_order(rank, pp, virtual_stages, groups) for rank in range(pp)]
-    return lower("interleaved", micro_batches, loop(pp, virtual_stages), orders)
+    return [_order(rank, pp, virtual_stages, groups) for rank in range(pp)]
 
 
 def _groups(micro_batches: int, count: int) -> Iterator[range]:
@@ -45,3 +43,7 @@ def _order(rank: int, pp: int, virtual_stages: int, groups: Sequence[range]) -> 
     warm_up = 2 * (pp - rank - 1) + (virtual_stages - 1) * len(groups[0])
     steady = zip_longest(forwards[warm_up:], backwards)
     return forwards[:warm_up] + [each for pair in steady for each in pair if each is not None]
+
+
+INTERLEAVED = Generator("interleaved", _orders, stages_per_rank=2, takes_any_stages=True)
+"""Has the bubble of 1F1B divided by ``virtual_stages``, for any number of micro-batches from ``pp`` on."""

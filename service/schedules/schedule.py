@@ -6,7 +6,6 @@ Stages are virtual: a rank may own several.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -67,10 +66,6 @@ class Schedule:
         return self.owners[boundary] == self.owners[boundary + 1]
 
 
-Generator = Callable[[int, int, int], Schedule]
-"""From ``(pp, virtual_stages, micro_batches)``: ranks of a pipeline, stages of each rank, parts of a batch."""
-
-
 class ScheduleError(ValueError):
     """A schedule that must not run; names the rank and the position of the instruction at fault."""
 
@@ -85,16 +80,15 @@ def loop(pp: int, virtual_stages: int) -> tuple[int, ...]:
     return tuple(range(pp)) * virtual_stages
 
 
-def vee(pp: int) -> tuple[int, ...]:
+def vee(pp: int, virtual_stages: int = 2) -> tuple[int, ...]:
     """Owners of two stages per rank that go down the ranks and back up: 0 … pp - 1, pp - 1 … 0."""
+    assert virtual_stages == 2
     return (*range(pp), *reversed(range(pp)))
 
 
-def check_sizes(name: str, pp: int, virtual_stages: int, micro_batches: int, *, only: int | None = None) -> None:
-    """Refuse what no schedule, or not this one, can do; ``only`` is the one number of stages per rank it knows."""
+def check_sizes(pp: int, virtual_stages: int, micro_batches: int) -> None:
+    """Refuse what no schedule can do, with ``ValueError``."""
     if min(pp, virtual_stages, micro_batches) < 1:
         raise ValueError(
             f"a schedule needs a rank, a stage and a micro-batch, not {pp=}, {virtual_stages=}, {micro_batches=}"
         )
-    if only is not None and virtual_stages != only:
-        raise ValueError(f"{name} has {only} stage{'s' * (only > 1)} on each rank, not {virtual_stages=}")

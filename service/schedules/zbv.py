@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-from service.schedules.lowering import lower
-from service.schedules.schedule import Instruction, Op, Schedule, check_sizes, vee
+from service.schedules.generator import Generator
+from service.schedules.schedule import Instruction, Op, vee
 
 
-def zbv(pp: int, virtual_stages: int, micro_batches: int) -> Schedule:
-    """Idle for pp - 1 half-stage forwards from 2·pp - 1 micro-batches on, at the peak memory of 1F1B's first rank.
-
-    The last stage is on the first rank, so backwards start as soon as forwards are back, and every rank keeps
-    2·pp half-sized activations.
-    """
-    check_sizes("zbv", pp, virtual_stages, micro_batches, only=2)
-    # The order is that of a full pipeline; with fewer micro-batches it keeps what there is of it.
+def _orders(pp: int, virtual_stages: int, micro_batches: int) -> list[list[Instruction]]:
+    """Order a full pipeline; with fewer micro-batches keep what there is of it."""
     full = max(2 * pp - 1, micro_batches)
     orders = [_Order(rank, pp).all(full) for rank in range(pp)]
-    kept = [[each for each in order if each.micro_batch < micro_batches] for order in orders]
-    return lower("zbv", micro_batches, vee(pp), kept)
+    return [[step for step in order if step.micro_batch < micro_batches] for order in orders]
 
 
 class _Order:
@@ -69,3 +62,11 @@ class _Order:
     def _add(self, op: Op, stage: int) -> None:
         self.order.append(Instruction(op, stage, self.count[op, stage]))
         self.count[op, stage] += 1
+
+
+ZBV = Generator("zbv", _orders, vee, stages_per_rank=2)
+"""Idle for pp - 1 half-stage forwards from 2·pp - 1 micro-batches on, at the peak memory of 1F1B's first rank.
+
+The last stage is on the first rank, so backwards start as soon as forwards are back, and every rank keeps 2·pp
+half-sized activations.
+"""

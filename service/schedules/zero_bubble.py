@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from service.schedules.lowering import lower
-from service.schedules.schedule import Instruction, Op, Schedule, check_sizes, loop
+from service.schedules.generator import Generator
+from service.schedules.schedule import Instruction, Op
 
 
-def zero_bubble(pp: int, virtual_stages: int, micro_batches: int) -> Schedule:
-    """One stage per rank: a third of 1F1B's bubble, for activations of at most pp micro-batches on every rank.
-
-    Rank r has r fewer micro-batches in its warm-up than the first rank, and defers the weight gradients of as many.
-    """
-    check_sizes("zero_bubble", pp, virtual_stages, micro_batches, only=1)
-    orders = [_order(rank, min(pp - rank - 1, micro_batches), micro_batches) for rank in range(pp)]
-    return lower("zero_bubble", micro_batches, loop(pp, 1), orders)
+def _orders(pp: int, virtual_stages: int, micro_batches: int) -> list[list[Instruction]]:
+    return [_order(rank, min(pp - rank - 1, micro_batches), micro_batches) for rank in range(pp)]
 
 
 def _order(rank: int, warm_up: int, micro_batches: int) -> list[Instruction]:
@@ -26,3 +20,10 @@ def _order(rank: int, warm_up: int, micro_batches: int) -> list[Instruction]:
             order.append(Instruction(Op.BACKWARD_WEIGHT, rank, each - rank))
     left = range(max(micro_batches - rank, 0), micro_batches)
     return order + [Instruction(Op.BACKWARD_WEIGHT, rank, each) for each in left]
+
+
+ZERO_BUBBLE = Generator("zero_bubble", _orders)
+"""A third of 1F1B's bubble, for activations of at most pp micro-batches on every rank.
+
+Rank r has r fewer micro-batches in its warm-up than the first rank, and defers the weight gradients of as many.
+"""

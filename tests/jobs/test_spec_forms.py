@@ -80,9 +80,7 @@ def test_a_schedule_has_its_number_of_stages(schedule: str, asked: int | None, s
 
 @pytest.mark.parametrize(("schedule", "asked"), [("gpipe", 2), ("1f1b", 3), ("zero_bubble", 2), ("zbv", 1), ("zbv", 3)])
 def test_a_schedule_refuses_other_numbers(schedule: str, asked: int) -> None:
-    with pytest.raises(
-        ValidationError, match=f"schedule={schedule} has (one stage|two stages) on each rank; expected [12]"
-    ):
+    with pytest.raises(ValidationError, match=f"schedule={schedule} has [12] stages? on each rank; expected [12]"):
         read(pipeline={"schedule": schedule, "virtual_stages": asked})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,7 +11,14 @@ from service.jobs.spec.base import CommonSpec, JobId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
 from service.jobs.spec.model import ModelRef
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
+from service.schedules import GENERATORS
 
+if TYPE_CHECKING:
+    ScheduleName = str
+else:
+    ScheduleName = Literal[tuple(GENERATORS)]
+
+_WITH_TWO_STAGES = " and ".join(name for name, schedule in GENERATORS.items() if schedule.stages_per_rank == 2)
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -61,29 +68,24 @@ class ShardingSpec(Strict):
 class PipelineSpec(Strict):
     """How micro-batches move through the ``parallel.pp`` ranks of a pipeline; nothing of it matters when pp is 1."""
 
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = "1f1b"
+    schedule: ScheduleName = "1f1b"
     micro_batches: int | None = Field(None, ge=1, description="2·pp when absent")
     virtual_stages: int | None = Field(
-        None, ge=1, le=64, description="stages on each rank; when absent 2 for interleaved and zbv, else 1"
+        None, ge=1, le=64, description=f"stages on each rank; when absent 2 for {_WITH_TWO_STAGES}, else 1"
     )
 
     @property
     def stages_per_rank(self) -> int:
         """``virtual_stages``, or what the schedule takes when it is absent."""
-        if self.virtual_stages is not None:
-            return self.virtual_stages
-        return 2 if self.schedule in ("interleaved", "zbv") else 1
+        return self.virtual_stages or GENERATORS[self.schedule].stages_per_rank
 
     @model_validator(mode="after")
     def _stages_of_the_schedule(self) -> PipelineSpec:
-        asked = self.stages_per_rank
-        if self.schedule == "zbv" and asked != 2:
-            raise disagreement(
-                "virtual_stages", f"schedule={self.schedule} has two stages on each rank", asked, "2, or null"
-            )
-        if self.schedule in ("gpipe", "1f1b", "zero_bubble") and asked != 1:
-            message = f"schedule={self.schedule} has one stage on each rank"
-            raise disagreement("virtual_stages", message, asked, "1 or null; schedule=interleaved takes any number")
+        schedule = GENERATORS[self.schedule]
+        if (refusal := schedule.refusal(self.stages_per_rank)) is not None:
+            free = ", ".join(f"schedule={name}" for name, other in GENERATORS.items() if other.takes_any_stages)
+            expected = f"{schedule.stages_per_rank} or null; {free} takes any number"
+            raise disagreement("virtual_stages", f"schedule={refusal}", self.stages_per_rank, expected)
         return self
 
 

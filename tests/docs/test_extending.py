@@ -1,0 +1,53 @@
+"""What the pages about extending show is the whole change: each diff applies, and its commands run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(path for path in (ROOT / "docs" / "extending").glob("*.md") if path.stem != "README")
+ROOMS = ("api", "benchmarks", "docs", "examples", "service", "tests", "trivet", "workers")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The sources, to be changed."""
+    unwanted = shutil.ignore_patterns("__pycache__", ".*_cache", ".trivet")
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=unwanted)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_change_that_a_page_shows_is_the_whole_one(page: Path, copy: Path) -> None:
+    text = page.read_text()
+    diffs = re.findall(r"```diff\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    assert diffs
+    assert commands
+    for diff in diffs:
+        patch = ["patch", "--strip=1", "--forward", "--fuzz=0"]
+        applied = subprocess.run(patch, cwd=copy, input=diff, capture_output=True, text=True, check=False)
+        assert applied.returncode == 0, applied.stdout + applied.stderr
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("TRIVET_", "PYTEST_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands:
+        ran = subprocess.run(
+            ["bash", "-c", command],
+            cwd=copy,
+            env={**outer, "PATH": path, "PYTHONPATH": str(copy)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ran.returncode == 0, f"{command}\n{ran.stdout}{ran.stderr}"
