@@ -97,7 +97,7 @@ class _Search:
     def __init__(self, subject: Subject, goal: Goal, deadline: float, watcher: Watcher, root: Root) -> None:
         self.subject, self.goal, self.deadline, self.watcher = subject, goal, deadline, watcher
         self.bounding = _bounding(subject, root)
-        self.branching = Branching(self.bounding)
+        self.branching = Branching(self.bounding, subject.heuristics.activations)
         self.certificates = _certificates(subject, self.bounding, root)
         self.programs, self.at_once = Programs(subject, goal), inputs_at_once(subject)
         self.margins = root.margins

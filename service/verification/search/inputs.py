@@ -16,7 +16,7 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, make_room
-from service.bounds.planes import Planes
+from service.verification.bab.heuristics import InputView
 from service.verification.certify import Verdict
 from service.verification.search.attack import attack_boxes, attack_nearby, inputs_at_once
 from service.verification.search.bounder import WEAK, Bounder, Way, bounders, rigorous_bounders
@@ -36,8 +36,6 @@ LARGEST_BATCH = {"cpu": 4096, "cuda": 32768}
 ENTRIES = {"cpu": 2**23, "cuda": 2**30}
 """What the rows of a batch may take, in numbers."""
 STAGE = "the search over inputs"
-OWN_SLOPE = 0.1
-"""Weight of a plane's own slope against what relaxations lose, when an input is chosen to be cut."""
 PLACES = 3
 """Points of every open box that are tried."""
 FIRST_ATTACK, LATER_ATTACKS = 2048, 6
@@ -202,20 +200,12 @@ class _Search:
         if not len(keep):
             return None
         rest = Boxes(smaller, margins, left, planes.known)[keep]
-        score = self._score(planes, cut.least(boxes.box), left)[keep] * rest.box.width
+        view = InputView(self.goal, planes, cut.least(boxes.box), left)
+        score = self.subject.heuristics.inputs.scores(view)[keep] * rest.box.width
         found = self._tried_if_possible(rest.box)
         if found is None:
             self._put(rest, score)
         return found
-
-    def _score(self, planes: Planes, least: Tensor, left: Tensor) -> Tensor:
-        """What an input's width costs the rows that may still have to be proved, as a share of what they lack.
-
-        Nearly all of it is what relaxations lose: of the plane's own slope, the worse half of a box keeps everything.
-        """
-        rows = left[:, self.goal.disjunct] / least.abs().clamp(min=torch.finfo(least.dtype).eps)
-        loss = planes.influence + OWN_SLOPE * planes.coefficients.abs()
-        return torch.bmm(rows.unsqueeze(1), loss.nan_to_num(nan=0.0, posinf=0.0)).squeeze(1)
 
     def _tried_if_possible(self, box: Interval) -> tuple[float, ...] | None:
         """An attack proves nothing: without the memory for it the search goes on."""

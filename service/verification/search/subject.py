@@ -17,6 +17,7 @@ from service.bounds.methods import METHODS, Effort, Method
 from service.bounds.network import Network, prepare
 from service.bounds.rigorous import RIGOROUS
 from service.bounds.stages import Staged
+from service.verification.bab.heuristics import Heuristics
 from service.verification.certify import bounds_by
 from service.verification.search.crew import SOLO, Crew
 from service.verification.search.goal import Goal
@@ -34,7 +35,8 @@ class Subject:
     """``module`` and ``network`` are in ``dtype``; ``judge`` is the module in float64, ``runtime`` onnxruntime,
     for a model that came from ONNX. The ranks of ``crew`` decide together. Where it is ``rigorous`` only bounds that
     hold in real arithmetic close a domain; ``network`` is then in float64. Of a model in stages ``network`` is this
-    rank's, and all stages decide alike. ``effort`` is for bounds that are optimised, and has the memory for everything.
+    rank's, and all stages decide alike. ``effort`` is for bounds that are optimised, and has the memory for everything;
+    ``heuristics`` choose what is split.
     """
 
     module: nn.Module
@@ -46,6 +48,7 @@ class Subject:
     rigorous: bool = False
     staged: Staged | None = None
     effort: Effort = field(default_factory=Effort)
+    heuristics: Heuristics = field(default_factory=Heuristics)
 
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> Subject:

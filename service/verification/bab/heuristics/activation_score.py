@@ -1,0 +1,133 @@
+"""What a branching score for activations is, and what it may read of the subproblems that it scores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.network import Network
+from service.bounds.parts import Parts
+from service.bounds.relaxation import Relaxation
+from service.bounds.split import Bent, Sites
+
+if TYPE_CHECKING:
+    from service.verification.search.bounding import Closer
+
+
+@dataclass(frozen=True)
+class ActivationScore(ABC):
+    """A score for every preactivation entry of a batch of subproblems; its fields are its settings."""
+
+    @abstractmethod
+    def scores(self, view: ActivationView) -> Tensor:
+        """Return ``(n, entries)`` in the bounds' dtype, higher where a split promises more.
+
+        A NaN counts as 0. Entries that cannot be split, or whose split changes no relaxation, are left out by the
+        search, whatever their score is. On tensor-parallel ranks and in pipeline stages the entries are this rank's
+        own, and the scores of all ranks are compared: they must be in one unit.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationView:
+    """A batch of ``n`` bounded subproblems, as a score sees them.
+
+    ``split_points`` ``(n, entries)`` is the value at which each entry would be split; ``relaxed`` are the non-linear
+    nodes between the preactivations and the bounded rows.
+    """
+
+    network: Network
+    sites: Sites
+    relaxed: Sequence[Node]
+    closer: Closer
+    split_points: Tensor
+
+    @cached_property
+    def lower(self) -> Tensor:
+        """The lower bounds ``(n, entries)`` of all preactivations."""
+        return self.sites.flattened({name: each.lower for name, each in self.closer.bounds.items()})
+
+    @cached_property
+    def upper(self) -> Tensor:
+        """The upper bounds ``(n, entries)`` of all preactivations."""
+        return self.sites.flattened({name: each.upper for name, each in self.closer.bounds.items()})
+
+    @property
+    def loss_at_split_points(self) -> Tensor:
+        """What the relaxations lose ``(n, entries)`` if each entry has the value at which it would be split."""
+        return self._usual_losses[0]
+
+    @property
+    def loss_at_minimiser(self) -> Tensor:
+        """What the relaxations lose ``(n, entries)`` where the lower bound is attained."""
+        return self._usual_losses[1]
+
+    @cached_property
+    def _usual_losses(self) -> Tensor:
+        # Both in one evaluation of the operators: small networks wait for kernel launches.
+        return self.losses_at(
+            torch.stack([self.split_points, self.closer.reached.clamp(min=self.lower, max=self.upper)])
+        )
+
+    def losses_at(self, values: Tensor) -> Tensor:
+        """Return what the relaxations of all readers lose at ``(points, n, entries)`` values of the entries.
+
+        With the coefficient a that arrives at ``f(z)``, the loss is a·f(z) less the line that bounds it from below.
+        Of an operator that reads several values it is the part of its output's radius that each value makes.
+        """
+        points = self.sites.unflattened(values.flatten(0, 1))
+        losses = {value: torch.zeros_like(point) for value, point in points.items()}
+        for node in self.relaxed:
+            if node.name not in self.closer.coefficients:
+                continue
+            for name, loss in zip(node.inputs, self._losses_of(node, points, len(values)), strict=True):
+                losses[name] = losses[name] + loss
+        return self.sites.flattened(losses).reshape(values.shape)
+
+    def _losses_of(self, node: Node, points: dict[str, Tensor], times: int) -> list[Tensor]:
+        """Return the loss of each of the node's inputs, ``(times · n, *shape)``."""
+        bounds = [self.closer.bounds[name] for name in node.inputs]
+        arrived, operator = self.closer.coefficients[node.name].squeeze(1), self.network.operator_of(node)
+        if isinstance(operator, Parts):
+            arrived = arrived - operator.middle(arrived.unsqueeze(1), operator.widths(bounds)).squeeze(1)
+        if len(bounds) > 1:
+            return [_repeated(loss, times) for loss in self._radius_shares(node, bounds, arrived)]
+        family, z = self.closer.families[node.name], points[node.inputs[0]]
+        relaxed = family.relaxation if isinstance(family, Bent) else operator.relax_on(node, bounds)
+        assert isinstance(relaxed, Relaxation)
+        value = self.network.interval(node, {node.inputs[0]: Interval.point(z)}).lower
+        shape = times, *arrived.shape
+        return [_loss(relaxed, arrived, z.reshape(shape), value.reshape(shape)).flatten(0, 1)]
+
+    def _radius_shares(self, node: Node, bounds: list[Interval], arrived: Tensor) -> list[Tensor]:
+        """Return how much of the output's radius each input's radius makes, to first order."""
+        radii = [each.radius.requires_grad_() for each in bounds]
+        centres = [each.centre for each in bounds]
+        with torch.enable_grad():
+            known = {
+                name: Interval.around(centre, radius)
+                for name, centre, radius in zip(node.inputs, centres, radii, strict=True)
+            }
+            weight = (self.network.interval(node, known).radius * arrived.abs()).sum()
+            gradients = torch.autograd.grad(weight, radii)
+        return [gradient * radius.detach() for gradient, radius in zip(gradients, radii, strict=True)]
+
+
+def _repeated(values: Tensor, times: int) -> Tensor:
+    return values.expand(times, *values.shape).flatten(0, 1)
+
+
+def _loss(relaxed: Relaxation, coefficients: Tensor, z: Tensor, value: Tensor) -> Tensor:
+    """Return ``coefficients·f(z)`` less the line that bounds it from below."""
+    low, high = relaxed.lower_slope * z, relaxed.upper_slope * z
+    low = low if relaxed.lower_intercept is None else low + relaxed.lower_intercept
+    high = high if relaxed.upper_intercept is None else high + relaxed.upper_intercept
+    return coefficients * value - coefficients.clamp(min=0) * low - coefficients.clamp(max=0) * high

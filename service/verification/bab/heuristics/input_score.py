@@ -1,0 +1,41 @@
+"""What a branching score for inputs is, and what it may read of the boxes that it scores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from service.bounds.planes import Planes
+
+if TYPE_CHECKING:
+    from service.verification.search.goal import Goal
+
+
+@dataclass(frozen=True)
+class InputScore(ABC):
+    """A score for every input of a batch of boxes; its fields are its settings."""
+
+    @abstractmethod
+    def scores(self, view: InputView) -> Tensor:
+        """Return ``(n, features)`` in the bounds' dtype: what each unit of an input's width costs the bounds.
+
+        The search multiplies it by the width, splits the input with the largest product, and halves that product for
+        the next split.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class InputView:
+    """A batch of ``n`` bounded boxes, as a score sees them.
+
+    ``planes`` bound the rows of ``goal`` from below, ``least`` ``(n, rows)`` is the least value of row − threshold
+    that they prove in each box, and ``is_open`` ``(n, disjuncts)`` tells the disjuncts that are still to be proved.
+    """
+
+    goal: Goal
+    planes: Planes
+    least: Tensor
+    is_open: Tensor

@@ -1,0 +1,111 @@
+"""A branching score is one file and one line: searches branch by a score of the user's own, and decide the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from nets import mlp
+from torch import Tensor, nn
+
+from service.bounds.network import prepare
+from service.formats.vnnlib import Case, Halfspace, Query
+from service.verification.bab.heuristics import (
+    ACTIVATION_SCORES,
+    INPUT_SCORES,
+    ActivationScore,
+    ActivationView,
+    Heuristics,
+    InputScore,
+    InputView,
+)
+from service.verification.certify import Verdict
+from service.verification.search import Subject
+from service.verification.search.activations import split_activations
+from service.verification.search.decision import Finding
+from service.verification.search.goal import goals
+from service.verification.search.inputs import split_inputs
+
+FEATURES = 3
+shapes: list[tuple[int, ...]] = []
+
+
+@dataclass(frozen=True)
+class WidestPreactivation(ActivationScore):
+    """Score an entry by the width of its bounds."""
+
+    power: float = 1.0
+
+    def scores(self, view: ActivationView) -> Tensor:
+        shapes.append(tuple(view.upper.shape))
+        return (view.upper - view.lower) ** self.power
+
+
+@dataclass(frozen=True)
+class LongestEdge(InputScore):
+    """Score all inputs alike, so that the widest is split (Moore, 1966)."""
+
+    def scores(self, view: InputView) -> Tensor:
+        shapes.append(tuple(view.planes.coefficients[:, 0].shape))
+        return torch.ones_like(view.planes.coefficients[:, 0])
+
+
+OWN = Heuristics(activations=(WidestPreactivation(power=2.0),), inputs=LongestEdge())
+
+
+def problem() -> tuple[Subject, Query, float]:
+    """A network, a query for outputs above a threshold near the largest one sampled, and that output."""
+    module = mlp([FEATURES, 8, 8, 1], nn.ReLU(), seed=3).double().eval().requires_grad_(False)
+    samples = torch.rand(20000, FEATURES, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
+    most = float(module(samples).max())
+    subject = Subject(module, prepare(module, (FEATURES,)), module, None, torch.float64)
+    ends = (-1.0,) * FEATURES, (1.0,) * FEATURES
+    return subject, Query(FEATURES, 1, (Case(*ends, (Halfspace(((0, -1.0),), -most),)),)), most
+
+
+def above(query: Query, threshold: float) -> Query:
+    (case,) = query.cases
+    return replace(query, cases=(replace(case, halfspaces=(Halfspace(((0, -1.0),), -threshold),)),))
+
+
+@pytest.mark.parametrize("split", [split_activations, split_inputs])
+def test_a_search_branches_by_a_score_of_the_users_own(split: Callable[..., Finding]) -> None:
+    subject, query, most = problem()
+    verdicts = {}
+    for margin in (0.1, -0.05):
+        (goal,) = goals(above(query, most + margin), torch.device("cpu"))
+        shapes.clear()
+        found = split(replace(subject, heuristics=OWN), goal, "crown", time.monotonic() + 60, lambda _: None)
+        verdicts[margin] = found.verdict
+        if margin > 0:
+            assert found.domains > 1
+            assert shapes, "the score was asked"
+            assert {shape[1] for shape in shapes} == {16 if split is split_activations else FEATURES}
+    assert verdicts == {0.1: Verdict.VERIFIED, -0.05: Verdict.FALSIFIED}
+
+
+def test_every_score_of_the_tables_branches_alone() -> None:
+    subject, query, most = problem()
+    (goal,) = goals(above(query, most + 0.1), torch.device("cpu"))
+    for activation in ACTIVATION_SCORES.values():
+        own = replace(subject, heuristics=Heuristics(activations=(activation,)))
+        found = split_activations(own, goal, "crown", time.monotonic() + 60, lambda _: None)
+        assert (found.verdict, found.domains > 1) == (Verdict.VERIFIED, True)
+    for score in INPUT_SCORES.values():
+        own = replace(subject, heuristics=Heuristics(inputs=score))
+        found = split_inputs(own, goal, "crown", time.monotonic() + 60, lambda _: None)
+        assert (found.verdict, found.domains > 1) == (Verdict.VERIFIED, True)
+
+
+def test_searches_go_by_the_tables_unless_told_otherwise() -> None:
+    assert Heuristics().activations == tuple(ACTIVATION_SCORES.values())
+    assert Heuristics().inputs in INPUT_SCORES.values()
+
+
+def test_every_score_names_its_source() -> None:
+    """What a score is, and the paper that it comes from."""
+    for score in (*ACTIVATION_SCORES.values(), *INPUT_SCORES.values()):
+        assert "20" in (type(score).__doc__ or ""), type(score).__name__
