@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent / "tests" / "compilation"))
 
 from programs.sharded import Sharded, blocks, sequential
-from service.compilation.ranks.gather import slowest
 
 from service.compilation.ladder import Result, climb
 from service.compilation.program import Phase
+from service.compilation.ranks.group import slowest
 from service.compilation.run.run_rung import plan_for
 from service.compilation.rungs import LADDER, Rung
 from service.compilation.selftest import backends
