@@ -228,8 +228,10 @@ def cancelling(axis: Any) -> dict[str, dict[str, float]]:
     from service.bounds.interval import Interval
     from service.bounds.methods import METHODS, Effort
     from service.bounds.network import prepare
+    from service.bounds.operators.allowance import Roundings
+    from service.bounds.operators.base import LinearOperator
     from service.bounds.operators.collectives import CopyToGroup, ReduceFromGroup
-    from service.bounds.rigorous import RIGOROUS, linear
+    from service.bounds.rigorous import RIGOROUS
 
     def upper(network: Any, x: list[float], row: list[float], method: Any) -> float:
         point = torch.tensor([x], dtype=torch.float64)
@@ -237,13 +239,15 @@ def cancelling(axis: Any) -> dict[str, dict[str, float]]:
         return -float(method(network, Interval(point, point), Effort()).lower_bounds(rows))
 
     found, large = {}, 2.0**53
-    exact = linear.Allowance(lambda node: linear.Roundings())
     for module, x, row, method in (
         (Apart(axis, large), [large, 1.0], [1.0], "ibp"),
         (Thrice(axis), [1.0], [large, 1.0, -large], "crown"),
     ):
         network = prepare(module, (len(x),), axis)
-        with patch.dict(linear.LINEAR, {CopyToGroup: exact, ReduceFromGroup: exact}):
+        with (
+            patch.object(CopyToGroup, "roundings", lambda self, node: Roundings()),
+            patch.object(ReduceFromGroup, "widened", LinearOperator.widened),
+        ):
             unaccounted = upper(network, x, row, RIGOROUS[method])
         found[type(module).__name__] = {
             "plain": upper(network, x, row, METHODS[method]),

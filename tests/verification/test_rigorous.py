@@ -18,19 +18,18 @@ from torch import Tensor, nn
 
 from service.bounds.ball import Ball
 from service.bounds.exchange import Exchange
-from service.bounds.graph import Node, Ref, UnsupportedModelError
+from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
-from service.bounds.network import Network, from_graph
+from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.base import Activation
+from service.bounds.operators.allowance import lines_step
+from service.bounds.operators.base import Activation, LinearOperator, Pulled
+from service.bounds.operators.curve import CurveActivation
 from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Lines, Relaxation
 from service.bounds.rigorous import RIGOROUS, rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
-from service.bounds.rigorous.curves import Curve
-from service.bounds.rigorous.functions import CURVES
 from service.bounds.rigorous.optimised import Climbed
-from service.bounds.rigorous.steps import _lines_step, interval, nonlinear_step
 from service.models.embedded import AfterEmbedding, embedded
 
 DOUBLE = torch.float64
@@ -203,8 +202,8 @@ def holds(name: str, pair: tuple[float, float], change: tuple[float, float]) -> 
     bounds = Interval(torch.tensor([[low]], dtype=DOUBLE), torch.tensor([[high]], dtype=DOUBLE))
     given_lines = rule.relax(node, bounds)
     tilted = Relaxation(given_lines.lower_slope + change[0], given_lines.upper_slope + change[1])
-    image = interval(node, [bounds], Exchange())
-    steps = [nonlinear_step(node, [bounds], lines) for lines in (given_lines, tilted)]
+    image = rule.rigorous_interval(node, [bounds], Exchange())
+    steps = [rule.rigorous_step(node, [bounds], lines) for lines in (given_lines, tilted)]
     points = [mpmath.mpf(low) + (mpmath.mpf(high) - mpmath.mpf(low)) * k / 39 for k in range(40)]
     values = [EXACT[name][0](point) for point in points]
     assert all(image.lower.item() <= value <= image.upper.item() for value in values)
@@ -233,16 +232,16 @@ def test_lines_and_ranges_hold_at_edges(name: str, pair: tuple[float, float]) ->
 
 
 def test_every_curve_is_covered() -> None:
-    assert set(CURVES) <= {node_of(name).operator for name in EXACT}
+    curves = {name for name, operator in OPERATORS.items() if isinstance(operator, CurveActivation)}
+    assert curves <= {node_of(name).operator for name in EXACT}
 
 
 def test_a_line_moves_outwards_by_rounding_only() -> None:
-    curve: Curve = CURVES["aten.tanh.default"](node_of("aten.tanh.default"))
     bounds = Interval(torch.tensor([[-1.0]], dtype=DOUBLE), torch.tensor([[0.5]], dtype=DOUBLE))
     rule = OPERATORS["aten.tanh.default"]
-    assert isinstance(rule, Activation)
+    assert isinstance(rule, CurveActivation)
     plain = rule.relax(node_of("aten.tanh.default"), bounds)
-    moved = curve.lines(bounds, plain.lower_slope, plain.upper_slope)
+    moved = rule.curve(node_of("aten.tanh.default")).lines(bounds, plain.lower_slope, plain.upper_slope)
     for before, after in (
         (plain.lower_intercept, moved.lower_intercept),
         (plain.upper_intercept, moved.upper_intercept),
@@ -257,7 +256,7 @@ def test_lines_have_an_allowance_for_products_that_are_not_fused() -> None:
     ends = ("-0x1.0007fabb34026p+0", "-0x1.0021436e272d4p+0", "0x1.002931d7318ffp+0")
     coefficient, lower, upper = (float.fromhex(each) for each in ends)
     one = torch.ones(1, 1, 1, dtype=DOUBLE)
-    step = _lines_step(Interval(-one, one), Lines(lower * one, upper * one))
+    step = lines_step(Interval(-one, one), Lines(lower * one, upper * one))
     computed = coefficient * lower + coefficient * (upper - lower)
     off = abs(Fraction(computed) - Fraction(coefficient) * Fraction(upper))
     assert off > 4 * Fraction(2) ** -53 * Fraction(upper) * Fraction(-coefficient)
@@ -362,9 +361,27 @@ def test_what_is_not_supported_is_refused() -> None:
         rigorous_lower_bounds(network, Interval(torch.zeros(1, 4), torch.ones(1, 4)), both_sides(2))
 
 
-def test_an_operator_without_allowance_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = prepared(mlp([4, 6, 2], nn.Tanh(), 0).double(), 4)
-    monkeypatch.delitem(CURVES, "aten.tanh.default")
-    box = Interval(torch.zeros(1, 4, dtype=DOUBLE), torch.ones(1, 4, dtype=DOUBLE))
-    with pytest.raises(UnsupportedModelError, match=r"aten\.tanh\.default"):
-        rigorous_lower_bounds(from_graph(network.graph), box, both_sides(2))
+def test_an_operator_without_allowance_is_refused_by_name() -> None:
+    """When it is made: the registry makes every operator when it is imported."""
+
+    class Quiet(CurveActivation):
+        def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+            return inputs[0]
+
+        def relax(self, node: Node, bounds: Interval) -> Relaxation:
+            raise NotImplementedError
+
+        def improvable(self, node: Node, bounds: Interval) -> Tensor:
+            raise NotImplementedError
+
+    class Careless(LinearOperator):
+        def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+            return inputs[0]
+
+        def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+            raise NotImplementedError
+
+    with pytest.raises(TypeError, match=r"Quiet.*curve"):
+        Quiet()  # type: ignore[abstract]
+    with pytest.raises(TypeError, match=r"Careless.*roundings"):
+        Careless()  # type: ignore[abstract]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from service.bounds.graph import MATRIX_FROM_LEFT, MATRIX_OF_TWO, PRODUCT, Graph, Node, UnsupportedModelError
 from service.bounds.operators.abs import Absolute
 from service.bounds.operators.add import Addition
-from service.bounds.operators.atan import ARC_TANGENT
-from service.bounds.operators.base import Operator
+from service.bounds.operators.atan import ArcTangent
+from service.bounds.operators.base import LinearOperator, NonlinearOperator, Operator
 from service.bounds.operators.cat import Concatenate
 from service.bounds.operators.collectives import (
     CopyToGroup,
@@ -20,15 +20,15 @@ from service.bounds.operators.collectives import (
 )
 from service.bounds.operators.convolution import Convolution
 from service.bounds.operators.elu import Elu
-from service.bounds.operators.erf import ERROR_FUNCTION
-from service.bounds.operators.exp import EXPONENTIAL
+from service.bounds.operators.erf import ErrorFunction
+from service.bounds.operators.exp import Exponential
 from service.bounds.operators.expand import Expand
 from service.bounds.operators.floor import Floor
 from service.bounds.operators.gelu import Gelu
 from service.bounds.operators.linear import AddMatrixProduct, Linear
-from service.bounds.operators.log import LOGARITHM
+from service.bounds.operators.log import Logarithm
 from service.bounds.operators.matmul import MatrixFromLeft, MatrixOfTwo, MatrixProduct
-from service.bounds.operators.mish import MISH
+from service.bounds.operators.mish import Mish
 from service.bounds.operators.mul import Multiple, Product
 from service.bounds.operators.neg import Negation
 from service.bounds.operators.pad import Pad
@@ -36,13 +36,13 @@ from service.bounds.operators.permute import Permute
 from service.bounds.operators.power import Power
 from service.bounds.operators.relu import LeakyRelu, Relu
 from service.bounds.operators.reshape import Reshape
-from service.bounds.operators.sigmoid import SIGMOID
-from service.bounds.operators.silu import SILU
-from service.bounds.operators.sin import COSINE, SINE
+from service.bounds.operators.sigmoid import Sigmoid
+from service.bounds.operators.silu import Silu
+from service.bounds.operators.sin import Cosine, Sine
 from service.bounds.operators.slice import Select, Slice
 from service.bounds.operators.softplus import Softplus
 from service.bounds.operators.sum import Sum
-from service.bounds.operators.tanh import TANH
+from service.bounds.operators.tanh import Tanh
 from service.bounds.operators.where import Where
 
 OPERATORS: Mapping[str, Operator] = {
@@ -57,19 +57,19 @@ OPERATORS: Mapping[str, Operator] = {
     "aten.div.Tensor": Multiple(inverse=True),
     "aten.relu.default": Relu(),
     "aten.leaky_relu.default": LeakyRelu(),
-    "aten.tanh.default": TANH,
-    "aten.sigmoid.default": SIGMOID,
-    "aten.atan.default": ARC_TANGENT,
+    "aten.tanh.default": Tanh(),
+    "aten.sigmoid.default": Sigmoid(),
+    "aten.atan.default": ArcTangent(),
     "aten.gelu.default": Gelu(),
     "aten.elu.default": Elu(),
-    "aten.mish.default": MISH,
+    "aten.mish.default": Mish(),
     "aten.softplus.default": Softplus(),
-    "aten.exp.default": EXPONENTIAL,
-    "aten.erf.default": ERROR_FUNCTION,
-    "aten.silu.default": SILU,
-    "aten.log.default": LOGARITHM,
-    "aten.sin.default": SINE,
-    "aten.cos.default": COSINE,
+    "aten.exp.default": Exponential(),
+    "aten.erf.default": ErrorFunction(),
+    "aten.silu.default": Silu(),
+    "aten.log.default": Logarithm(),
+    "aten.sin.default": Sine(),
+    "aten.cos.default": Cosine(),
     "aten.pow.Tensor_Scalar": Power(),
     "aten.sqrt.default": Power(0.5),
     "aten.rsqrt.default": Power(-0.5),
@@ -107,6 +107,13 @@ OPERATORS: Mapping[str, Operator] = {
     "trivet.reduce_scatter_to_group.default": ReduceScatter(),
 }
 
+LINEAR: Mapping[str, LinearOperator] = {
+    name: operator for name, operator in OPERATORS.items() if isinstance(operator, LinearOperator)
+}
+NONLINEAR: Mapping[str, NonlinearOperator] = {
+    name: operator for name, operator in OPERATORS.items() if isinstance(operator, NonlinearOperator)
+}
+
 
 def check(graph: Graph) -> None:
     """Refuse a graph before anything is bounded; the message names every node that cannot be, and why."""
@@ -125,4 +132,4 @@ def _refusal(node: Node, operator: Operator) -> str | None:
     return operator.refusal(node) if node.inputs else "it repeats a constant for each instance"
 
 
-__all__ = ["OPERATORS", "check"]
+__all__ = ["LINEAR", "NONLINEAR", "OPERATORS", "check"]

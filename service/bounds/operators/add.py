@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings, has_constant, largest, repeats
 from service.bounds.operators.base import Coefficients, LinearOperator, Pulled, UnitRows
 from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.rounding import TINY, gamma, magnitude, widened
 from service.bounds.windows import Windows
 
 
@@ -69,6 +72,22 @@ class Addition(LinearOperator):
             return None
         constant = self._factors(node)["other"] * operand(node, "other", other)
         return Pulled((units,), units.select(constant.flatten()))
+
+    def roundings(self, node: Node) -> Roundings:
+        scaled = 0 if abs(float(node.arguments.get("alpha", 1))) == 1 else 2
+        return Roundings(scaled + repeats(node), node.size + 4 if has_constant(node, "self", "other") else 0)
+
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+        """An addition rounds once, and not across 0; a factor before it is one rounding more."""
+        if abs(float(node.arguments.get("alpha", 1))) == 1:
+            moved = widened(computed, 0.0, 0.0)
+            return Interval(
+                torch.where(computed.lower >= 0, moved.lower.clamp(min=0), moved.lower),
+                torch.where(computed.upper <= 0, moved.upper.clamp(max=0), moved.upper),
+            )
+        sizes = [magnitude(each) for each in inputs]
+        error = gamma(4) * largest(lambda ends: self.interval(node, ends, exchange), sizes) + 4 * TINY
+        return widened(computed, error, error)
 
 
 def scaled_by(interval: Interval, factor: float) -> Interval:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from math import pi
+
 import torch
 
-from service.bounds.operators.smooth import Smooth
+from service.bounds.operators.curve import CLOSE, LEVEL_SLOPE
+from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
-ARC_TANGENT = Smooth(
-    torch.atan,
-    lambda z: 1 / (1 + z.square()),
-    turning=(0.0,),
-    knots=(-20.0, -5.0, -2.0, -0.7, 0.7, 2.0, 5.0, 20.0),
-)
+
+class ArcTangent(SmoothActivation):
+    """``aten.atan``."""
+
+    function = SmoothFunction(
+        torch.atan,
+        lambda z: 1 / (1 + z.square()),
+        CLOSE,
+        LEVEL_SLOPE,
+        turning=(0.0,),
+        knots=(-20.0, -5.0, -2.0, -0.7, 0.7, 2.0, 5.0, 20.0),
+        least=-pi / 2,
+        greatest=pi / 2,
+    )

@@ -19,7 +19,8 @@ from service.bounds.exchange import Exchange
 from service.bounds.fused import Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.relaxation import Family, Relaxation, Relaxed, Single
+from service.bounds.operators.allowance import Roundings, Step, backward_error, lines_step, slopes_of
+from service.bounds.relaxation import Family, Lines, Relaxation, Relaxed, Single
 from service.bounds.windows import Windows
 
 
@@ -106,6 +107,10 @@ class Operator(ABC):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         """Bounds of the output; ``inputs`` in the order of ``node.inputs``."""
 
+    @abstractmethod
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        """Bounds of the output in real arithmetic: the interval with an allowance for what float64 may be off by."""
+
 
 class LinearOperator(Operator):
     """An operator that is affine in its variable inputs."""
@@ -113,6 +118,30 @@ class LinearOperator(Operator):
     @abstractmethod
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         """``coefficients`` ``(batch or 1, rows, *node.shape)`` as coefficients on the inputs and a bias."""
+
+    @abstractmethod
+    def roundings(self, node: Node) -> Roundings:
+        """How often :meth:`pull` rounds on the way to a coefficient and to the bias."""
+
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+        """The computed :meth:`interval` so that it holds in real arithmetic; as it is where nothing is rounded."""
+        return computed
+
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return self.widened(node, inputs, self.interval(node, inputs, exchange), exchange).without_nan()
+
+    def error(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> tuple[Tensor, Tensor]:
+        """What :meth:`pull` may be off by, see :func:`~service.bounds.operators.allowance.backward_error`."""
+        roundings = self.roundings(node)
+        coefficient = roundings.on_an_input(exchange.axis.size)
+        return backward_error(
+            node, inputs, lambda sizes: self.interval(node, sizes, exchange), coefficient, roundings.bias
+        )
+
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Step:
+        """The allowance for :meth:`pull` on these bounds."""
+        error, lost = self.error(node, inputs, exchange)
+        return Step(error.unsqueeze(1), lost)
 
     def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
         """The same for rows of the identity; ``None`` where they must be materialised first."""
@@ -148,6 +177,13 @@ class NonlinearOperator(Operator):
         return Single(self.relax_on(node, bounds))
 
     @abstractmethod
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
+        """A step through ``chosen``, a relaxation on ``inputs``, moved outwards as far as real arithmetic needs.
+
+        ``rows`` is 1 for the same relaxation in every row.
+        """
+
+    @abstractmethod
     def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
         """For each input its entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the relaxation."""
 
@@ -156,6 +192,17 @@ class Activation(NonlinearOperator):
     """A function of one variable input, entry by entry."""
 
     elementwise = True
+
+    @abstractmethod
+    def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
+        """Lines of about these slopes that hold in real arithmetic on ``bounds`` ``(batch, 1, *shape)``."""
+
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
+        bounds = inputs[0].map(lambda end: end.unsqueeze(1))
+        lines = self.rigorous_lines(node, bounds, *slopes_of(bounds, chosen, rows))
+        return lines_step(
+            bounds, Lines(lines.lower_slope, lines.upper_slope, lines.lower_intercept, lines.upper_intercept)
+        )
 
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
         return self.relax(node, bounds[0])

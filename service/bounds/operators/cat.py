@@ -10,6 +10,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref, Repeated
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.dimensions import dimension_of
 
@@ -47,6 +48,9 @@ class Concatenate(LinearOperator):
         ]
         bias = sum(biases[1:], start=biases[0]) if biases else None
         return Pulled(tuple(piece for each, piece in pairs if isinstance(each, Ref)), bias)
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(bias=node.size)
 
 
 def _value(constant: Tensor | Repeated) -> Tensor:

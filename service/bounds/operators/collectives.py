@@ -19,6 +19,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings, widened_by_rank
 from service.bounds.operators.base import Crossing, EnteringCollective, LinearOperator, Pulled, UnitRows
 
 
@@ -65,6 +66,9 @@ class CopyToGroup(Begin):
     def pull_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((coefficients,))
 
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(over_ranks=True)
+
 
 class ReduceFromGroup(End):
     """A region ends with the sum of the ranks' partial values, and the sum of their intervals is exact."""
@@ -85,6 +89,12 @@ class ReduceFromGroup(End):
     def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
         return Pulled((units,))
 
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings()
+
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+        return widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, exchange), exchange.axis.size)
+
 
 class GatherFromGroup(End):
     """A region ends with the ranks' values side by side; each rank keeps the coefficients of its own."""
@@ -102,6 +112,9 @@ class GatherFromGroup(End):
 
     def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((_mine(exchange.join(coefficients, 1), dimension(node) + 1, exchange),))
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings()
 
 
 class ScatterToGroup(Begin):
@@ -125,6 +138,9 @@ class ScatterToGroup(Begin):
     def pull_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((_in_place(node, coefficients, exchange),))
 
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings()
+
 
 class GatherWithReduce(EnteringCollective):
     """The ranks' values side by side, for work that differs by rank: backward the coefficients' sum, divided again."""
@@ -144,6 +160,9 @@ class GatherWithReduce(EnteringCollective):
 
     def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((_mine(exchange.join(coefficients, 1), dimension(node) + 1, exchange),))
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(over_ranks=True)
 
 
 class ReduceScatter(EnteringCollective):
@@ -167,6 +186,12 @@ class ReduceScatter(EnteringCollective):
 
     def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((exchange.join(_in_place(node, coefficients, exchange), 1),))
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings()
+
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+        return widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, exchange), exchange.axis.size)
 
 
 def _mine(whole: Tensor, dim: int, exchange: Exchange) -> Tensor:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
 from service.bounds.operators.linear import constant_only
 from service.bounds.windows import Windows
@@ -77,6 +78,13 @@ class Convolution(LinearOperator):
         through = _Adjoint.apply(own.values.flatten(0, 1), weight, shape, geometry)  # type: ignore[no-untyped-call]
         wider = own.before(through.reshape(*rows, *shape), stride, padding)
         return Pulled((wider,), None if bias is None else own.values.flatten(3).sum(dim=3) @ bias)
+
+    def roundings(self, node: Node) -> Roundings:
+        weight = node.constant("weight")
+        return Roundings(max(weight[0].numel(), weight[:, 0].numel()) + 8, node.size + 8)
+
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+        return widened_by_magnitude(node, computed, *self.error(node, inputs, exchange))
 
 
 def _moves(node: Node) -> bool:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
-from service.bounds.operators.smooth import Parametric, Smooth
+from service.bounds.operators.curve import POWER_SLOPE, relative
+from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
 @cache
-def elu(alpha: float, scale: float, input_scale: float) -> Smooth:
+def elu(alpha: float, scale: float, input_scale: float) -> SmoothFunction:
     """``scale·z`` above 0, below ``scale·alpha·(exp(input_scale·z) − 1)``.
 
     At 0 the derivative is that from below: above 0 the function is straight and its ends tell all.
@@ -25,10 +26,12 @@ def elu(alpha: float, scale: float, input_scale: float) -> Smooth:
         below = alpha * input_scale * torch.exp(z.clamp(max=0) * input_scale)
         return scale * torch.where(z > 0, torch.ones_like(z), below)
 
-    return Smooth(function, derivative, turning=(0.0,), knots=(-8.0, -4.0, -2.0, -1.0, 0.0))
+    return SmoothFunction(
+        function, derivative, relative(16), POWER_SLOPE, turning=(0.0,), knots=(-8.0, -4.0, -2.0, -1.0, 0.0)
+    )
 
 
-class Elu(Parametric):
+class Elu(SmoothActivation):
     """``aten.elu(self, alpha, scale, input_scale)``."""
 
     @staticmethod
@@ -42,5 +45,5 @@ class Elu(Parametric):
             return f"its alpha {alpha} is negative, or its scales {scale} and {input_scale} are not positive"
         return super().refusal(node)
 
-    def smooth(self, node: Node) -> Smooth:
+    def smooth(self, node: Node) -> SmoothFunction:
         return elu(*self._shape(node))

@@ -7,11 +7,24 @@ from math import pi, sqrt
 import torch
 from torch import Tensor
 
-from service.bounds.operators.smooth import Smooth
+from service.bounds.operators.curve import CLOSE, LEVEL_SLOPE
+from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
 def _derivative(z: Tensor) -> Tensor:
     return torch.exp(-z.square()) * (2 / sqrt(pi))
 
 
-ERROR_FUNCTION = Smooth(torch.erf, _derivative, turning=(0.0,), knots=(-2.0, -1.0, -0.5, 0.5, 1.0, 2.0))
+class ErrorFunction(SmoothActivation):
+    """``aten.erf``."""
+
+    function = SmoothFunction(
+        torch.erf,
+        _derivative,
+        CLOSE,
+        LEVEL_SLOPE,
+        turning=(0.0,),
+        knots=(-2.0, -1.0, -0.5, 0.5, 1.0, 2.0),
+        least=-1.0,
+        greatest=1.0,
+    )

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from service.bounds.operators.smooth import Smooth
+from service.bounds.operators.curve import CLOSE, CLOSE_SLOPE
+from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
-EXPONENTIAL = Smooth(torch.exp, torch.exp)
+
+class Exponential(SmoothActivation):
+    """``aten.exp``."""
+
+    function = SmoothFunction(torch.exp, torch.exp, CLOSE, CLOSE_SLOPE, least=0.0)

@@ -9,6 +9,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings, repeats
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.broadcasting import unbroadcast
 
@@ -21,3 +22,6 @@ class Expand(LinearOperator):
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((unbroadcast(coefficients, node.input_shapes[0]),))
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(repeats(node))

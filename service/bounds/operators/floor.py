@@ -44,3 +44,9 @@ class Floor(Activation):
             lower_intercept=torch.where(flat, low, -torch.ones_like(low)),
             upper_intercept=torch.where(flat, high, torch.zeros_like(high)),
         )
+
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return self.interval(node, inputs, exchange).without_nan()
+
+    def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
+        return self.relax(node, bounds)

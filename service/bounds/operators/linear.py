@@ -12,6 +12,7 @@ from service.bounds.exchange import Exchange
 from service.bounds.fused import Picked, product, product_in_ascent
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings, repeats, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
 from service.bounds.operators.broadcasting import unbroadcast
 
@@ -70,6 +71,12 @@ class AffineOperator(LinearOperator):
             rows = units.select(layer.weight)
             return Pulled((rows.reshape(*rows.shape[:2], *node.input_shapes[0]),), bias)
         return Pulled((Picked(layer.weight, units.index, units.mirrored),), bias)
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(max(self.read(node).weight.shape[-2:]) + repeats(node) + 8, node.size + 8)
+
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+        return widened_by_magnitude(node, computed, *self.error(node, inputs, exchange))
 
 
 MATRIX = 2

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from service.bounds.operators.smooth import Smooth
+from service.bounds.operators.curve import CLOSE, CLOSE_SLOPE
+from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
-LOGARITHM = Smooth(torch.log, torch.reciprocal, defined=lambda bounds: bounds.lower > 0, inside=1.0)
+
+class Logarithm(SmoothActivation):
+    """``aten.log``."""
+
+    function = SmoothFunction(
+        torch.log, torch.reciprocal, CLOSE, CLOSE_SLOPE, defined=lambda bounds: bounds.lower > 0, inside=1.0
+    )

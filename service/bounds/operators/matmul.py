@@ -15,11 +15,13 @@ from service.bounds.exchange import Exchange
 from service.bounds.fused import pull_matrices, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings, Step, largest, planes_step, repeats, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.linear import Affine, AffineOperator, constant_only
 from service.bounds.operators.mul import Bilinear
-from service.bounds.relaxation import Family
+from service.bounds.relaxation import Family, Relaxed
+from service.bounds.rounding import TINY, gamma, magnitude, widened
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ class MatrixFromLeft(LinearOperator):
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((unbroadcast(node.constant("self").mT @ coefficients, node.input_shapes[0]),))
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(max(node.constant("self").shape[-2:]) + repeats(node) + 8)
+
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+        return widened_by_magnitude(node, computed, *self.error(node, inputs, exchange))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +107,15 @@ class MatrixOfTwo(Bilinear):
             return _BlendedTerms.of(node, x, y)
         start = x.lower.new_zeros(len(x.lower), *node.shape)
         return _BlendedMatrices(x, y, node.input_shapes, (start, start))
+
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        sizes = largest(lambda ends: self.interval(node, ends, exchange), [magnitude(each) for each in inputs])
+        error = gamma(node.input_shapes[0][-1] + 12) * sizes + node.size * 4 * TINY
+        return widened(self.interval(node, inputs, exchange), error, error).without_nan()
+
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
+        longest = sum(node.shape[-2:]) + node.input_shapes[0][-1]
+        return planes_step(node, inputs, lambda ends: self.interval(node, ends, Exchange()), chosen, longest)
 
 
 MOST_PRODUCTS = 2**13

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.bounds.operators.smooth import Smooth
+from service.bounds.operators.curve import LEVEL_SLOPE
+from service.bounds.operators.silu import gate_error
+from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 MINIMUM = -1.1924312145154952  # the only zero of the derivative
 TURNING = (-2.256376396360793, 1.4905711794854285)  # the zeros of the second derivative
@@ -31,10 +33,15 @@ def _derivative(z: Tensor) -> Tensor:
     return inner + z * rest * (1 + inner) * torch.sigmoid(z)
 
 
-MISH = Smooth(
-    _mish,
-    _derivative,
-    stationary=(MINIMUM,),
-    turning=TURNING,
-    knots=(-8.0, -4.0, -2.2, MINIMUM, 0.0, 1.5, 4.0),
-)
+class Mish(SmoothActivation):
+    """``aten.mish``."""
+
+    function = SmoothFunction(
+        _mish,
+        _derivative,
+        gate_error,
+        LEVEL_SLOPE,
+        stationary=(MINIMUM,),
+        turning=TURNING,
+        knots=(-8.0, -4.0, -2.2, MINIMUM, 0.0, 1.5, 4.0),
+    )

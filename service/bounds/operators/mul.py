@@ -16,9 +16,11 @@ from service.bounds.exchange import Exchange
 from service.bounds.fused import pull_products, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings, Step, planes_step, repeats, signs_kept, widened_by_term
 from service.bounds.operators.base import LinearOperator, NonlinearOperator, Pulled
 from service.bounds.operators.broadcasting import operand, unbroadcast
-from service.bounds.relaxation import Family
+from service.bounds.relaxation import Family, Relaxed
+from service.bounds.rounding import TINY, widened
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,14 @@ class Multiple(LinearOperator):
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         scaled = coefficients * self._factor(node, coefficients)
         return Pulled((unbroadcast(scaled, node.input_shapes[0]),))
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(repeats(node) + 4)
+
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+        # A negative factor exchanges the ends.
+        sizes = computed.lower.abs(), computed.upper.abs()
+        return widened_by_term(node, inputs, computed, lambda ends: self.interval(node, ends, exchange), sizes)
 
 
 class Bilinear(NonlinearOperator):
@@ -99,6 +109,13 @@ class Product(Bilinear):
         left, right = (each.map(lambda end: _stretched(end, node.shape)) for each in bounds)
         start = torch.zeros_like(left.lower)
         return _BlendedProduct(left, right, node.input_shapes, (start,))
+
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        found = widened(self.interval(node, inputs, exchange), 4 * TINY, 4 * TINY)
+        return signs_kept(inputs, found, lambda ends: self.interval(node, ends, exchange)).without_nan()
+
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
+        return planes_step(node, inputs, lambda ends: self.interval(node, ends, Exchange()), chosen, 1)
 
 
 @dataclass(frozen=True, eq=False)

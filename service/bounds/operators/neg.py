@@ -10,6 +10,7 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.add import scaled_by
+from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
 
 
@@ -23,3 +24,6 @@ class Negation(LinearOperator):
 
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         return Pulled((-coefficients,))
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings()

@@ -10,6 +10,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
 
 
@@ -31,3 +32,6 @@ class Pad(LinearOperator):
             return Pulled((through,))
         around = torch.nn.functional.pad(coefficients.new_zeros(node.input_shapes[0]), pad, value=value)
         return Pulled((through,), coefficients.flatten(2) @ around.flatten())
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(bias=node.size if node.arguments["value"] else 0)

@@ -9,6 +9,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.dimensions import dimensions_of
 
@@ -24,3 +25,6 @@ class Permute(LinearOperator):
         inverse = sorted(range(len(order)), key=order.__getitem__)
         # Rows stand between the batch and the instance's own dimensions.
         return Pulled((coefficients.permute(0, 1, *(position + 1 for position in inverse[1:])),))
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 
 import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
-from service.bounds.operators.smooth import Parametric, Smooth
+from service.bounds.operators.curve import CLOSE, POWER_SLOPE
+from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
 @cache
-def power(exponent: float) -> Smooth:
+def power(exponent: float) -> SmoothFunction:
     """``z^exponent``. Away from 0 its derivative is monotone; at 0 it turns for odd exponents only.
 
     A fraction of a negative number is none, nor has a negative power a value at 0: such intervals have no bounds.
@@ -25,24 +27,28 @@ def power(exponent: float) -> Smooth:
     def derivative(z: Tensor) -> Tensor:
         return exponent * torch.pow(z, exponent - 1) if exponent else torch.zeros_like(z)
 
-    whole = exponent == int(exponent)
-    if whole and exponent >= 0:
-        odd = int(exponent) % 2 == 1
-        return Smooth(function, derivative, stationary=(0.0,), turning=(0.0,) if odd else ())
-    if whole:
-        return Smooth(function, derivative, defined=lambda bounds: (bounds.lower > 0) | (bounds.upper < 0), inside=1.0)
-    if exponent > 1:
-        return Smooth(function, derivative, defined=lambda bounds: bounds.lower >= 0, inside=1.0)
+    even_or_broken = exponent % 2 != 1
+    smooth = SmoothFunction(function, derivative, CLOSE, POWER_SLOPE, least=0.0 if even_or_broken else -inf, inside=1.0)
+    if exponent == int(exponent):
+        if exponent >= 0:
+            turning = () if even_or_broken else (0.0,)
+            return replace(smooth, stationary=(0.0,), turning=turning, inside=0.0)
+        return replace(smooth, defined=lambda bounds: (bounds.lower > 0) | (bounds.upper < 0))
     if exponent < 0:
-        return Smooth(function, derivative, defined=lambda bounds: bounds.lower > 0, inside=1.0)
+        return replace(smooth, defined=lambda bounds: bounds.lower > 0)
+    smooth = replace(smooth, defined=lambda bounds: bounds.lower >= 0)
+    if exponent > 1:
+        return smooth
     # A root is infinitely steep at 0; on the first 1e-30 it rises by less than rounding, so a finite slope will do.
-    return Smooth(
-        function, lambda z: derivative(z.clamp(min=1e-30)), defined=lambda bounds: bounds.lower >= 0, inside=1.0
-    )
+    return replace(smooth, derivative=lambda z: derivative(z.clamp(min=STEEPEST)), first_tangent=STEEPEST)
+
+
+STEEPEST = 1e-30
+"""Where a root is taken to be steepest."""
 
 
 @dataclass(frozen=True)
-class Power(Parametric):
+class Power(SmoothActivation):
     """``aten.pow(self, exponent)``, or the power of a node without the argument."""
 
     exponent: float | None = None
@@ -55,5 +61,5 @@ class Power(Parametric):
     def exponent_of(self, node: Node) -> float:
         return float(node.arguments["exponent"] if self.exponent is None else self.exponent)
 
-    def smooth(self, node: Node) -> Smooth:
+    def smooth(self, node: Node) -> SmoothFunction:
         return power(self.exponent_of(node))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -13,12 +14,12 @@ from service.bounds.exchange import Exchange
 from service.bounds.fused import FreeSlopes, Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.base import Activation
+from service.bounds.operators.curve import Curve, CurveActivation, exact, relative
 from service.bounds.relaxation import Family, Lines, Relaxation, Single
 from service.bounds.windows import Windows
 
 
-class LeakyRelu(Activation):
+class LeakyRelu(CurveActivation):
     """``max(z, 0) + a·min(z, 0)`` with 0 ≤ a ≤ 1; ReLU is a = 0.
 
     For l < 0 < u the upper line is the chord; the lower line goes through the origin with slope 1 where u > −l,
@@ -35,6 +36,15 @@ class LeakyRelu(Activation):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         slope = self.negative_slope(node)
         return inputs[0].map(lambda end: end.clamp(min=0) + slope * end.clamp(max=0) if slope else end.clamp(min=0))
+
+    def curve(self, node: Node) -> Curve:
+        below = self.negative_slope(node)
+        error = exact if below in (-1.0, 0.0, 1.0) else relative(1)
+
+        def function(z: Tensor) -> Tensor:
+            return torch.where(z >= 0, z, below * z)
+
+        return Curve(function, error, turning=(0.0,), stationary=(0.0,), least=0.0 if below <= 0 else -inf)
 
     def improvable(self, node: Node, bounds: Interval) -> Tensor:
         return (bounds.lower < 0) & (bounds.upper > 0)

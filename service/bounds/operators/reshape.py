@@ -9,6 +9,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
 from service.bounds.windows import Windows, image_of
 
@@ -28,3 +29,6 @@ class Reshape(LinearOperator):
     def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
         alike = image_of(node.input_shapes[0]) == image_of(node.shape) is not None
         return Pulled((windows,)) if alike else None
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings()

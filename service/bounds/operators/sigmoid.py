@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.bounds.operators.smooth import Smooth
+from service.bounds.operators.curve import CLOSE, LEVEL_SLOPE
+from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
 def _derivative(z: Tensor) -> Tensor:
@@ -13,4 +14,16 @@ def _derivative(z: Tensor) -> Tensor:
     return value * (1 - value)
 
 
-SIGMOID = Smooth(torch.sigmoid, _derivative, turning=(0.0,), knots=(-8.0, -4.0, -2.0, -1.0, 1.0, 2.0, 4.0, 8.0))
+class Sigmoid(SmoothActivation):
+    """``aten.sigmoid``."""
+
+    function = SmoothFunction(
+        torch.sigmoid,
+        _derivative,
+        CLOSE,
+        LEVEL_SLOPE,
+        turning=(0.0,),
+        knots=(-8.0, -4.0, -2.0, -1.0, 1.0, 2.0, 4.0, 8.0),
+        least=0.0,
+        greatest=1.0,
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import pi
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,16 +13,17 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.base import Activation
-from service.bounds.operators.smooth import Smooth
+from service.bounds.operators.curve import LEVEL_SLOPE
+from service.bounds.operators.smooth import SmoothFunction
 from service.bounds.operators.table import LineTable
 from service.bounds.relaxation import Family, Relaxation
+from service.bounds.rounding import UNIT
 
 
-@dataclass(frozen=True)
 class Periodic(Activation):
     """A function of period 2π between −1 and 1 whose slope is at most 1; ``around_zero`` is right on [−2π, 2π]."""
 
-    around_zero: Smooth
+    around_zero: ClassVar[SmoothFunction]
 
     def shifted(self, bounds: Interval) -> tuple[Interval, Tensor, Tensor, Tensor]:
         """The interval moved by whole periods to around 0, the shift, its rounding error, and where it is too wide."""
@@ -48,13 +49,31 @@ class Periodic(Activation):
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
         inner, *moved = self.shifted(bounds)
-        return _moved_back(self.around_zero.relax(node, inner), *moved)
+        return _moved_back(self.around_zero.relax(inner), *moved)
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         inner, *moved = self.shifted(bounds[0])
-        lines = self.around_zero.lines(self.around_zero.relax(node, inner), inner)
+        lines = self.around_zero.lines(self.around_zero.relax(inner), inner)
         lines = _moved_back(lines, *(each.unsqueeze(1) for each in moved))
         return LineTable.of(lines, torch.full_like(bounds[0].lower, 0.5))
+
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return self.interval(node, inputs, exchange).without_nan()
+
+    def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
+        """Around 0, then moved back: the shift is a rounded multiple of 2π, and the function no steeper than 1."""
+        inner, shift, error, wide = self.shifted(bounds)
+        near = self.around_zero.curve.lines(inner, lower_slope, upper_slope)
+        assert near.lower_intercept is not None
+        assert near.upper_intercept is not None
+        zero = torch.zeros_like(near.lower_slope)
+        slack = 2 * error * (2 + near.lower_slope.abs() + near.upper_slope.abs())
+        return Relaxation(
+            torch.where(wide, zero, near.lower_slope),
+            torch.where(wide, zero, near.upper_slope),
+            torch.where(wide, zero - 1, near.lower_intercept - near.lower_slope * shift - slack),
+            torch.where(wide, zero + 1, near.upper_intercept - near.upper_slope * shift + slack),
+        )
 
 
 def _moved_back(lines: Relaxation, shift: Tensor, error: Tensor, wide: Tensor) -> Relaxation:
@@ -75,5 +94,29 @@ def _multiples(first: float) -> tuple[float, ...]:
     return tuple(first + count * pi for count in range(-3, 4) if abs(first + count * pi) < 2 * pi + 0.1)
 
 
-SINE = Periodic(Smooth(torch.sin, torch.cos, stationary=_multiples(pi / 2), turning=_multiples(0.0)))
-COSINE = Periodic(Smooth(torch.cos, lambda z: -torch.sin(z), stationary=_multiples(0.0), turning=_multiples(pi / 2)))
+def _error(z: Tensor, computed: Tensor) -> Tensor:
+    """Turning points are multiples of π, rounded: between them and the true ones f bends by nothing that counts."""
+    return 16 * UNIT * computed.abs() + 1e-40
+
+
+class Sine(Periodic):
+    """``aten.sin``."""
+
+    around_zero = SmoothFunction(
+        torch.sin, torch.cos, _error, LEVEL_SLOPE, _multiples(pi / 2), _multiples(0.0), least=-1.0, greatest=1.0
+    )
+
+
+class Cosine(Periodic):
+    """``aten.cos``."""
+
+    around_zero = SmoothFunction(
+        torch.cos,
+        lambda z: -torch.sin(z),
+        _error,
+        LEVEL_SLOPE,
+        _multiples(0.0),
+        _multiples(pi / 2),
+        least=-1.0,
+        greatest=1.0,
+    )

@@ -9,6 +9,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.dimensions import dimension_of
 
@@ -42,6 +43,9 @@ class Slice(LinearOperator):
         whole[(slice(None), slice(None), *self._index(node))] = coefficients
         return Pulled((whole,))
 
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings()
+
 
 class Select(LinearOperator):
     """``aten.index_select(self, dim, index)`` with constant indices, which may repeat."""
@@ -57,3 +61,6 @@ class Select(LinearOperator):
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
         return Pulled((whole.index_add(dimension_of(node) + 1, node.constant("index"), coefficients),))
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(len(node.constant("index")))

@@ -7,9 +7,11 @@ So any slope, also an optimised one, gives a sound line.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.base import Activation
+from service.bounds.operators.curve import Curve, CurveActivation, Error, Function
 from service.bounds.operators.table import LineTable
 from service.bounds.relaxation import Family, Lines, Relaxation
 
@@ -28,34 +30,49 @@ PAIRS = 2**24
 """Entries of a table of chords, of which there are as many as pairs of points."""
 BISECTIONS = {torch.float64: 24, torch.float32: 12, torch.float16: 6, torch.bfloat16: 6}
 """A bracket of ``2^−n`` of a piece costs a line about ``4^−n`` of the function's range there."""
-Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Smooth(Activation):
+class SmoothFunction:
     """``function`` with its ``derivative``.
 
-    ``stationary`` are the zeros of the derivative, ``turning`` the points where the derivative stops rising or
-    falling (inflections of the function); both complete and ascending. ``knots`` are extra abscissae at which the
-    function bends, used only to choose slopes. ``accepts`` refuses a node by its arguments. ``defined`` tells which
-    intervals lie in the function's domain (all, when it is absent): others have no finite bounds, since the function
-    may have no value there. ``inside`` is a point of the domain.
+    ``value_error`` and ``slope_error`` are what their float64 evaluations may be off by. ``stationary`` are the zeros
+    of the derivative, ``turning`` the points where the derivative stops rising or falling (inflections of the
+    function); both complete and ascending. ``knots`` are extra abscissae at which the function bends, used only to
+    choose slopes. ``least`` and ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the function's
+    domain (all, when it is absent): others have no finite bounds, since the function may have no value there.
+    ``inside`` is a point of the domain. Rigorous tangents are taken at ``first_tangent`` or above.
     """
 
     function: Function
     derivative: Function
+    value_error: Error
+    slope_error: Error
     stationary: tuple[float, ...] = ()
     turning: tuple[float, ...] = ()
     knots: tuple[float, ...] = ()
-    accepts: Callable[[Node], str | None] = lambda node: None
+    least: float = -inf
+    greatest: float = inf
     defined: Callable[[Interval], Tensor] | None = None
     inside: float = 0.0
+    first_tangent: float = -inf
 
-    def refusal(self, node: Node) -> str | None:
-        return super().refusal(node) or self.accepts(node)
-
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return self.range(inputs[0])
+    @cached_property
+    def curve(self) -> Curve:
+        """The function as the rigorous bounds evaluate it."""
+        return Curve(
+            self.function,
+            self.value_error,
+            self.derivative,
+            self.slope_error,
+            self.turning,
+            self.stationary,
+            self.least,
+            self.greatest,
+            self.defined,
+            self.inside,
+            self.first_tangent,
+        )
 
     def range(self, bounds: Interval) -> Interval:
         """Least and greatest value: at the ends, or at a stationary point within."""
@@ -74,23 +91,20 @@ class Smooth(Activation):
         """``bounds``, or a point at which everything has a value."""
         return bounds.map(lambda end: torch.where(usable, end, torch.full_like(end, self.inside)))
 
-    def improvable(self, node: Node, bounds: Interval) -> Tensor:
-        return bounds.upper > bounds.lower
-
     def _usable(self, bounds: Interval) -> Tensor:
         finite = (bounds.lower > -torch.inf) & (bounds.upper < torch.inf)
         return finite if self.defined is None else finite & self.defined(bounds)
 
-    def relax(self, node: Node, bounds: Interval) -> Relaxation:
+    def relax(self, bounds: Interval) -> Relaxation:
         lower_slope, upper_slope = self._slopes(self._where(self._usable(bounds), bounds))
         return self.with_slopes(bounds, lower_slope, upper_slope)
 
-    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+    def family(self, bounds: Interval) -> Family:
         """Where the derivative is monotone throughout, tangents and the chord; else lines of a table."""
-        plain = self.relax(node, bounds[0])
+        plain = self.relax(bounds)
         if not self.turning:
-            return _Tangents.of(self, plain, bounds[0])
-        return LineTable.of(self.lines(plain, bounds[0]), torch.full_like(bounds[0].lower, 0.5))
+            return _Tangents.of(self, plain, bounds)
+        return LineTable.of(self.lines(plain, bounds), torch.full_like(bounds.lower, 0.5))
 
     def lines(self, plain: Relaxation, bounds: Interval) -> Relaxation:
         """Lines ``(batch, STEPS, *shape)`` that touch the envelopes from one end of the interval to the other.
@@ -201,7 +215,7 @@ class _Tangents:
     ``plain`` are lines for entries whose interval is not ``usable``.
     """
 
-    smooth: Smooth
+    smooth: SmoothFunction
     bounds: Interval
     usable: Tensor
     convex: Tensor
@@ -211,7 +225,7 @@ class _Tangents:
     start: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, smooth: Smooth, plain: Relaxation, bounds: Interval) -> _Tangents:
+    def of(cls, smooth: SmoothFunction, plain: Relaxation, bounds: Interval) -> _Tangents:
         usable = smooth._usable(bounds)
         inside = smooth._where(usable, bounds)
         low, high = smooth.function(inside.lower), smooth.function(inside.upper)
@@ -297,21 +311,26 @@ def _spread(first: Tensor, middle: Tensor, last: Tensor) -> Tensor:
     return torch.cat([before, after[:, 1:]], dim=1)
 
 
-class Parametric(Activation):
-    """Each node has a :class:`Smooth` function of its own."""
+class SmoothActivation(CurveActivation):
+    """An operator of a :class:`SmoothFunction`, the same in every node unless :meth:`smooth` says otherwise."""
 
-    @abstractmethod
-    def smooth(self, node: Node) -> Smooth:
+    function: ClassVar[SmoothFunction]
+
+    def smooth(self, node: Node) -> SmoothFunction:
         """The function of a node."""
+        return self.function
+
+    def curve(self, node: Node) -> Curve:
+        return self.smooth(node).curve
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return self.smooth(node).interval(node, inputs, exchange)
+        return self.smooth(node).range(inputs[0])
 
     def improvable(self, node: Node, bounds: Interval) -> Tensor:
-        return self.smooth(node).improvable(node, bounds)
+        return bounds.upper > bounds.lower
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
-        return self.smooth(node).relax(node, bounds)
+        return self.smooth(node).relax(bounds)
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        return self.smooth(node).family(node, bounds)
+        return self.smooth(node).family(bounds[0])

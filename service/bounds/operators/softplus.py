@@ -8,24 +8,30 @@ import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
-from service.bounds.operators.smooth import Parametric, Smooth
+from service.bounds.operators.curve import LEVEL_SLOPE
+from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
+from service.bounds.rounding import UNIT
 
 SHORTCUT = 20.0
 """torch gives z itself where ``β z`` is more; the difference is under ``exp(−20)``."""
 
 
 @cache
-def softplus(beta: float) -> Smooth:
+def softplus(beta: float) -> SmoothFunction:
     def function(z: Tensor) -> Tensor:
         return torch.logaddexp(z * beta, torch.zeros_like(z)) / beta
 
     def derivative(z: Tensor) -> Tensor:
         return torch.sigmoid(z * beta)
 
-    return Smooth(function, derivative, knots=tuple(knot / beta for knot in (-8.0, -4.0, -2.0, 0.0, 2.0, 4.0, 8.0)))
+    def error(z: Tensor, computed: Tensor) -> Tensor:
+        return 32 * UNIT * computed.abs() * (1 + (beta * z).abs()) + 1e-300
+
+    knots = tuple(knot / beta for knot in (-8.0, -4.0, -2.0, 0.0, 2.0, 4.0, 8.0))
+    return SmoothFunction(function, derivative, error, LEVEL_SLOPE, knots=knots, least=0.0)
 
 
-class Softplus(Parametric):
+class Softplus(SmoothActivation):
     """``aten.softplus(self, beta, threshold)`` as a function of the reals, without its numerical shortcut."""
 
     def refusal(self, node: Node) -> str | None:
@@ -34,5 +40,5 @@ class Softplus(Parametric):
             return f"its beta {beta} and threshold {threshold} are not positive and at least {SHORTCUT}"
         return super().refusal(node)
 
-    def smooth(self, node: Node) -> Smooth:
+    def smooth(self, node: Node) -> SmoothFunction:
         return softplus(float(node.arguments["beta"]))

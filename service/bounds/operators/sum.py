@@ -11,7 +11,9 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings, widened_by_term
 from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.rounding import magnitude
 
 
 @dataclass(frozen=True)
@@ -46,3 +48,13 @@ class Sum(LinearOperator):
         kept = [1 if index + 1 in self._over(node) else length for index, length in enumerate(shape)]
         spread = coefficients.reshape(*coefficients.shape[:2], *kept) * self._scale(node)
         return Pulled((spread.expand(*coefficients.shape[:2], *shape),))
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(4)
+
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+        def propagate(ends: Sequence[Interval]) -> Interval:
+            return self.interval(node, ends, exchange)
+
+        below, above = (magnitude(propagate([Interval.point(end.abs())])) for end in (inputs[0].lower, inputs[0].upper))
+        return widened_by_term(node, inputs, computed, propagate, (below, above))

@@ -5,11 +5,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.bounds.operators.smooth import Smooth
+from service.bounds.operators.curve import CLOSE, LEVEL_SLOPE
+from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
 def _derivative(z: Tensor) -> Tensor:
     return 1 - torch.tanh(z).square()
 
 
-TANH = Smooth(torch.tanh, _derivative, turning=(0.0,), knots=(-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0))
+class Tanh(SmoothActivation):
+    """``aten.tanh``."""
+
+    function = SmoothFunction(
+        torch.tanh,
+        _derivative,
+        CLOSE,
+        LEVEL_SLOPE,
+        turning=(0.0,),
+        knots=(-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0),
+        least=-1.0,
+        greatest=1.0,
+    )

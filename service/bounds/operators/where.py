@@ -10,6 +10,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Roundings, has_constant, repeats
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.broadcasting import operand, unbroadcast
 
@@ -49,3 +50,6 @@ class Where(LinearOperator):
                 terms = part * operand(node, name, coefficients)
                 bias = torch.where(part == 0, torch.zeros_like(terms), terms).flatten(2).sum(dim=2)
         return Pulled(tuple(pulled), bias)
+
+    def roundings(self, node: Node) -> Roundings:
+        return Roundings(repeats(node), node.size + 2 if has_constant(node, "self", "other") else 0)

@@ -22,12 +22,12 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
+from service.bounds.operators.allowance import Step
 from service.bounds.operators.base import Coefficients, EnteringCollective, LinearOperator, Pulled, UnitRows
 from service.bounds.operators.collectives import Begin, End
-from service.bounds.rigorous.rounding import TINY, UNIT, down, gamma, magnitude, up
-from service.bounds.rigorous.steps import Step
 from service.bounds.rigorous.sums import charge, least_in, weighted
 from service.bounds.rigorous.tally import Tallies, Tally
+from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude, up
 from service.bounds.shares import asked, filled, own_share
 
 Answer = Callable[[Tensor, bool], Tensor]

@@ -15,11 +15,11 @@ from service.bounds.interval import Interval
 from service.bounds.memory import in_parts
 from service.bounds.methods.base import Effort, affordable
 from service.bounds.network import Network
-from service.bounds.operators import OPERATORS
-from service.bounds.operators.base import Coefficients, NonlinearOperator, UnitRows
+from service.bounds.operators import LINEAR, NONLINEAR, OPERATORS
+from service.bounds.operators.allowance import Step
+from service.bounds.operators.base import Coefficients, UnitRows
 from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.optimised import Climbed
-from service.bounds.rigorous.steps import Step, interval, linear_step, nonlinear_step, refuse_unknown
 
 Bounding = Callable[[RigorousPass, str, Coefficients], Tensor]
 """``(pass, node, rows)`` to rigorous lower bounds ``(batch, rows)`` of rows of the node's value."""
@@ -91,8 +91,7 @@ def rigorous_crown(
     the inputs of non-linear nodes, by name, to the part of the box where they hold: a branch of a search, not a claim.
     Of a network that is divided over ranks, sums over the ranks are accounted for too; all ranks call it.
 
-    Raises ``ValueError`` for a box of another type,
-    :class:`~service.bounds.graph.UnsupportedModelError` for an operator whose rounding is not known.
+    Raises ``ValueError`` for a box of another type.
     """
     return _analysed(network, box, effort, RigorousPass.lower_bounds, _relaxed(network), within=within)
 
@@ -127,10 +126,9 @@ def rigorous_lower_bounds(network: Network, box: Interval, rows: Tensor, effort:
     return rigorous_crown(network, box, effort or Effort()).lower_bounds(rows)
 
 
-def _check(network: Network, box: Interval) -> None:
+def _check(box: Interval) -> None:
     if box.lower.dtype != torch.float64 or box.upper.dtype != torch.float64:
         raise ValueError(f"rigorous bounds need a float64 network and box, got a box of {box.lower.dtype}")
-    refuse_unknown(network.graph)
 
 
 def _smaller(effort: Effort) -> Effort:
@@ -159,7 +157,7 @@ def _analysed(
     within: Mapping[str, tuple[Interval, ...]] | None = None,
 ) -> RigorousAnalysis:
     """``linear`` are the values that get linear bounds where these matter, by ``bounding``, beside their intervals."""
-    _check(network, box)
+    _check(box)
     effort = affordable(network, box, effort)
     intervals = {network.graph.input.name: box}
     steps: dict[str, Step] = {}
@@ -171,8 +169,8 @@ def _analysed(
     given = {network.graph.input.name} if network.before is None else set()
     left, met = set(linear) - given, set(given)
     for node in network.graph.nodes[1:]:
-        operator = OPERATORS[node.operator]
-        if isinstance(operator, NonlinearOperator):
+        nonlinear = NONLINEAR.get(node.operator)
+        if nonlinear is not None:
             branch = within.get(node.name) if within else None
             for index, name in enumerate(node.inputs):
                 if name not in met:
@@ -185,11 +183,12 @@ def _analysed(
                 if branch is not None:
                     intervals[name] = _confined(intervals[name], branch[index])
             bounds = [intervals[name] for name in node.inputs]
-            steps[node.name] = nonlinear_step(node, bounds, operator.relax_on(node, bounds))
+            steps[node.name] = nonlinear.rigorous_step(node, bounds, nonlinear.relax_on(node, bounds))
         else:
-            steps[node.name] = linear_step(node, [intervals[name] for name in node.inputs], network.exchange)
+            bounds = [intervals[name] for name in node.inputs]
+            steps[node.name] = LINEAR[node.operator].rigorous_step(node, bounds, network.exchange)
         with plain_convolutions():
-            intervals[node.name] = interval(node, [intervals[name] for name in node.inputs], network.exchange)
+            intervals[node.name] = OPERATORS[node.operator].rigorous_interval(node, bounds, network.exchange)
             if node.name in of_a_ball:
                 everything = torch.ones(len(box.lower), node.size, dtype=torch.bool, device=box.lower.device)
                 intervals[node.name] = _bounded(walk, bounding, node.name, everything, effort)

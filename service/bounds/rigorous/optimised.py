@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from service.bounds.operators import NONLINEAR
+from service.bounds.operators.allowance import Step
 from service.bounds.operators.base import Coefficients, UnitRows
 from service.bounds.optimise import Ascending, Ascent, Climber, Families
 from service.bounds.rigorous.backward import RigorousPass
-from service.bounds.rigorous.steps import Step, nonlinear_step
 
 
 @dataclass(frozen=True)
@@ -50,5 +51,6 @@ def _steps(walk: RigorousPass, climber: Ascending) -> dict[str, Step]:
             node = walk.network.nodes[name]
             inputs = [walk.intervals[each] for each in node.inputs]
             parameters = tuple(each.detach() for each in chosen.parameters)
-            found[name] = nonlinear_step(node, inputs, chosen.family.member(parameters), parameters[0].shape[1])
+            member = chosen.family.member(parameters)
+            found[name] = NONLINEAR[node.operator].rigorous_step(node, inputs, member, parameters[0].shape[1])
     return found

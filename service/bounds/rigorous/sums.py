@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from service.bounds.ball import Ball
+from service.bounds.operators.allowance import Step
 from service.bounds.operators.base import Coefficients, UnitRows
-from service.bounds.rigorous.rounding import down, gamma
-from service.bounds.rigorous.steps import Step
+from service.bounds.rounding import down, gamma
 
 
 def least_in(ball: Ball, coefficients: Tensor) -> Tensor:

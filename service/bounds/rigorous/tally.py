@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.rigorous.rounding import TINY, down, gamma
+from service.bounds.rounding import TINY, down, gamma
 
 
 @dataclass(eq=False)

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.bounds.operators import NONLINEAR
+from service.bounds.operators.allowance import Step
 from service.bounds.relaxation import Relaxed
 from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.method import plain_convolutions
-from service.bounds.rigorous.rounding import UNIT, gamma, magnitude
-from service.bounds.rigorous.steps import Step, nonlinear_step
+from service.bounds.rounding import UNIT, gamma, magnitude
 from service.bounds.split import Multipliers, Splits
 from service.bounds.stages import Line
 from service.verification.search.bounding import Bounding
@@ -77,7 +78,7 @@ class Certificates:
 
     def _own(self, name: str, intervals: Mapping[str, Interval], relaxed: Relaxed) -> Step:
         node = self.bounding.network.nodes[name]
-        return nonlinear_step(node, [intervals[each] for each in node.inputs], relaxed)
+        return NONLINEAR[node.operator].rigorous_step(node, [intervals[each] for each in node.inputs], relaxed)
 
     def _combined(self, walk: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
         """Of ``Σ w·(row·y − offset)``: one that the weights single out is exact, the others are rounded."""

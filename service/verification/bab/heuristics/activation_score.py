@@ -14,7 +14,7 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
-from service.bounds.parts import Parts
+from service.bounds.operators.softmax import SoftmaxProduct
 from service.bounds.relaxation import Relaxation
 from service.bounds.split import Bent, Sites
 
@@ -96,7 +96,7 @@ class ActivationView:
         """Return the loss of each of the node's inputs, ``(times · n, *shape)``."""
         bounds = [self.closer.bounds[name] for name in node.inputs]
         arrived, operator = self.closer.coefficients[node.name].squeeze(1), self.network.operator_of(node)
-        if isinstance(operator, Parts):
+        if isinstance(operator, SoftmaxProduct):
             arrived = arrived - operator.middle(arrived.unsqueeze(1), operator.widths(bounds)).squeeze(1)
         if len(bounds) > 1:
             return [_repeated(loss, times) for loss in self._radius_shares(node, bounds, arrived)]

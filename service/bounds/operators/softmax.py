@@ -1,0 +1,98 @@
+"""The product of a softmax, ``x_i · (1 / Σ_j x_j)``, whose entries add up to one.
+
+A row of coefficients c over such entries is worth what c − m is, and m besides, for any number m. What relaxations lose
+grows with the size of the coefficients that pass through them, so m is chosen to leave little: the median of c, each
+entry weighted by its width, for which Σ w_i·|c_i − m| is least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.interval import Interval
+from service.bounds.operators.allowance import Step
+from service.bounds.operators.base import NonlinearOperator
+from service.bounds.relaxation import Family, Relaxed
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxProduct(NonlinearOperator):
+    """A ``product`` whose entries add up to one along ``axes``; the plain bounds know it, the rigorous ones do not."""
+
+    product: NonlinearOperator
+    axes: tuple[int, ...]
+
+    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return self.product.interval(node, inputs, exchange)
+
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return self.product.rigorous_interval(node, inputs, exchange)
+
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
+        return self.product.rigorous_step(node, inputs, chosen, rows)
+
+    def mixes(self, node: Node) -> bool:
+        return self.product.mixes(node)
+
+    def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
+        return self.product.improvable_on(node, bounds)
+
+    def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
+        return _Centred(self.product.relax_on(node, bounds), self, self.widths(bounds))
+
+    def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
+        return _CentredFamily(self.product.family(node, bounds), self, self.widths(bounds))
+
+    @staticmethod
+    def widths(bounds: Sequence[Interval]) -> Tensor:
+        """About how wide each entry is, ``(batch, *shape)``: only what is chosen depends on it."""
+        x, y = bounds
+        ends = torch.stack([x.lower * y.lower, x.lower * y.upper, x.upper * y.lower, x.upper * y.upper]).detach()
+        return (ends.amax(dim=0) - ends.amin(dim=0)).nan_to_num(nan=0.0, posinf=1.0)
+
+    def middle(self, coefficients: Tensor, widths: Tensor) -> Tensor:
+        """The weighted median of ``(b, rows, *shape)`` along the axes, which keep a length of 1."""
+        batch, count = max(len(coefficients), len(widths)), coefficients.shape[1]
+        coefficients = coefficients.expand(batch, *coefficients.shape[1:])
+        weights = widths.unsqueeze(1).expand(batch, count, *widths.shape[1:])
+        axes = [axis + 2 for axis in self.axes]
+        last = list(range(-len(axes), 0))
+        rows, weights = (each.movedim(axes, last).flatten(-len(axes)) for each in (coefficients, weights))
+        ascending, order = rows.sort(dim=-1)
+        below = weights.gather(-1, order).cumsum(dim=-1)
+        place = (below < below[..., -1:] / 2).sum(dim=-1, keepdim=True).clamp(max=rows.shape[-1] - 1)
+        found = ascending.gather(-1, place)
+        return found.reshape(*found.shape[:-1], *(1 for _ in axes)).movedim(last, axes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Centred:
+    relaxed: Relaxed
+    operator: SoftmaxProduct
+    widths: Tensor
+
+    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        middle = self.operator.middle(coefficients, self.widths)
+        pulled, bias = self.relaxed.pull(coefficients - middle)
+        constant = middle.flatten(2).sum(dim=2)
+        return pulled, constant if bias is None else bias + constant
+
+
+@dataclass(frozen=True, eq=False)
+class _CentredFamily:
+    family: Family
+    operator: SoftmaxProduct
+    widths: Tensor
+
+    @property
+    def start(self) -> tuple[Tensor, ...]:
+        return self.family.start
+
+    def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
+        return _Centred(self.family.member(parameters), self.operator, self.widths)
