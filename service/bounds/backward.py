@@ -17,11 +17,8 @@ from service.bounds.fused import Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Climbing, Network
-from service.bounds.operators import OPERATORS
-from service.bounds.operators.base import Carried, Coefficients, EnteringCollective, LinearOperator, Pulled, UnitRows
-from service.bounds.operators.collectives import Begin, End
-from service.bounds.operators.linear import AffineOperator
-from service.bounds.operators.reshape import Reshape
+from service.bounds.operators import LINEAR
+from service.bounds.operators.base import Carried, Coefficients, Pulled, UnitRows
 from service.bounds.relaxation import Picking, Relaxed, Windowed
 from service.bounds.shares import asked, filled, own_share
 from service.bounds.windows import Windows, image_of
@@ -111,17 +108,17 @@ class Pass:
 
     def _step(self, biases: _Biases, pending: dict[str, Pending], node: Node, waiting: Pending) -> None:
         """Through one node; what was only on the way is dropped before the next."""
-        operator = OPERATORS[node.operator]
-        onto = self._growing(pending.get(node.inputs[0]), waiting)
-        if onto is not None and isinstance(operator, AffineOperator) and isinstance(waiting.coefficients, Tensor):
-            bias = operator.pull_onto(node, waiting.coefficients, onto)
+        linear = LINEAR.get(node.operator)
+        fresh = linear is not None and linear.accumulates
+        onto = self._growing(pending.get(node.inputs[0]), waiting) if fresh else None
+        if linear is not None and onto is not None and isinstance(waiting.coefficients, Tensor):
+            bias = linear.pull_onto(node, waiting.coefficients, onto)
             if bias is not None:
                 self._account(biases, node, waiting.own, bias)
             return
         pulled, rows_own, still_own = self._pull(node, waiting)
         if pulled.bias is not None:
             self._account(biases, node, rows_own, pulled.bias)
-        fresh = isinstance(operator, AffineOperator)
         for name, coefficients in zip(node.inputs, pulled.coefficients, strict=True):
             pending[name] = self._joined(name, pending.get(name), Pending(coefficients, still_own, fresh))
 
@@ -158,17 +155,18 @@ class Pass:
 
     def _pull_units(self, node: Node, coefficients: Carried) -> Pulled | None:
         """The step for rows of the identity or of a constant matrix; ``None`` where they are not, or must be made."""
-        operator = OPERATORS[node.operator]
         if isinstance(coefficients, Picked):
             return self._pull_picked(node, coefficients)
-        if not isinstance(operator, LinearOperator) or not isinstance(coefficients, UnitRows):
+        linear = LINEAR.get(node.operator)
+        if linear is None or not isinstance(coefficients, UnitRows):
             return None
-        return operator.pull_units(node, coefficients, self.network.exchange)
+        return linear.pull_units(node, coefficients, self.network.exchange)
 
     def _pull_picked(self, node: Node, rows: Picked) -> Pulled | None:
-        if isinstance(OPERATORS[node.operator], Reshape):
-            return Pulled((rows,))
-        relaxed = self.relaxations.get(node.name)
+        linear = LINEAR.get(node.operator)
+        if linear is not None:
+            return linear.pull_picked(node, rows)
+        relaxed = self.relaxations[node.name]
         found = relaxed.pull_picked(rows) if isinstance(relaxed, Picking) else None
         return None if found is None else Pulled(*found)
 
@@ -178,38 +176,33 @@ class Pass:
             coefficients = coefficients.windows(node.shape, self.intervals[self.network.graph.input.name].lower)
         if not isinstance(coefficients, Windows) or not coefficients.is_smaller(node.shape):
             return None
-        operator = OPERATORS[node.operator]
-        if isinstance(operator, LinearOperator):
-            return operator.pull_windows(node, coefficients)
+        linear = LINEAR.get(node.operator)
+        if linear is not None:
+            return linear.pull_windows(node, coefficients)
         relaxed = self.relaxations[node.name]
         found = relaxed.pull_windows(coefficients) if isinstance(relaxed, Windowed) else None
         return None if found is None else Pulled((found[0],), found[1])
 
     def _pull(self, node: Node, waiting: Pending) -> tuple[Pulled, bool, bool]:
         """The step through one node, and whether rows are this rank's alone at the node and before it."""
-        operator, exchange = OPERATORS[node.operator], self.network.exchange
+        linear, exchange = LINEAR.get(node.operator), self.network.exchange
         pulled = self._pull_units(node, waiting.coefficients)
         if pulled is None and exchange.axis.size == 1:
             pulled = self._pull_windows(node, waiting.coefficients)
         if pulled is not None:
             return pulled, waiting.own, waiting.own
         coefficients, own = self._settled(node, waiting)
-        if self.divided and isinstance(operator, Begin):
-            pull = operator.pull_kept if own else operator.pull_divided
-            return pull(node, coefficients, exchange), own, True
-        if isinstance(operator, End) and own:
-            return operator.pull_divided(node, coefficients, exchange), own, False
-        if isinstance(operator, EnteringCollective) and own:
-            return operator.pull_own(node, coefficients, exchange), own, False
+        if linear is not None and linear.crossing is not None:
+            pulled, still_own = linear.pull_rows(node, coefficients, exchange, own, self.divided)
+            return pulled, own, still_own
         return self._pull_dense(node, coefficients), own, own
 
     def _pull_dense(self, node: Node, coefficients: Tensor) -> Pulled:
-        operator = OPERATORS[node.operator]
-        if self.ascends and isinstance(operator, AffineOperator):
-            return operator.pull_in_ascent(node, coefficients)
-        if isinstance(operator, LinearOperator):
-            return operator.pull(node, coefficients, self.network.exchange)
-        return Pulled(*self.relaxations[node.name].pull(coefficients))
+        linear = LINEAR.get(node.operator)
+        if linear is None:
+            return Pulled(*self.relaxations[node.name].pull(coefficients))
+        pull = linear.pull_in_ascent if self.ascends else linear.pull
+        return pull(node, coefficients, self.network.exchange)
 
     def _settled(self, node: Node, waiting: Pending) -> tuple[Tensor, bool]:
         """Dense coefficients, of this rank's share of the rows where they are divided; whether they are its own."""

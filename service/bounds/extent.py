@@ -5,8 +5,6 @@ from __future__ import annotations
 from service.bounds.graph import Node
 from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.base import NonlinearOperator
-from service.bounds.operators.convolution import Convolution
 from service.bounds.windows import Pair, image_of
 
 Window = Pair | None
@@ -44,29 +42,9 @@ def _entries(node: Node, window: Window) -> int:
 
 
 def _earlier(node: Node, index: int, window: Window) -> Window:
-    operator = OPERATORS[node.operator]
     if window is None or image_of(node.input_shapes[index]) is None:
         return None
-    if isinstance(operator, Convolution):
-        return None if node.arguments["transposed"] else _grown(node, window)
-    alike = image_of(node.input_shapes[index]) == image_of(node.shape)
-    return (
-        window
-        if alike and (isinstance(operator, NonlinearOperator) or not operator.mixes(node) or len(node.inputs) > 1)
-        else None
-    )
-
-
-def _grown(node: Node, window: Pair) -> Pair:
-    stride, dilation = node.arguments["stride"], node.arguments["dilation"]
-    kernel = node.constant("weight").shape[2:]
-    grown = [
-        stride[min(axis, len(stride) - 1)] * (window[axis] - 1)
-        + dilation[min(axis, len(dilation) - 1)] * (kernel[axis] - 1)
-        + 1
-        for axis in (0, 1)
-    ]
-    return (grown[0], grown[1])
+    return OPERATORS[node.operator].window_before(node, index, window)
 
 
 def _around(first: Window, second: Window) -> Window:

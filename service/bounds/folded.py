@@ -14,8 +14,8 @@ from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.network import Network
-from service.bounds.operators import OPERATORS
-from service.bounds.operators.base import LinearOperator, NonlinearOperator
+from service.bounds.operators import LINEAR
+from service.bounds.operators.base import NonlinearOperator
 
 LARGEST = 2**22
 """Entries of all matrices together beyond which a network is not small."""
@@ -90,9 +90,7 @@ def _form(network: Network, name: str, sources: set[str], like: Tensor) -> Form:
         if node.name in sources:
             matrices[node.name] = coefficients.flatten(2)[0].contiguous()
             continue
-        operator = OPERATORS[node.operator]
-        assert isinstance(operator, LinearOperator)
-        pulled = operator.pull(node, coefficients, network.exchange)
+        pulled = LINEAR[node.operator].pull(node, coefficients, network.exchange)
         if pulled.bias is not None:
             bias = bias + pulled.bias[0]
         for source, each in zip(node.inputs, pulled.coefficients, strict=True):

@@ -19,9 +19,8 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.methods.base import Effort, parts_of_rows, passing_at_once
 from service.bounds.network import Network
-from service.bounds.operators import OPERATORS
-from service.bounds.operators.base import LinearOperator, UnitRows
-from service.bounds.operators.relu import LeakyRelu
+from service.bounds.operators import LINEAR, OPERATORS
+from service.bounds.operators.base import UnitRows
 from service.bounds.relaxation import Relaxation, Relaxed
 
 MOST_ROWS = 1024
@@ -49,16 +48,16 @@ def forward_forms(network: Network, box: Interval, effort: Effort) -> Pass:
     last = {name: node for node in network.graph.nodes[1:] for name in node.inputs}
     for node in network.graph.nodes[1:]:
         inputs = [forms[name] for name in node.inputs]
-        operator = OPERATORS[node.operator]
-        if isinstance(operator, LinearOperator):
+        if node.operator in LINEAR:
             forms[node.name] = _linear(network, node, inputs)
         else:
             for name in node.inputs:
                 intervals[name] = intervals[name].meet(forms[name].bounds())
-            if isinstance(operator, LeakyRelu):
+            operator = network.operator_of(node)
+            if operator.pieces(node) is not None:
                 intervals[node.inputs[0]] = _settled(backward, node, effort)
             bounds = [intervals[name] for name in node.inputs]
-            relaxed = relaxations[node.name] = network.operator_of(node).relax_on(node, bounds)
+            relaxed = relaxations[node.name] = operator.relax_on(node, bounds)
             forms[node.name] = _relaxed(network, node, relaxed, inputs, bounds)
         intervals[node.name] = network.interval(node, intervals)
         for name in set(node.inputs):
@@ -118,7 +117,7 @@ def _parallel(network: Network, node: Node, relaxed: Relaxation, bounds: Interva
     nothing = torch.zeros_like(relaxed.lower_slope)
     below = nothing if relaxed.lower_intercept is None else relaxed.lower_intercept
     above = nothing if relaxed.upper_intercept is None else relaxed.upper_intercept
-    if isinstance(network.operator_of(node), LeakyRelu):
+    if network.operator_of(node).pieces(node) is not None:
         # It is convex and 0 at 0: every line through there with a slope between those of its pieces lies below.
         return relaxed.upper_slope, Interval(nothing, above)
     slope = (relaxed.lower_slope + relaxed.upper_slope) / 2

@@ -14,9 +14,8 @@ from service.bounds.capture import Trace, capture, local_state, trace
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Graph, Node
 from service.bounds.interval import Interval
-from service.bounds.operators import OPERATORS, check
+from service.bounds.operators import NONLINEAR, OPERATORS, check
 from service.bounds.operators.base import NonlinearOperator
-from service.bounds.operators.reshape import Reshape
 from service.bounds.placement import Placement, check_constants, entered, entering, place, place_part
 from service.parallel.mesh import SINGLE, Axis
 
@@ -86,7 +85,7 @@ class Network:
     @cached_property
     def nonlinear(self) -> tuple[Node, ...]:
         """The nodes that are relaxed, in execution order."""
-        return tuple(node for node in self.graph.nodes[1:] if isinstance(OPERATORS[node.operator], NonlinearOperator))
+        return tuple(node for node in self.graph.nodes[1:] if node.operator in NONLINEAR)
 
     @cached_property
     def relaxed(self) -> frozenset[str]:
@@ -98,7 +97,7 @@ class Network:
         """Where the input only takes another shape, and nothing else uses it: that node."""
         name = self.graph.input.name
         users = [node for node in self.graph.nodes[1:] if name in node.inputs]
-        return users[0].name if len(users) == 1 and isinstance(OPERATORS[users[0].operator], Reshape) else None
+        return users[0].name if len(users) == 1 and OPERATORS[users[0].operator].keeps_order else None
 
     @cached_property
     def widest(self) -> int:
@@ -114,13 +113,11 @@ class Network:
         """One step of interval propagation; an end that overflow has made meaningless becomes infinite."""
         operator = OPERATORS[node.operator]
         found = operator.interval(node, [known[name] for name in node.inputs], self.exchange)
-        return found if isinstance(operator, Reshape) else found.without_nan()
+        return found if operator.keeps_order else found.without_nan()
 
     def operator_of(self, node: Node) -> NonlinearOperator:
         """The operator of one of ``nonlinear``."""
-        operator = OPERATORS[node.operator]
-        assert isinstance(operator, NonlinearOperator)
-        return operator
+        return NONLINEAR[node.operator]
 
     def agreed(self, name: str, bounds: Interval) -> Interval:
         """Bounds of a replicated value, equal to the last bit on all ranks: comparing them decides on relaxations."""

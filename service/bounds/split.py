@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from service.bounds.fused import FreeSlopes, pull_free
-from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
-from service.bounds.operators.relu import LeakyRelu
+from service.bounds.operators.pieces import TwoPieces
 from service.bounds.relaxation import Lines, Relaxation, Relaxed
 
 
@@ -90,7 +89,9 @@ class Sites:
 
 def kink(network: Network, site: Site) -> float | None:
     """Where a split leaves the site's reader without any relaxation; none where no single point does that."""
-    return 0.0 if isinstance(network.operator_of(network.nodes[site.reader]), LeakyRelu) else None
+    node = network.nodes[site.reader]
+    pieces = network.operator_of(node).pieces(node)
+    return None if pieces is None else pieces.breakpoint
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,10 +237,10 @@ class Bent:
     flattest: float
 
     @classmethod
-    def on(cls, node: Node, operator: LeakyRelu, bounds: Interval, places: Places) -> Bent:
-        open_ = operator.improvable(node, bounds).flatten(1)
+    def on(cls, pieces: TwoPieces, bounds: Interval, places: Places) -> Bent:
+        open_ = pieces.unstable(bounds).flatten(1)
         codes = torch.where(open_, places.open_, places.closed)
-        return cls(operator.relax(node, bounds), codes, places.index, operator.negative_slope(node))
+        return cls(pieces.relax(bounds), codes, places.index, pieces.slope)
 
     @property
     def start(self) -> tuple[Tensor, ...]:

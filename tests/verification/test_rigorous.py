@@ -25,7 +25,7 @@ from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.allowance import lines_step
 from service.bounds.operators.base import Activation, LinearOperator, Pulled
-from service.bounds.operators.curve import CurveActivation
+from service.bounds.operators.smooth import SmoothActivation
 from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Lines, Relaxation
 from service.bounds.rigorous import RIGOROUS, rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
@@ -232,16 +232,18 @@ def test_lines_and_ranges_hold_at_edges(name: str, pair: tuple[float, float]) ->
 
 
 def test_every_curve_is_covered() -> None:
-    curves = {name for name, operator in OPERATORS.items() if isinstance(operator, CurveActivation)}
-    assert curves <= {node_of(name).operator for name in EXACT}
+    activations = {name for name, operator in OPERATORS.items() if isinstance(operator, Activation)}
+    assert activations - {"aten.floor.default", "aten.sin.default", "aten.cos.default"} <= {
+        node_of(name).operator for name in EXACT
+    }
 
 
 def test_a_line_moves_outwards_by_rounding_only() -> None:
     bounds = Interval(torch.tensor([[-1.0]], dtype=DOUBLE), torch.tensor([[0.5]], dtype=DOUBLE))
     rule = OPERATORS["aten.tanh.default"]
-    assert isinstance(rule, CurveActivation)
+    assert isinstance(rule, SmoothActivation)
     plain = rule.relax(node_of("aten.tanh.default"), bounds)
-    moved = rule.curve(node_of("aten.tanh.default")).lines(bounds, plain.lower_slope, plain.upper_slope)
+    moved = rule.smooth(node_of("aten.tanh.default")).curve.lines(bounds, plain.lower_slope, plain.upper_slope)
     for before, after in (
         (plain.lower_intercept, moved.lower_intercept),
         (plain.upper_intercept, moved.upper_intercept),
@@ -364,7 +366,7 @@ def test_what_is_not_supported_is_refused() -> None:
 def test_an_operator_without_allowance_is_refused_by_name() -> None:
     """When it is made: the registry makes every operator when it is imported."""
 
-    class Quiet(CurveActivation):
+    class Quiet(Activation):
         def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
             return inputs[0]
 
@@ -381,7 +383,7 @@ def test_an_operator_without_allowance_is_refused_by_name() -> None:
         def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
             raise NotImplementedError
 
-    with pytest.raises(TypeError, match=r"Quiet.*curve"):
+    with pytest.raises(TypeError, match=r"Quiet.*rigorous_lines"):
         Quiet()  # type: ignore[abstract]
     with pytest.raises(TypeError, match=r"Careless.*roundings"):
         Careless()  # type: ignore[abstract]

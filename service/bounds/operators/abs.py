@@ -1,4 +1,4 @@
-"""The absolute value: two straight pieces that meet at 0."""
+"""The absolute value."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.relu import LeakyRelu
+from service.bounds.operators.pieces import TwoPieces
+from service.bounds.operators.relu import PiecewiseActivation
 
 
-class Absolute(LeakyRelu):
-    """``|z|``: the same two pieces with slope −1 below 0."""
+class Absolute(PiecewiseActivation):
+    """``|z|``: two pieces, with slope −1 below 0."""
 
-    def refusal(self, node: Node) -> str | None:
-        return None
+    _pieces = TwoPieces(-1.0)
 
-    def negative_slope(self, node: Node) -> float:
-        return -1.0
+    def pieces(self, node: Node) -> TwoPieces:
+        return self._pieces
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         lower, upper = inputs[0].lower, inputs[0].upper

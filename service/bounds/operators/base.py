@@ -20,8 +20,9 @@ from service.bounds.fused import Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, Step, backward_error, lines_step, slopes_of
+from service.bounds.operators.pieces import TwoPieces
 from service.bounds.relaxation import Family, Lines, Relaxation, Relaxed, Single
-from service.bounds.windows import Windows
+from service.bounds.windows import Pair, Windows, image_of
 
 
 class Crossing(Enum):
@@ -89,11 +90,13 @@ class Operator(ABC):
     """One operator. ``crossing`` is set for collectives only.
 
     ``elementwise``: an entry of the output depends on one entry of each variable input, that at its own place, after
-    broadcasting. So each rank can compute its own entries of a value that is divided over ranks.
+    broadcasting. So each rank can compute its own entries of a value that is divided over ranks. ``keeps_order``: the
+    output has the input's entries, in the same order.
     """
 
     crossing: Crossing | None = None
     elementwise: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
 
     def refusal(self, node: Node) -> str | None:
         """Why this node cannot be bounded although its operator has a rule; ``None`` when it can."""
@@ -102,6 +105,11 @@ class Operator(ABC):
     def mixes(self, node: Node) -> bool:
         """Whether an entry of the output depends on more than one entry of the inputs."""
         return False
+
+    def window_before(self, node: Node, index: int, window: Pair) -> Pair | None:
+        """Height and width at an input of a row that is in such a window at the output; ``None`` for a whole row."""
+        by_entry = not self.mixes(node) or len(node.inputs) > 1
+        return window if by_entry and image_of(node.input_shapes[index]) == image_of(node.shape) else None
 
     @abstractmethod
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
@@ -113,7 +121,12 @@ class Operator(ABC):
 
 
 class LinearOperator(Operator):
-    """An operator that is affine in its variable inputs."""
+    """An operator that is affine in its variable inputs.
+
+    ``accumulates``: :meth:`pull` gives tensors that nothing else holds, and :meth:`pull_onto` adds to one in place.
+    """
+
+    accumulates: ClassVar[bool] = False
 
     @abstractmethod
     def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
@@ -147,6 +160,30 @@ class LinearOperator(Operator):
         """The same for rows of the identity; ``None`` where they must be materialised first."""
         return None
 
+    def pull_picked(self, node: Node, rows: Picked) -> Pulled | None:
+        """The same for rows of a constant matrix; ``None`` where they must be materialised first."""
+        return None
+
+    def pull_in_ascent(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        """:meth:`pull` whose gradient may be rounded: it decides only where to look for better relaxations."""
+        return self.pull(node, coefficients, exchange)
+
+    def pull_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:
+        """:meth:`pull` of coefficients that are added to ``total``, contiguous, in place; returns the bias.
+
+        Of operators that accumulate.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not accumulate")
+
+    def pull_rows(
+        self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
+    ) -> tuple[Pulled, bool]:
+        """:meth:`pull` of rows that are this rank's ``own`` or common, and whether they are its own before the node.
+
+        Where a pass is ``divided`` each rank goes on with a share of the common rows outside of regions.
+        """
+        return self.pull(node, coefficients, exchange), own
+
     def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
         """The same for rows that are zero outside of a window; ``None`` where they must be made whole first."""
         return None
@@ -163,6 +200,11 @@ class EnteringCollective(LinearOperator):
 
         The result has all ranks' rows, in rank order, on all ranks.
         """
+
+    def pull_rows(
+        self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
+    ) -> tuple[Pulled, bool]:
+        return (self.pull_own if own else self.pull)(node, coefficients, exchange), False
 
 
 class NonlinearOperator(Operator):
@@ -182,6 +224,17 @@ class NonlinearOperator(Operator):
 
         ``rows`` is 1 for the same relaxation in every row.
         """
+
+    @abstractmethod
+    def pieces(self, node: Node) -> TwoPieces | None:
+        """The function's two straight pieces, of which a split where they meet leaves one; ``None`` for any other."""
+
+    def centred(self, coefficients: Tensor, bounds: Sequence[Interval]) -> Tensor:
+        """The coefficients ``(batch, rows, *shape)`` less what they have in common where that loses nothing."""
+        return coefficients
+
+    def window_before(self, node: Node, index: int, window: Pair) -> Pair | None:
+        return window if image_of(node.input_shapes[index]) == image_of(node.shape) else None
 
     @abstractmethod
     def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:

@@ -34,6 +34,13 @@ class Begin(EnteringCollective):
     def pull_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         """Like ``pull_own``, but each rank keeps its own rows."""
 
+    def pull_rows(
+        self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
+    ) -> tuple[Pulled, bool]:
+        if divided:
+            return (self.pull_kept if own else self.pull_divided)(node, coefficients, exchange), True
+        return super().pull_rows(node, coefficients, exchange, own, divided)
+
 
 class End(LinearOperator):
     """A collective with which a region ends. A pass may come with the rows divided over the ranks."""
@@ -43,6 +50,11 @@ class End(LinearOperator):
     @abstractmethod
     def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         """Like ``pull`` of the rows of all ranks, in rank order, of which each rank brings its own."""
+
+    def pull_rows(
+        self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
+    ) -> tuple[Pulled, bool]:
+        return (self.pull_divided if own else self.pull)(node, coefficients, exchange), False
 
 
 class CopyToGroup(Begin):

@@ -15,7 +15,7 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
 from service.bounds.operators.linear import constant_only
-from service.bounds.windows import Windows
+from service.bounds.windows import Pair, Windows
 
 
 class Convolution(LinearOperator):
@@ -26,6 +26,16 @@ class Convolution(LinearOperator):
 
     def mixes(self, node: Node) -> bool:
         return True
+
+    def window_before(self, node: Node, index: int, window: Pair) -> Pair | None:
+        if node.arguments["transposed"]:
+            return None
+        (down, across), (apart, beside) = _pairs(node, "stride", "dilation")
+        kernel = node.constant("weight").shape[2:]
+        return (
+            down * (window[0] - 1) + apart * (kernel[0] - 1) + 1,
+            across * (window[1] - 1) + beside * (kernel[1] - 1) + 1,
+        )
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         weight, bias = node.constant("weight"), node.arguments["bias"]

@@ -1,4 +1,4 @@
-"""Lines and ranges of functions of one variable that hold in real arithmetic, and operators that have such a function.
+"""Lines and ranges of functions of one variable that hold in real arithmetic.
 
 Slopes are given, as computed; the intercept is what has to be right. Between turning points of f′ a function is
 convex or concave, and ``min f(z) − k z ≥ min(value at the ends, least of the tangent at any t)``: if it is convex the
@@ -12,8 +12,7 @@ libraries 5, by their documentation); 8 are allowed for here, and 16 for a deriv
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -21,10 +20,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
-from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.base import Activation
 from service.bounds.relaxation import Relaxation
 from service.bounds.rounding import TINY, UNIT, down
 
@@ -157,17 +153,3 @@ CLOSE, CLOSE_SLOPE = relative(8), relative(16)
 LEVEL_SLOPE = absolute(32)
 POWER_SLOPE = relative(1024)
 """The exponent less 1 is rounded: ``z^δ`` is off by up to ``|ln z| < 745`` units."""
-
-
-class CurveActivation(Activation):
-    """An activation whose function is evaluated with a known error."""
-
-    @abstractmethod
-    def curve(self, node: Node) -> Curve:
-        """The node's function with what its evaluation may be off by."""
-
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return self.curve(node).range(inputs[0])
-
-    def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
-        return self.curve(node).lines(bounds, lower_slope, upper_slope)

@@ -11,7 +11,7 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.base import Activation
-from service.bounds.operators.relu import either
+from service.bounds.operators.pieces import either
 from service.bounds.relaxation import Relaxation
 
 
@@ -29,6 +29,9 @@ class Floor(Activation):
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return Interval(*self._steps(inputs[0]))
+
+    def pieces(self, node: Node) -> None:
+        """None: there is a step at every whole number."""
 
     def improvable(self, node: Node, bounds: Interval) -> Tensor:
         low, high = self._steps(bounds)

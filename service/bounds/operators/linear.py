@@ -28,6 +28,8 @@ class Affine:
 class AffineOperator(LinearOperator):
     """Centre and radius forward: ``W c + b ± |W| r``, exact for independent inputs. Backward: ``A W``, ``A b``."""
 
+    accumulates = True
+
     @abstractmethod
     def read(self, node: Node) -> Affine:
         """The constant matrix and bias of a node."""
@@ -47,14 +49,12 @@ class AffineOperator(LinearOperator):
         through = unbroadcast(product(coefficients, layer.weight), node.input_shapes[0])
         return Pulled((through,), _constant(layer, coefficients))
 
-    def pull_in_ascent(self, node: Node, coefficients: Tensor) -> Pulled:
-        """:meth:`pull` whose gradient may be rounded: it decides only where to look for better relaxations."""
+    def pull_in_ascent(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
         layer = self.read(node)
         through = unbroadcast(product_in_ascent(coefficients, layer.weight), node.input_shapes[0])
         return Pulled((through,), _constant(layer, coefficients))
 
     def pull_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:
-        """:meth:`pull` of coefficients that are added to ``total``, contiguous, in place; returns the bias."""
         layer = self.read(node)
         if layer.weight.ndim == 2:
             total.view(-1, layer.weight.shape[1]).addmm_(coefficients.reshape(-1, layer.weight.shape[0]), layer.weight)

@@ -73,6 +73,9 @@ class Bilinear(NonlinearOperator):
     def mixes(self, node: Node) -> bool:
         return True
 
+    def pieces(self, node: Node) -> None:
+        """None: no split of one operand makes a product straight in both."""
+
     def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
         return tuple(each.upper > each.lower for each in bounds)
 

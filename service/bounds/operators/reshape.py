@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
+from service.bounds.fused import Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings
@@ -17,6 +18,8 @@ from service.bounds.windows import Windows, image_of
 class Reshape(LinearOperator):
     """Another shape for the same entries in the same order: views, copies, added or dropped dimensions of length 1."""
 
+    keeps_order = True
+
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return inputs[0].map(lambda end: end.reshape(end.shape[0], *node.shape))
 
@@ -25,6 +28,9 @@ class Reshape(LinearOperator):
 
     def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
         return Pulled((units,))
+
+    def pull_picked(self, node: Node, rows: Picked) -> Pulled | None:
+        return Pulled((rows,))
 
     def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
         alike = image_of(node.input_shapes[0]) == image_of(node.shape) is not None

@@ -44,6 +44,9 @@ class Periodic(Activation):
             torch.where(wide, one, (found.upper + error).clamp(max=1)),
         )
 
+    def pieces(self, node: Node) -> None:
+        """None: it bends everywhere."""
+
     def improvable(self, node: Node, bounds: Interval) -> Tensor:
         return bounds.upper > bounds.lower
 

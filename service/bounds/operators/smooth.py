@@ -19,7 +19,8 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.curve import Curve, CurveActivation, Error, Function
+from service.bounds.operators.base import Activation
+from service.bounds.operators.curve import Curve, Error, Function
 from service.bounds.operators.table import LineTable
 from service.bounds.relaxation import Family, Lines, Relaxation
 
@@ -311,7 +312,7 @@ def _spread(first: Tensor, middle: Tensor, last: Tensor) -> Tensor:
     return torch.cat([before, after[:, 1:]], dim=1)
 
 
-class SmoothActivation(CurveActivation):
+class SmoothActivation(Activation):
     """An operator of a :class:`SmoothFunction`, the same in every node unless :meth:`smooth` says otherwise."""
 
     function: ClassVar[SmoothFunction]
@@ -320,8 +321,14 @@ class SmoothActivation(CurveActivation):
         """The function of a node."""
         return self.function
 
-    def curve(self, node: Node) -> Curve:
-        return self.smooth(node).curve
+    def pieces(self, node: Node) -> None:
+        """None: wherever a smooth function is split, it bends on both sides."""
+
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        return self.smooth(node).curve.range(inputs[0])
+
+    def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
+        return self.smooth(node).curve.lines(bounds, lower_slope, upper_slope)
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return self.smooth(node).range(inputs[0])

@@ -18,6 +18,7 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Step
 from service.bounds.operators.base import NonlinearOperator
+from service.bounds.operators.pieces import TwoPieces
 from service.bounds.relaxation import Family, Relaxed
 
 
@@ -39,6 +40,12 @@ class SoftmaxProduct(NonlinearOperator):
 
     def mixes(self, node: Node) -> bool:
         return self.product.mixes(node)
+
+    def pieces(self, node: Node) -> TwoPieces | None:
+        return self.product.pieces(node)
+
+    def centred(self, coefficients: Tensor, bounds: Sequence[Interval]) -> Tensor:
+        return coefficients - self.middle(coefficients, self.widths(bounds))
 
     def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
         return self.product.improvable_on(node, bounds)

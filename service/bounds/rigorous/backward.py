@@ -21,10 +21,9 @@ from service.bounds.ball import Ball
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
-from service.bounds.operators import OPERATORS
+from service.bounds.operators import LINEAR
 from service.bounds.operators.allowance import Step
-from service.bounds.operators.base import Coefficients, EnteringCollective, LinearOperator, Pulled, UnitRows
-from service.bounds.operators.collectives import Begin, End
+from service.bounds.operators.base import Coefficients, Crossing, LinearOperator, Pulled, UnitRows
 from service.bounds.rigorous.sums import charge, least_in, weighted
 from service.bounds.rigorous.tally import Tallies, Tally
 from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude, up
@@ -200,31 +199,23 @@ class RigorousPass:
 
     def _pull(self, walk: _Walk, node: Node, waiting: _Waiting, step: Step) -> tuple[Pulled, bool]:
         """The step, and whether rows are this rank's alone before it."""
-        operator, exchange = OPERATORS[node.operator], self.network.exchange
         if step.relaxed is not None:
             return Pulled(*step.relaxed.pull(self._dense(node, waiting))), waiting.own
-        assert isinstance(operator, LinearOperator)
-        if operator.crossing is not None:
-            return self._cross(walk, node, operator, waiting)
+        linear, exchange = LINEAR[node.operator], self.network.exchange
+        if linear.crossing is not None:
+            return self._cross(walk, node, linear, waiting)
         units = waiting.coefficients
-        pulled = operator.pull_units(node, units, exchange) if isinstance(units, UnitRows) else None
+        pulled = linear.pull_units(node, units, exchange) if isinstance(units, UnitRows) else None
         if pulled is None or not all(isinstance(each, Tensor | UnitRows) for each in pulled.coefficients):
-            pulled = operator.pull(node, self._dense(node, waiting), exchange)
+            pulled = linear.pull(node, self._dense(node, waiting), exchange)
         return pulled, waiting.own
 
-    def _cross(self, walk: _Walk, node: Node, operator: LinearOperator, waiting: _Waiting) -> tuple[Pulled, bool]:
+    def _cross(self, walk: _Walk, node: Node, collective: LinearOperator, waiting: _Waiting) -> tuple[Pulled, bool]:
         exchange, coefficients = self.network.exchange, self._dense(node, waiting)
-        if isinstance(operator, Begin) and walk.divided:
-            pull = operator.pull_kept if waiting.own else operator.pull_divided
-            return pull(node, coefficients, exchange), True
-        if waiting.own:
-            assert isinstance(operator, End | EnteringCollective)
-            pull = operator.pull_divided if isinstance(operator, End) else operator.pull_own
-            return pull(node, coefficients, exchange), False
-        if isinstance(operator, End):
+        if collective.crossing is Crossing.LEAVE and not waiting.own:
             # Each rank goes on with the coefficients of its part of one sum: these must be the same to the last bit.
             coefficients = exchange.agree(coefficients)
-        return operator.pull(node, coefficients, exchange), False
+        return collective.pull_rows(node, coefficients, exchange, waiting.own, walk.divided)
 
     def _joined(self, walk: _Walk, name: str, earlier: _Waiting | None, new: _Waiting) -> _Waiting:
         if earlier is None:

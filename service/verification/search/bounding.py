@@ -13,7 +13,6 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.memory import UNLIMITED, MemoryBudget, in_parts, make_room
-from service.bounds.operators.relu import LeakyRelu
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.split import Recorded
 from service.verification.search.ascent import Climb
@@ -87,7 +86,7 @@ class Bounding:
         """Of one domain."""
         floats = FLOATS_PER_VALUE * sum(node.size for node in self.network.graph.nodes)
         for node in self.network.nonlinear:
-            is_piecewise = isinstance(self.network.operator_of(node), LeakyRelu)
+            is_piecewise = self.network.operator_of(node).pieces(node) is not None
             floats += node.size * (FLOATS_PER_PIECEWISE if is_piecewise else FLOATS_PER_CURVED)
         return floats * self.box.lower.element_size()
 

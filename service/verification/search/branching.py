@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.operators.relu import LeakyRelu
 from service.bounds.relaxation import Lines
 from service.bounds.split import kink
 from service.verification.bab.heuristics import ActivationScore, ActivationView, Heuristics
@@ -154,11 +153,12 @@ class Branching:
         upper = {site.value: torch.zeros_like(closer.bounds[site.value].lower) for site in self.sites.each}
         lower = dict(upper)
         for node in self.bounding.walk.relaxed:
-            operator, relaxed, name = self.network.operator_of(node), closer.relaxed[node.name], node.inputs[0]
-            if node.name in closer.coefficients and isinstance(operator, LeakyRelu):
+            pieces = self.network.operator_of(node).pieces(node)
+            relaxed, name = closer.relaxed[node.name], node.inputs[0]
+            if node.name in closer.coefficients and pieces is not None:
                 assert isinstance(relaxed, Lines)
                 arrived = closer.coefficients[node.name]
                 slope = torch.where(arrived > 0, relaxed.lower_slope, relaxed.upper_slope)
                 upper[name] = upper[name] + (arrived * (1 - slope)).squeeze(1)
-                lower[name] = lower[name] + (arrived * (operator.negative_slope(node) - slope)).squeeze(1)
+                lower[name] = lower[name] + (arrived * (pieces.slope - slope)).squeeze(1)
         return [self.sites.flattened(upper), self.sites.flattened(lower)]

@@ -13,7 +13,6 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
-from service.bounds.operators.relu import LeakyRelu
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.split import Bent, Places
 
@@ -77,6 +76,7 @@ class Choices:
 
     def _family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         operator = self.network.operator_of(node)
-        if isinstance(operator, LeakyRelu):
-            return Bent.on(node, operator, bounds[0], self._open[node.name])
+        pieces = operator.pieces(node)
+        if pieces is not None:
+            return Bent.on(pieces, bounds[0], self._open[node.name])
         return operator.family(node, bounds)

@@ -21,7 +21,6 @@ from service.bounds.capture import capture
 from service.bounds.interval import Interval
 from service.bounds.network import Network, from_graph
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.relu import LeakyRelu
 from service.bounds.shard import shard
 from service.bounds.split import Sites
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
@@ -74,7 +73,7 @@ class Programs:
     def applies(self) -> bool:
         """Not to a model in stages, whose matrix no rank has."""
         network = self.subject.network
-        bent = all(isinstance(network.operator_of(node), LeakyRelu) for node in network.nonlinear)
+        bent = all(network.operator_of(node).pieces(node) is not None for node in network.nonlinear)
         return bent and self.subject.staged is None
 
     def solved(self, domain: Domains, bounds: Interval) -> Solved:
@@ -144,9 +143,9 @@ class Programs:
         above = sites.unflattened(positive.scatter(1, splits.index[splits.sign < 0][None], False))
         slopes = {}
         for node in self.network.nonlinear:
-            operator = self.network.operator_of(node)
-            assert isinstance(operator, LeakyRelu)
-            slopes[node.name] = torch.where(above[node.inputs[0]], 1.0, operator.negative_slope(node)).double()
+            pieces = self.network.operator_of(node).pieces(node)
+            assert pieces is not None
+            slopes[node.name] = torch.where(above[node.inputs[0]], 1.0, pieces.slope).double()
         return slopes
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
-from service.bounds.operators.softmax import SoftmaxProduct
 from service.bounds.relaxation import Relaxation
 from service.bounds.split import Bent, Sites
 
@@ -96,8 +95,7 @@ class ActivationView:
         """Return the loss of each of the node's inputs, ``(times · n, *shape)``."""
         bounds = [self.closer.bounds[name] for name in node.inputs]
         arrived, operator = self.closer.coefficients[node.name].squeeze(1), self.network.operator_of(node)
-        if isinstance(operator, SoftmaxProduct):
-            arrived = arrived - operator.middle(arrived.unsqueeze(1), operator.widths(bounds)).squeeze(1)
+        arrived = operator.centred(arrived.unsqueeze(1), bounds).squeeze(1)
         if len(bounds) > 1:
             return [_repeated(loss, times) for loss in self._radius_shares(node, bounds, arrived)]
         family, z = self.closer.families[node.name], points[node.inputs[0]]

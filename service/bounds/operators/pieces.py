@@ -1,0 +1,149 @@
+"""Functions of two straight pieces that meet at 0, which ReLU and its relatives are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from service.bounds import fused
+from service.bounds.fused import FreeSlopes, Picked
+from service.bounds.interval import Interval
+from service.bounds.operators.curve import Curve, exact, relative
+from service.bounds.relaxation import Family, Lines, Relaxation, Single
+from service.bounds.windows import Windows
+
+
+@dataclass(frozen=True)
+class TwoPieces:
+    """``max(z, 0) + slope·min(z, 0)`` with a slope of at most 1; ReLU is 0, the absolute value −1.
+
+    For l < 0 < u the upper line is the chord; the lower line goes through the origin with slope 1 where u > −l,
+    else ``slope`` (the adaptive choice of CROWN, Zhang et al., 2018). Elsewhere both lines are the function. A split
+    at ``breakpoint`` leaves nothing to relax.
+    """
+
+    slope: float
+    breakpoint: ClassVar[float] = 0.0
+
+    @cached_property
+    def curve(self) -> Curve:
+        """The function as the rigorous bounds evaluate it."""
+        error = exact if self.slope in (-1.0, 0.0, 1.0) else relative(1)
+
+        def function(z: Tensor) -> Tensor:
+            return torch.where(z >= 0, z, self.slope * z)
+
+        return Curve(function, error, turning=(0.0,), stationary=(0.0,), least=0.0 if self.slope <= 0 else -inf)
+
+    @staticmethod
+    def unstable(bounds: Interval) -> Tensor:
+        """Entries that may lie on either side of the breakpoint, bool like the bounds."""
+        return (bounds.lower < 0) & (bounds.upper > 0)
+
+    def relax(self, bounds: Interval) -> Relaxation:
+        lower, upper, slope = bounds.lower, bounds.upper, self.slope
+        open_ = self.unstable(bounds)
+        fixed = either(lower >= 0, 1.0, slope, lower)
+        chord = _chord_slope(lower, upper, slope)
+        intercept = torch.where(lower > -torch.inf, (slope - chord) * lower, (1 - chord) * upper)
+        return Relaxation(
+            lower_slope=torch.where(open_, either(upper > -lower, 1.0, slope, lower), fixed),
+            upper_slope=torch.where(open_, chord, fixed),
+            upper_intercept=torch.where(open_, intercept, torch.zeros_like(lower)),
+        )
+
+    def family(self, bounds: Interval) -> Family:
+        """Any lower slope between those of the pieces is sound (α-CROWN, Xu et al., 2021)."""
+        relaxation, open_ = self.relax(bounds), self.unstable(bounds)
+        if self.slope == 1 or not bool(open_.any()):
+            return Single(relaxation)
+        assert relaxation.upper_intercept is not None
+        lines = relaxation.lower_slope, relaxation.upper_slope, relaxation.upper_intercept
+        free = FreeSlopes.at(open_, self.slope, *lines)
+        start = (_places(relaxation.lower_slope.flatten(1).gather(1, free.index), self.slope),)
+        return _FreeLowerSlopes(free, start, relaxation, open_)
+
+
+@dataclass(frozen=True, eq=False)
+class _FreeLowerSlopes:
+    """Two pieces that meet at 0, with a free lower slope where an instance is open: ``start`` is ``(batch, places)``.
+
+    ``whole`` are the lines that CROWN takes, ``open_`` is ``(batch, *shape)``.
+    """
+
+    free: FreeSlopes
+    start: tuple[Tensor, ...]
+    whole: Relaxation
+    open_: Tensor
+
+    def shown(self, windows: Windows) -> Family:
+        """Of every place in the windows: with so few entries there is nothing to pick."""
+        assert self.whole.upper_intercept is not None
+        images = (self.open_.to(self.whole.lower_slope.dtype), self.whole.lower_slope, self.whole.upper_slope)
+        open_in, closed, chord = (windows.of(each) for each in images)
+        start, slope = (_places(closed, self.free.flattest),), self.free.flattest
+        return _FreeSlopesInWindows(slope, open_in > 0, closed, chord, windows.of(self.whole.upper_intercept), start)
+
+    def member(self, parameters: tuple[Tensor, ...]) -> _ChosenSlopes:
+        return _ChosenSlopes(self.free, parameters[0])
+
+
+@dataclass(frozen=True, eq=False)
+class _ChosenSlopes:
+    free: FreeSlopes
+    parameters: Tensor
+
+    def pull(self, coefficients: Tensor | Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        through, bias = fused.pull_free(coefficients, self.free, self.parameters)
+        return (through,), bias
+
+    def pull_picked(self, rows: Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        return self.pull(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class _FreeSlopesInWindows:
+    """The same of what windows show: all tensors are ``(batch, rows, *shape of a window)``."""
+
+    slope: float
+    open_: Tensor
+    closed: Tensor
+    chord: Tensor
+    intercept: Tensor
+    start: tuple[Tensor, ...]
+
+    def member(self, parameters: tuple[Tensor, ...]) -> Lines:
+        free = parameters[0] * (1 - self.slope) + self.slope if self.slope else parameters[0]
+        return Lines(torch.where(self.open_, free, self.closed), self.chord, upper_intercept=self.intercept)
+
+
+def _places(slopes: Tensor, flattest: float) -> Tensor:
+    """Parameters of slopes from ``flattest`` to 1."""
+    return ((slopes - flattest) / (1 - flattest)).clamp(0, 1)
+
+
+def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
+    """Slope of the line through the ends of an interval around 0.
+
+    An infinite end leaves one slope that can bound the function: that of the piece which goes there.
+    """
+    width = upper / 2 - lower / 2  # halved: the difference of large ends may overflow
+    # A point has no chord; a division by its width would leave no gradient even where the result is not taken.
+    chord = (upper / 2 - slope * (lower / 2)) / torch.where(width > 0, width, torch.ones_like(width))
+    without_end = either(upper < torch.inf, slope, 1.0, lower)
+    return torch.where(width < torch.inf, chord, without_end)
+
+
+def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """``torch.where`` on two numbers, which alone would round them to the default dtype.
+
+    They are filled in on the device: a copy from the host would wait for all that the device has still to do.
+    """
+    if (yes, no) == (1.0, 0.0):
+        return condition.to(like.dtype)
+    return torch.where(condition, like.new_full((), yes), like.new_full((), no))
