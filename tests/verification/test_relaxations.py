@@ -17,7 +17,8 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.base import Activation, NonlinearOperator
+from service.bounds.operators.activation import Activation
+from service.bounds.operators.base import NonlinearOperator
 from service.bounds.operators.smooth import SmoothActivation
 
 

@@ -23,8 +23,9 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
+from service.bounds.operators.activation import Activation
 from service.bounds.operators.allowance import lines_step
-from service.bounds.operators.base import Activation, LinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.smooth import SmoothActivation
 from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Lines, Relaxation

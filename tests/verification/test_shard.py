@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from service.bounds.capture import capture
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.base import Activation
+from service.bounds.operators.activation import Activation
 from service.bounds.shard import regions, shard
 from service.parallel.mesh import Axis
 

@@ -14,15 +14,14 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, has_constant, largest, repeats
 from service.bounds.operators.base import Coefficients, LinearOperator, Pulled, UnitRows
 from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.operators.elementwise import Elementwise
 from service.bounds.rounding import TINY, gamma, magnitude, widened
 from service.bounds.windows import Windows
 
 
 @dataclass(frozen=True)
-class Addition(LinearOperator):
+class Addition(Elementwise, LinearOperator):
     """``self + sign·alpha·other``; either or both may depend on the input."""
-
-    elementwise = True
 
     sign: int
 

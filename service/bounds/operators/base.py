@@ -7,10 +7,10 @@ relaxation. Operators hold no state; collectives go through the :class:`Exchange
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,9 +19,10 @@ from service.bounds.exchange import Exchange
 from service.bounds.fused import Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.allowance import Roundings, Step, backward_error, lines_step, slopes_of
+from service.bounds.operators.allowance import Roundings, Step, backward_error
 from service.bounds.operators.pieces import TwoPieces
-from service.bounds.relaxation import Family, Lines, Relaxation, Relaxed, Single
+from service.bounds.operators.sharding import Cut, Layer, Share, Whole
+from service.bounds.relaxation import Family, Relaxed, Single
 from service.bounds.windows import Pair, Windows, image_of
 
 
@@ -89,13 +90,10 @@ class Pulled:
 class Operator(ABC):
     """One operator. ``crossing`` is set for collectives only.
 
-    ``elementwise``: an entry of the output depends on one entry of each variable input, that at its own place, after
-    broadcasting. So each rank can compute its own entries of a value that is divided over ranks. ``keeps_order``: the
-    output has the input's entries, in the same order.
+    ``keeps_order``: the output has the input's entries, in the same order.
     """
 
     crossing: Crossing | None = None
-    elementwise: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = False
 
     def refusal(self, node: Node) -> str | None:
@@ -105,6 +103,18 @@ class Operator(ABC):
     def mixes(self, node: Node) -> bool:
         """Whether an entry of the output depends on more than one entry of the inputs."""
         return False
+
+    @abstractmethod
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
+        """The cut of the output from those of all inputs, by name; whole where ranks would have to communicate."""
+
+    def local_arguments(self, node: Node, cut: Cut, share: Share) -> dict[str, Any]:
+        """One rank's arguments where the output is divided by ``cut``."""
+        return dict(node.arguments)
+
+    def layer(self, node: Node) -> Layer | None:
+        """The node as a layer that may become column- or row-parallel; ``None`` where it is none."""
+        return None
 
     def window_before(self, node: Node, index: int, window: Pair) -> Pair | None:
         """Height and width at an input of a row that is in such a window at the output; ``None`` for a whole row."""
@@ -189,7 +199,14 @@ class LinearOperator(Operator):
         return None
 
 
-class EnteringCollective(LinearOperator):
+class Collective(LinearOperator):
+    """An operator over a tensor-parallel group."""
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
+        return Whole("it is itself where values are divided or put together")
+
+
+class EnteringCollective(Collective):
     """A collective into a tensor-parallel region. Backward it ends one."""
 
     crossing = Crossing.ENTER
@@ -239,37 +256,3 @@ class NonlinearOperator(Operator):
     @abstractmethod
     def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
         """For each input its entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the relaxation."""
-
-
-class Activation(NonlinearOperator):
-    """A function of one variable input, entry by entry."""
-
-    elementwise = True
-
-    @abstractmethod
-    def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
-        """Lines of about these slopes that hold in real arithmetic on ``bounds`` ``(batch, 1, *shape)``."""
-
-    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
-        bounds = inputs[0].map(lambda end: end.unsqueeze(1))
-        lines = self.rigorous_lines(node, bounds, *slopes_of(bounds, chosen, rows))
-        return lines_step(
-            bounds, Lines(lines.lower_slope, lines.upper_slope, lines.lower_intercept, lines.upper_intercept)
-        )
-
-    def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
-        return self.relax(node, bounds[0])
-
-    def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
-        return (self.improvable(node, bounds[0]),)
-
-    def refusal(self, node: Node) -> str | None:
-        return None if len(node.inputs) == 1 else "it has more than one input that depends on the model's input"
-
-    @abstractmethod
-    def relax(self, node: Node, bounds: Interval) -> Relaxation:
-        """Linear bounds that hold on ``bounds``; an interval of width 0 is a point."""
-
-    @abstractmethod
-    def improvable(self, node: Node, bounds: Interval) -> Tensor:
-        """Entries, bool ``(batch, *shape)``, whose relaxation would get tighter with tighter bounds."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.dimensions import dimension_of
+from service.bounds.operators.sharding import Cut, Whole
 
 
 class Concatenate(LinearOperator):
@@ -51,6 +52,9 @@ class Concatenate(LinearOperator):
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(bias=node.size)
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
+        return Whole("its operands would have to be divided alike, constants too")
 
 
 def _value(constant: Tensor | Repeated) -> Tensor:

@@ -20,7 +20,7 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, widened_by_rank
-from service.bounds.operators.base import Crossing, EnteringCollective, LinearOperator, Pulled, UnitRows
+from service.bounds.operators.base import Collective, Crossing, EnteringCollective, Pulled, UnitRows
 
 
 class Begin(EnteringCollective):
@@ -42,7 +42,7 @@ class Begin(EnteringCollective):
         return super().pull_rows(node, coefficients, exchange, own, divided)
 
 
-class End(LinearOperator):
+class End(Collective):
     """A collective with which a region ends. A pass may come with the rows divided over the ranks."""
 
     crossing = Crossing.LEAVE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
 from service.bounds.operators.linear import constant_only
+from service.bounds.operators.sharding import Cut, Layer, Share, Whole
 from service.bounds.windows import Pair, Windows
 
 
@@ -95,6 +96,24 @@ class Convolution(LinearOperator):
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
         return widened_by_magnitude(node, computed, *self.error(node, inputs, exchange))
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
+        """Where each channel is by itself, as in an average pool."""
+        cut, groups = cuts[node.inputs[0]], int(node.arguments["groups"])
+        by_itself = cut.dim == 0 and groups == cut.length == node.shape[0]
+        return cut if by_itself else Whole("it joins channels, or pixels that are divided")
+
+    def local_arguments(self, node: Node, cut: Cut, share: Share) -> dict[str, Any]:
+        names = [name for name in ("weight", "bias") if node.arguments[name] is not None]
+        constants = {name: share(node.constant(name), 0, cut, 0.0) for name in names}
+        return {**node.arguments, **constants, "groups": cut.share}
+
+    def layer(self, node: Node) -> Layer | None:
+        if node.arguments["groups"] != 1:
+            return None
+        weight_out, weight_in = (1, 0) if node.arguments["transposed"] else (0, 1)
+        weight, bias = node.constant("weight"), node.arguments["bias"]
+        return Layer(node.operator, node.arguments, weight, bias, 0, 0, weight_out, weight_in)
 
 
 def _moves(node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, repeats
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.broadcasting import unbroadcast
+from service.bounds.operators.sharding import Cut, Whole
 
 
 class Expand(LinearOperator):
@@ -25,3 +26,6 @@ class Expand(LinearOperator):
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(repeats(node))
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
+        return Whole("it repeats entries, of which ranks would have to keep count")

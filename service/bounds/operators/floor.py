@@ -10,7 +10,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.base import Activation
+from service.bounds.operators.activation import Activation
 from service.bounds.operators.pieces import either
 from service.bounds.relaxation import Relaxation
 

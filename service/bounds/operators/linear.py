@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, repeats, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
 from service.bounds.operators.broadcasting import unbroadcast
+from service.bounds.operators.sharding import Cut, Layer, Whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +78,16 @@ class AffineOperator(LinearOperator):
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
         return widened_by_magnitude(node, computed, *self.error(node, inputs, exchange))
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
+        return Whole("it adds up over what is divided, and is no layer that may")
+
+    def layer(self, node: Node) -> Layer | None:
+        found = self.read(node)
+        if found.weight.ndim != MATRIX:
+            return None
+        name, last = "aten.linear.default", len(node.shape) - 1
+        return Layer(name, {"input": None}, found.weight, found.bias, last, len(node.input_shapes[0]) - 1, 0, 1)
 
 
 MATRIX = 2

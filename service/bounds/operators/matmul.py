@@ -6,7 +6,7 @@ The product of two values is relaxed as a sum of products, which takes the sum o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.linear import Affine, AffineOperator, constant_only
 from service.bounds.operators.mul import Bilinear
+from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.rounding import TINY, gamma, magnitude, widened
 
@@ -63,6 +64,9 @@ class MatrixFromLeft(LinearOperator):
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
         return widened_by_magnitude(node, computed, *self.error(node, inputs, exchange))
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
+        return Whole("it adds up over rows, and columns would have to be divided")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +120,9 @@ class MatrixOfTwo(Bilinear):
     def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
         longest = sum(node.shape[-2:]) + node.input_shapes[0][-1]
         return planes_step(node, inputs, lambda ends: self.interval(node, ends, Exchange()), chosen, longest)
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
+        return Whole("it adds up over what is divided")
 
 
 MOST_PRODUCTS = 2**13

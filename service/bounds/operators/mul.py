@@ -19,15 +19,14 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, Step, planes_step, repeats, signs_kept, widened_by_term
 from service.bounds.operators.base import LinearOperator, NonlinearOperator, Pulled
 from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.operators.elementwise import Elementwise
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.rounding import TINY, widened
 
 
 @dataclass(frozen=True)
-class Multiple(LinearOperator):
+class Multiple(Elementwise, LinearOperator):
     """``x·c``, or ``x/c`` with ``inverse``, for a constant number or tensor c."""
-
-    elementwise = True
 
     inverse: bool = False
 
@@ -94,10 +93,8 @@ class _ProductPlanes:
         return (onto_left, onto_right), -bias
 
 
-class Product(Bilinear):
+class Product(Elementwise, Bilinear):
     """``x·y`` entrywise, with broadcasting."""
-
-    elementwise = True
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         x, y = inputs

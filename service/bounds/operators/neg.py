@@ -12,12 +12,11 @@ from service.bounds.interval import Interval
 from service.bounds.operators.add import scaled_by
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.elementwise import Elementwise
 
 
-class Negation(LinearOperator):
+class Negation(Elementwise, LinearOperator):
     """``−x``."""
-
-    elementwise = True
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return scaled_by(inputs[0], -1.0)

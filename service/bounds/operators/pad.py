@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.sharding import Cut, Whole
 
 
 class Pad(LinearOperator):
@@ -35,3 +36,8 @@ class Pad(LinearOperator):
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(bias=node.size if node.arguments["value"] else 0)
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
+        cut = cuts[node.inputs[0]]
+        beyond = len(node.arguments["pad"]) // 2 >= len(node.shape) - cut.dim
+        return Whole("it pads the divided dimension") if beyond else cut

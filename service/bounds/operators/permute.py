@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.dimensions import dimensions_of
+from service.bounds.operators.sharding import Cut
 
 
 class Permute(LinearOperator):
@@ -28,3 +30,7 @@ class Permute(LinearOperator):
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut:
+        cut = cuts[node.inputs[0]]
+        return replace(cut, dim=dimensions_of(node).index(cut.dim + 1) - 1)

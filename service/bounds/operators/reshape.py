@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
 
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
 from service.bounds.fused import Picked
-from service.bounds.graph import Node
+from service.bounds.graph import BatchSize, Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
+from service.bounds.operators.sharding import Cut, Share, Whole
 from service.bounds.windows import Windows, image_of
 
 
@@ -38,3 +41,23 @@ class Reshape(LinearOperator):
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
+        """The dimension joins those after it, or is split; what comes before it keeps its entries."""
+        cut, before = cuts[node.inputs[0]], node.input_shapes[0]
+        outer = prod(before[: cut.dim])
+        for dim, length in enumerate(node.shape):
+            if prod(node.shape[:dim]) != outer or length == 1:
+                continue
+            if length % cut.length == 0 and prod(before[cut.dim :]) % length == 0:
+                return Cut(dim, length, cut.share * (length // cut.length))
+            inner = cut.length // length
+            if cut.length % length == 0 and cut.share % inner == 0:
+                return Cut(dim, length, cut.share // inner)
+            break
+        return Whole("the division does not fall between its entries")
+
+    def local_arguments(self, node: Node, cut: Cut, share: Share) -> dict[str, Any]:
+        sized = next((name for name in ("size", "shape") if name in node.arguments), None)
+        own = {} if sized is None else {sized: (BatchSize(), *cut.local(node.shape))}
+        return {**node.arguments, **own}

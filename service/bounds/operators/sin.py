@@ -12,7 +12,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.base import Activation
+from service.bounds.operators.activation import Activation
 from service.bounds.operators.curve import LEVEL_SLOPE
 from service.bounds.operators.smooth import SmoothFunction
 from service.bounds.operators.table import LineTable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.dimensions import dimension_of
+from service.bounds.operators.sharding import Cut, Whole
 
 
 class Slice(LinearOperator):
@@ -46,6 +47,10 @@ class Slice(LinearOperator):
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
 
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
+        cut = cuts[node.inputs[0]]
+        return Whole("it takes some of the divided entries") if dimension_of(node) == cut.dim + 1 else cut
+
 
 class Select(LinearOperator):
     """``aten.index_select(self, dim, index)`` with constant indices, which may repeat."""
@@ -64,3 +69,7 @@ class Select(LinearOperator):
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(len(node.constant("index")))
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
+        cut = cuts[node.inputs[0]]
+        return Whole("it takes some of the divided entries") if dimension_of(node) == cut.dim + 1 else cut

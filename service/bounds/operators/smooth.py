@@ -19,7 +19,7 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.base import Activation
+from service.bounds.operators.activation import Activation
 from service.bounds.operators.curve import Curve, Error, Function
 from service.bounds.operators.table import LineTable
 from service.bounds.relaxation import Family, Lines, Relaxation

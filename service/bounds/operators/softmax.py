@@ -7,7 +7,7 @@ entry weighted by its width, for which Σ w_i·|c_i − m| is least.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Step
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.operators.pieces import TwoPieces
+from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.relaxation import Family, Relaxed
 
 
@@ -46,6 +47,9 @@ class SoftmaxProduct(NonlinearOperator):
 
     def centred(self, coefficients: Tensor, bounds: Sequence[Interval]) -> Tensor:
         return coefficients - self.middle(coefficients, self.widths(bounds))
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
+        return self.product.shard(node, cuts, ranks)
 
     def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
         return self.product.improvable_on(node, bounds)

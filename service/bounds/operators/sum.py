@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, widened_by_term
 from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rounding import magnitude
 
 
@@ -58,3 +59,10 @@ class Sum(LinearOperator):
 
         below, above = (magnitude(propagate([Interval.point(end.abs())])) for end in (inputs[0].lower, inputs[0].upper))
         return widened_by_term(node, inputs, computed, propagate, (below, above))
+
+    def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
+        cut, over = cuts[node.inputs[0]], self._over(node)
+        if cut.dim + 1 in over:
+            return Whole("it adds up over what is divided")
+        dropped = 0 if node.arguments["keepdim"] else sum(dim < cut.dim + 1 for dim in over)
+        return replace(cut, dim=cut.dim - dropped)

@@ -13,12 +13,11 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, has_constant, repeats
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.broadcasting import operand, unbroadcast
+from service.bounds.operators.elementwise import Elementwise
 
 
-class Where(LinearOperator):
+class Where(Elementwise, LinearOperator):
     """``aten.where(condition, self, other)`` by a constant condition: entries of one or the other."""
-
-    elementwise = True
 
     def refusal(self, node: Node) -> str | None:
         return "its condition depends on the input" if node.is_variable("condition") else None

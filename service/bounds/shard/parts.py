@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from service.bounds.graph import BatchSize, Graph, Node, Ref, Repeated
+from service.bounds.graph import Graph, Node, Ref
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.linear import Affine, AffineOperator
-from service.bounds.operators.reshape import Reshape
-from service.bounds.shard.cuts import Cut
-from service.bounds.shard.regions import CONVOLUTION, Region, output_dim, regions, undivided
+from service.bounds.operators.sharding import Cut, Layer
+from service.bounds.shard.regions import Region, layer_of, regions, undivided
 from service.parallel.mesh import Axis
 
-LINEAR, ADD = "aten.linear.default", "aten.add.Tensor"
+ADD = "aten.add.Tensor"
 COPY, REDUCE = "trivet.copy_to_group.default", "trivet.reduce_from_group.default"
 
 
@@ -81,72 +78,35 @@ class _Divider:
         return share
 
     def _column(self, node: Node, copied: str) -> Node:
-        cut = self.cuts[node.name]
-        shape = cut.local(node.shape)
-        if node.operator == CONVOLUTION:
-            out = 1 if node.arguments["transposed"] else 0
-            arguments = self._convolution(node, {"weight": out, "bias": 0}, cut)
-            return replace(node, arguments={**arguments, "input": Ref(copied)}, shape=shape)
-        whole = _affine(node)
-        bias = None if whole.bias is None else self._own(whole.bias, 0, cut)
-        arguments = {"input": Ref(copied), "weight": self._own(whole.weight, 0, cut), "bias": bias}
-        return Node(node.name, LINEAR, arguments, shape, node.input_shapes, node.where)
+        cut, layer = self.cuts[node.name], self._layer(node)
+        bias = None if layer.bias is None else self._own(layer.bias, 0, cut)
+        weight = self._own(layer.weight, layer.weight_out, cut)
+        arguments = {**layer.arguments, "input": Ref(copied), "weight": weight, "bias": bias}
+        return replace(node, operator=layer.overload, arguments=arguments, shape=cut.local(node.shape))
 
     def _row(self, node: Node) -> Iterator[Node]:
         """The rank's summand, the sum, and the bias once."""
         name = node.inputs[0]
-        cut = self.cuts[name]
-        if node.operator == CONVOLUTION:
-            bias = node.arguments["bias"]
-            into = 0 if node.arguments["transposed"] else 1
-            arguments = {**self._convolution(node, {"weight": into}, cut), "bias": None}
-            part = replace(node, arguments=arguments)
-        else:
-            whole = _affine(node)
-            bias = whole.bias
-            weight = self._own(whole.weight, 1, cut)
-            part = replace(node, operator=LINEAR, arguments={"input": Ref(name), "weight": weight, "bias": None})
+        cut, layer = self.cuts[name], self._layer(node)
+        weight = self._own(layer.weight, layer.weight_in, cut)
+        arguments = {**layer.arguments, "input": Ref(name), "weight": weight, "bias": None}
         shapes = (cut.local(node.input_shapes[0]),)
-        yield replace(part, name=f"{node.name}_part", input_shapes=shapes)
-        total = node.name if bias is None else f"{node.name}_sum"
+        yield Node(f"{node.name}_part", layer.overload, arguments, node.shape, shapes, node.where)
+        total = node.name if layer.bias is None else f"{node.name}_sum"
         yield self._collective(node, total, REDUCE, f"{node.name}_part", node.shape)
-        if bias is not None:
-            trailing = [1] * (len(node.shape) - output_dim(node) - 1)
-            added = {"self": Ref(total), "other": bias.reshape(-1, *trailing), "alpha": 1}
+        if layer.bias is not None:
+            trailing = [1] * (len(node.shape) - layer.output_dim - 1)
+            added = {"self": Ref(total), "other": layer.bias.reshape(-1, *trailing), "alpha": 1}
             yield Node(node.name, ADD, added, node.shape, (node.shape,), node.where)
 
-    def _convolution(self, node: Node, divided: Mapping[str, int], cut: Cut) -> dict[str, Any]:
-        constants = {name: dim for name, dim in divided.items() if node.arguments[name] is not None}
-        shares = {name: self._own(node.constant(name), dim, cut) for name, dim in constants.items()}
-        return {**node.arguments, **shares}
+    @staticmethod
+    def _layer(node: Node) -> Layer:
+        layer = layer_of(node)
+        assert layer is not None
+        return layer
 
     def _within(self, node: Node) -> Node:
         cut = self.cuts[node.name]
-        shape = cut.local(node.shape)
         before = [self.cuts[name].local(whole) for name, whole in zip(node.inputs, node.input_shapes, strict=True)]
-        arguments = dict(node.arguments)
-        operator = OPERATORS[node.operator]
-        if operator.elementwise:
-            fill = 1.0 if node.operator == "aten.div.Tensor" else 0.0
-            arguments = {name: self._operand(value, node, cut, fill) for name, value in arguments.items()}
-        elif node.operator == CONVOLUTION:
-            arguments = {**self._convolution(node, {"weight": 0, "bias": 0}, cut), "groups": cut.share}
-        elif isinstance(operator, Reshape):
-            sized = next((name for name in ("size", "shape") if name in arguments), None)
-            arguments |= {} if sized is None else {sized: (BatchSize(), *shape)}
-        return replace(node, arguments=arguments, shape=shape, input_shapes=tuple(before))
-
-    def _operand(self, value: Any, node: Node, cut: Cut, fill: float) -> Any:
-        """A constant operand's share, where it is as long as the value and not broadcast along the cut."""
-        if isinstance(value, Repeated):
-            return Repeated(self._operand(value.value, node, cut, fill))
-        dim = cut.dim - len(node.shape)
-        if not isinstance(value, Tensor) or value.ndim < -dim or value.shape[dim] != cut.length:
-            return value
-        return self._own(value, dim, cut, fill)
-
-
-def _affine(node: Node) -> Affine:
-    operator = OPERATORS[node.operator]
-    assert isinstance(operator, AffineOperator)
-    return operator.read(node)
+        arguments = OPERATORS[node.operator].local_arguments(node, cut, self._own)
+        return replace(node, arguments=arguments, shape=cut.local(node.shape), input_shapes=tuple(before))

@@ -12,10 +12,7 @@ from math import prod
 
 from service.bounds.graph import Graph, Node
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.linear import AffineOperator
-from service.bounds.shard.cuts import Cut, follow
-
-CONVOLUTION = "aten.convolution.default"
+from service.bounds.operators.sharding import Cut, Layer, Whole
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ def regions(graph: Graph, ranks: int) -> list[Region]:
     found: list[Region] = []
     taken: set[str] = set()
     for node in graph.nodes[1:]:
-        if node.name in taken or not is_layer(node):
+        if node.name in taken or layer_of(node) is None:
             continue
         region = _grown(graph, node, taken, ranks)
         if isinstance(region, Region):
@@ -59,26 +56,15 @@ def undivided(graph: Graph, found: Sequence[Region], ranks: int) -> Iterator[tup
     """Layers in none of the regions because an operator behind them cannot be divided, each with that operator."""
     taken = {name for region in found for name in (*region.cuts, *region.rows)}
     for node in graph.nodes[1:]:
-        if node.name not in taken and is_layer(node):
+        if node.name not in taken and layer_of(node) is not None:
             stopped = _grown(graph, node, taken, ranks)
             if isinstance(stopped, Stopped) and stopped.at is not None:
                 yield node, stopped.at
 
 
-def is_layer(node: Node) -> bool:
-    """Whether its outputs can be divided, and what it adds up over."""
-    if node.operator == CONVOLUTION:
-        return int(node.arguments["groups"]) == 1
-    operator = OPERATORS[node.operator]
-    return isinstance(operator, AffineOperator) and operator.read(node).weight.ndim == 2
-
-
-def output_dim(node: Node) -> int:
-    return 0 if node.operator == CONVOLUTION else len(node.shape) - 1
-
-
-def input_dim(node: Node) -> int:
-    return 0 if node.operator == CONVOLUTION else len(node.input_shapes[0]) - 1
+def layer_of(node: Node) -> Layer | None:
+    """The node as a layer whose outputs, and what it adds up over, can be divided; ``None`` where it is none."""
+    return OPERATORS[node.operator].layer(node) if node.inputs else None
 
 
 def _grown(graph: Graph, first: Node, taken: set[str], ranks: int) -> Region | Stopped:
@@ -100,11 +86,13 @@ def _attempt(graph: Graph, columns: set[str], taken: set[str], ranks: int) -> Re
     rows: set[str] = set()
     for node in graph.nodes[1:]:
         divided = [name for name in node.inputs if name in cuts]
+        layer = layer_of(node) if divided or node.name in columns else None
         if node.name in columns:
-            if divided or node.shape[output_dim(node)] < ranks:
+            assert layer is not None
+            if divided or node.shape[layer.output_dim] < ranks:
                 return Stopped()
-            cuts[node.name] = Cut.of(node, output_dim(node), ranks)
-        elif divided and is_layer(node) and cuts[divided[0]].dim == input_dim(node):
+            cuts[node.name] = Cut.of(node, layer.output_dim, ranks)
+        elif layer is not None and cuts[divided[0]].dim == layer.input_dim:
             rows.add(node.name)
         elif divided:
             absent = next((name for name in node.inputs if name not in cuts), None)
@@ -112,8 +100,8 @@ def _attempt(graph: Graph, columns: set[str], taken: set[str], ranks: int) -> Re
                 return Missing(absent)
             if node.name in taken:
                 return Stopped()
-            cut = follow(node, cuts, ranks)
-            if cut is None:
+            cut = OPERATORS[node.operator].shard(node, cuts, ranks)
+            if isinstance(cut, Whole):
                 return Stopped(node)
             cuts[node.name] = cut
     if not rows or rows & taken or graph.output.name in cuts:
@@ -124,7 +112,7 @@ def _attempt(graph: Graph, columns: set[str], taken: set[str], ranks: int) -> Re
 def _layer_before(nodes: Mapping[str, Node], name: str) -> str | None:
     """The layer that a value comes from through operators of one input and as many entries."""
     node = nodes[name]
-    while node.inputs and not is_layer(node):
+    while node.inputs and layer_of(node) is None:
         if len(node.inputs) != 1 or prod(node.shape) != prod(node.input_shapes[0]):
             return None
         node = nodes[node.inputs[0]]
