@@ -96,6 +96,16 @@ class Chaos:
 
     def run(self) -> list[tuple[Job, list[dict[str, Any]]]]:
         """Let faults fall, wait for quiet, check; return the ended jobs with their events."""
+        try:
+            return self._run()
+        except TrivetError as error:
+            for violation in (*self.load.violations, Violation("the service answers", str(error))):
+                self._violate(violation)
+            return []
+        finally:
+            self.over.set()
+
+    def _run(self) -> list[tuple[Job, list[dict[str, Any]]]]:
         threads = [threading.Thread(target=work, daemon=True) for work in (self.load.run, self._watch)]
         for thread in threads:
             thread.start()

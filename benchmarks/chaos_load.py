@@ -40,15 +40,22 @@ class Load:
         self._random = random.Random(self.seed)
 
     def run(self) -> None:
-        while not self.ended.is_set():
-            try:
-                room = self.backlog - len(self.unfinished())
-            except TrivetError:
-                room = 2
-            for _ in range(min(room, 4)):
-                self._submit()
-            self._meddle()
-            self.ended.wait(self._random.uniform(0.5, 3.0))
+        try:
+            while not self.ended.is_set():
+                self._keep_up()
+                self._meddle()
+                self.ended.wait(self._random.uniform(0.5, 3.0))
+        except TrivetError as error:
+            self.violations.append(Violation("the service answers", str(error)))
+
+    def _keep_up(self) -> None:
+        """Submit what is missing from the backlog."""
+        try:
+            room = self.backlog - len(self.unfinished())
+        except TrivetError:
+            room = 2
+        for _ in range(min(room, 4)):
+            self._submit()
 
     def unfinished(self) -> list[str]:
         """Return the ids of this run's jobs that have not ended."""

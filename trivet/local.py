@@ -54,6 +54,8 @@ class LocalService:
     lock: ProcessLock | None = None
     leftovers: list[str] = field(default_factory=list)
     """Names of the parts of a killed service that were ended at the start."""
+    said: list[str] = field(default_factory=list)
+    """What :meth:`revive` had to say during the start."""
     was_open: bool = False
     """Other users could read the data folder until this start."""
     url: str = ""
@@ -207,9 +209,11 @@ class LocalService:
             )
 
     def _alive(self) -> bool:
+        """Start again what was ended from outside; raise :class:`StartError` for a part that fails by itself."""
         for part in self.parts.values():
-            if (ended := part.ended) is not None:
-                raise StartError(_obituary(part, ended))
+            if (part.process.poll() or 0) > 0 and not self.said:
+                raise StartError(_obituary(part))
+        self.said += self.revive()
         return True
 
 
@@ -267,5 +271,5 @@ def _until(holds: Callable[[], bool], otherwise: str) -> None:
         time.sleep(_POLL_S)
 
 
-def _obituary(part: Part, ended: str) -> str:
-    return f"{ended}; {part.log} says:\n{part.last_lines()}"
+def _obituary(part: Part) -> str:
+    return f"the {part.name} {how(part.process.poll() or 0)}; {part.log} says:\n{part.last_lines()}"

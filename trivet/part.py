@@ -80,12 +80,6 @@ class Part:
         finally:
             lock.close()
 
-    @property
-    def ended(self) -> str | None:
-        """How it ended by itself, if it did."""
-        code = self.process.poll()
-        return None if code is None else f"the {self.name} {how(code)}"
-
     def end(self) -> None:
         self.process.terminate()
         try:

@@ -31,6 +31,8 @@ def _announce(service: LocalService, console: Terminal) -> None:
     if service.leftovers:
         names = ", ".join(service.leftovers)
         console.print(f"Ended what a killed 'trivet up' left running here: {names}. Its jobs go on.", style="yellow")
+    for line in service.said:
+        console.print(line, style="yellow")
     if service.was_open:
         console.print(f"Closed {service.settings.layout.root} to other users, who could read it.", style="yellow")
     console.print("Trivet is up:", Text(service.url, style="bold"))

@@ -103,6 +103,21 @@ def test_a_part_that_dies_is_started_again_however_often(tmp_path: Path) -> None
     assert belonging_to(data) == []
 
 
+@pytest.mark.parametrize("word", ["valkey-server", "api", "workers"])
+def test_a_part_that_is_killed_during_the_start_is_started_again(tmp_path: Path, word: str) -> None:
+    data = tmp_path / "data"
+    with up(data) as process:
+        wait_until(lambda: parts_of(process, "workers"), 60)
+        part_of(process, word).kill()
+        with Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
+            assert client.is_ready()
+            assert any(host.alive for host in client.hosts())
+        assert "was ended by SIGKILL and is started again" in said(data).read_text()
+        process.terminate()
+        assert process.wait(STOP_S) == 0
+    assert belonging_to(data) == []
+
+
 @pytest.mark.distributed
 def test_jobs_that_run_when_it_stops_resume_when_it_starts(tmp_path: Path) -> None:
     data = tmp_path / "data"
