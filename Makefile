@@ -34,7 +34,7 @@ format: $(STAMP)
 
 # The browser tests use a Chromium that is already there; else the one that Playwright or the system's packages bring.
 browser: $(STAMP)
-	@$(BIN)/python tests/browser/ensure_chromium.py
+	@$(BIN)/python tests/ensure_chromium.py
 
 constraints: $(STAMP)
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt

@@ -25,13 +25,13 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from api.problems import ProblemError
-from service.jobs.checks.confined import LENGTH, OUT_OF_MEMORY
 from service.jobs.checks.files import files_of
-from service.jobs.checks.request import AnyRequest, CheckLimits, CheckRequest
-from service.jobs.checks.server import LARGEST_MESSAGE, Ending, Order
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
-from service.jobs.spec import spec_adapter
+from service.jobs.submission.confined import LENGTH, OUT_OF_MEMORY
+from service.jobs.submission.request import AnyRequest, CheckLimits, CheckRequest
+from service.jobs.submission.server import LARGEST_MESSAGE, Ending, Order
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class _Server:
     def start(cls) -> _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, "-m", "service.jobs.checks.server", str(theirs.fileno())]
+            command = [sys.executable, "-m", "service.jobs.submission.server", str(theirs.fileno())]
             process = subprocess.Popen(
                 command,
                 pass_fds=(theirs.fileno(),),

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from api.problems import MEDIA_TYPE, ProblemDetails
+from service.jobs.kinds.registry import KINDS
 
 _ERRORS = {
     "401": "no valid API key",
@@ -38,6 +39,9 @@ def _build(app: FastAPI) -> dict[str, Any]:
     own = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
     components.update(own.pop("$defs", {}))
     components["ProblemDetails"] = own
+    for name in ("Job", "ListedJob"):
+        if name in components:
+            components[name]["properties"]["kind"]["enum"] = list(KINDS.provided)
     for name in ("HTTPValidationError", "ValidationError"):
         components.pop(name, None)
     for path, operations in schema["paths"].items():

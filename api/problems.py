@@ -14,9 +14,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from api.locate import Locator, Place
-from service.jobs.fragments import DISAGREEMENT, ID_EXPECTED, TOO_MANY_ERRORS
 from service.jobs.records import LONGEST_TEXT, shortened
 from service.jobs.records import Problem as Refusal
+from service.jobs.spec.base import DISAGREEMENT, ID_EXPECTED, TOO_MANY_ERRORS
 
 MEDIA_TYPE = "application/problem+json"
 _LONGEST_ECHO = 200

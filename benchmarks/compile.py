@@ -27,7 +27,7 @@ from train_rows import MODEL, SMOKE_MODEL
 from service.compilation.job import run
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
-from service.jobs.spec import CompileSpec
+from service.jobs.spec.compile import CompileSpec
 from service.parallel import distributed
 
 SMALL = MODEL | {"dim": 768, "layers": 12, "heads": 12, "kv_heads": 12, "ffn_dim": 2048, "max_sequence": 512}

@@ -33,7 +33,7 @@ from typing import Any
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import GATE_ARTIFACTS
-from service.jobs.spec import TrainSpec
+from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store
 
 SPARE_READY_S = 10.0

@@ -21,7 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import NullReporter, RecordingReporter, RunContext
-from service.jobs.spec import TrainSpec, VerifySpec
+from service.jobs.spec.train import TrainSpec
+from service.jobs.spec.verify import VerifySpec
 from service.training.job import run as train
 from service.verification.job import run as verify
 

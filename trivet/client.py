@@ -13,17 +13,15 @@ from urllib.parse import quote
 import httpx2
 from pydantic import TypeAdapter
 
-from service.jobs.kinds import Kinds
+from service.jobs.kinds.listing import Kinds
 from service.jobs.plan import Plan
 from service.jobs.records import ApiKey, Artifact, Host, Job, JobPage, Scope, StoredFile
-from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec
+from service.jobs.spec.base import CommonSpec
 from service.jobs.states import TERMINAL, JobState
 from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
 from trivet.errors import Unreachable
 from trivet.follow import follow
 
-AnySpec = TrainSpec | VerifySpec | CompileSpec | Mapping[str, Any]
-Kind = Literal["train", "verify", "compile"]
 _LONGEST_WAIT_S = 20.0
 _CHECKING = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S, read=900.0)
 """The service reads a job's files before it answers, within limits of its own."""
@@ -56,7 +54,7 @@ class Client:
     ) -> None:
         self.close()
 
-    def submit(self, spec: AnySpec, *, idempotency_key: str | None = None) -> Job:
+    def submit(self, spec: CommonSpec | Mapping[str, Any], *, idempotency_key: str | None = None) -> Job:
         """Submit a job. A lost answer is asked for again under one idempotency key, so one call is one job."""
         body = dict(spec) if isinstance(spec, Mapping) else spec.model_dump(mode="json", by_alias=True)
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
@@ -86,7 +84,7 @@ class Client:
     def jobs(
         self,
         *,
-        kind: Kind | None = None,
+        kind: str | None = None,
         state: JobState | None = None,
         label: str | None = None,
         owner: str | None = None,

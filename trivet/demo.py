@@ -25,7 +25,6 @@ from trivet.terminal import Terminal, paragraph
 from trivet.up import interruptible
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-KINDS = ("train", "verify", "compile")
 _CPU_SLOTS = 4
 _NEXT = (
     "\nThe demo's service and its jobs are gone. Next: `make up` starts one that stays, and in another terminal\n"
@@ -57,7 +56,7 @@ def _run_jobs(client: Client, console: Terminal) -> dict[str, Job]:
     host = client.hosts()[0]
     train = client.submit(_spec("train", host))
     links = {"model": {"job": train.id}}
-    jobs = {"train": train, **{kind: client.submit(_spec(kind, host, **links)) for kind in KINDS[1:]}}
+    jobs = {"train": train, **{kind: client.submit(_spec(kind, host, **links)) for kind in ("verify", "compile")}}
     titles = {job.id: kind for kind, job in jobs.items()}
     progress.show(console, titles, client.follow_all(list(titles), types=progress.WATCHED))
     return {kind: client.wait(job.id) for kind, job in jobs.items()}

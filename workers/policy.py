@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from service.jobs.checks.dependencies import dependencies
 from service.jobs.layout import DataLayout
-from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind, ProgramKind
+from service.jobs.plugins.declarations import GROUPS
 from service.jobs.records import Claim
 from service.jobs.settings import Settings, config_file
-from service.jobs.spec import TrainSpec
 from service.jobs.store import Store
 from workers.confinement import Confinement, JobLimits, Mode
 
@@ -68,7 +66,7 @@ class JobPolicy:
         spec = claim.spec
         read = [*map(Path, self.read), *_plugins()]
         read += [layout.file(name) for name in _FILE.findall(spec.model_dump_json(by_alias=True))]
-        for needed in dependencies(spec):
+        for needed in spec.dependencies():
             if needed.kind is not None:
                 read += [layout.job(needed.job_id).artifacts, layout.job(needed.job_id).checkpoints]
         write = [layout.job(claim.ref.job_id).root, layout.cache, scratch, compiled]
@@ -87,7 +85,7 @@ class JobPolicy:
 
 def _plugins() -> Iterator[Path]:
     """Where the packages that extend Trivet are; one that is being developed is outside the installation."""
-    for group in (ModelFamily.group, DataSource.group, ObjectiveKind.group, ProgramKind.group):
+    for group in GROUPS:
         for point in entry_points(group=group):
             found = find_spec(point.module.partition(".")[0])
             if found is not None:
@@ -99,7 +97,7 @@ def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
     manifest has them: none where that job is another owner's. Raises :class:`service.jobs.store.StoreUnavailable`.
     """
     owner = store.jobs.get(claim.ref.job_id).owner
-    gate = claim.spec.compile.gate if isinstance(claim.spec, TrainSpec) else None
+    gate = claim.spec.gate_job
     if gate is None or store.jobs.get(gate).owner != owner:
         return owner, {}
     return owner, {artifact.name: artifact.sha256 for artifact in store.artifacts.list(gate) if artifact.sha256}

@@ -16,35 +16,24 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, NoReturn, cast
+from typing import Literal, NoReturn, cast
 
 import orjson
 
 from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
 from service.jobs.reporting import Channel, RankReporter, connect
-from service.jobs.runtime import GATE_ARTIFACTS, RefusedError, RunContext
+from service.jobs.runtime import GATE_ARTIFACTS, RefusedError, RunContext, Runner
 from workers.control import Control
 from workers.parentage import die_with_parent
 from workers.stacks import write_on_request
 
-Runner = Callable[[Any, RunContext], Mapping[str, Any] | None]
-"""``run(spec, context)`` of a job kind; what rank 0 returns becomes the job's result. It must hold ``completed``, a
-:class:`service.jobs.runtime.Completion`."""
-
-RUNNERS: Mapping[str, str] = MappingProxyType(
-    {
-        "train": "service.training.job:run",
-        "verify": "service.verification.job:run",
-        "compile": "service.compilation.job:run",
-    }
-)
-
 
 def installed_runner(kind: str) -> Runner:
-    """The runner of a kind, imported now and not before: it brings torch."""
-    module, _, name = RUNNERS[kind].partition(":")
+    """Return the runner of a kind, imported now and not before: it brings torch."""
+    from service.jobs.kinds.registry import KINDS  # noqa: PLC0415 - first tell the supervisor that this rank is there
+
+    module, _, name = KINDS.declaration(kind).runner.partition(":")
     return cast(Runner, getattr(importlib.import_module(module), name))
 
 
@@ -72,7 +61,7 @@ def main(find_runner: Callable[[str], Runner] = installed_runner) -> int:
 
 
 def _run(context: RunContext, find_runner: Callable[[str], Runner], started: float) -> None:
-    from service.jobs.spec import spec_adapter  # noqa: PLC0415 - first tell the supervisor that this rank is there
+    from service.jobs.kinds.registry import spec_adapter  # noqa: PLC0415 - first tell the supervisor that this rank is there
 
     folder = context.paths.attempt(context.attempt)
     spec = spec_adapter.validate_json((folder / "spec.json").read_bytes())

@@ -1,7 +1,8 @@
 """The pages of the dashboard and how they hang on an application.
 
-A page is a template in ``templates/``, a module in ``static/pages/`` and a line in ``PAGES``. Shells hold no data:
-everything that needs a permission is fetched from the API by the page's module, under the session's cookie.
+A page is a template in ``templates/``, a module in ``static/pages/`` and a line in ``PAGES``. What the middle of a job
+page shows comes from a module that the job's kind declares (``service.jobs.plugins.JobKind.page``). Shells hold no
+data: everything that needs a permission is fetched from the API by the page's module, under the session's cookie.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
+
+from service.jobs.kinds.registry import KINDS
 
 HERE = Path(__file__).parent
 
@@ -37,6 +41,8 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+
+_REVALIDATED = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 
 SignedIn = Callable[[Request], bool]
 """Whether a request carries a session; without one, pages send the browser to the sign-in page."""
@@ -79,7 +85,7 @@ class RevalidatedFiles(StaticFiles):
 
     def file_response(self, *args: object, **kwargs: object) -> Response:
         response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]
-        response.headers.update({"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"})
+        response.headers.update(_REVALIDATED)
         return response
 
 
@@ -101,7 +107,16 @@ def mount(app: FastAPI, signed_in: SignedIn | None = None) -> None:
             include_in_schema=False,
             name=f"dashboard:{page.module}",
         )
+    app.add_api_route("/static/kinds/{kind}.js", _kind_module, include_in_schema=False, name="dashboard:kind")
     app.mount("/static", RevalidatedFiles(directory=HERE / "static"), name="dashboard:static")
+
+
+def _kind_module(kind: str) -> Response:
+    """Answer with the module that a kind of job brings for its page."""
+    file = KINDS.declaration(kind).page_file if kind in KINDS.provided else None
+    if file is None:
+        raise HTTPException(404)
+    return FileResponse(file, media_type="text/javascript", headers=_REVALIDATED)
 
 
 def _endpoint(page: Page, environment: Environment, signed_in: SignedIn | None) -> Callable[[Request], Response]:
@@ -115,6 +130,8 @@ def _endpoint(page: Page, environment: Environment, signed_in: SignedIn | None) 
             page=page,
             navigation=navigation,
             sheets=COMMON_SHEETS + page.sheets,
+            kinds=tuple(KINDS.provided),
+            kinds_with_page=[name for name, kind in KINDS.provided.items() if kind.declaration.page],
             **request.path_params,
         )
         return HTMLResponse(text, headers=HEADERS)

@@ -12,9 +12,9 @@ from api.checker import Checker, while_connected
 from api.context import CheckerDep, HubDep, StoreDep
 from api.params import Limit, PageCursor, refuse
 from api.security import Reader, Submitter, require_owner
-from service.jobs.checks.subject import AnySpec
+from service.jobs.kinds.registry import JobSpec, KindName
+from service.jobs.plugins import CommonSpec
 from service.jobs.records import Conflict, Job, JobPage, Rejected
-from service.jobs.spec import JobSpec
 from service.jobs.states import JobState
 from service.jobs.store import JobFilter, Store
 
@@ -58,7 +58,7 @@ async def submit_job(
 
 
 async def _submit(
-    spec: AnySpec, owner: str, idempotency_key: str | None, *, store: Store, checker: Checker, request: Request
+    spec: CommonSpec, owner: str, idempotency_key: str | None, *, store: Store, checker: Checker, request: Request
 ) -> tuple[Job, bool]:
     """The job, and whether it is new. No thread waits while the spec is checked, and a client that leaves ends that."""
     submission = await run_in_threadpool(store.jobs.submission, spec, owner, idempotency_key)
@@ -75,7 +75,7 @@ def list_jobs(
     *,
     key: Reader,
     store: StoreDep,
-    kind: Literal["train", "verify", "compile"] | None = None,
+    kind: KindName | None = None,
     state: JobState | None = None,
     label: Annotated[str | None, Query(max_length=200, description="`key=value`, or `key` with any value")] = None,
     owner: Annotated[str | None, Query(max_length=200)] = None,

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter
 
 from api.security import Reader
-from service.jobs.kinds import Kinds, all_kinds
+from service.jobs.kinds.listing import Kinds, all_kinds
+from service.jobs.kinds.registry import KINDS
 from service.jobs.records import NotFound
-from service.jobs.spec import KINDS
 
 router = APIRouter(tags=["kinds"])
 
@@ -23,6 +23,6 @@ def list_kinds(key: Reader) -> Kinds:
 @router.get("/kinds/{kind}/schema")
 def kind_schema(kind: str, key: Reader) -> dict[str, Any]:
     """JSON Schema of a kind's spec."""
-    if kind not in KINDS:
-        raise NotFound(f"there is no kind {kind!r}; there are {', '.join(KINDS)}")
-    return KINDS[kind].model_json_schema()
+    if kind not in KINDS.provided:
+        raise NotFound(f"there is no kind {kind!r}; there are {', '.join(KINDS.provided)}")
+    return KINDS.declaration(kind).config.model_json_schema()

@@ -10,27 +10,27 @@ from fastapi import APIRouter
 from api.context import StoreDep
 from api.problems import ProblemError
 from api.security import Reader
+from service.jobs.kinds.registry import KINDS
 from service.jobs.records import Job, NotFound
 from service.jobs.store import Store
 
 router = APIRouter(tags=["report"])
-
-REPORT = "report.json"
 
 
 @router.get("/jobs/{job_id}/report")
 def job_report(job_id: str, key: Reader, store: StoreDep) -> dict[str, Any]:
     """Compile jobs: the report of every rung and the gate. Train and verify jobs: their result."""
     job = store.jobs.get(job_id)
-    found = _published(store, job_id) if job.kind == "compile" else job.result
+    artifact = KINDS.declaration(job.kind).report if job.kind in KINDS.provided else None
+    found = job.result if artifact is None else _published(store, job_id, artifact)
     if found is None:
         raise ProblemError(404, _why_none(job))
     return found
 
 
-def _published(store: Store, job_id: str) -> dict[str, Any] | None:
+def _published(store: Store, job_id: str, artifact: str) -> dict[str, Any] | None:
     try:
-        _, path = store.artifacts.get(job_id, REPORT)
+        _, path = store.artifacts.get(job_id, artifact)
     except NotFound:
         return None
     report: dict[str, Any] = json.loads(path.read_bytes())

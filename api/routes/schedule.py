@@ -11,10 +11,11 @@ from api.checker import while_connected
 from api.context import CheckerDep, StoreDep
 from api.problems import ProblemError
 from api.security import Reader
-from service.jobs.checks.request import PlanRequest
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plan import Plan
 from service.jobs.records import Job
-from service.jobs.spec import TrainSpec, spec_adapter
+from service.jobs.spec.train import TrainSpec
+from service.jobs.submission.request import PlanRequest
 
 router = APIRouter(tags=["schedule"])
 

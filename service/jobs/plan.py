@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.jobs.spec import TrainSpec
+from service.jobs.spec.train import TrainSpec
 from service.schedules import generator
 from service.schedules.verify import predict, verify
 

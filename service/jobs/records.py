@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec
+from service.jobs.spec.base import CommonSpec
 from service.jobs.states import JobState
 
 
@@ -49,7 +49,7 @@ class ListedJob(Record):
     """A job as a list shows it: with its spec only where that was asked for."""
 
     id: str
-    kind: Literal["train", "verify", "compile"]
+    kind: str
     name: str
     labels: dict[str, str]
     owner: str
@@ -171,7 +171,7 @@ class Claim:
     """What a supervisor gets when its claim is granted."""
 
     ref: AttemptRef
-    spec: TrainSpec | VerifySpec | CompileSpec
+    spec: CommonSpec
     shares: tuple[HostShare, ...]
     """All hosts of the gang; the first one leads the rendezvous."""
     leader_address: str

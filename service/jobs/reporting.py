@@ -11,15 +11,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import orjson
 
-from service.jobs.bounds_row import BoundsRow
 from service.jobs.event_files import EventWriter, rank_file
 from service.jobs.layout import JobPaths
+from service.jobs.runtime import Reporter
 
 Channel = Literal["control", "stdout", "stderr"]
 
@@ -48,8 +47,8 @@ def connect(address: str, rank: int, channel: Channel, secret: str) -> socket.so
     return connection
 
 
-class RankReporter:
-    """A :class:`service.jobs.runtime.Reporter` that appends to the rank's file, which its supervisor reads in its own
+class RankReporter(Reporter):
+    """Appends to the rank's file, which its supervisor reads in its own
     time. Raises :class:`OSError` where the file cannot be written; while the disk hangs, the rank waits.
     """
 
@@ -57,35 +56,9 @@ class RankReporter:
         self._connection, self._rank, self._paths = connection, rank, paths
         self._events = EventWriter(rank_file(paths.attempt(attempt), rank))
 
-    def metric(self, step: int, values: Mapping[str, float]) -> None:
-        self._put({"type": "metric", "step": step, "values": {name: float(value) for name, value in values.items()}})
-
-    def bound(self, row: BoundsRow) -> None:
-        self._put({**row.as_dict(), "type": "bound"})
-
-    def search(self, moment: Mapping[str, Any]) -> None:
-        self._put({**moment, "type": "search"})
-
-    def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None:
-        event: dict[str, Any] = {"type": "span", "name": name, "start": start, "end": end}
-        self._put(event if detail is None else {**event, "detail": dict(detail)})
-
-    def progress(
-        self,
-        done: int,
-        total: int,
-        unit: str,
-        *,
-        share: float | None = None,
-        phase: str | None = None,
-        left_s: float | None = None,
-    ) -> None:
-        event = {"type": "progress", "done": done, "total": total, "unit": unit}
-        finer = {"share": share, "phase": phase, "left_s": left_s}
-        self._put({**event, **{name: value for name, value in finer.items() if value is not None}})
-
-    def log(self, line: str) -> None:
-        self._put({"type": "log", "stream": "service", "line": line})
+    def put(self, event: dict[str, Any]) -> None:
+        """Append one event to the rank's file; results are there before the rank goes on."""
+        self._events.append(self._line(event), counts=event["type"] in _COUNTS)
 
     def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
         """Announce a finished file or folder. Its name is its path relative to the job's artifact folder, or, for
@@ -95,7 +68,7 @@ class RankReporter:
         for home in (self._paths.artifacts.resolve(), self._paths.root.resolve()):
             if resolved.is_relative_to(home) and resolved != home:
                 name = resolved.relative_to(home).as_posix()
-                self._put({"type": "artifact", "name": name, "media_type": media_type})
+                self.put({"type": "artifact", "name": name, "media_type": media_type})
                 return
         raise ValueError(f"artifact {path}: only files below the job's folder {self._paths.root} can be announced")
 
@@ -117,9 +90,6 @@ class RankReporter:
         """Bring what was reported into the file, if that can still be done."""
         with contextlib.suppress(OSError):
             self._events.flush()
-
-    def _put(self, event: dict[str, Any]) -> None:
-        self._events.append(self._line(event), counts=event["type"] in _COUNTS)
 
     def _send(self, word: dict[str, Any]) -> None:
         """Say a last word; a supervisor that has gone does not hear it."""

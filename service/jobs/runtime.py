@@ -1,11 +1,12 @@
-"""What a job kind is given when it runs on a rank; all that it may know of the service."""
+"""What a kind of job gets when it runs on a rank: all that it may know of the service."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, TypedDict
 
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.layout import DataLayout, JobPaths
@@ -14,16 +15,33 @@ GATE_ARTIFACTS = "gate-artifacts.json"
 """The file in an attempt's folder in which ranks find :attr:`RunContext.gate_artifacts`."""
 
 
-class Reporter(Protocol):
-    """Writes events; never blocks on the network, never raises because nobody listens."""
+class Reporter(ABC):
+    """Reports what happens on a rank as events; never blocks on the network, never raises because nobody listens."""
 
-    def metric(self, step: int, values: Mapping[str, float]) -> None: ...
+    @abstractmethod
+    def put(self, event: dict[str, Any]) -> None:
+        """Take one event, a dictionary that :mod:`service.jobs.events` would accept."""
 
-    def bound(self, row: BoundsRow) -> None: ...
+    @abstractmethod
+    def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
+        """Announce a finished file (or folder) below the job's artifact folder; its name is its relative path."""
 
-    def search(self, moment: Mapping[str, Any]) -> None: ...
+    def metric(self, step: int, values: Mapping[str, float]) -> None:
+        """Report values measured at a step, by name."""
+        self.put({"type": "metric", "step": step, "values": {name: float(value) for name, value in values.items()}})
 
-    def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None: ...
+    def bound(self, row: BoundsRow) -> None:
+        """Report the bounds of one instance."""
+        self.put({**row.as_dict(), "type": "bound"})
+
+    def search(self, moment: Mapping[str, Any]) -> None:
+        """Report how far a branch-and-bound search is."""
+        self.put({**moment, "type": "search"})
+
+    def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None:
+        """Report what took from ``start`` to ``end`` (Unix seconds)."""
+        event: dict[str, Any] = {"type": "span", "name": name, "start": start, "end": end}
+        self.put(event if detail is None else {**event, "detail": dict(detail)})
 
     def progress(
         self,
@@ -36,11 +54,13 @@ class Reporter(Protocol):
         left_s: float | None = None,
     ) -> None:
         """Tell how far the job is; fields as in :class:`service.jobs.records.Progress`."""
+        event = {"type": "progress", "done": done, "total": total, "unit": unit}
+        finer = {"share": share, "phase": phase, "left_s": left_s}
+        self.put({**event, **{name: value for name, value in finer.items() if value is not None}})
 
-    def log(self, line: str) -> None: ...
-
-    def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
-        """Announce a finished file (or folder) below the job's artifact folder; its name is its relative path."""
+    def log(self, line: str) -> None:
+        """Report a line of text."""
+        self.put({"type": "log", "stream": "service", "line": line})
 
 
 class Completion(TypedDict):
@@ -60,7 +80,6 @@ class RefusedError(Exception):
 class RunContext:
     """One rank of one attempt.
 
-    ``devices`` are the indices that placement granted on this host (CUDA indices, or CPU slots);
     ``should_stop`` turns true when the supervisor asks the attempt to end (checkpoint, then return); nothing else does.
     """
 
@@ -82,38 +101,20 @@ class RunContext:
         return self.data.job(self.job_id)
 
 
-class NullReporter:
+Runner = Callable[[Any, RunContext], Mapping[str, Any] | None]
+"""``run(spec, context)`` of a kind of job, on every rank. What rank 0 returns becomes the job's result; it must hold
+``completed``, a :class:`Completion`.
+"""
+
+
+class NullReporter(Reporter):
     """Discards everything: for tests and for ranks that have nothing to tell."""
 
-    def metric(self, step: int, values: Mapping[str, float]) -> None:
-        pass
-
-    def bound(self, row: BoundsRow) -> None:
-        pass
-
-    def search(self, moment: Mapping[str, Any]) -> None:
-        pass
-
-    def span(self, name: str, start: float, end: float, detail: Mapping[str, Any] | None = None) -> None:
-        pass
-
-    def progress(
-        self,
-        done: int,
-        total: int,
-        unit: str,
-        *,
-        share: float | None = None,
-        phase: str | None = None,
-        left_s: float | None = None,
-    ) -> None:
-        pass
-
-    def log(self, line: str) -> None:
-        pass
+    def put(self, event: dict[str, Any]) -> None:
+        """Discard the event."""
 
     def artifact(self, path: Path, media_type: str = "application/octet-stream") -> None:
-        pass
+        """Discard the announcement."""
 
 
 class RecordingReporter(NullReporter):

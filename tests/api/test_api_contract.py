@@ -174,7 +174,7 @@ def test_whatever_a_low_privilege_key_asks_the_answer_is_as_documented(
 
 
 def _spec() -> Any:
-    from service.jobs.spec import spec_adapter
+    from service.jobs.kinds.registry import spec_adapter
 
     return spec_adapter.validate_python(TRAIN)
 

@@ -20,6 +20,7 @@ from service.jobs.store import Store
 from service.jobs.store.signins import ALLOWED, WINDOW_S
 
 OPEN = {
+    "/static/kinds/{kind}.js",
     "/healthz", "/readyz", "/metrics", "/openapi.json", "/login", "/logout", "/static",
     "/", "/jobs/{job_id}", "/hosts", "/compare",
 }  # fmt: skip

@@ -120,7 +120,7 @@ def browser() -> Iterator[Browser]:
     """One per module: while Playwright is open, its event loop keeps every other test from running its own."""
     executable = find_chromium()
     if executable is None:
-        pytest.skip("no Chromium is installed; tests/browser/ensure_chromium.py can install one")
+        pytest.skip("no Chromium is installed; tests/ensure_chromium.py can install one")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield browser

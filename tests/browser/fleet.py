@@ -13,9 +13,9 @@ from typing import Any
 from onnx import TensorProto, helper
 
 from service.jobs.events import Event, LogEvent, MetricEvent, ProgressEvent, SearchEvent
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Job, JobError, Outcome
-from service.jobs.spec import spec_adapter
 from service.jobs.store import HostReport, Store
 
 SUPERVISOR = "test"

@@ -13,7 +13,7 @@ import pytest
 from cli_world import TRAIN, Worker, serving
 
 from service.jobs.settings import Settings
-from service.jobs.spec import TrainSpec
+from service.jobs.spec.train import TrainSpec
 from service.jobs.store import Store
 from trivet import Client, Refused, Unreachable
 from trivet.connection import Connection

@@ -28,7 +28,7 @@ from service.compilation.selftest import self_test
 from service.compilation.torch_internals.caches import clear_abandoned, empty_caches
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
-from service.jobs.spec import CompileSpec
+from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.jobs.spec.train import CompileChoice
 from service.models import mlp

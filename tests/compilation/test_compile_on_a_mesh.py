@@ -28,7 +28,7 @@ def climb_in_group(parallel: dict[str, int], model: dict[str, Any], folder: str,
     from service.compilation.selftest import Proof
     from service.jobs.layout import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
-    from service.jobs.spec import CompileSpec
+    from service.jobs.spec.compile import CompileSpec
     from service.parallel import distributed
 
     job.self_test = lambda: (Proof("none", "nothing", False, ""),)  # type: ignore[assignment]  # it takes its time
@@ -216,7 +216,7 @@ def kept_between_forwards(folder: str) -> Any:
     from service.compilation.program.target import target_of
     from service.jobs.layout import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
-    from service.jobs.spec import CompileSpec
+    from service.jobs.spec.compile import CompileSpec
     from service.parallel import distributed
 
     device = distributed.start("cpu")

@@ -25,7 +25,7 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
     from service.compilation.selftest import backends
     from service.jobs.layout import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
-    from service.jobs.spec import CompileSpec
+    from service.jobs.spec.compile import CompileSpec
     from service.parallel import distributed
 
     timing.RACE_S = timing.BLOCK_S = 1e-3

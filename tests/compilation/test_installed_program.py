@@ -23,18 +23,19 @@ import json, sys
 from pathlib import Path
 from pydantic import ValidationError
 from service.compilation.job import run
-from service.jobs.checks import check
-from service.jobs.kinds import all_kinds
+from service.jobs.submission.check import check
+from service.jobs.plugins import CheckContext
+from service.jobs.kinds.listing import all_kinds
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import NullReporter, RunContext
-from service.jobs.spec import CompileSpec
+from service.jobs.spec.compile import CompileSpec
 
 def refusal(**fields):
     try:
         spec = CompileSpec.model_validate(fields)
     except ValidationError as error:
         return error.errors()[0]["msg"]
-    return [problem.path for problem in check(spec, None, lambda _: None)]
+    return [problem.path for problem in check(spec, CheckContext())]
 
 allocator = {{"name": "allocator", "rounds": 3}}
 modes = ["eager", "aot_eager", "reduce-overhead"]

@@ -1,4 +1,4 @@
-"""An operator installs a package; its family, source and objective are listed, checked and trained like any other."""
+"""An operator installs a package: what it brings is listed, checked and run like any other, a kind of job too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
+from ensure_chromium import find_chromium
+from playwright.sync_api import expect, sync_playwright
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Service
@@ -30,6 +33,9 @@ JOB = {
 }
 
 
+ESTIMATE = {"kind": "estimate", "points": 64_000, "parallel": {"dp_shard": 2}}
+
+
 def install(folder: Path) -> None:
     """The example, and a package whose module is not there."""
     source = folder.parent / "source"
@@ -39,7 +45,9 @@ def install(folder: Path) -> None:
     broken = folder / "halfway-0.1.dist-info"
     broken.mkdir()
     (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: halfway\nVersion: 0.1\n")
-    (broken / "entry_points.txt").write_text("[trivet.models]\nfancy = halfway.models:FAMILY\n")
+    (broken / "entry_points.txt").write_text(
+        "[trivet.models]\nfancy = halfway.models:FAMILY\n[trivet.kinds]\nghost = halfway.kinds:KIND\n"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +80,10 @@ def test_an_installed_package_is_listed_checked_and_trained(extended: Service) -
         (entry,) = (each for each in kinds[group] if each["name"] == name)
         assert (entry["distribution"], entry["version"]) == ("trivet-example", "1.2.3")
         assert entry["schema"]["additionalProperties"] is False
-    assert [(each["name"], each["distribution"]) for each in kinds["unavailable"]] == [("fancy", "halfway")]
+    assert [(each["name"], each["distribution"]) for each in kinds["unavailable"]] == [
+        ("fancy", "halfway"),
+        ("ghost", "halfway"),
+    ]
     assert "No module named 'halfway'" in kinds["unavailable"][0]["reason"]
     definitions = extended.http.get("/v1/kinds/train/schema").json()["$defs"]
     assert {"GatedConfig", "RingsData", "HingeObjective"} <= definitions.keys()
@@ -103,3 +114,75 @@ def test_an_installed_program_is_compile_checked(extended: Service) -> None:
     assert job["result"]["verdicts"] == {"pass": 1}
     answer = extended.http.post("/v1/jobs", json={**check, "parallel": {"dp_shard": 2}})
     assert [error["path"] for error in answer.json()["errors"]] == ["parallel"]
+
+
+def test_an_installed_kind_is_listed_checked_and_run(extended: Service, tmp_path: Path) -> None:
+    (entry,) = (each for each in extended.http.get("/v1/kinds").json()["items"] if each["kind"] == "estimate")
+    assert (entry["distribution"], entry["version"]) == ("trivet-example", "1.2.3")
+    assert "rounds" in extended.http.get("/v1/kinds/estimate/schema").json()["properties"]
+    document = extended.http.get("/openapi.json").json()["components"]["schemas"]
+    assert "EstimateSpec" in document
+    assert document["Job"]["properties"]["kind"]["enum"] == ["train", "verify", "compile", "estimate"]
+
+    for path, change in {
+        "points": {"points": 64_001},
+        "parallel": {"parallel": {"dp_shard": 64}},
+        "rouns": {"rouns": 4},
+    }.items():
+        answer = extended.http.post("/v1/jobs", json={**ESTIMATE, **change})
+        assert answer.status_code == 422
+        assert [error["path"] for error in answer.json()["errors"]] == [path]
+
+    submitted = submit_from_a_file(extended, tmp_path)
+    job = extended.wait(submitted)
+    assert job["state"] == "succeeded", job
+    assert (job["kind"], job["name"]) == ("estimate", "estimate")
+    assert abs(job["result"]["estimate"] - 3.14159) < 0.05
+    assert extended.http.get(f"/v1/jobs/{submitted}/report").json().keys() == {"estimate", "inside"}
+    series = extended.http.get(f"/v1/jobs/{submitted}/metrics").json()["series"]
+    assert series["estimate"]["step"] == list(range(1, 9))
+    listed = extended.http.get("/v1/jobs", params={"kind": "estimate"}).json()["items"]
+    assert [each["id"] for each in listed] == [submitted]
+
+
+def submit_from_a_file(service: Service, folder: Path) -> str:
+    """Submit by a command that runs where the package is not installed."""
+    spec = folder / "estimate.yaml"
+    spec.write_text(yaml.safe_dump(ESTIMATE))
+    settings = {"TRIVET_URL": service.url, "TRIVET_KEY": (service.data / "admin.key").read_text().strip()}
+    command = [sys.executable, "-m", "trivet", "submit", str(spec)]
+    run = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_a_kind_that_cannot_be_used_is_named_at_the_start_and_at_submission(extended: Service) -> None:
+    started = (extended.data.parent / "up.log").read_text()
+    assert "trivet.kinds 'ghost' of halfway is unavailable: ModuleNotFoundError: No module named 'halfway'" in started
+    answer = extended.http.post("/v1/jobs", json={"kind": "ghost"})
+    assert answer.status_code == 422
+    assert "kind 'ghost' of halfway 0.1 is installed but unavailable" in answer.json()["detail"]
+
+
+@pytest.mark.browser
+def test_the_page_of_an_installed_kind_has_its_own_section(extended: Service) -> None:
+    if (chromium := find_chromium()) is None:
+        pytest.skip("no Chromium is installed; tests/ensure_chromium.py can install one")
+    job = extended.wait(extended.submit(ESTIMATE)["id"])
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(base_url=extended.url)
+        complaints: list[str] = []
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(f"/login?next=/jobs/{job['id']}")
+        page.locator("input[type=password]").fill((extended.data / "admin.key").read_text().strip())
+        page.get_by_role("button", name="Sign in").click()
+        estimate = page.get_by_label("Estimate of π")
+        expect(estimate).to_contain_text(f"π is about {job['result']['estimate']:.4f}.")
+        page.goto("/")
+        expect(page.get_by_label("Kind").locator("option")).to_have_text(
+            ["All kinds", "train", "verify", "compile", "estimate"]
+        )
+        browser.close()
+    assert complaints == []

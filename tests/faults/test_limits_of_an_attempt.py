@@ -14,7 +14,7 @@ from worker_fleet import HOST, Fleet, eventually, processes_of, rank_process
 from service.jobs.processes import Process
 from service.jobs.records import JobError
 from service.jobs.roster import Entry, Roster
-from service.jobs.spec import TrainSpec
+from service.jobs.spec.train import TrainSpec
 from workers.stacks import innermost_frame
 
 pytestmark = pytest.mark.distributed

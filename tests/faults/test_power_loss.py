@@ -17,7 +17,7 @@ import pytest
 from service.jobs.embedded import EmbeddedBroker, Fsync
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, NotFound, Superseded
-from service.jobs.spec import TrainSpec
+from service.jobs.spec.train import TrainSpec
 from service.jobs.store import HostReport, Store, StoreLimits
 
 SPEC = TrainSpec.model_validate(

@@ -10,7 +10,7 @@ import pytest
 from worker_fleet import REAL_SUPERVISOR, Fleet, all_gone, eventually, processes_of, rank_process, train_spec
 
 from service.jobs.records import AttemptRef
-from service.jobs.spec import VerifySpec
+from service.jobs.spec.verify import VerifySpec
 
 pytestmark = pytest.mark.distributed
 

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.checks import check, dependencies, pool_of
 from service.jobs.checks.dependencies import related
+from service.jobs.checks.fleet import pool_of
+from service.jobs.kinds.registry import spec_adapter
+from service.jobs.plugins import CheckContext
 from service.jobs.records import Job
-from service.jobs.spec import spec_adapter
 from service.jobs.states import JobState
+from service.jobs.submission.check import check
 
 MLP = {"family": "mlp", "in_features": 64, "hidden": [8, 12], "out_features": 10}
 TRANSFORMER = {"family": "transformer", "vocab_size": 256, "dim": 16, "heads": 4, "layers": 2, "max_sequence": 32}
@@ -55,14 +57,14 @@ def spec(kind: str, **fields: Any) -> Any:
 def found(given_spec: Any, *jobs: Job, fleet: Mapping[str, int] | None = None) -> list[tuple[str, Any, str]]:
     """Of all jobs, and so of those alone that :func:`related` finds."""
     known = {each.id: each for each in jobs}
-    problems = check(given_spec, fleet, known.get)
-    assert check(given_spec, fleet, related(given_spec, known.get).get) == problems
+    problems = check(given_spec, CheckContext(fleet, known.get))
+    assert check(given_spec, CheckContext(fleet, related(given_spec, known.get).get)) == problems
     return [(problem.path, problem.got, problem.expected) for problem in problems]
 
 
 def message(given_spec: Any, *jobs: Job, fleet: Mapping[str, int] | None = None) -> str:
     known = {each.id: each for each in jobs}
-    (problem,) = check(given_spec, fleet, known.get)
+    (problem,) = check(given_spec, CheckContext(fleet, known.get))
     return problem.message
 
 
@@ -226,8 +228,8 @@ def test_what_does_not_fit_is_refused(bad: Any, expected: Any) -> None:
 
 def test_files_that_are_named_must_have_been_uploaded() -> None:
     given_spec = spec("verify", name=FILE, model={"safetensors": FILE, **MLP})
-    assert check(given_spec, None, lambda _: None, lambda file: file == FILE) == []
-    (problem,) = check(given_spec, None, lambda _: None, lambda _: False)
+    assert check(given_spec, CheckContext(has_file=lambda file: file == FILE)) == []
+    (problem,) = check(given_spec, CheckContext(has_file=lambda _: False))
     assert (problem.path, problem.got) == ("model.safetensors", FILE)
 
 
@@ -265,7 +267,7 @@ def test_jobs_that_are_named_must_be_of_the_right_kind() -> None:
 
 def test_all_named_jobs_are_dependencies() -> None:
     given_spec = spec("train", model={"job": A}, compile={"train": True, "gate": B}, after=[C, A])
-    named = [(needed.path, needed.job_id, needed.kind) for needed in dependencies(given_spec)]
+    named = [(needed.path, needed.job_id, needed.kind) for needed in given_spec.dependencies()]
     assert named == [
         ("model.job", A, "train"),
         ("compile.gate", B, "compile"),
@@ -366,7 +368,7 @@ def test_a_spec_that_passes_adds_up(**drawn: Any) -> None:
         pipeline={"micro_batches": drawn["micro_batches"]},
     )
     fleet = None if drawn["cpu"] is None else {"cpu": drawn["cpu"]}
-    if check(given_spec, fleet, lambda _: None):
+    if check(given_spec, CheckContext(fleet)):
         return
     dp, forwards = given_spec.parallel.dp, given_spec.micro_batches
     size = drawn["batch"] // (dp * forwards)
@@ -380,13 +382,13 @@ def test_a_spec_that_passes_adds_up(**drawn: Any) -> None:
 
 def test_the_pipeline_of_a_compile_job_is_checked_as_that_of_a_training_job() -> None:
     two = {"model": {**MLP, "hidden": [12, 12]}, "parallel": {"pp": 2}}
-    assert check(spec("compile", **two), None, lambda _: None) == []
+    assert check(spec("compile", **two), CheckContext()) == []
     for change, path in [
         ({"parallel": {"pp": 3}}, "parallel.pp"),
         ({"pipeline": {"schedule": "zero_bubble", "micro_batches": 2**14}}, "pipeline.micro_batches"),
         ({"pipeline": {"schedule": "interleaved"}}, "parallel.pp"),
     ]:
-        assert [problem.path for problem in check(spec("compile", **{**two, **change}), None, lambda _: None)] == [path]
+        assert [problem.path for problem in check(spec("compile", **{**two, **change}), CheckContext())] == [path]
 
 
 BY_THE_GATE = {"train": True, "gate": A}

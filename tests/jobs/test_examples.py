@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.jobs.checks import check
-from service.jobs.spec import spec_adapter
+from service.jobs.kinds.registry import spec_adapter
+from service.jobs.plugins import CheckContext
+from service.jobs.submission.check import check
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -17,7 +18,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_accepted_but_for_the_job_that_it_leaves_open(path: Path) -> None:
     spec = spec_adapter.validate_python(yaml.safe_load(path.read_text()))
-    problems = check(spec, {"cpu": 4}, lambda job_id: None)
+    problems = check(spec, CheckContext({"cpu": 4}))
     assert {problem.path for problem in problems} <= {"model.job"}
     assert bool(problems) == ("model.job=ID" in path.read_text())
 

@@ -15,9 +15,10 @@ from pydantic import ValidationError
 
 from service.formats.vnnlib import VnnlibError, parse, sources
 from service.formats.vnnlib.parsing import MOST_CASES
-from service.jobs.checks import check
+from service.jobs.kinds.registry import spec_adapter
+from service.jobs.plugins import CheckContext
 from service.jobs.records import Problem
-from service.jobs.spec import spec_adapter
+from service.jobs.submission.check import check
 
 MODEL, FIRST, SECOND = ("file_" + digit * 64 for digit in "123")
 MLP = {"family": "mlp", "in_features": 2, "hidden": [4], "out_features": 1}
@@ -73,7 +74,7 @@ def problems(tmp_path: Path, files: dict[str, bytes | str], **fields: Any) -> li
     spec = spec_adapter.validate_python(
         {"kind": "verify", "model": {"onnx": MODEL}, "property": {"vnnlib": FIRST}, **fields}
     )
-    return check(spec, None, lambda _: None, path_of=lambda file: tmp_path / file)
+    return check(spec, CheckContext(path_of=lambda file: tmp_path / file))
 
 
 def test_files_archives_and_lists_of_them_are_taken(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from service.formats import archive as archives
 from service.formats.llama import uploaded_config
-from service.jobs.checks import check
+from service.jobs.kinds.registry import spec_adapter
+from service.jobs.plugins import CheckContext
 from service.jobs.records import Problem
-from service.jobs.spec import spec_adapter
+from service.jobs.submission.check import check
 
 FILE = "file_" + "0a" * 32
 CONFIG: dict[str, Any] = {
@@ -41,7 +42,7 @@ def archive(folder: Path, config: Any) -> Path:
 def problems(path: Path, **fields: Any) -> list[Problem]:
     base = {"kind": "train", "model": {"huggingface": FILE}, "data": {"source": "tokens", "sequence": 32}, "steps": 1}
     spec = spec_adapter.validate_python({**base, **fields})
-    return check(spec, None, lambda _: None, uploaded=lambda _: uploaded_config(path))
+    return check(spec, CheckContext(uploaded=lambda _: uploaded_config(path)))
 
 
 def test_a_model_that_fits_is_accepted(tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ def compare_structures(folder: str) -> Any:
     from service.compilation.rungs import RUNGS
     from service.jobs.layout import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
-    from service.jobs.spec import CompileSpec, TrainSpec
+    from service.jobs.spec.compile import CompileSpec
+    from service.jobs.spec.train import TrainSpec
     from service.models.data import Dataset, Split
     from service.parallel import distributed
     from service.parallel import mesh as meshes

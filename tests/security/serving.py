@@ -16,12 +16,12 @@ import uvicorn
 
 from api.checker import Checker
 from api.main import create_app
-from service.jobs.checks.request import CheckRequest
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
-from service.jobs.spec import spec_adapter
 from service.jobs.store import Store, StoreLimits
+from service.jobs.submission.request import CheckRequest
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def checks() -> list[psutil.Process]:
     return [
         child
         for server in psutil.Process().children()
-        if "service.jobs.checks.server" in server.cmdline()
+        if "service.jobs.submission.server" in server.cmdline()
         for child in server.children()
     ]
 

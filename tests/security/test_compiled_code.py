@@ -10,7 +10,7 @@ import pytest
 from worker_fleet import HOST, REAL_SUPERVISOR, Fleet, eventually, train_spec
 
 from service.jobs.records import Artifact, AttemptRef, Claim, HostShare
-from service.jobs.spec import CompileSpec
+from service.jobs.spec.compile import CompileSpec
 from service.jobs.store.keyspace import JOB_ARTIFACTS
 from workers import policy
 from workers.policy import compile_cache, gate_artifacts

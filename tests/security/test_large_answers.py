@@ -72,8 +72,8 @@ def test_a_plan_of_a_long_schedule_is_made_in_a_process_of_its_own(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checking and planning here, in the API's own process, would fail."""
-    monkeypatch.setattr("service.jobs.checks.request.check", None)
-    monkeypatch.setattr("service.jobs.checks.request.plan", None)
+    monkeypatch.setattr("service.jobs.submission.request.check", None)
+    monkeypatch.setattr("service.jobs.submission.request.plan", None)
     spec = {
         **TRAIN,
         "model": {**TRAIN["model"], "hidden": [8] * 64},  # type: ignore[dict-item]

@@ -22,7 +22,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from service.jobs.checks.names import check_names
-from service.jobs.spec import spec_adapter
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.text import SafeFormatter, first_control, visible, visible_json
 from trivet.cli.main import app
 from trivet.terminal import Terminal, paragraph

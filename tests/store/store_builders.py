@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.jobs.spec import TrainSpec
+from service.jobs.spec.train import TrainSpec
 from service.jobs.store import StoreLimits
 
 LIMITS = StoreLimits(

@@ -12,7 +12,7 @@ from store_builders import LIMITS
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import Artifact, AttemptRef, Job, JobError, Outcome, Progress, Superseded
-from service.jobs.spec import TrainSpec
+from service.jobs.spec.train import TrainSpec
 from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.keyspace import LEASES, OUTBOX
 

@@ -15,7 +15,7 @@ from store_builders import train
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Conflict, Job, JobError, NotFound, Outcome, Rejected
-from service.jobs.spec import VerifySpec
+from service.jobs.spec.verify import VerifySpec
 from service.jobs.store import JobFilter, Store
 from service.jobs.store.keyspace import CLOCK, ENDED, IDEMPOTENCY, JOB, JOBS
 
@@ -180,7 +180,7 @@ def test_a_dependency_that_ends_between_check_and_write_refuses_the_job(
     store: Store, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = submit()
-    monkeypatch.setattr("service.jobs.checks.request.CheckRequest.problems", lambda *_: [])
+    monkeypatch.setattr("service.jobs.submission.request.CheckRequest.problems", lambda *_: [])
     store.jobs.cancel(needed.id)
     with pytest.raises(Rejected, match="is cancelled"):
         store.jobs.submit(train(after=[needed.id]), "ada")

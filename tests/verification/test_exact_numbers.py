@@ -21,7 +21,7 @@ from test_verify_job import context
 
 from service.formats.vnnlib import Query, parse, rounded_down, rounded_up
 from service.jobs.layout import DataLayout
-from service.jobs.spec import VerifySpec
+from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.certify import Verdict
 from service.verification.search import Subject, decide

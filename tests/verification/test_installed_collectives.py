@@ -84,7 +84,7 @@ def verify(folder: str) -> list[dict[str, Any]]:
     from test_verify_job import context
 
     from service.jobs.layout import DataLayout
-    from service.jobs.spec import VerifySpec
+    from service.jobs.spec.verify import VerifySpec
     from service.parallel import distributed
     from service.verification import job
 

@@ -17,7 +17,7 @@ from test_verify_job import context, specification, trained
 
 from service.bounds.memory import SystemMeter
 from service.jobs.layout import DataLayout
-from service.jobs.spec import VerifySpec
+from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 
 __all__ = ["trained"]

@@ -16,7 +16,7 @@ from test_verify_job import context
 
 from service.bounds.onnx import load
 from service.jobs.layout import DataLayout
-from service.jobs.spec import VerifySpec
+from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.properties import PropertyError
 

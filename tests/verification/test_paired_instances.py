@@ -18,7 +18,7 @@ from test_verify_job import Recorder, context
 from service.bounds.graph import UnsupportedModelError
 from service.formats.vnnlib import VnnlibError, bundle
 from service.jobs.layout import DataLayout
-from service.jobs.spec import VerifySpec
+from service.jobs.spec.verify import VerifySpec
 from service.verification import job
 from service.verification.properties import PropertyError
 

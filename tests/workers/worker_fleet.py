@@ -22,7 +22,8 @@ from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Job
 from service.jobs.roster import Roster
-from service.jobs.spec import TrainSpec, VerifySpec
+from service.jobs.spec.train import TrainSpec
+from service.jobs.spec.verify import VerifySpec
 from service.jobs.store import HostReport, Store, StoreLimits
 from workers.orders import Order
 from workers.policy import JobPolicy

@@ -13,7 +13,6 @@ from service.jobs.records import Job, ListedJob
 from service.jobs.states import STATES, JobState
 from service.jobs.text import visible
 from trivet.cli.context import JobArgument, JsonFlag, client, fails_well, out, print_json, refuse, table
-from trivet.client import Kind
 
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "starting": "cyan"}
 
@@ -28,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 def list_jobs(
     *,
-    kind: Annotated[str | None, typer.Option(help="train, verify or compile")] = None,
+    kind: Annotated[str | None, typer.Option(help="only this kind, such as train")] = None,
     state: Annotated[str | None, typer.Option(help=", ".join(STATES))] = None,
     label: Annotated[str | None, typer.Option(help="KEY=VALUE, or KEY")] = None,
     owner: Annotated[str | None, typer.Option(help="name of the key that submitted")] = None,
@@ -38,9 +37,7 @@ def list_jobs(
 ) -> None:
     """List jobs, newest first."""
     with client() as service:
-        page = service.jobs(
-            kind=cast(Kind | None, kind), state=cast(JobState | None, state), label=label, owner=owner, q=q, limit=limit
-        )
+        page = service.jobs(kind=kind, state=cast(JobState | None, state), label=label, owner=owner, q=q, limit=limit)
     if as_json:
         print_json(page)
         return

@@ -20,7 +20,7 @@ def kinds(as_json: JsonFlag = False) -> None:
         return
     rows = table("what", "name", "package", "description")
     for kind in found.items:
-        rows.add_row("kind", kind.kind, "", _first_line(kind.description))
+        rows.add_row("kind", kind.kind, f"{kind.distribution} {kind.version}", _first_line(kind.description))
     named = (
         ("family", found.families),
         ("source", found.sources),

@@ -11,8 +11,9 @@ import typer
 from rich.text import Text
 
 from service.jobs.checks.pipeline import check_pipeline
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plan import Plan, PlannedCell, PlannedRank, plan
-from service.jobs.spec import TrainSpec, spec_adapter
+from service.jobs.spec.train import TrainSpec
 from trivet.cli import specs
 from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, refuse
 
@@ -97,9 +98,11 @@ def _is_spec(source: str) -> bool:
 
 def _of_spec(source: str, changes: Sequence[str]) -> Plan:
     spec = spec_adapter.validate_python(specs.load(source, changes))
-    if problems := list(check_pipeline(spec)):
-        refuse("\n".join(f"{problem.path}: {problem.message}" for problem in problems))
-    found = plan(spec) if isinstance(spec, TrainSpec) else None
+    found: Plan | None = None
+    if isinstance(spec, TrainSpec):
+        if problems := list(check_pipeline(spec, spec.micro_batches)):
+            refuse("\n".join(f"{problem.path}: {problem.message}" for problem in problems))
+        found = plan(spec)
     if found is None:
         refuse(f"{source} has no pipeline: it is a train spec with parallel.pp above 1 that has one")
     return found

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.jobs.checks.subject import AnySpec
 from service.jobs.records import Problem
-from service.jobs.spec import TrainSpec
+from service.jobs.spec.train import TrainSpec
 
 
-def check_batch(spec: AnySpec) -> Iterator[Problem]:
-    """A global batch is ``dp × micro-batches × micro``, in whole numbers."""
-    if not isinstance(spec, TrainSpec):
-        return
+def check_batch(spec: TrainSpec) -> Iterator[Problem]:
+    """Yield why a global batch is not ``dp × micro-batches × micro`` in whole numbers."""
     dp, batch, micro = spec.parallel.dp, spec.batch.global_, spec.batch.micro
     if batch % dp:
         replicas = f"dp_replicate={spec.parallel.dp_replicate} × dp_shard={spec.parallel.dp_shard} = {dp}"

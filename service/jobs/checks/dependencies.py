@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from service.jobs.checks.subject import AnySpec, Lookup, Uploaded
+from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Job, Problem
-from service.jobs.spec import TrainSpec
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.jobs.spec.verify import FromOnnx
 from service.jobs.states import TERMINAL
@@ -21,27 +18,11 @@ _LONGEST_CHAIN = 64
 _reference: TypeAdapter[ModelRef] = TypeAdapter(ModelRef)
 
 
-@dataclass(frozen=True)
-class Dependency:
-    """A job that must succeed first: where the spec names it, and which kind it has to be (any when ``None``)."""
-
-    path: str
-    job_id: str
-    kind: Literal["train", "compile"] | None = None
+Lookup = Callable[[str], Job | None]
 
 
-def dependencies(spec: AnySpec) -> tuple[Dependency, ...]:
-    """All jobs that the spec names: its model's, its gate's, and those of ``after``. One job may appear twice."""
-    found = []
-    if isinstance(spec.model, FromJob):
-        found.append(Dependency("model.job", spec.model.job, "train"))
-    if isinstance(spec, TrainSpec) and spec.compile.gate is not None:
-        found.append(Dependency("compile.gate", spec.compile.gate, "compile"))
-    return (*found, *(Dependency(f"after.{index}", job_id) for index, job_id in enumerate(spec.after)))
-
-
-def related(spec: AnySpec, lookup: Lookup) -> dict[str, Job]:
-    """The jobs that the checks of ``spec`` ask for, by id: those that it names, and those that their models come from.
+def related(spec: CommonSpec, lookup: Lookup) -> dict[str, Job]:
+    """Return the jobs that the checks of ``spec`` ask for, by id: those that it names, and those behind their models.
 
     A job that is only named in ``after`` comes without its spec, which no check reads.
     """
@@ -57,7 +38,7 @@ def related(spec: AnySpec, lookup: Lookup) -> dict[str, Job]:
         whole.add(job_id)
         return noted(job_id)
 
-    for needed in dependencies(spec):
+    for needed in spec.dependencies():
         job = noted(needed.job_id)
         if job is not None and needed.kind == job.kind:
             whole.add(job.id)
@@ -66,9 +47,10 @@ def related(spec: AnySpec, lookup: Lookup) -> dict[str, Job]:
     return {key: job if key in whole else job.model_copy(update={"spec": {}}) for key, job in found.items()}
 
 
-def check_dependencies(spec: AnySpec, lookup: Lookup) -> Iterator[Problem]:
-    for needed in dependencies(spec):
-        job = lookup(needed.job_id)
+def check_dependencies(spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
+    """Yield which of the jobs that the spec names cannot be what it needs."""
+    for needed in spec.dependencies():
+        job = context.lookup(needed.job_id)
         wanted = f"a {needed.kind} job" if needed.kind else "a job"
         expected = f"{wanted} that has succeeded or still can"
         if job is None:
@@ -77,33 +59,37 @@ def check_dependencies(spec: AnySpec, lookup: Lookup) -> Iterator[Problem]:
             yield Problem(needed.path, f"job {job.id} is a {job.kind} job", job.id, expected)
         elif job.state in TERMINAL - {"succeeded"}:
             yield Problem(needed.path, f"job {job.id} has {_ended(job.state)}", job.id, expected)
-    if isinstance(spec.model, FromJob):
-        try:
-            _behind(spec.model, lookup)
-        except _UnreadableError as error:
-            expected = "a train job whose model this installation knows"
-            yield Problem("model.job", str(error), spec.model.job, expected)
+    for needed in spec.dependencies():
+        if needed.kind == "train":
+            try:
+                _behind(FromJob(job=needed.job_id), context.lookup)
+            except _UnreadableError as error:
+                expected = "a train job whose model this installation knows"
+                yield Problem(needed.path, str(error), needed.job_id, expected)
 
 
-def check_archive(spec: AnySpec, uploaded: Uploaded) -> Iterator[Problem]:
-    if isinstance(spec.model, FromHuggingFace):
+def check_archive(model: ModelRef | FromOnnx | None, context: CheckContext) -> Iterator[Problem]:
+    """Yield why an uploaded archive holds no model that a rank could take."""
+    if isinstance(model, FromHuggingFace):
         try:
-            uploaded(spec.model.huggingface)
+            context.uploaded(model.huggingface)
         except ValueError as error:
             expected = "a zip or an uncompressed tar of a Llama-style config.json and its safetensors files"
-            yield Problem("model.huggingface", str(error), spec.model.huggingface, expected)
+            yield Problem("model.huggingface", str(error), model.huggingface, expected)
 
 
-def resolve(model: ModelRef | FromOnnx, lookup: Lookup, uploaded: Uploaded) -> ModelConfig | None:
-    """The family's configuration behind a reference, through jobs that start from others.
+def resolve(model: ModelRef | FromOnnx | None, context: CheckContext) -> ModelConfig | None:
+    """Return the family's configuration behind a reference, through jobs that start from others.
 
-    ``None`` where only the ranks will know it, as the configuration is in a file, and where :func:`check_dependencies`
-    or :func:`check_archive` says what is wrong.
+    ``None`` without a model, where only the ranks will know it, as the configuration is in a file, and where
+    :func:`check_dependencies` or :func:`check_archive` says what is wrong.
     """
+    if model is None:
+        return None
     with suppress(ValueError):
-        model = _behind(model, lookup)
+        model = _behind(model, context.lookup)
         if isinstance(model, FromHuggingFace):
-            return uploaded(model.huggingface)
+            return context.uploaded(model.huggingface)
         if isinstance(model, FromSafetensors):
             return model.config
         if isinstance(model, ModelConfig):

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from service.jobs.checks.subject import AnySpec
+from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Problem
 
 _FILE = re.compile(r"file_[0-9a-f]{64}")
-HasFile = Callable[[str], bool]
 
 
-def files_of(spec: AnySpec) -> Iterator[tuple[str, str]]:
-    """Each uploaded file that the spec names, as the path of its field and its id."""
+def files_of(spec: CommonSpec) -> Iterator[tuple[str, str]]:
+    """Yield each uploaded file that the spec names, as the path of its field and its id."""
     yield from _files(spec.model_dump(mode="json", by_alias=True, exclude={"name", "labels"}), ())
 
 
-def check_files(spec: AnySpec, has_file: HasFile) -> Iterator[Problem]:
+def check_files(spec: CommonSpec, context: CheckContext) -> Iterator[Problem]:
+    """Yield which of the files that the spec names were never uploaded."""
     for path, file in files_of(spec):
-        if not has_file(file):
+        if not context.has_file(file):
             yield Problem(path, f"there is no {file}", file, "the id that an upload to /v1/files gave")
 
 

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.jobs.checks.subject import AnySpec
-from service.jobs.plugins import Features, Tokens
+from service.jobs.plugins import Features, ModelConfig, Tokens
 from service.jobs.records import Problem
-from service.jobs.spec import TrainSpec, VerifySpec
 from service.jobs.spec.data import DataSpec
-from service.jobs.spec.model import FromHuggingFace, FromJob, ModelConfig, ModelRef, TransformerConfig
-from service.jobs.spec.verify import Box, BoxProperty, FromOnnx, Robustness, RobustnessProperty
+from service.jobs.spec.model import FromHuggingFace, FromJob, ModelRef, TransformerConfig
+from service.jobs.spec.train import ExportSpec
+from service.jobs.spec.verify import Box, BoxProperty, FromOnnx, Robustness, RobustnessProperty, VerifySpec
 
 
-def check_fit(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
-    if config is None:
-        return
-    where = "model" if not isinstance(spec.model, FromJob | FromHuggingFace) else None
+def check_property(spec: VerifySpec, config: ModelConfig) -> Iterator[Problem]:
+    """Yield why the property is not about this model."""
     reads = config.reads
-    if isinstance(spec, TrainSpec):
-        yield from _check_export(spec, config)
-    if not isinstance(spec, VerifySpec):
-        if spec.data is not None:
-            yield from _check_data(spec.data, "data", config, where)
-    elif isinstance(reads, Tokens) and _asks_for_tokens(spec, config):
+    if isinstance(reads, Tokens) and _asks_for_tokens(spec, config):
         assert isinstance(spec.property, RobustnessProperty)
-        yield from _check_robustness(spec.property.robustness, config, where)
+        yield from _check_robustness(spec.property.robustness, spec.model, config)
     elif isinstance(reads, Tokens):
         path = f"model.{_form(spec.model)}"
         message = "token ids have no box around them to certify"
@@ -33,7 +25,7 @@ def check_fit(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
     elif isinstance(spec.property, BoxProperty):
         yield from _check_box(spec.property.box, reads)
     elif isinstance(spec.property, RobustnessProperty):
-        yield from _check_robustness(spec.property.robustness, config, where)
+        yield from _check_robustness(spec.property.robustness, spec.model, config)
 
 
 def _asks_for_tokens(spec: VerifySpec, config: ModelConfig) -> bool:
@@ -50,14 +42,19 @@ def _form(model: ModelRef | FromOnnx | None) -> str:
     return "huggingface" if isinstance(model, FromHuggingFace) else "family"
 
 
-def _check_export(spec: TrainSpec, config: ModelConfig) -> Iterator[Problem]:
-    if spec.export.huggingface is not None and not isinstance(config, TransformerConfig):
+def check_export(export: ExportSpec, config: ModelConfig) -> Iterator[Problem]:
+    """Yield why the trained model cannot be exported as the spec asks."""
+    if export.huggingface is not None and not isinstance(config, TransformerConfig):
         message = f"Hugging Face's libraries have no model like the family {config.family}"
-        yield Problem("export.huggingface", message, spec.export.huggingface, "null, or a transformer")
+        yield Problem("export.huggingface", message, export.huggingface, "null, or a transformer")
 
 
-def _check_data(data: DataSpec, path: str, config: ModelConfig, model_path: str | None) -> Iterator[Problem]:
-    """``model_path`` is where the spec holds the configuration; ``None`` when it comes from a job."""
+def check_data(data: DataSpec, path: str, model: object, config: ModelConfig) -> Iterator[Problem]:
+    """Yield why a model cannot read such data.
+
+    ``model`` is the spec's reference to it, ``config`` the family's configuration behind the reference.
+    """
+    model_path = None if isinstance(model, FromJob | FromHuggingFace) else "model"
     gives, reads = data.gives, config.reads
     if isinstance(gives, Tokens) and isinstance(reads, Tokens):
         yield from _check_tokens(data.source, path, gives, reads, model_path)
@@ -100,9 +97,9 @@ def _check_box(box: Box, reads: Features) -> Iterator[Problem]:
             yield Problem(path, message, length, f"{reads.classes} numbers")
 
 
-def _check_robustness(robustness: Robustness, config: ModelConfig, model_path: str | None) -> Iterator[Problem]:
+def _check_robustness(robustness: Robustness, model: object, config: ModelConfig) -> Iterator[Problem]:
     data = robustness.data
-    yield from _check_data(data, "property.robustness.data", config, model_path)
+    yield from check_data(data, "property.robustness.data", model, config)
     if data.held_out is not None and robustness.count > data.held_out:
         message = f"the test split of {data.source} has {data.held_out} samples"
         yield Problem("property.robustness.count", message, robustness.count, f"at most {data.held_out}")

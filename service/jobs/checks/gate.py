@@ -7,21 +7,24 @@ from collections.abc import Iterator
 from pydantic import ValidationError
 
 from service.jobs.checks.dependencies import resolve
-from service.jobs.checks.subject import AnySpec, Lookup, Uploaded
-from service.jobs.plugins import ModelConfig
+from service.jobs.plugins import CheckContext, ModelConfig
 from service.jobs.records import Problem
-from service.jobs.spec import CompileSpec, TrainSpec
 from service.jobs.spec.arithmetic import is_sharded
+from service.jobs.spec.compile import CompileSpec
 from service.jobs.spec.objective import CrossEntropy
+from service.jobs.spec.train import TrainSpec
 
 GATE = "compile.gate"
 
 
-def check_gate(spec: AnySpec, config: ModelConfig | None, lookup: Lookup, uploaded: Uploaded) -> Iterator[Problem]:
-    """``config`` is the job's own model. What only its ranks know, as the device, they compare themselves."""
-    if not isinstance(spec, TrainSpec) or spec.compile.gate is None or not _asked(spec):
+def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContext) -> Iterator[Problem]:
+    """Yield what the gate's job did not check; ``config`` is the job's own model.
+
+    What only its ranks know, as the device, they compare themselves.
+    """
+    if spec.compile.gate is None or not _asked(spec):
         return
-    checked = _spec_of(spec.compile.gate, lookup)
+    checked = _spec_of(spec.compile.gate, context)
     if checked is None:  # told by the check of dependencies, or not known
         return
     if checked.model is None:
@@ -32,15 +35,15 @@ def check_gate(spec: AnySpec, config: ModelConfig | None, lookup: Lookup, upload
         yield Problem("objective.name", message, spec.objective.name, "cross_entropy, or a job that does not compile")
     yield from _phases(spec, checked)
     yield from _differences(spec, checked)
-    yield from _models(spec, config, resolve(checked.model, lookup, uploaded))
+    yield from _models(spec, config, resolve(checked.model, context))
 
 
 def _asked(spec: TrainSpec) -> list[str]:
     return [phase for phase in ("train", "inference") if getattr(spec.compile, phase)]
 
 
-def _spec_of(job_id: str, lookup: Lookup) -> CompileSpec | None:
-    job = lookup(job_id)
+def _spec_of(job_id: str, context: CheckContext) -> CompileSpec | None:
+    job = context.lookup(job_id)
     if job is None or job.kind != "compile":
         return None
     try:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.jobs.checks.subject import AnySpec
+from service.jobs.plugins import ModelConfig, ParallelSpec
 from service.jobs.records import Problem
-from service.jobs.spec import VerifySpec
-from service.jobs.spec.model import FromJob, ModelConfig
+from service.jobs.spec.model import FromJob
 
 
-def check_mesh(spec: AnySpec, config: ModelConfig | None) -> Iterator[Problem]:
-    if config is None:
-        return
-    stages = spec.parallel.pp if isinstance(spec, VerifySpec) else spec.stages
-    for path, message, got, expected in config.check_parallel(spec.parallel, stages):
-        if not isinstance(spec.model, FromJob):
+def check_mesh(parallel: ParallelSpec, stages: int, model: object, config: ModelConfig) -> Iterator[Problem]:
+    """Yield why a model cannot be cut into ``stages`` over the ranks.
+
+    ``model`` is the spec's reference to it, ``config`` the family's configuration behind the reference.
+    """
+    for path, message, got, expected in config.check_parallel(parallel, stages):
+        if not isinstance(model, FromJob):
             yield Problem(path, message, got, expected)
         elif path.startswith("parallel."):
-            yield Problem(path, f"job {spec.model.job}: {message}", got, expected)
+            yield Problem(path, f"job {model.job}: {message}", got, expected)
         else:
-            size = f"job {spec.model.job}, {path}: {message}"
-            yield Problem("parallel.tp", size, spec.parallel.tp, f"a divisor of {got}")
+            yield Problem("parallel.tp", f"job {model.job}, {path}: {message}", parallel.tp, f"a divisor of {got}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.jobs.checks.subject import AnySpec
 from service.jobs.records import Problem
-from service.jobs.spec import TrainSpec, VerifySpec
+from service.jobs.spec.compile import CompileSpec
+from service.jobs.spec.train import TrainSpec
 from service.schedules import generator
 from service.schedules.schedule import ScheduleError
 from service.schedules.verify import verify
@@ -15,15 +15,14 @@ LARGEST = 2**14
 """Stages × micro-batches: what can be proved while a client waits for its answer."""
 
 
-def check_pipeline(spec: AnySpec) -> Iterator[Problem]:
-    """Write the schedule that the ranks would follow, and prove it complete and free of deadlock."""
-    if isinstance(spec, VerifySpec) or spec.model is None or spec.parallel.pp == 1:
+def check_pipeline(spec: TrainSpec | CompileSpec, micro_batches: int) -> Iterator[Problem]:
+    """Yield why the schedule that the ranks would follow cannot be written, or proved complete and free of deadlock."""
+    if spec.parallel.pp == 1:
         return
     if spec.sharding.reduce == "every":
         message = f"the schedule of pp={spec.parallel.pp} places the reductions"
         yield Problem("sharding.reduce", message, "every", "last, or a mesh without a pipeline")
     stages, pipeline = spec.stages, spec.pipeline
-    micro_batches = spec.micro_batches if isinstance(spec, TrainSpec) else spec.forwards
     if stages * micro_batches > LARGEST:
         message = f"{stages} stages × {micro_batches} micro-batches = {stages * micro_batches} forwards in a step"
         yield Problem("pipeline.micro_batches", message, micro_batches, f"at most {LARGEST // stages}")

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.formats.vnnlib import Bundle, NotThereError, Query, VnnlibError, bundle, parse, sources
-from service.jobs.checks.subject import AnySpec
 from service.jobs.plugins import Features, ModelConfig
 from service.jobs.records import Problem
-from service.jobs.spec import VerifySpec
-from service.jobs.spec.verify import BoxProperty, FromOnnx, InstancesProperty, RobustnessProperty, VnnlibProperty
+from service.jobs.spec.verify import (
+    BoxProperty,
+    FromOnnx,
+    InstancesProperty,
+    RobustnessProperty,
+    VerifySpec,
+    VnnlibProperty,
+)
 
 if TYPE_CHECKING:
     from service.formats.onnx import Outline
@@ -21,12 +26,10 @@ if TYPE_CHECKING:
 MOST_SHOWN = 10
 """Problems of one archive: what is wrong with the first ones is mostly wrong with all."""
 PathOf = Callable[[str], Path | None]
-"""The content of an uploaded file, by its id; ``None`` where it is not known."""
 
 
-def check_queries(spec: AnySpec, config: ModelConfig | None, path_of: PathOf) -> Iterator[Problem]:
-    if not isinstance(spec, VerifySpec):
-        return
+def check_queries(spec: VerifySpec, config: ModelConfig | None, path_of: PathOf) -> Iterator[Problem]:
+    """Yield what is wrong with the uploaded models and queries, and where they do not fit each other."""
     if isinstance(spec.property, InstancesProperty):
         yield from _check_instances(spec.property, path_of, divided=spec.parallel.tp * spec.parallel.pp > 1)
         return

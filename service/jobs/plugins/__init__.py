@@ -1,4 +1,4 @@
-"""How a package brings its own model families, data sources, objectives and programs.
+"""How a package brings its own model families, data sources, objectives, programs and kinds of jobs.
 
 The stable import path for its author.
 
@@ -13,33 +13,42 @@ entry point whose name is the one that jobs will use::
     hinge = "example.declared:OBJECTIVE"        # an ObjectiveKind
     [project.entry-points."trivet.programs"]
     allocator = "example.declared:PROGRAM"      # a ProgramKind, to be compile-checked
+    [project.entry-points."trivet.kinds"]
+    estimate = "example.declared:KIND"          # a JobKind
 
 A declaration is a configuration class, which checks what a job says (unknown fields are refused) and answers what has
 to be known at submit, and the dotted name of what only ranks import. The built-in ones are declared alike
-(``service.jobs.spec.families``, ``service.jobs.spec.data``, ``service.jobs.spec.objective``) and are examples to read.
-A family's module is a chain of blocks (``service.models.registry.Model``). Its divided layers are those of
-``service.parallel.tensor``; whatever else holds parameters is wrapped in ``OnEveryRank`` there. A program is a
-``service.compilation.program.Program``.
+(``service.jobs.spec.families``, ``service.jobs.spec.data``, ``service.jobs.spec.objective``, ``service.jobs.kinds``)
+and are examples to read. A family's module is a chain of blocks (``service.models.registry.Model``). Its divided
+layers are those of ``service.parallel.tensor``; whatever else holds parameters is wrapped in ``OnEveryRank`` there. A
+program is a ``service.compilation.program.Program``.
 
 A package is the operator's choice: it runs with all rights of the service. One that cannot be used (an import that
 fails, a name that is taken, a wrong type) is logged and listed as unavailable, and stops nothing else.
 """
 
-from service.jobs.fragments import FileId, ParallelSpec, Strict, disagreement
 from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig, ProgramConfig, Reason
-from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind, ProgramKind
+from service.jobs.plugins.context import CheckContext
+from service.jobs.plugins.declarations import DataSource, JobKind, ModelFamily, ObjectiveKind, ProgramKind
 from service.jobs.plugins.samples import Features, Samples, Tokens
+from service.jobs.records import Problem
+from service.jobs.spec.base import CommonSpec, Dependency, FileId, ParallelSpec, Strict, disagreement
 
 __all__ = [
+    "CheckContext",
+    "CommonSpec",
     "DataConfig",
     "DataSource",
+    "Dependency",
     "Features",
     "FileId",
+    "JobKind",
     "ModelConfig",
     "ModelFamily",
     "ObjectiveConfig",
     "ObjectiveKind",
     "ParallelSpec",
+    "Problem",
     "ProgramConfig",
     "ProgramKind",
     "Reason",

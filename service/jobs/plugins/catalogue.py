@@ -7,15 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from pydantic import TypeAdapter
 from pydantic_core import PydanticCustomError
 
-from service.jobs.plugins.declarations import DataSource, ModelFamily, ObjectiveKind, ProgramKind, one_of
+from service.jobs.plugins.declarations import DataSource, JobKind, ModelFamily, ObjectiveKind, ProgramKind, one_of
 
 logger = logging.getLogger(__name__)
-Kind = TypeVar("Kind", ModelFamily, DataSource, ObjectiveKind, ProgramKind)
+Kind = TypeVar("Kind", ModelFamily, DataSource, ObjectiveKind, ProgramKind, JobKind)
 HOUSE = "trivet"
 
 
@@ -50,6 +51,10 @@ class Catalogue(Generic[Kind]):
     tag: str
     provided: Mapping[str, Provided[Kind]]
     unavailable: tuple[Unavailable, ...] = ()
+
+    def declaration(self, name: str) -> Kind:
+        """Return what is declared under a name. Raises ``KeyError`` where that is not available."""
+        return self.provided[name].declaration
 
     def union(self) -> Any:
         """The type of all configurations, for a pydantic field that is discriminated by ``tag``."""
@@ -102,7 +107,7 @@ def catalogue(
     return Catalogue(kind.tag, provided, tuple(unavailable))
 
 
-def name_of(declaration: ModelFamily | DataSource | ObjectiveKind | ProgramKind) -> str:
+def name_of(declaration: ModelFamily | DataSource | ObjectiveKind | ProgramKind | JobKind) -> str:
     """The name that a spec uses; raises :class:`PluginError` where the configuration does not fix one."""
     return _fixed(declaration.config, declaration.tag)
 
@@ -132,6 +137,8 @@ def _load(kind: type[Kind], point: EntryPoint) -> Kind:
     variants: tuple[Any, ...] = declaration.variants if isinstance(declaration, DataSource) else ()
     for variant in variants:
         _check_config(kind, point, "variant", variant)
+    if isinstance(declaration, JobKind):
+        _check_references(declaration)
     # Whatever is wrong with the forms shows here, and not where a union is made of everybody's.
     TypeAdapter(declaration.form).json_schema()
     return declaration
@@ -144,6 +151,15 @@ def _check_config(kind: type[Kind], point: EntryPoint, role: str, config: Any) -
         raise PluginError(f"{config.__name__} lacks {', '.join(missing)}")
     if (name := _fixed(config, kind.tag)) != point.name:
         raise PluginError(f"{config.__name__} is named {name!r}, its entry point {point.name!r}")
+
+
+def _check_references(declared: JobKind) -> None:
+    """Ask whether what the declaration names by path is there, without importing the rank program."""
+    module, _, function = declared.runner.partition(":")
+    if not function or find_spec(module) is None:
+        raise PluginError(f"its runner {declared.runner!r} is not there; expected package.module:function")
+    if declared.page_file is not None and not declared.page_file.is_file():
+        raise PluginError(f"its page {declared.page!r} is not there; expected package:path of an ES module")
 
 
 def _own_version() -> str:

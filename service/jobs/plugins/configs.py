@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from service.jobs.fragments import ParallelSpec, Strict
 from service.jobs.plugins.samples import Samples
+from service.jobs.spec.base import ParallelSpec, Strict
 
 if TYPE_CHECKING:
     from service.jobs.spec.compile import CompileSpec

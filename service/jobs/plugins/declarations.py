@@ -1,19 +1,26 @@
 """Declarations: a configuration class and the dotted name (``package.module:function``) of what ranks call.
 
 The dotted functions are typed where torch may be imported: ``service.models.registry.Builder``,
-``service.models.data.Loader``, ``service.training.objective.Factory`` and ``service.compilation.program.Maker``.
+``service.models.data.Loader``, ``service.training.objective.Factory``, ``service.compilation.program.Maker`` and
+``service.jobs.runtime.Runner``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Union
 
 from pydantic import Field
 from typing_extensions import TypeAliasType
 
 from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig, ProgramConfig
+from service.jobs.plugins.context import CheckContext
+from service.jobs.records import Problem
+from service.jobs.spec.base import CommonSpec
 
 
 def one_of(forms: tuple[Any, ...]) -> Any:
@@ -96,3 +103,45 @@ class ProgramKind:
     def form(self) -> Any:
         """The type that a spec's value is read as."""
         return self.config
+
+
+def _no_problems(_: Any, __: CheckContext) -> Iterable[Problem]:
+    return ()
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """A kind of job, from its submission to its page.
+
+    ``runner(spec, context)`` runs on every rank; what it returns on rank 0 becomes the job's result.
+    ``check(spec, context)`` yields every reason why a job could never run, beside those that hold for any kind.
+    ``page`` names a file in a package (``package:path``), an ES module whose function ``sections()`` returns what the
+    middle of the job page shows; result and metrics where there is none. ``report`` names the JSON artifact that
+    ``/v1/jobs/{id}/report`` answers with; the result where there is none.
+    """
+
+    group: ClassVar[str] = "trivet.kinds"
+    tag: ClassVar[str] = "kind"
+    base: ClassVar[type] = CommonSpec
+    config: type[CommonSpec]
+    runner: str
+    check: Callable[[Any, CheckContext], Iterable[Problem]] = _no_problems
+    page: str | None = None
+    report: str | None = None
+
+    @property
+    def form(self) -> Any:
+        """The type that a spec is read as."""
+        return self.config
+
+    @property
+    def page_file(self) -> Path | None:
+        """Where the page's module is; imports the package that holds it."""
+        if self.page is None:
+            return None
+        package, _, path = self.page.partition(":")
+        return Path(str(resources.files(package))) / path
+
+
+GROUPS = tuple(kind.group for kind in (ModelFamily, DataSource, ObjectiveKind, ProgramKind, JobKind))
+"""The groups of entry points by which packages extend the service."""

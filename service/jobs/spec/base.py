@@ -1,32 +1,106 @@
-"""Common ground of all job specs."""
+"""What every spec is made of: strict models, identifiers, the parallel degrees, the fields of any job."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from service.jobs.fragments import (
-    PARALLEL_DIMENSIONS,
-    TOO_MANY_ERRORS,
-    FileId,
-    JobId,
-    ParallelSpec,
-    Strict,
-    disagreement,
-)
+ID_EXPECTED = "id_expected"
+"""Type of the error about a value that is no id; its context has ``form``, what one looks like."""
+DISAGREEMENT = "disagreement"
+"""Type of the error about fields that do not go together; its context has what :func:`disagreement` was given."""
+TOO_MANY_ERRORS = "too_many_errors"
+"""Type of the error in place of more errors than anyone would read."""
 
-__all__ = [
-    "PARALLEL_DIMENSIONS",
-    "CommonSpec",
-    "DeviceChoice",
-    "FileId",
-    "JobId",
-    "ParallelSpec",
-    "Strict",
-    "disagreement",
+
+def _id(what: str, printed_by: str, form: str) -> WrapValidator:
+    """Refuses what is no id in words, since who writes a path or a name there does not know that an id is wanted."""
+
+    def check(value: Any, matches: ValidatorFunctionWrapHandler) -> str:
+        try:
+            matched: str = matches(value)
+        except ValidationError:
+            message = f"expected {what}'s id, as `{printed_by}` prints it"
+            raise PydanticCustomError(ID_EXPECTED, "{message}", {"message": message, "form": form}) from None
+        return matched
+
+    return WrapValidator(check)
+
+
+JobId = Annotated[
+    str,
+    StringConstraints(pattern=r"^job_[0-9a-z]{20}$"),
+    _id("a job", "trivet submit SPEC", "job_ and 20 letters or digits"),
 ]
+FileId = Annotated[
+    str,
+    StringConstraints(pattern=r"^file_[0-9a-f]{64}$"),
+    _id("a file", "trivet upload FILE", "file_ and 64 hexadecimal digits"),
+]
+
+PARALLEL_DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "tp")
+MOST_RANKS = 65_536
+"""Ranks of one job at most; the index of pending jobs covers as many."""
+
+
+def disagreement(field: str, message: str, got: Any, expected: str) -> PydanticCustomError:
+    """For a validator of a whole fragment to raise: the field to change first, where it does not go with others."""
+    return PydanticCustomError(
+        DISAGREEMENT, "{field}: {message}; expected {expected}",
+        {"field": field, "message": message, "got": got, "expected": expected},
+    )  # fmt: skip
+
+
+class Strict(BaseModel):
+    """A frozen spec fragment that refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ParallelSpec(Strict):
+    """Degrees of parallelism; their product is the number of ranks (one device each)."""
+
+    pp: int = Field(1, ge=1, le=1024, description="pipeline stages in space (ranks in a pipeline)")
+    dp_replicate: int = Field(1, ge=1, le=4096, description="replicas of the sharded model (HSDP)")
+    dp_shard: int = Field(1, ge=1, le=4096, description="FSDP2 shards of parameters, gradients and optimizer state")
+    tp: int = Field(1, ge=1, le=1024, description="tensor-parallel ranks")
+
+    @model_validator(mode="after")
+    def _ranks_have_a_bound(self) -> Self:
+        if self.world_size > MOST_RANKS:
+            widest = max(PARALLEL_DIMENSIONS, key=lambda name: int(getattr(self, name)))
+            message = f"{self.arithmetic} ranks are more than one job may have"
+            raise disagreement(widest, message, getattr(self, widest), f"{MOST_RANKS} ranks at most")
+        return self
+
+    @property
+    def world_size(self) -> int:
+        return self.pp * self.dp_replicate * self.dp_shard * self.tp
+
+    @property
+    def dp(self) -> int:
+        """Ranks that see different data."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def arithmetic(self) -> str:
+        """The product as a user would check it, e.g. ``pp=2 × dp_replicate=1 × dp_shard=1 × tp=2 = 4``."""
+        factors = " × ".join(f"{name}={getattr(self, name)}" for name in PARALLEL_DIMENSIONS)
+        return f"{factors} = {self.world_size}"
+
 
 _MOST_ERRORS = 2000
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
@@ -34,8 +108,23 @@ LabelValue = Annotated[str, StringConstraints(max_length=120)]
 DeviceChoice = Literal["auto", "cuda", "cpu"]
 
 
+@dataclass(frozen=True)
+class Dependency:
+    """A job that must succeed first: where the spec names it, and which kind it has to be (any when ``None``).
+
+    A spec that names a job of kind ``train`` starts from that job's model.
+    """
+
+    path: str
+    job_id: str
+    kind: str | None = None
+
+
 class CommonSpec(Strict):
-    """Fields that every kind of job has."""
+    """Fields that every kind of job has. A kind's own class adds ``kind: Literal["its name"] = "its name"``."""
+
+    if TYPE_CHECKING:
+        kind: str
 
     name: str = Field("", max_length=200, description="free text shown in lists; the kind when empty")
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
@@ -69,3 +158,12 @@ class CommonSpec(Strict):
         if len(set(self.after)) != len(self.after):
             raise disagreement("after", "it names a job twice", self.after, "each job once")
         return self
+
+    def dependencies(self) -> tuple[Dependency, ...]:
+        """Return all jobs that the spec names, those of ``after`` last. One job may appear twice."""
+        return tuple(Dependency(f"after.{index}", job_id) for index, job_id in enumerate(self.after))
+
+    @property
+    def gate_job(self) -> str | None:
+        """The id of the compile job whose published artifacts the ranks of this job rely on."""
+        return None

@@ -7,9 +7,9 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import CommonSpec, Strict, disagreement
+from service.jobs.spec.base import CommonSpec, Dependency, Strict, disagreement
 from service.jobs.spec.data import DataSpec
-from service.jobs.spec.model import ModelRef
+from service.jobs.spec.model import ModelRef, jobs_of
 from service.jobs.spec.program import ProgramRef
 from service.jobs.spec.train import PipelineSpec, ShardingSpec
 
@@ -68,6 +68,10 @@ class CompileSpec(CommonSpec):
     def stages(self) -> int:
         """Pieces that the model is cut into; 1 without a pipeline."""
         return 1 if self.parallel.pp == 1 else self.parallel.pp * self.pipeline.stages_per_rank
+
+    def dependencies(self) -> tuple[Dependency, ...]:
+        """Return the model's job, and those of ``after``."""
+        return (*jobs_of(self.model), *super().dependencies())
 
     @field_validator("modes")
     @classmethod

@@ -18,7 +18,7 @@ from pydantic import (
 
 from service.jobs.plugins import ModelConfig
 from service.jobs.plugins.declarations import one_of
-from service.jobs.spec.base import FileId, JobId, Strict
+from service.jobs.spec.base import Dependency, FileId, JobId, Strict
 from service.jobs.spec.families import FAMILIES, ConvnetConfig, MlpConfig, TransformerConfig
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "ModelConfig",
     "ModelRef",
     "TransformerConfig",
+    "jobs_of",
 ]
 
 if TYPE_CHECKING:
@@ -114,3 +115,8 @@ ModelRef = Annotated[
         custom_error_message="a model is {family: …}, {job: ID}, {safetensors: FILE, family: …} or {huggingface: FILE}",
     ),
 ]
+
+
+def jobs_of(model: object) -> tuple[Dependency, ...]:
+    """Return the training job that a model reference names, if it names one."""
+    return (Dependency("model.job", model.job, "train"),) if isinstance(model, FromJob) else ()

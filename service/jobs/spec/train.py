@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from service.jobs.spec.arithmetic import ActivationCheckpoint, PrecisionSpec
-from service.jobs.spec.base import CommonSpec, JobId, Strict, disagreement
+from service.jobs.spec.base import CommonSpec, Dependency, JobId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
-from service.jobs.spec.model import ModelRef
+from service.jobs.spec.model import ModelRef, jobs_of
 from service.jobs.spec.objective import CrossEntropy, ObjectiveSpec
 from service.schedules import GENERATORS
 
@@ -162,3 +162,13 @@ class TrainSpec(CommonSpec):
         if self.parallel.pp == 1:
             return 1
         return self.pipeline.micro_batches or 2 * self.parallel.pp
+
+    @property
+    def gate_job(self) -> str | None:
+        """The id of the compile job whose gate permits what ``compile`` asks for."""
+        return self.compile.gate
+
+    def dependencies(self) -> tuple[Dependency, ...]:
+        """Return the model's job, the gate's, and those of ``after``."""
+        gate = () if self.gate_job is None else (Dependency("compile.gate", self.gate_job, "compile"),)
+        return (*jobs_of(self.model), *gate, *super().dependencies())

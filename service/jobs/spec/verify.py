@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.jobs.spec.base import CommonSpec, FileId, Strict, disagreement
+from service.jobs.spec.base import CommonSpec, Dependency, FileId, Strict, disagreement
 from service.jobs.spec.data import DataSpec
-from service.jobs.spec.model import ModelRef
+from service.jobs.spec.model import ModelRef, jobs_of
 
 
 def _kept(value: Any) -> Any:
@@ -184,6 +184,10 @@ class VerifySpec(CommonSpec):
     def searches(self) -> bool:
         """Whether what bounds leave open is searched."""
         return isinstance(self.property, VnnlibProperty | InstancesProperty) or self.method == "beta-crown"
+
+    def dependencies(self) -> tuple[Dependency, ...]:
+        """Return the model's job, and those of ``after``."""
+        return (*jobs_of(self.model), *super().dependencies())
 
     @model_validator(mode="after")
     def _has_models(self) -> VerifySpec:

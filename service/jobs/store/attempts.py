@@ -16,8 +16,9 @@ import orjson
 from pydantic import ValidationError
 
 from service.jobs.events import EVENT_TYPES, ArtifactEvent, Event, ProgressEvent
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.records import Artifact, AttemptRef, Claim, Directive, Job, JobError, Outcome, Progress, UnknownSpec
-from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec, spec_adapter
+from service.jobs.spec.base import CommonSpec
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import checked_name
 from service.jobs.store.client import Client
@@ -153,7 +154,7 @@ class Attempts:
         return stubs.reap(self.client, self.limits.script_argument, _BATCH)
 
 
-def _known(spec: str) -> TrainSpec | VerifySpec | CompileSpec:
+def _known(spec: str) -> CommonSpec:
     try:
         return spec_adapter.validate_json(spec)
     except ValidationError as error:

@@ -12,19 +12,16 @@ from dataclasses import dataclass
 
 import orjson
 
-from service.jobs.checks import dependencies
-from service.jobs.checks.request import CheckRequest
 from service.jobs.layout import DataLayout
 from service.jobs.records import Conflict, Job, JobPage, NotFound, Problem, Rejected
-from service.jobs.spec import CompileSpec, TrainSpec, VerifySpec
+from service.jobs.spec.base import CommonSpec
 from service.jobs.states import TERMINAL
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import Client
 from service.jobs.store.hosts import Hosts
 from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY
 from service.jobs.store.limits import StoreLimits
-
-AnySpec = TrainSpec | VerifySpec | CompileSpec
+from service.jobs.submission.request import CheckRequest
 
 _ID = re.compile(r"job_[0-9a-z]{20}")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -58,7 +55,7 @@ class JobFilter:
 class Submission:
     """A spec that its owner submits; ``idem`` is the digest of the idempotency key, empty without one."""
 
-    spec: AnySpec
+    spec: CommonSpec
     owner: str
     text: str
     idem: str
@@ -75,7 +72,7 @@ class Jobs:
     hosts: Hosts
 
     def submit(
-        self, spec: AnySpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None
+        self, spec: CommonSpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None
     ) -> tuple[Job, bool]:
         """Accept a job that is checked in this process, see :meth:`submission` and :meth:`accept`.
 
@@ -89,7 +86,7 @@ class Jobs:
         return self.accept(submission)
 
     def submission(
-        self, spec: AnySpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None
+        self, spec: CommonSpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None
     ) -> Submission:
         """What is to be accepted, with the spec's own hash where ``body_hash`` is absent.
 
@@ -113,7 +110,7 @@ class Jobs:
             raise _other_body(known.id)
         return known
 
-    def check_request(self, spec: AnySpec) -> CheckRequest:
+    def check_request(self, spec: CommonSpec) -> CheckRequest:
         """The spec with the fleet and the jobs that its check asks for."""
         return CheckRequest.of(spec, self.hosts.capacity() or None, self._lookup, self.data)
 
@@ -242,16 +239,16 @@ def _digest(owner: str, key: str) -> str:
     return hashlib.sha256(_json([owner, key]).encode()).hexdigest()
 
 
-def _indexes(spec: AnySpec, owner: str) -> list[str]:
+def _indexes(spec: CommonSpec, owner: str) -> list[str]:
     labels = [index for key, value in spec.labels.items() for index in (f"label:{key}", f"label:{key}={value}")]
     return [f"kind:{spec.kind}", f"owner:{owner}", *labels]
 
 
-def _needed(spec: AnySpec) -> list[str]:
-    return list(dict.fromkeys(dependency.job_id for dependency in dependencies(spec)))
+def _needed(spec: CommonSpec) -> list[str]:
+    return list(dict.fromkeys(dependency.job_id for dependency in spec.dependencies()))
 
 
-def _record(spec: AnySpec, owner: str, text: str) -> str:
+def _record(spec: CommonSpec, owner: str, text: str) -> str:
     """The fields of the job's hash that submission knows, all of them strings."""
     ranks = spec.parallel.world_size
     return _json(
@@ -275,8 +272,8 @@ def _other_body(job_id: str) -> Conflict:
     return Conflict(f"this idempotency key was used for job {job_id} with another body; use a new key for a new job")
 
 
-def _dependency_problem(spec: AnySpec, job_id: str, state: str) -> Problem:
+def _dependency_problem(spec: CommonSpec, job_id: str, state: str) -> Problem:
     """A dependency that was fine when checked and no longer is when the job was to be written."""
-    path = next(needed.path for needed in dependencies(spec) if needed.job_id == job_id)
+    path = next(needed.path for needed in spec.dependencies() if needed.job_id == job_id)
     said = f"there is no job {job_id}" if state == "missing" else f"job {job_id} is {state}"
     return Problem(path, said, job_id, "a job that has succeeded or still can")

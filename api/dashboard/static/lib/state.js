@@ -7,7 +7,6 @@ import { duration } from "./format.js";
 /** @typedef {import("./types.js").Progress} Progress */
 
 export const STATES = ["queued", "starting", "running", "cancelling", "succeeded", "failed", "cancelled"];
-export const KINDS = ["train", "verify", "compile"];
 const TERMINAL = new Set(["succeeded", "failed", "cancelled"]);
 
 /** @param {string} state */

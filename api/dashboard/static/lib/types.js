@@ -8,7 +8,7 @@
  *
  * @typedef {object} Job
  * @property {string} id
- * @property {"train" | "verify" | "compile"} kind
+ * @property {string} kind
  * @property {string} name
  * @property {Record<string, string>} labels
  * @property {string} owner

@@ -1,20 +1,13 @@
 /** One job: sections chosen by its kind, one live connection that feeds them all. */
 
 import { Artifacts } from "../job/artifacts.js";
-import { Compile } from "../job/compile.js";
-import { Cost } from "../job/cost.js";
 import { Details } from "../job/details.js";
-import { Execution } from "../job/execution.js";
+import { Figures } from "../job/figures.js";
 import { Header } from "../job/header.js";
 import { History } from "../job/history.js";
-import { Layers } from "../job/layers.js";
 import { Log } from "../job/log.js";
 import { Metrics } from "../job/metrics.js";
-import { PipelinePlan } from "../job/plan.js";
-import { Search } from "../job/search.js";
 import { Spec } from "../job/spec.js";
-import { Figures } from "../job/train.js";
-import { Verify } from "../job/verify.js";
 import { isTerminal, reduce } from "../lib/state.js";
 import { Problem, call, jobPath } from "../ui/api.js";
 import { byId, fill, h, oncePerFrame } from "../ui/dom.js";
@@ -24,23 +17,31 @@ import { Stream } from "../ui/stream.js";
 /** @typedef {import("../lib/types.js").Job} Job */
 /** @typedef {import("../job/section.js").Section} Section */
 
-/** What the middle of the page shows, by kind. @type {Record<Job["kind"], () => Section[]>} */
-const KIND_SECTIONS = {
-  train: () => [new Figures(["data_sha256"]), new Metrics(true), new PipelinePlan(), new Execution()],
-  verify: (search = new Search()) => [new Verify((instance) => search.choose(instance)), search, new Figures(["verdicts", "method", "time"]), new Layers(), new Cost(), new Metrics(false)],
-  compile: () => [new Compile()],
-};
 const RETRY_MS = 2000;
 
 const place = byId("job");
 const id = place.dataset.job ?? "";
+/** Kinds that bring a module for the middle of the page. @type {string[]} */
+const kindsWithPage = JSON.parse(place.dataset.kinds ?? "[]");
+
+/** What the middle of the page shows, by the job's kind. @param {string} kind @returns {Promise<Section[]>} */
+async function sectionsOf(kind) {
+  if (kindsWithPage.includes(kind)) {
+    try {
+      return (await import(`/static/kinds/${encodeURIComponent(kind)}.js`)).sections();
+    } catch (error) {
+      reportError(error);
+    }
+  }
+  return [new Figures(), new Metrics(true)];
+}
 
 class JobPage {
-  /** @param {Job} job */
-  constructor(job) {
+  /** @param {Job} job @param {Section[]} middle */
+  constructor(job, middle) {
     this.job = job;
     this.header = new Header((changed) => this.acted(changed));
-    this.main = [...KIND_SECTIONS[job.kind](), new Log(), new Artifacts()];
+    this.main = [...middle, new Log(), new Artifacts()];
     this.side = [new Details(), new History(), new Spec()];
     this.sections = [...this.main, ...this.side];
     /** @type {Stream | null} */
@@ -132,7 +133,8 @@ class JobPage {
 
 async function start() {
   try {
-    new JobPage(await call(jobPath(id)));
+    const job = await call(jobPath(id));
+    new JobPage(job, await sectionsOf(job.kind));
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     if (error.passing) {

@@ -1,6 +1,6 @@
 /** The list of jobs: filters in the address, one page at a time, changes as they happen. */
 
-import { KINDS, STATES, isTerminal, reduce } from "../lib/state.js";
+import { STATES, isTerminal, reduce } from "../lib/state.js";
 import { Problem, call, callAt, items, jobPath } from "../ui/api.js";
 import { byId, fill, h, keyed, setText } from "../ui/dom.js";
 import { JobRow } from "../ui/jobrow.js";
@@ -33,7 +33,7 @@ function options(name, all, values) {
 }
 
 function showFilters() {
-  options("kind", "All kinds", KINDS);
+  options("kind", "All kinds", JSON.parse(form.dataset.kinds ?? "[]"));
   options("state", "All states", STATES);
   /** @type {HTMLInputElement} */ (byId("q")).value = address.get("q") ?? "";
   const label = address.get("label");

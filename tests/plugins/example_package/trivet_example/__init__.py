@@ -1,1 +1,1 @@
-"""Gated residual networks, rings of points, the multi-class hinge loss, and an allocator to be compiled."""
+"""Gated residual networks, rings of points, the multi-class hinge loss, a program to compile, and a kind of job."""

@@ -22,7 +22,7 @@ from service.jobs.plugins import (
 )
 
 if TYPE_CHECKING:
-    from service.jobs.spec import CompileSpec
+    from service.jobs.spec.compile import CompileSpec
 
 
 class GatedConfig(ModelConfig):

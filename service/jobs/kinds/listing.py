@@ -1,4 +1,4 @@
-"""What can be asked for: kinds of jobs; families, data sources, objectives and programs, built in or installed."""
+"""What can be asked for: kinds of jobs, families, data sources, objectives and programs, built in or installed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field, TypeAdapter
 
+from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins.catalogue import Catalogue
 from service.jobs.records import Record
-from service.jobs.spec import KINDS
 from service.jobs.spec.data import SOURCES
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.objective import OBJECTIVES
@@ -17,10 +17,12 @@ from service.jobs.spec.program import PROGRAMS
 
 
 class KindEntry(Record):
-    """A kind of job; ``/kinds/{kind}/schema`` has its JSON Schema."""
+    """A kind of job, and the installed distribution that provides it; ``/kinds/{kind}/schema`` has its JSON Schema."""
 
     kind: str
     description: str
+    distribution: str
+    version: str
 
 
 class Choice(Record):
@@ -53,10 +55,19 @@ class Kinds(Record):
 
 
 def all_kinds() -> Kinds:
-    """As this process found them when it started."""
-    broken = (*FAMILIES.unavailable, *SOURCES.unavailable, *OBJECTIVES.unavailable, *PROGRAMS.unavailable)
+    """Return what this process found when it started."""
+    groups: tuple[Catalogue[Any], ...] = (FAMILIES, SOURCES, OBJECTIVES, PROGRAMS, KINDS)
+    broken = [entry for group in groups for entry in group.unavailable]
     return Kinds(
-        items=tuple(KindEntry(kind=name, description=_said(spec)) for name, spec in KINDS.items()),
+        items=tuple(
+            KindEntry(
+                kind=name,
+                description=_said(provided.declaration.config),
+                distribution=provided.distribution,
+                version=provided.version,
+            )
+            for name, provided in KINDS.provided.items()
+        ),
         families=_choices(FAMILIES),
         sources=_choices(SOURCES),
         objectives=_choices(OBJECTIVES),

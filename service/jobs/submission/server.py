@@ -1,4 +1,4 @@
-"""``python -m service.jobs.checks.server FD``: forks a process with limits for each check.
+"""``python -m service.jobs.submission.server FD``: forks a process with limits for each check.
 
 What checks need is imported once, so that a check starts within milliseconds. The server itself reads no file and no
 request. Over its control socket (``FD``, one message each) it is told to begin a check, with the check's own
@@ -17,9 +17,9 @@ import socket
 import sys
 from dataclasses import dataclass, field
 
-from service.jobs.checks.confined import answer
-from service.jobs.checks.request import CheckLimits
 from service.jobs.records import Record
+from service.jobs.submission.confined import answer
+from service.jobs.submission.request import CheckLimits
 
 LARGEST_MESSAGE = 4096
 _NO_NEW_PRIVILEGES = 38

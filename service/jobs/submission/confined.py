@@ -15,8 +15,8 @@ from typing import IO, NoReturn
 
 import psutil
 
-from service.jobs.checks.request import CheckLimits, request_adapter
 from service.jobs.records import shortened
+from service.jobs.submission.request import CheckLimits, request_adapter
 
 OUT_OF_MEMORY = errno.ENOMEM
 """Exit code of a check that was refused memory."""

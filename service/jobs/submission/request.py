@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from service.formats.llama import uploaded_config
-from service.jobs.checks import check
-from service.jobs.checks.dependencies import related
-from service.jobs.checks.subject import AnySpec, Lookup
+from service.jobs.checks.dependencies import Lookup, related
+from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.plan import Plan, plan
-from service.jobs.plugins import ModelConfig
+from service.jobs.plugins import CheckContext, CommonSpec, ModelConfig
 from service.jobs.records import Job, Problem, Record
-from service.jobs.spec import TrainSpec, spec_adapter
+from service.jobs.spec.train import TrainSpec
+from service.jobs.submission.check import check
 
 MOST_PROBLEMS = 100
 """In one answer; a job with more is refused for the first ones."""
@@ -45,7 +45,7 @@ class CheckRequest(Record):
     data: Path
 
     @classmethod
-    def of(cls, spec: AnySpec, fleet: dict[str, int] | None, lookup: Lookup, data: DataLayout) -> CheckRequest:
+    def of(cls, spec: CommonSpec, fleet: dict[str, int] | None, lookup: Lookup, data: DataLayout) -> CheckRequest:
         """The request about a spec; ``lookup`` is asked for every job that the check may need."""
         text = spec.model_dump_json(by_alias=True)
         return cls(spec=text, fleet=fleet, jobs=related(spec, lookup), data=data.root)
@@ -65,15 +65,15 @@ class CheckRequest(Record):
             path = path_of(file_id)
             return None if path is None else uploaded_config(path)
 
-        found = check(
-            spec_adapter.validate_json(self.spec),
-            self.fleet,
-            self.jobs.get,
-            lambda file_id: layout.file(file_id).is_file(),
-            uploaded,
+        context = CheckContext(
+            fleet_capacity=self.fleet,
+            lookup=self.jobs.get,
+            has_file=lambda file_id: layout.file(file_id).is_file(),
+            uploaded=uploaded,
             path_of=path_of,
         )
-        return [problem.shortened() for problem in found[:MOST_PROBLEMS]]
+        problems = check(spec_adapter.validate_json(self.spec), context)
+        return [problem.shortened() for problem in problems[:MOST_PROBLEMS]]
 
     def answer(self, opening: Opening) -> bytes:
         """:meth:`problems` as a JSON list."""

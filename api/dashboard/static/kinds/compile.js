@@ -1,0 +1,6 @@
+/** What the page of a compile check shows. */
+
+import { Compile } from "../job/compile.js";
+
+/** @returns {import("../job/section.js").Section[]} */
+export const sections = () => [new Compile()];

@@ -1,0 +1,9 @@
+/** What the page of a training job shows. */
+
+import { Execution } from "../job/execution.js";
+import { Figures } from "../job/figures.js";
+import { Metrics } from "../job/metrics.js";
+import { PipelinePlan } from "../job/plan.js";
+
+/** @returns {import("../job/section.js").Section[]} */
+export const sections = () => [new Figures(["data_sha256"]), new Metrics(true), new PipelinePlan(), new Execution()];

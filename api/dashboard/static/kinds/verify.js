@@ -1,0 +1,15 @@
+/** What the page of a verification job shows. */
+
+import { Cost } from "../job/cost.js";
+import { Figures } from "../job/figures.js";
+import { Layers } from "../job/layers.js";
+import { Metrics } from "../job/metrics.js";
+import { Search } from "../job/search.js";
+import { Verify } from "../job/verify.js";
+
+/** @returns {import("../job/section.js").Section[]} */
+export function sections() {
+  const search = new Search();
+  const instances = new Verify((instance) => search.choose(instance));
+  return [instances, search, new Figures(["verdicts", "method", "time"]), new Layers(), new Cost(), new Metrics(false)];
+}

@@ -1,0 +1,36 @@
+"""Compile checks, as the service knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.jobs.checks.dependencies import check_archive, resolve
+from service.jobs.checks.fit import check_data
+from service.jobs.checks.mesh import check_mesh
+from service.jobs.checks.pipeline import check_pipeline
+from service.jobs.plugins import CheckContext, JobKind
+from service.jobs.records import Problem
+from service.jobs.spec.compile import CompileSpec
+
+
+def check(spec: CompileSpec, context: CheckContext) -> Iterator[Problem]:
+    """Yield every reason why this compile check could never run."""
+    config = resolve(spec.model, context)
+    yield from check_archive(spec.model, context)
+    if config is not None:
+        yield from check_mesh(spec.parallel, spec.stages, spec.model, config)
+        if spec.data is not None:
+            yield from check_data(spec.data, "data", spec.model, config)
+    if spec.model is not None:
+        yield from check_pipeline(spec, spec.forwards)
+    if spec.program is not None:
+        yield from (Problem(*reason) for reason in spec.program.check(spec))
+
+
+COMPILE = JobKind(
+    CompileSpec,
+    "service.compilation.job:run",
+    check,
+    page="api.dashboard:static/kinds/compile.js",
+    report="report.json",
+)

@@ -1,0 +1,26 @@
+"""Verification jobs, as the service knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from service.jobs.checks.dependencies import check_archive, resolve
+from service.jobs.checks.fit import check_property
+from service.jobs.checks.mesh import check_mesh
+from service.jobs.checks.queries import check_queries
+from service.jobs.plugins import CheckContext, JobKind
+from service.jobs.records import Problem
+from service.jobs.spec.verify import VerifySpec
+
+
+def check(spec: VerifySpec, context: CheckContext) -> Iterator[Problem]:
+    """Yield every reason why this verification job could never run."""
+    config = resolve(spec.model, context)
+    yield from check_archive(spec.model, context)
+    if config is not None:
+        yield from check_mesh(spec.parallel, spec.parallel.pp, spec.model, config)
+        yield from check_property(spec, config)
+    yield from check_queries(spec, config, context.path_of)
+
+
+VERIFY = JobKind(VerifySpec, "service.verification.job:run", check, page="api.dashboard:static/kinds/verify.js")
