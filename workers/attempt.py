@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 import orjson
 
-from service.jobs.atomic import write_atomically
+from service.jobs.atomic import atomic_write
 from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.event_files import host_file
 from service.jobs.events import ArtifactEvent, Event
@@ -227,7 +227,7 @@ class PartRun:
         order, scratch = self._order, self._group.folder / "scratch"
         scratch.mkdir(mode=0o700)
         owner, digests = await insist(_REPORT_WITHIN_S, gate_artifacts, self._store, self._claim)
-        await self._on_disk(lambda: write_atomically(self._folder / GATE_ARTIFACTS, orjson.dumps(digests)))
+        await self._on_disk(lambda: atomic_write(self._folder / GATE_ARTIFACTS, orjson.dumps(digests)))
         places = command.Places(
             data=self._layout.root,
             events=self._group.socket,
@@ -256,7 +256,7 @@ class PartRun:
             clear_unpublished(self._paths, manifest)
         # A broker that lost its last writes gives an attempt's number a second time.
         (self._folder / "result.json").unlink(missing_ok=True)
-        write_atomically(self._folder / "spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
+        atomic_write(self._folder / "spec.json", self._claim.spec.model_dump_json(by_alias=True).encode())
 
     async def _limit_time(self) -> None:
         limit = self._claim.spec.timeout_s
@@ -409,7 +409,7 @@ class PartRun:
 
         def write() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, text.encode())
+            atomic_write(path, text.encode())
 
         await self._on_disk(write)
         self._publisher.publish(

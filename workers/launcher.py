@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from service.jobs.atomic import atomic_write
 from workers.confinement import Confinement
 from workers.namespaces import enter_user_namespace
 from workers.parentage import die_with_parent
@@ -60,9 +61,7 @@ def _read_order() -> dict[str, Any] | None:
 
 def _report(path: Path, exit_codes: dict[int, int]) -> None:
     """Write ``{rank: exit code}``, negative for signals, for the supervisor to find whole."""
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(exit_codes))
-    draft.replace(path)
+    atomic_write(path, json.dumps(exit_codes).encode())
 
 
 if __name__ == "__main__":

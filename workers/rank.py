@@ -20,6 +20,7 @@ from typing import Literal, NoReturn, cast
 
 import orjson
 
+from service.jobs.atomic import atomic_write
 from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
 from service.jobs.reporting import Channel, RankReporter, connect
@@ -69,9 +70,7 @@ def _run(context: RunContext, find_runner: Callable[[str], Runner], started: flo
     context.report.span("import", started, time.time())
     result = run(spec, context)
     if context.rank == 0:
-        draft = folder / ".result.json"
-        draft.write_bytes(orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY))
-        draft.replace(folder / "result.json")
+        atomic_write(folder / "result.json", orjson.dumps(result, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def _context(layout: DataLayout, report: RankReporter, should_stop: Callable[[], bool]) -> RunContext:

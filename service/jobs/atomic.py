@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def atomic_write(path: Path, content: bytes) -> None:
     """Replace a file's content in one step that also survives a loss of power.
 
     The bytes reach the disk before the name does: a rename that overtakes them would leave an empty file. Several
@@ -25,6 +28,22 @@ def write_atomically(path: Path, content: bytes) -> None:
     flush(path.parent)
 
 
+@contextmanager
+def atomic_draft(path: Path) -> Iterator[Path]:
+    """Yield where to write a large file, or a folder, that appears at ``path`` when the block ends without an error.
+
+    It takes the place of an older one. One process at a time may do this, so that what a killed one left is written
+    over, and no leftovers add up.
+    """
+    draft = path.with_name(f".{path.name}")
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    _remove(draft)
+    yield draft
+    if draft.is_dir():
+        _remove(path)
+    draft.replace(path)
+
+
 def set_aside(path: Path) -> Path:
     """Rename a file that cannot be read, so that it does no more harm and can be looked at; return its new path."""
     aside = path.with_name(f"{path.name}.unreadable")
@@ -39,3 +58,10 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from service.jobs.atomic import set_aside, write_atomically
+from service.jobs.atomic import atomic_write, set_aside
 from service.jobs.processes import Process, born_with, end_tree
 from service.jobs.records import AttemptRef
 
@@ -68,7 +68,7 @@ class Roster:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         entry = Entry(f"{ref.job_id}:{ref.attempt}", me, keeper, str(scratch))
-        write_atomically(path, json.dumps(asdict(entry)).encode())
+        atomic_write(path, json.dumps(asdict(entry)).encode())
         try:
             yield True
         finally:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from safetensors.torch import load_file, save_file
 
+from service.jobs.atomic import atomic_draft, atomic_write
 from service.jobs.spec.model import TransformerConfig
 from service.jobs.spec.train import ExportSpec
 from service.models import FamilyConfig, huggingface
@@ -27,11 +28,10 @@ def export_model(
     folder.mkdir(parents=True, exist_ok=True)
     weights, about = folder / "model.safetensors", folder / "model.json"
     tensors = {name: tensor.contiguous() for name, tensor in checkpoint.load_whole(saved.path, MODEL_PREFIX).items()}
-    save_file(tensors, _working(weights), metadata={"format": "pt"})
-    _working(weights).replace(weights)
+    with atomic_draft(weights) as draft:
+        save_file(tensors, draft, metadata={"format": "pt"})
     description = {"step": saved.step, "config": config.model_dump(mode="json"), **origin}
-    _working(about).write_text(json.dumps(description, indent=2))
-    _working(about).replace(about)
+    atomic_write(about, json.dumps(description, indent=2).encode())
     return weights, about
 
 
@@ -50,7 +50,3 @@ def export_huggingface(weights: Path, config: FamilyConfig, dtype: Literal["fp32
         raise TypeError(f"expected a transformer, got {type(config).__name__}")
     huggingface.write(folder, config, load_file(weights), dtype)
     return folder
-
-
-def _working(path: Path) -> Path:
-    return path.with_name(f".{path.name}")

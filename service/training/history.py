@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from service.jobs.atomic import set_aside, write_atomically
+from service.jobs.atomic import atomic_write, set_aside
 
 Row = dict[str, float]
 
@@ -62,7 +62,7 @@ class History:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         written = pa.BufferOutputStream()
         pq.write_table(table, written)
-        write_atomically(self.path, written.getvalue().to_pybytes())
+        atomic_write(self.path, written.getvalue().to_pybytes())
 
 
 def _recorded(attempts: Path) -> dict[float, Row]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pyarrow
 from pyarrow import parquet
 
+from service.jobs.atomic import atomic_draft
 from service.jobs.bounds_row import BoundsRow
 
 MEDIA_TYPE = "application/vnd.apache.parquet"
@@ -35,6 +36,6 @@ def write(rows: Sequence[BoundsRow], folder: Path) -> Path:
     """Write ``folder/bounds.parquet``, which appears only when it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / NAME
-    working = folder / f".{NAME}.unfinished"
-    parquet.write_table(pyarrow.Table.from_pylist([row.as_dict() for row in rows], SCHEMA), working)
-    return working.rename(target)
+    with atomic_draft(target) as draft:
+        parquet.write_table(pyarrow.Table.from_pylist([row.as_dict() for row in rows], SCHEMA), draft)
+    return target

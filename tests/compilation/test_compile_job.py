@@ -22,7 +22,6 @@ from service import models
 from service.compilation import detectors, job
 from service.compilation.job import run
 from service.compilation.program.inputs import batches
-from service.compilation.report.publishing import write_whole
 from service.compilation.rungs import RUNGS, Rung
 from service.compilation.selftest import self_test
 from service.compilation.torch_internals.caches import clear_abandoned, empty_caches
@@ -273,17 +272,6 @@ def test_folders_of_processes_that_were_killed_are_removed_and_no_others(
             assert own.exists()
             assert not left.exists()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_written_over_in_one_piece(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "cache.bin"
-    write_whole(path, b"first")
-    (path.parent / ".cache.bin").write_bytes(b"of a writer that was killed")
-    with path.open("rb") as reader:
-        write_whole(path, b"second")
-        assert reader.read() == b"first"
-    assert path.read_bytes() == b"second"
-    assert [each.name for each in path.parent.iterdir()] == ["cache.bin"]
 
 
 def test_no_draft_is_left_beside_the_report(data: DataLayout) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from service.compilation.diagnosis import Diagnosis
@@ -15,6 +14,7 @@ from service.compilation.report.gate import gate, highest_safe
 from service.compilation.report.rows import counts, rung_row
 from service.compilation.report.summary import causes, summary, unproved
 from service.compilation.selftest import Proof
+from service.jobs.atomic import atomic_draft, atomic_write
 from service.jobs.runtime import RunContext
 from service.jobs.spec.compile import CompileSpec
 from service.models.compiled import COMPILE_CACHE, cache_file
@@ -56,21 +56,15 @@ def keep_caches(context: RunContext, spec: CompileSpec, results: list[Result]) -
         cache = best.observation.cost.cache if best and best.observation and best.observation.cost else None
         if best and cache:
             path = folder / cache_file(phase, best.case.rung.name, context.rank)
-            write_whole(path, cache)
+            with atomic_draft(path) as draft:
+                draft.write_bytes(cache)
             context.report.artifact(path)
 
 
 def write(context: RunContext, report: dict[str, Any]) -> None:
     """Write the report in one piece."""
-    write_whole(context.paths.artifacts / REPORT, json.dumps(report, indent=1, allow_nan=False).encode())
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Readers see all of it, or what was there before; a draft that a killed process left is written over."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}")
-    draft.write_bytes(content)
-    draft.replace(path)
+    context.paths.artifacts.mkdir(parents=True, exist_ok=True)
+    atomic_write(context.paths.artifacts / REPORT, json.dumps(report, indent=1, allow_nan=False).encode())
 
 
 def announce(context: RunContext, diagnoses: Sequence[Diagnosis]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from service.formats.archive import CONFIG, INDEX
 from service.formats.llama import write_config
+from service.jobs.atomic import atomic_draft
 from service.jobs.spec.families import TransformerConfig
 from service.models.huggingface.names import EMBEDDING, HEAD, their_names
 
@@ -36,13 +36,10 @@ def write(
         for ours, theirs in names.items()
         if not (tied and ours == HEAD)
     }
-    working = folder.with_name(f".{folder.name}")
-    shutil.rmtree(working, ignore_errors=True)
-    working.mkdir(parents=True)
-    (working / CONFIG).write_text(json.dumps(write_config(config, dtype, tied=tied), indent=2) + "\n")
-    _write_shards(working, tensors)
-    shutil.rmtree(folder, ignore_errors=True)
-    working.rename(folder)
+    with atomic_draft(folder) as draft:
+        draft.mkdir(parents=True)
+        (draft / CONFIG).write_text(json.dumps(write_config(config, dtype, tied=tied), indent=2) + "\n")
+        _write_shards(draft, tensors)
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
