@@ -19,17 +19,10 @@ from service.bounds.compositions import COMPOSITIONS
 from service.bounds.exported import Reader
 from service.bounds.functional import recognised
 from service.bounds.graph import Graph, UnsupportedModelError
+from service.bounds.operators import OPERATORS
 from service.parallel.tensor.placement import local
 
 EXAMPLE_BATCH = 3  # 0 and 1 would be specialised; any other size stays symbolic
-WHOLE = {
-    "aten.linear.default",
-    "aten.matmul.default",
-    "aten.silu.default",
-    "aten.elu.default",
-    "aten.mish.default",
-    "aten.softplus.default",
-}  # composite operators that have rules of their own
 
 
 class _Functional(nn.Module):
@@ -96,8 +89,8 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
     example = torch.zeros(EXAMPLE_BATCH, *input_shape, dtype=like.dtype, device=like.device)
     shapes = {"x": {0: Dim("batch")}, "state": dict.fromkeys(state)}
     table = default_decompositions()
-    for operator in [operator for operator in table if str(operator) in WHOLE]:
-        del table[operator]
+    for overload in [overload for overload in table if _is_bounded_whole(str(overload))]:
+        del table[overload]
     for composed, written in COMPOSITIONS.items():
         table[composed] = written
     try:
@@ -112,3 +105,7 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
             f"with a batch of any size: {first_line}"
         ) from error
     return program
+
+
+def _is_bounded_whole(overload: str) -> bool:
+    return overload in OPERATORS and OPERATORS[overload].composite

@@ -36,7 +36,7 @@ class Evaluated(nn.Module):
         left = self._uses()
         for node in self._nodes[1:]:
             arguments = {name: self._put_in(value, values, x) for name, value in node.arguments.items()}
-            values[node.name] = operator_of(node)(**arguments)
+            values[node.name] = function_of(node)(**arguments)
             for name in left[node.name]:
                 del values[name]
         return values[self._nodes[-1].name]
@@ -89,7 +89,7 @@ class _Held:
         self.name = name
 
 
-def operator_of(node: Node) -> Callable[..., Any]:
+def function_of(node: Node) -> Callable[..., Any]:
     """The function of its arguments, by name."""
     if node.operator in _OWN:
         return _OWN[node.operator]

@@ -15,7 +15,7 @@ from service.bounds.stages import Line
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
-    from service.bounds.onnx.reading import Array
+    from service.bounds.operators.onnx import Array
 
 
 @dataclass(eq=False)

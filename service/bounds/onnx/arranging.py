@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.onnx.reading import Array, Call, run_alone
-from service.bounds.onnx.values import Converter, Shape, Values, axis, batched, integers, number
+from service.bounds.onnx.reading import run_alone
+from service.bounds.operators.onnx import Array, Call, Converter, Shape, Values, axis, batched, integers, number
 
 OF_AXES = ("axes", "scales", "keep_aspect_ratio_policy")
 """Attributes of ``Resize`` that are about some of its dimensions."""

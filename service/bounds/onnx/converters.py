@@ -1,4 +1,4 @@
-"""ONNX operators in terms of torch: one small function each, a file for each family.
+"""ONNX operators in terms of torch: what each operator declares of itself, and the rest in a file for each family.
 
 ``(call, values, shape of the first output)`` to the output; ``values`` follow the node's inputs, the first or one of
 which depends on the model's input. :class:`UnsupportedModelError` names a node whose form is not supported.
@@ -9,14 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from service.bounds.onnx import arranging, entrywise, matrices, norms, pools, reductions, windows
-from service.bounds.onnx.values import Converter
+from service.bounds.operators import OPERATORS
+from service.bounds.operators.onnx import Converter
+from service.formats import onnx as files
 
-CONVERTERS: Mapping[str, Converter] = {
-    **arranging.CONVERTERS,
-    **entrywise.CONVERTERS,
-    **matrices.CONVERTERS,
-    **norms.CONVERTERS,
-    **pools.CONVERTERS,
-    **reductions.CONVERTERS,
-    **windows.CONVERTERS,
-}
+
+def declared(converters: Mapping[str, Converter]) -> Mapping[str, Converter]:
+    """Return the converters of what a spec may ask for, which the torch-free list of names decides.
+
+    Raises ``ImportError`` that names what has no converter, and converters that are not in the list.
+    """
+    missing, unlisted = files.OPERATORS - converters.keys(), converters.keys() - files.OPERATORS
+    if missing or unlisted:
+        raise ImportError(f"ONNX operators without a converter: {sorted(missing)}; not in the list: {sorted(unlisted)}")
+    return converters
+
+
+_FAMILIES = (arranging, entrywise, matrices, norms, pools, reductions, windows)
+CONVERTERS: Mapping[str, Converter] = declared(
+    {
+        name: converter
+        for converters in (
+            *(operator.onnx for operator in OPERATORS.values()),
+            *(family.CONVERTERS for family in _FAMILIES),
+        )
+        for name, converter in converters.items()
+    }
+)

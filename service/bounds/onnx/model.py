@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.onnx.converters import CONVERTERS
-from service.bounds.onnx.reading import Array, Call, Description, Runtime, describe, parse
-from service.bounds.onnx.values import ABSENT, Value
+from service.bounds.onnx.reading import Description, Runtime, describe, parse
+from service.bounds.operators.onnx import ABSENT, Array, Call, Value
 from service.formats.onnx import first_line
 
 CHECKED_INPUTS = 6

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.onnx.reading import Call
-from service.bounds.onnx.values import Converter, Shape, Values
+from service.bounds.operators.onnx import Call, Converter, Shape, Values
 
 
 def batch_norm(call: Call, values: Values, shape: Shape) -> Tensor:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.onnx.reading import Array, Call
-from service.bounds.onnx.values import Converter, Shape, Values
 from service.bounds.onnx.windows import image, listed, pads_of
+from service.bounds.operators.onnx import Array, Call, Converter, Shape, Values
 
 AVERAGE: Mapping[int, Callable[..., Tensor]] = {
     1: functional.avg_pool1d,

@@ -12,12 +12,12 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from service.bounds.graph import UnsupportedModelError
+from service.bounds.operators.onnx import Array, Call
 from service.formats import onnx as files
 from service.formats.onnx import (
     FLOATS,
@@ -30,27 +30,8 @@ from service.formats.onnx import (
     working_nodes,
 )
 
-Array = npt.NDArray[Any]
 _NUMERIC = "biufV"
 """Kinds of numpy's types; V are the floating-point types that it does not have itself."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One node. ``inputs`` are names, empty for an optional one that is absent."""
-
-    name: str
-    operator: str
-    attributes: Mapping[str, Any]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    opset: int
-
-    def __str__(self) -> str:
-        return f"ONNX {self.operator} (node {self.name!r})"
-
-    def refuse(self, reason: str) -> UnsupportedModelError:
-        return UnsupportedModelError(f"{self}: {reason}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from service.bounds.onnx.model import OnnxModel, is_float, model_of
-from service.bounds.onnx.reading import Array, Call, Description, call_of, describe, parse
+from service.bounds.onnx.reading import Description, call_of, describe, parse
+from service.bounds.operators.onnx import Array, Call
 from service.formats.onnx import FLOATS, graph_input, opset_of
 
 NODES, CONSTANTS, ABOUT = "nodes.onnx", "constants.safetensors", "about.json"

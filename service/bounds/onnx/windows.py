@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.onnx.reading import Call
-from service.bounds.onnx.values import Converter, Shape, Value, Values, optional
+from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, optional
 
 CONVOLVE: Mapping[int, Callable[..., Tensor]] = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 TRANSPOSED: Mapping[int, Callable[..., Tensor]] = {

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.relu import PiecewiseActivation
 
 
 class Absolute(PiecewiseActivation):
     """``|z|``: two pieces, with slope −1 below 0."""
+
+    overloads = ("aten.abs.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Abs": entrywise(torch.abs)}
 
     _pieces = TwoPieces(-1.0)
 

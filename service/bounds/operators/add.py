@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,15 +16,18 @@ from service.bounds.operators.allowance import Roundings, has_constant, largest,
 from service.bounds.operators.base import Coefficients, LinearOperator, Pulled, UnitRows
 from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.elementwise import Elementwise
+from service.bounds.operators.onnx import Converter, of_two
 from service.bounds.rounding import TINY, gamma, magnitude, widened
 from service.bounds.windows import Windows
 
 
-@dataclass(frozen=True)
 class Addition(Elementwise, LinearOperator):
     """``self + sign·alpha·other``; either or both may depend on the input."""
 
-    sign: int
+    overloads = ("aten.add.Tensor",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Add": of_two(torch.add), "Sum": of_two(torch.add)}
+
+    sign: ClassVar[int] = 1
 
     def mixes(self, node: Node) -> bool:
         return len(node.inputs) > 1
@@ -87,6 +91,15 @@ class Addition(Elementwise, LinearOperator):
         sizes = [magnitude(each) for each in inputs]
         error = gamma(4) * largest(lambda ends: self.interval(node, ends, exchange), sizes) + 4 * TINY
         return widened(computed, error, error)
+
+
+class Subtraction(Addition):
+    """``self − alpha·other``."""
+
+    overloads = ("aten.sub.Tensor",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Sub": of_two(torch.sub)}
+
+    sign = -1
 
 
 def scaled_by(interval: Interval, factor: float) -> Interval:

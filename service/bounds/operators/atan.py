@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import pi
+from typing import ClassVar
 
 import torch
 
 from service.bounds.operators.curve import CLOSE, LEVEL_SLOPE
+from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
 class ArcTangent(SmoothActivation):
     """``aten.atan``."""
+
+    overloads = ("aten.atan.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Atan": entrywise(torch.atan)}
 
     function = SmoothFunction(
         torch.atan,

@@ -20,6 +20,7 @@ from service.bounds.fused import Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, Step, backward_error
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
 from service.bounds.relaxation import Family, Relaxed, Single
@@ -90,9 +91,14 @@ class Pulled:
 class Operator(ABC):
     """One operator. ``crossing`` is set for collectives only.
 
-    ``keeps_order``: the output has the input's entries, in the same order.
+    ``overloads`` are the ATen operators, or our own, that it stands for, by their full names. ``onnx`` has the ONNX
+    operators that it is, each with what makes it of a node; often none. ``composite``: torch would decompose it when a
+    model is traced, and it is bounded as it is. ``keeps_order``: the output has the input's entries, in the same order.
     """
 
+    overloads: ClassVar[tuple[str, ...]]
+    onnx: ClassVar[Mapping[str, Converter]]
+    composite: ClassVar[bool] = False
     crossing: Crossing | None = None
     keeps_order: ClassVar[bool] = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,11 +14,15 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.dimensions import dimension_of
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 
 
 class Concatenate(LinearOperator):
     """``aten.cat(tensors, dim)``; some of the tensors may be constants, the same for every instance."""
+
+    overloads = ("aten.cat.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         return "it joins along the batch" if dimension_of(node) == 0 else None

@@ -11,7 +11,8 @@ a reduce-scatter and an all-gather. Those two never leave a region, and backward
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, widened_by_rank
 from service.bounds.operators.base import Collective, Crossing, EnteringCollective, Pulled, UnitRows
+from service.bounds.operators.onnx import Converter
 
 
 class Begin(EnteringCollective):
@@ -60,6 +62,9 @@ class End(Collective):
 class CopyToGroup(Begin):
     """A replicated value enters a region unchanged; backward the ranks' coefficients add up."""
 
+    overloads = ("trivet.copy_to_group.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
+
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         if not inputs[0].lower.requires_grad:
             return inputs[0]
@@ -84,6 +89,9 @@ class CopyToGroup(Begin):
 
 class ReduceFromGroup(End):
     """A region ends with the sum of the ranks' partial values, and the sum of their intervals is exact."""
+
+    overloads = ("trivet.reduce_from_group.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def mixes(self, node: Node) -> bool:
         return True
@@ -111,6 +119,9 @@ class ReduceFromGroup(End):
 class GatherFromGroup(End):
     """A region ends with the ranks' values side by side; each rank keeps the coefficients of its own."""
 
+    overloads = ("trivet.gather_from_group.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
+
     def refusal(self, node: Node) -> str | None:
         return _refuse_batch(node)
 
@@ -131,6 +142,9 @@ class GatherFromGroup(End):
 
 class ScatterToGroup(Begin):
     """Each rank takes its slice of a replicated value into a region."""
+
+    overloads = ("trivet.scatter_to_group.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         return _refuse_batch(node)
@@ -157,6 +171,9 @@ class ScatterToGroup(Begin):
 class GatherWithReduce(EnteringCollective):
     """The ranks' values side by side, for work that differs by rank: backward the coefficients' sum, divided again."""
 
+    overloads = ("trivet.gather_with_reduce_from_group.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
+
     crossing = Crossing.WITHIN
 
     def refusal(self, node: Node) -> str | None:
@@ -179,6 +196,9 @@ class GatherWithReduce(EnteringCollective):
 
 class ReduceScatter(EnteringCollective):
     """Each rank's slice of the sum of all ranks' partial values; backward the slices' coefficients side by side."""
+
+    overloads = ("trivet.reduce_scatter_to_group.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     crossing = Crossing.WITHIN
 

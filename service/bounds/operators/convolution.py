@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,12 +15,16 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
 from service.bounds.operators.linear import constant_only
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
 from service.bounds.windows import Pair, Windows
 
 
 class Convolution(LinearOperator):
     """``aten.convolution``: centre and radius forward, as for a matrix; the adjoint convolution backward."""
+
+    overloads = ("aten.convolution.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         return constant_only(node, "weight", "bias")

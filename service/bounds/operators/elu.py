@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from service.bounds.graph import Node
 from service.bounds.operators.curve import POWER_SLOPE, relative
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
@@ -33,6 +37,12 @@ def elu(alpha: float, scale: float, input_scale: float) -> SmoothFunction:
 
 class Elu(SmoothActivation):
     """``aten.elu(self, alpha, scale, input_scale)``."""
+
+    overloads = ("aten.elu.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {
+        "Elu": lambda call, values, shape: functional.elu(values[0].float, float(call.attributes.get("alpha", 1.0)))
+    }
+    composite = True
 
     @staticmethod
     def _shape(node: Node) -> tuple[float, float, float]:

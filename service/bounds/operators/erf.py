@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import pi, sqrt
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from service.bounds.operators.curve import CLOSE, LEVEL_SLOPE
+from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
@@ -17,6 +20,9 @@ def _derivative(z: Tensor) -> Tensor:
 
 class ErrorFunction(SmoothActivation):
     """``aten.erf``."""
+
+    overloads = ("aten.erf.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Erf": entrywise(torch.erf)}
 
     function = SmoothFunction(
         torch.erf,

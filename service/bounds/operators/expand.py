@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,11 +13,15 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, repeats
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.broadcasting import unbroadcast
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 
 
 class Expand(LinearOperator):
     """``aten.expand(self, size)``: entries repeated along dimensions of length 1."""
+
+    overloads = ("aten.expand.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return inputs[0].map(lambda end: end.expand(end.shape[0], *node.shape))

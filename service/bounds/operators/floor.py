@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
+from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.pieces import either
 from service.bounds.relaxation import Relaxation
 
@@ -20,6 +22,9 @@ class Floor(Activation):
 
     A last bit of an end decides about a whole step, so ends are moved outwards by what rounding may have cost them.
     """
+
+    overloads = ("aten.floor.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Floor": entrywise(torch.floor)}
 
     @staticmethod
     def _steps(bounds: Interval) -> tuple[Tensor, Tensor]:

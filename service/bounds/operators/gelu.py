@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import pi, sqrt
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from service.bounds.graph import Node
 from service.bounds.operators.curve import LEVEL_SLOPE
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 from service.bounds.rounding import TINY, UNIT
 
@@ -85,6 +89,13 @@ FORMS = {"none": EXACT, "tanh": TANH_FORM}
 
 class Gelu(SmoothActivation):
     """``aten.gelu(self, approximate)``."""
+
+    overloads = ("aten.gelu.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {
+        "Gelu": lambda call, values, shape: functional.gelu(
+            values[0].float, approximate=call.attributes.get("approximate", "none")
+        )
+    }
 
     def refusal(self, node: Node) -> str | None:
         form = node.arguments.get("approximate", "none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, repeats, widened_by_magnitude
 from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
 from service.bounds.operators.broadcasting import unbroadcast
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Layer, Whole
 
 
@@ -114,6 +116,10 @@ def constant_only(node: Node, *arguments: str) -> str | None:
 class Linear(AffineOperator):
     """``aten.linear(input, weight, bias)``."""
 
+    overloads = ("aten.linear.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
+    composite = True
+
     def refusal(self, node: Node) -> str | None:
         return constant_only(node, "weight", "bias")
 
@@ -123,6 +129,9 @@ class Linear(AffineOperator):
 
 class AddMatrixProduct(AffineOperator):
     """``aten.addmm(self, mat1, mat2)`` = ``beta·self + alpha·mat1·mat2``, variable in ``mat1``."""
+
+    overloads = ("aten.addmm.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         return constant_only(node, "self", "mat2")

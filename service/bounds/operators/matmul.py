@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,16 +21,20 @@ from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.linear import Affine, AffineOperator, constant_only
 from service.bounds.operators.mul import Bilinear
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.rounding import TINY, gamma, magnitude, widened
 
 
-@dataclass(frozen=True)
 class MatrixProduct(AffineOperator):
     """``x·M`` with a constant matrix M, or one for each of the leading dimensions, in argument ``matrix``."""
 
-    matrix: str
+    overloads = ("aten.matmul.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
+    composite = True
+
+    matrix: ClassVar[str] = "other"
 
     def refusal(self, node: Node) -> str | None:
         reason = constant_only(node, self.matrix)
@@ -41,8 +46,21 @@ class MatrixProduct(AffineOperator):
         return Affine(node.constant(self.matrix).mT, None)
 
 
+class TwoDimensionalProduct(MatrixProduct):
+    """``aten.mm(self, mat2)``."""
+
+    overloads = ("aten.mm.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
+
+    composite = False
+    matrix = "mat2"
+
+
 class MatrixFromLeft(LinearOperator):
     """``M·X`` with a constant matrix M, or one for each of the leading dimensions."""
+
+    overloads = ("trivet.matrix_from_left",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         if node.constant("self").ndim < 2 or len(node.input_shapes[0]) < 2:
@@ -87,6 +105,9 @@ class _MatrixPlanes:
 
 class MatrixOfTwo(Bilinear):
     """``X·Y`` over the last two dimensions of each; both have as many dimensions."""
+
+    overloads = ("trivet.matrix_product",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         ranks = [len(shape) for shape in node.input_shapes]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from service.bounds.operators.curve import LEVEL_SLOPE
+from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.silu import gate_error
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
@@ -35,6 +40,10 @@ def _derivative(z: Tensor) -> Tensor:
 
 class Mish(SmoothActivation):
     """``aten.mish``."""
+
+    overloads = ("aten.mish.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Mish": entrywise(functional.mish)}
+    composite = True
 
     function = SmoothFunction(
         _mish,

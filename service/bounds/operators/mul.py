@@ -6,8 +6,9 @@ Products are relaxed by McCormick's planes (1976): ``x·y ≥ ly·x + lx·y − 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,15 +21,18 @@ from service.bounds.operators.allowance import Roundings, Step, planes_step, rep
 from service.bounds.operators.base import LinearOperator, NonlinearOperator, Pulled
 from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.elementwise import Elementwise
+from service.bounds.operators.onnx import Converter, of_two
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.rounding import TINY, widened
 
 
-@dataclass(frozen=True)
 class Multiple(Elementwise, LinearOperator):
-    """``x·c``, or ``x/c`` with ``inverse``, for a constant number or tensor c."""
+    """``x·c`` for a constant number or tensor c."""
 
-    inverse: bool = False
+    overloads = ("aten.mul.Tensor",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Mul": of_two(torch.mul)}
+
+    inverse: ClassVar[bool] = False
 
     def refusal(self, node: Node) -> str | None:
         if len(node.inputs) > 1:
@@ -63,6 +67,16 @@ class Multiple(Elementwise, LinearOperator):
         return widened_by_term(node, inputs, computed, lambda ends: self.interval(node, ends, exchange), sizes)
 
 
+class Quotient(Multiple):
+    """``x/c`` for a constant number or tensor c without zeros."""
+
+    overloads = ("aten.div.Tensor",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Div": of_two(torch.div)}
+
+    inverse = True
+    padding = 1.0
+
+
 class Bilinear(NonlinearOperator):
     """Each operand's bounds matter as long as the other one has any width."""
 
@@ -95,6 +109,9 @@ class _ProductPlanes:
 
 class Product(Elementwise, Bilinear):
     """``x·y`` entrywise, with broadcasting."""
+
+    overloads = ("trivet.product",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         x, y = inputs

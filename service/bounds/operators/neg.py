@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
@@ -13,10 +15,14 @@ from service.bounds.operators.add import scaled_by
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.elementwise import Elementwise
+from service.bounds.operators.onnx import Converter, entrywise
 
 
 class Negation(Elementwise, LinearOperator):
     """``−x``."""
+
+    overloads = ("aten.neg.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Neg": entrywise(torch.neg)}
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return scaled_by(inputs[0], -1.0)

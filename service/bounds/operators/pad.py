@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,11 +13,15 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 
 
 class Pad(LinearOperator):
     """``aten.constant_pad_nd(self, pad, value)``; negative padding takes entries away."""
+
+    overloads = ("aten.constant_pad_nd.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def refusal(self, node: Node) -> str | None:
         beyond = len(node.arguments["pad"]) // 2 > len(node.shape)

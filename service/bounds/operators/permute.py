@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,11 +14,15 @@ from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.dimensions import dimensions_of
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut
 
 
 class Permute(LinearOperator):
     """``aten.permute(self, dims)``; dimension 0 is the batch and stays."""
+
+    overloads = ("aten.permute.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return inputs[0].map(lambda end: end.permute(*dimensions_of(node)))

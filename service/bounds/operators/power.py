@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from math import inf
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
 from service.bounds.operators.curve import CLOSE, POWER_SLOPE
+from service.bounds.operators.onnx import Call, Converter, Shape, Values, entrywise, single
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
@@ -47,11 +50,20 @@ STEEPEST = 1e-30
 """Where a root is taken to be steepest."""
 
 
-@dataclass(frozen=True)
+def _converted(call: Call, values: Values, shape: Shape) -> Tensor:
+    base, exponent = values
+    if not exponent.constant:
+        raise call.refuse("its exponent depends on the input")
+    return torch.pow(base.float, single(call, exponent, "exponent"))
+
+
 class Power(SmoothActivation):
     """``aten.pow(self, exponent)``, or the power of a node without the argument."""
 
-    exponent: float | None = None
+    overloads = ("aten.pow.Tensor_Scalar",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Pow": _converted}
+
+    exponent: ClassVar[float | None] = None
 
     def refusal(self, node: Node) -> str | None:
         if self.exponent is None and not isinstance(node.arguments["exponent"], int | float):
@@ -63,3 +75,30 @@ class Power(SmoothActivation):
 
     def smooth(self, node: Node) -> SmoothFunction:
         return power(self.exponent_of(node))
+
+
+class SquareRoot(Power):
+    """``aten.sqrt``."""
+
+    overloads = ("aten.sqrt.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Sqrt": entrywise(torch.sqrt)}
+
+    exponent = 0.5
+
+
+class ReciprocalSquareRoot(Power):
+    """``aten.rsqrt``."""
+
+    overloads = ("aten.rsqrt.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
+
+    exponent = -0.5
+
+
+class Reciprocal(Power):
+    """``aten.reciprocal``."""
+
+    overloads = ("aten.reciprocal.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Reciprocal": entrywise(torch.reciprocal)}
+
+    exponent = -1.0

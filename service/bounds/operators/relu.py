@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
+from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.relaxation import Family, Relaxation
 
@@ -45,6 +49,9 @@ class PiecewiseActivation(Activation):
 class Relu(PiecewiseActivation):
     """``max(z, 0)``."""
 
+    overloads = ("aten.relu.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Relu": entrywise(torch.relu)}
+
     _pieces = TwoPieces(0.0)
 
     def pieces(self, node: Node) -> TwoPieces:
@@ -53,6 +60,13 @@ class Relu(PiecewiseActivation):
 
 class LeakyRelu(PiecewiseActivation):
     """``max(z, 0) + negative_slope·min(z, 0)`` with a slope between 0 and 1."""
+
+    overloads = ("aten.leaky_relu.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {
+        "LeakyRelu": lambda call, values, shape: functional.leaky_relu(
+            values[0].float, float(call.attributes.get("alpha", 0.01))
+        )
+    }
 
     def refusal(self, node: Node) -> str | None:
         slope = float(node.arguments["negative_slope"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -14,12 +14,27 @@ from service.bounds.graph import BatchSize, Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Share, Whole
 from service.bounds.windows import Windows, image_of
 
 
 class Reshape(LinearOperator):
     """Another shape for the same entries in the same order: views, copies, added or dropped dimensions of length 1."""
+
+    overloads = (
+        "aten.view.default",
+        "aten._unsafe_view.default",
+        "aten.reshape.default",
+        "aten.unsqueeze.default",
+        "aten.squeeze.dim",
+        "aten.squeeze.dims",
+        "aten.clone.default",
+        "aten.alias.default",
+        "aten.detach.default",
+        "aten._to_copy.default",
+    )
+    onnx: ClassVar[Mapping[str, Converter]] = {}
 
     keeps_order = True
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from service.bounds.operators.curve import CLOSE, LEVEL_SLOPE
+from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 
@@ -16,6 +20,9 @@ def _derivative(z: Tensor) -> Tensor:
 
 class Sigmoid(SmoothActivation):
     """``aten.sigmoid``."""
+
+    overloads = ("aten.sigmoid.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Sigmoid": entrywise(torch.sigmoid)}
 
     function = SmoothFunction(
         torch.sigmoid,

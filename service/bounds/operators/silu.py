@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from service.bounds.operators.curve import LEVEL_SLOPE
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 from service.bounds.rounding import UNIT
 
@@ -29,6 +33,10 @@ def gate_error(z: Tensor, computed: Tensor) -> Tensor:
 
 class Silu(SmoothActivation):
     """``aten.silu``."""
+
+    overloads = ("aten.silu.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
+    composite = True
 
     function = SmoothFunction(
         _silu,

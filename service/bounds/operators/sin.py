@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import pi
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
 from service.bounds.operators.curve import LEVEL_SLOPE
+from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.smooth import SmoothFunction
 from service.bounds.operators.table import LineTable
 from service.bounds.relaxation import Family, Relaxation
@@ -105,6 +106,9 @@ def _error(z: Tensor, computed: Tensor) -> Tensor:
 class Sine(Periodic):
     """``aten.sin``."""
 
+    overloads = ("aten.sin.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Sin": entrywise(torch.sin)}
+
     around_zero = SmoothFunction(
         torch.sin, torch.cos, _error, LEVEL_SLOPE, _multiples(pi / 2), _multiples(0.0), least=-1.0, greatest=1.0
     )
@@ -112,6 +116,9 @@ class Sine(Periodic):
 
 class Cosine(Periodic):
     """``aten.cos``."""
+
+    overloads = ("aten.cos.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Cos": entrywise(torch.cos)}
 
     around_zero = SmoothFunction(
         torch.cos,

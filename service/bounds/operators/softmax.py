@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Step
 from service.bounds.operators.base import NonlinearOperator
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.relaxation import Family, Relaxed
@@ -27,6 +29,8 @@ from service.bounds.relaxation import Family, Relaxed
 class SoftmaxProduct(NonlinearOperator):
     """A ``product`` whose entries add up to one along ``axes``; the plain bounds know it, the rigorous ones do not."""
 
+    overloads = ()
+    onnx: ClassVar[Mapping[str, Converter]] = {}
     product: NonlinearOperator
     axes: tuple[int, ...]
 

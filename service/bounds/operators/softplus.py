@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from service.bounds.graph import Node
 from service.bounds.operators.curve import LEVEL_SLOPE
+from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 from service.bounds.rounding import UNIT
 
@@ -33,6 +37,10 @@ def softplus(beta: float) -> SmoothFunction:
 
 class Softplus(SmoothActivation):
     """``aten.softplus(self, beta, threshold)`` as a function of the reals, without its numerical shortcut."""
+
+    overloads = ("aten.softplus.default",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Softplus": entrywise(lambda x: functional.softplus(x, threshold=80.0))}
+    composite = True
 
     def refusal(self, node: Node) -> str | None:
         beta, threshold = float(node.arguments["beta"]), float(node.arguments["threshold"])

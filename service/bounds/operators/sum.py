@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,15 +14,18 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.allowance import Roundings, widened_by_term
 from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rounding import magnitude
 
 
-@dataclass(frozen=True)
 class Sum(LinearOperator):
-    """``aten.sum(self, dim, keepdim)``, or the mean."""
+    """``aten.sum(self, dim, keepdim)``."""
 
-    mean: bool = False
+    overloads = ("aten.sum.dim_IntList",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
+
+    mean: ClassVar[bool] = False
 
     def refusal(self, node: Node) -> str | None:
         return "it adds up the batch" if 0 in self._over(node) else None
@@ -66,3 +70,12 @@ class Sum(LinearOperator):
             return Whole("it adds up over what is divided")
         dropped = 0 if node.arguments["keepdim"] else sum(dim < cut.dim + 1 for dim in over)
         return replace(cut, dim=cut.dim - dropped)
+
+
+class Mean(Sum):
+    """``aten.mean(self, dim, keepdim)``."""
+
+    overloads = ("aten.mean.dim",)
+    onnx: ClassVar[Mapping[str, Converter]] = {}
+
+    mean = True

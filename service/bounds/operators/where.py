@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,10 +15,24 @@ from service.bounds.operators.allowance import Roundings, has_constant, repeats
 from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.elementwise import Elementwise
+from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned
+
+
+def _converted(call: Call, values: Values, shape: Shape) -> Tensor:
+    condition, yes, no = values
+    if condition.array is None:
+        raise call.refuse("its condition depends on the input")
+    rank = len(shape)
+    mask = torch.tensor(condition.array.reshape((1,) * (rank - condition.array.ndim) + condition.array.shape))
+    first, second = aligned([yes, no, Value(shape, None, condition.array)][:2])
+    return torch.where(mask.to(first.device), first, second)
 
 
 class Where(Elementwise, LinearOperator):
     """``aten.where(condition, self, other)`` by a constant condition: entries of one or the other."""
+
+    overloads = ("aten.where.self",)
+    onnx: ClassVar[Mapping[str, Converter]] = {"Where": _converted}
 
     def refusal(self, node: Node) -> str | None:
         return "its condition depends on the input" if node.is_variable("condition") else None

@@ -1,14 +1,40 @@
-"""What converters work on: values with and without a batch of their own."""
+"""ONNX nodes as converters see them: a call, and values with and without a batch of their own.
+
+An operator that ONNX has too gives its converters, by their ONNX names, in :attr:`Operator.onnx`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from service.bounds.onnx.reading import Array, Call
+from service.bounds.graph import UnsupportedModelError
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node. ``inputs`` are names, empty for an optional one that is absent."""
+
+    name: str
+    operator: str
+    attributes: Mapping[str, Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    opset: int
+
+    def __str__(self) -> str:
+        return f"ONNX {self.operator} (node {self.name!r})"
+
+    def refuse(self, reason: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"{self}: {reason}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,3 +133,13 @@ def batched(value: Value, batch: int | torch.SymInt) -> Tensor:
 def axis(given: int, rank: int) -> int:
     """An axis of the model as a dimension of a tensor with a batch."""
     return given % rank + 1
+
+
+def entrywise(function: Callable[[Tensor], Tensor]) -> Converter:
+    """Return the converter of a function of one value."""
+    return lambda call, values, shape: function(values[0].float)
+
+
+def of_two(function: Callable[[Tensor, Tensor], Tensor]) -> Converter:
+    """Return the converter of an entrywise function, with broadcasting; of more than two values in a row."""
+    return lambda call, values, shape: reduce(function, aligned(values))
