@@ -14,7 +14,7 @@ from service.compilation.ranks.collective_attempt import GroupLostError
 from service.compilation.ranks.group import are_together, gather, slowest
 from service.compilation.report.publishing import announce, assemble, keep_caches, write
 from service.compilation.report.rows import metrics
-from service.compilation.run.run_rung import Plan, plan_for
+from service.compilation.run.run_rung import RunPlan, plan_run
 from service.compilation.rungs import Rung, climb_to
 from service.compilation.selftest import Proof, self_test
 from service.compilation.torch_internals.caches import clear_abandoned
@@ -34,7 +34,7 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
     device = distributed.start(context.device_type)
     target = target_of(spec, context, device)
     toolchain_s = warm_toolchain(target.program, rungs)
-    plan = plan_for(target.program, spec.steps, spec.permitted, slowest)
+    plan = plan_run(target.program, spec.steps, spec.permitted, slowest)
     results = list(_climb(spec, context, target.program, rungs, plan))
     keep_caches(context, spec, results)
     if context.rank == 0:  # what is known so far stays, should the compiler take the process down below
@@ -63,7 +63,7 @@ def _completed(context: RunContext, results: list[Result]) -> Completion:
 
 
 def _climb(
-    spec: CompileSpec, context: RunContext, program: Program, rungs: tuple[Rung, ...], plan: Plan
+    spec: CompileSpec, context: RunContext, program: Program, rungs: tuple[Rung, ...], plan: RunPlan
 ) -> Iterator[Result]:
     """The results of all rungs, told to the reporter as they come."""
     total = len(rungs) * len(spec.phases)
@@ -103,7 +103,7 @@ def _to_explain(results: list[Result], generates: bool) -> list[Result]:
     return [result for result in failed if generates or not result.case.rung.generates_code]
 
 
-def _diagnose(context: RunContext, program: Program, failed: list[Result], plan: Plan) -> Iterator[Diagnosis]:
+def _diagnose(context: RunContext, program: Program, failed: list[Result], plan: RunPlan) -> Iterator[Diagnosis]:
     """Look into each of ``failed``, unless the job was asked to stop."""
     for result in failed:
         if any(gather(context.should_stop())):

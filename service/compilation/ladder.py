@@ -9,12 +9,12 @@ from operator import itemgetter
 
 from service.compilation.detectors import judge
 from service.compilation.program import Phase, Program
-from service.compilation.ranks.collective_attempt import GroupLostError, attempt
+from service.compilation.ranks.collective_attempt import GroupLostError, collective_attempt
 from service.compilation.ranks.group import any_rank, gather
-from service.compilation.ranks.local_trial import trial
-from service.compilation.run.observation import Case, Observation
-from service.compilation.run.reference import Reference, refer
-from service.compilation.run.run_rung import Plan, describe, observe, rehearse
+from service.compilation.ranks.local_trial import local_trial
+from service.compilation.run.observation import Observation, RungCase
+from service.compilation.run.reference import Reference, run_reference
+from service.compilation.run.run_rung import RunPlan, describe, rehearse_rung, run_rung
 from service.compilation.rungs import REHEARSAL, Rung
 from service.compilation.torch_internals.toolchain import start_toolchain
 from service.compilation.verdicts import Finding, Verdict, worst
@@ -32,7 +32,7 @@ class Result:
     graphs that do not apply there is a ``rehearsal``, and ``findings`` has what speaks against them all the same.
     """
 
-    case: Case
+    case: RungCase
     verdict: Verdict
     findings: tuple[Finding, ...]
     observation: Observation | None = None
@@ -43,7 +43,7 @@ def climb(
     program: Program,
     rungs: Sequence[Rung],
     phases: Sequence[Phase],
-    plan: Plan,
+    plan: RunPlan,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Result]:
     """The results, one for each rung and phase, as they come; phase by phase, from the foot of the ladder.
@@ -52,14 +52,14 @@ def climb(
     """
     lost = ""
     for phase in phases:
-        lost = yield from _climb_phase(program, [Case(rung, phase) for rung in rungs], plan, should_stop, lost)
+        lost = yield from _climb_phase(program, [RungCase(rung, phase) for rung in rungs], plan, should_stop, lost)
 
 
 def _climb_phase(
-    program: Program, cases: Sequence[Case], plan: Plan, should_stop: Callable[[], bool], lost: str
+    program: Program, cases: Sequence[RungCase], plan: RunPlan, should_stop: Callable[[], bool], lost: str
 ) -> Generator[Result, None, str]:
     """``lost``: why there are no other ranks any more, empty while they are there. Returned as it then is."""
-    look: Callable[[Case], Observation] | None = None
+    look: Callable[[RungCase], Observation] | None = None
     blocked = lost
     for case in cases:
         if not blocked and any(gather(should_stop())):
@@ -82,44 +82,44 @@ def _climb_phase(
     return lost
 
 
-def _not_applicable(case: Case, look: Callable[[Case], Observation], program: Program) -> Result:
+def _not_applicable(case: RungCase, look: Callable[[RungCase], Observation], program: Program) -> Result:
     """CUDA graphs without a CUDA device: rehearsed, for what can be found out without one."""
     message = f"CUDA graphs need a CUDA device; this program runs on {program.device.type}"
-    rehearsed = _judged(look(Case(REHEARSAL, case.phase)))
+    rehearsed = _judged(look(RungCase(REHEARSAL, case.phase)))
     found = (replace(each, message=f"rehearsed without CUDA: {each.message}") for each in rehearsed.findings)
     findings = (Finding("not_applicable", message), *found)
     return Result(case, "not_applicable", findings, rehearsal=rehearsed.observation)
 
 
-def _observer(program: Program, phase: Phase, plan: Plan) -> Callable[[Case], Observation]:
+def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCase], Observation]:
     """How to look at a rung of this phase; a model that does not even run uncompiled fails every one of them.
 
     If the reference failed on any rank, none may enter the collectives of a run.
     """
-    reference, problem = attempt(lambda: _reference(program, phase, plan), itemgetter(1))
+    reference, problem = collective_attempt(lambda: _reference(program, phase, plan), itemgetter(1))
     problem = next((each for each in gather(problem) if each), "")
     if reference is None or problem:
         return lambda case: Observation(case, error=problem)
     return lambda case: _looked_at(program, case, reference, plan)
 
 
-def _looked_at(program: Program, case: Case, reference: Reference, plan: Plan) -> Observation:
+def _looked_at(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
     if case.rung.rehearses:
-        return attempt(lambda: rehearse(program, case, reference, plan), _error)
-    problem = trial(program, case)
+        return collective_attempt(lambda: rehearse_rung(program, case, reference, plan), _error)
+    problem = local_trial(program, case)
     if problem:
         return Observation(case, error=problem)
-    return attempt(lambda: observe(program, case, reference, plan), _error)
+    return collective_attempt(lambda: run_rung(program, case, reference, plan), _error)
 
 
 def _error(seen: Observation) -> str:
     return seen.error
 
 
-def _reference(program: Program, phase: Phase, plan: Plan) -> tuple[Reference | None, str]:
+def _reference(program: Program, phase: Phase, plan: RunPlan) -> tuple[Reference | None, str]:
     """The uncompiled runs, or what they raised."""
     try:
-        return refer(program, phase, plan.iterations, any_rank), ""
+        return run_reference(program, phase, plan.iterations, any_rank), ""
     except Exception as error:
         return None, f"the uncompiled model does not run: {describe(error)}"
 

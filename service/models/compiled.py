@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from service.models.moving import copying_inductor
+from service.models.cudagraph_params import copying_inductor
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from service.jobs.layout import DataLayout
 from service.jobs.spec.model import FromHuggingFace, FromJob, FromSafetensors, ModelConfig, ModelRef
 from service.models import huggingface
-from service.models.whole import Weights, WeightsError, trained
+from service.models.full_weights import Weights, WeightsError, trained
 
 
 def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:

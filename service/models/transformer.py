@@ -21,9 +21,9 @@ from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tensor import (
     ColumnParallelLinear,
     Replicated,
+    ResidualStream,
     RowParallelLinear,
     SequenceSharded,
-    Stream,
     VocabularyParallelEmbedding,
     joint,
     local,
@@ -48,7 +48,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(dim))
 
-    def forward(self, x: Tensor, stream: Stream) -> Tensor:
+    def forward(self, x: Tensor, stream: ResidualStream) -> Tensor:
         weight = stream.shared(local(self.weight))
         if not torch.compiler.is_compiling():
             return functional.rms_norm(x, (x.shape[-1],), weight, self.eps)
@@ -92,7 +92,7 @@ class Attention(nn.Module):
         self.value = ColumnParallelLinear(config.dim, narrow, axis, bias=False, copied_input=True)
         self.output = RowParallelLinear(config.dim, config.dim, axis, bias=False, partial_output=True)
 
-    def forward(self, x: Tensor, stream: Stream) -> Tensor:
+    def forward(self, x: Tensor, stream: ResidualStream) -> Tensor:
         x = stream.enter(x)
         query, key, value = map(self._heads, joint((self.query, self.key, self.value), x))
         attended = attend(self.rotary(query), self.rotary(key), value)
@@ -112,7 +112,7 @@ class FeedForward(nn.Module):
         self.up = ColumnParallelLinear(config.dim, width, axis, bias=False, copied_input=True)
         self.down = RowParallelLinear(width, config.dim, axis, bias=False, partial_output=True)
 
-    def forward(self, x: Tensor, stream: Stream) -> Tensor:
+    def forward(self, x: Tensor, stream: ResidualStream) -> Tensor:
         x = stream.enter(x)
         return stream.leave(self.down(functional.silu(self.gate(x)) * self.up(x)))
 
@@ -127,7 +127,7 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_eps)
         self.feed_forward = FeedForward(config, axis)
 
-    def forward(self, x: Tensor, stream: Stream) -> Tensor:
+    def forward(self, x: Tensor, stream: ResidualStream) -> Tensor:
         x = x + self.attention(self.attention_norm(x, stream), stream)
         return x + self.feed_forward(self.feed_forward_norm(x, stream), stream)  # type: ignore[no-any-return]
 
@@ -165,7 +165,7 @@ class Transformer(nn.Module):
             x = block(x, stream)
         return x if self.norm is None or self.head is None else self.head(stream.enter(self.norm(x, stream)))
 
-    def _stream(self, x: Tensor) -> Stream:
+    def _stream(self, x: Tensor) -> ResidualStream:
         tp = self.output_axis.size
         if self.embedding is None:
             return self.sharded if tp > 1 else self.replicated

@@ -28,8 +28,8 @@ from service.jobs.plugins import Features
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, RobustnessProperty, VerifySpec
 from service.models import build, load_into
+from service.models.build_once import build_once
 from service.models.embedded import AfterEmbedding, embedded
-from service.models.once import once
 from service.models.reference import resolve
 from service.models.transformer import Transformer
 from service.parallel.mesh import Mesh
@@ -289,7 +289,7 @@ def _of_divided_onnx(
     from service.bounds.onnx.stored import store, stored, type_of  # noqa: PLC0415
 
     dtype, tp = torch.float64 if spec.rigorous else torch.float32, place.mesh.tp
-    folder = once(source.folder(dtype), lambda path: store(path, source.read(), dtype))
+    folder = build_once(source.folder(dtype), lambda path: store(path, source.read(), dtype))
     module = stored(folder, dtype)
     sizes = module.features, module.outputs
     asked = ask(sizes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from service.compilation.ladder import Result, climb
 from service.compilation.program import Phase, Program
-from service.compilation.run.run_rung import plan_for
+from service.compilation.run.run_rung import plan_run
 from service.compilation.rungs import LADDER, Rung
 from service.jobs.spec.compile import Tolerance
 
@@ -18,4 +18,4 @@ def ascend(
     program: Program, rungs: Sequence[Rung] = LADDER[:2], phases: Sequence[Phase] = ("train",), steps: int = 4
 ) -> list[Result]:
     """The results; of the rungs below code generation when none are given."""
-    return list(climb(program, rungs, phases, plan_for(program, steps, Tolerance(), lambda seconds: seconds)))
+    return list(climb(program, rungs, phases, plan_run(program, steps, Tolerance(), lambda seconds: seconds)))

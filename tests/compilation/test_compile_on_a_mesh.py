@@ -61,8 +61,8 @@ def climb_all(models: list[dict[str, Any]], folder: str) -> Any:
 
     timing.RACE_S = timing.BLOCK_S = 1e-3
     kept: list[Any] = []
-    original = ladder.observe
-    ladder.observe = lambda *given: kept.append(original(*given)) or kept[-1]  # type: ignore[func-returns-value]
+    original = ladder.run_rung
+    ladder.run_rung = lambda *given: kept.append(original(*given)) or kept[-1]  # type: ignore[func-returns-value]
     changes = {"modes": ["eager", "aot_eager", "aot_eager_decomp_partition", "inductor", "reduce-overhead"]}
     results = []
     for index, model in enumerate(models):
@@ -80,8 +80,8 @@ def verdict_of_one_failing_rank() -> Any:
     from torch import nn
 
     from service.compilation.ladder import climb
-    from service.compilation.program.model import Batch, ModelProgram
-    from service.compilation.run.run_rung import plan_for
+    from service.compilation.program.model import ModelProgram, SampleBatch
+    from service.compilation.run.run_rung import plan_run
     from service.compilation.rungs import LADDER, Rung
     from service.jobs.spec.compile import Tolerance
     from service.parallel import distributed
@@ -99,10 +99,10 @@ def verdict_of_one_failing_rank() -> Any:
             return self.linear(x)
 
     distributed.start("cpu")
-    program = ModelProgram(lambda dtype: Linear().to(dtype), (Batch((torch.ones(3, 4),), torch.zeros(3).long()),))
+    program = ModelProgram(lambda dtype: Linear().to(dtype), (SampleBatch((torch.ones(3, 4),), torch.zeros(3).long()),))
     rung = Rung("planted", crashes if dist.get_rank() else "aot_eager", compiles_backward=False)
     torch.manual_seed(0)
-    plan = plan_for(program, 3, Tolerance(), lambda seconds: 1e-3)
+    plan = plan_run(program, 3, Tolerance(), lambda seconds: 1e-3)
     results = list(climb(program, [rung, LADDER[1]], ["inference"], plan))
     distributed.stop()
     return [[result.verdict, [finding.message for finding in result.findings]] for result in results]
@@ -209,7 +209,7 @@ def test_a_training_job_of_the_same_arithmetic_is_compiled(torchrun: Callable[..
 
 
 def kept_between_forwards(folder: str) -> Any:
-    """By micro-batches of a step, the blocks' parameters that the checked subject keeps gathered after a forward."""
+    """By micro-batches of a step, the blocks' parameters that the checked model keeps gathered after a forward."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -322,9 +322,9 @@ def diagnose_on_a_mesh(folder: str) -> Any:
 
     from service.compilation.diagnosis import diagnose
     from service.compilation.ladder import climb
-    from service.compilation.program.model import Batch, ModelProgram
+    from service.compilation.program.model import ModelProgram, SampleBatch
     from service.compilation.run import timing
-    from service.compilation.run.run_rung import plan_for
+    from service.compilation.run.run_rung import plan_run
     from service.compilation.rungs import Rung
     from service.jobs.spec.base import ParallelSpec
     from service.jobs.spec.compile import Tolerance
@@ -341,8 +341,8 @@ def diagnose_on_a_mesh(folder: str) -> Any:
         return apply_fsdp(Deep().to(dtype), mesh, Precision())
 
     timing.RACE_S = timing.BLOCK_S = 1e-3
-    program = ModelProgram(build, (Batch((torch.ones(4, 6),), torch.zeros(4).long()),))
-    plan = plan_for(program, 3, Tolerance(), lambda seconds: 1e-3)
+    program = ModelProgram(build, (SampleBatch((torch.ones(4, 6),), torch.zeros(4).long()),))
+    plan = plan_run(program, 3, Tolerance(), lambda seconds: 1e-3)
     (result,) = climb(program, [Rung("planted", WRONG, compiles_backward=False)], ["inference"], plan)
     found = diagnose(program, result, plan, Path(folder))
     distributed.stop()

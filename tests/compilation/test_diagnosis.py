@@ -16,7 +16,7 @@ from service.compilation.diagnosis import diagnose
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, check_alone, minimised
 from service.compilation.diagnosis.script import run, write
 from service.compilation.report.summary import causes
-from service.compilation.run.run_rung import plan_for
+from service.compilation.run.run_rung import plan_run
 from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Tolerance
 
@@ -53,7 +53,7 @@ def test_a_wrong_operator_is_found_in_its_block_and_shown_by_a_script(ascend: Cl
     deep = program(Deep)
     (result,) = ascend(deep, rungs=[Rung("planted", WRONG, compiles_backward=False)])
     assert result.verdict == "fail_parity"
-    found = diagnose(deep, result, plan_for(deep, 4, Tolerance(), float), tmp_path)
+    found = diagnose(deep, result, plan_run(deep, 4, Tolerance(), float), tmp_path)
     assert found is not None
     assert found.module == "model.blocks.1"
     assert found.reproduction.operators == 1
@@ -78,7 +78,7 @@ def test_other_verdicts_name_their_cause_themselves(ascend: Climb, tmp_path: Pat
     deep = program(Deep)
     (result,) = ascend(deep, rungs=[Rung("planted", "eager", compiles_backward=True)])
     assert result.verdict == "vacuous"
-    assert diagnose(deep, result, plan_for(deep, 4, Tolerance(), float), tmp_path) is None
+    assert diagnose(deep, result, plan_run(deep, 4, Tolerance(), float), tmp_path) is None
 
 
 def chain(x: Tensor) -> Tensor:

@@ -16,11 +16,11 @@ from torch._inductor import cudagraph_utils
 
 from service.compilation.detectors import judge
 from service.compilation.ladder import Result
-from service.compilation.monitor.evidence import CudaGraphs, Evidence, Reason
+from service.compilation.monitor.evidence import CompilerEvidence, CudaGraphs, Reason
 from service.compilation.monitor.recorder import recorder
 from service.compilation.monitor.usage import Usage
 from service.compilation.report.rows import rung_row
-from service.compilation.run.observation import Case, Cost, Observation, Timed
+from service.compilation.run.observation import Cost, Observation, RungCase, Timed
 from service.compilation.run.timing import Race
 from service.compilation.rungs import LADDER, RUNGS
 from service.compilation.torch_internals import cudagraphs
@@ -28,13 +28,13 @@ from service.compilation.torch_internals.cudagraphs import watched_captures
 from service.compilation.torch_internals.profile import Profile, profiled
 
 CPU = torch.device("cpu")
-CASE = Case(RUNGS["reduce-overhead"], "inference")
+CASE = RungCase(RUNGS["reduce-overhead"], "inference")
 
 
 def seen(graphs: CudaGraphs, launches: float | None = 2.0, share: float = 0.5) -> Observation:
     profile = Profile(share, 1e-3, launches=4.0, graph_launches=launches, busy_s=1e-3)
     cost = Cost(1.0, 1.0, Timed(Race(1.0, 1.0, 1.0, noisy=False, faster=False), profile), None, None)
-    return Observation(CASE, Evidence(graphs=1, operations=3, cuda_graphs=graphs), cost=cost)
+    return Observation(CASE, CompilerEvidence(graphs=1, operations=3, cuda_graphs=graphs), cost=cost)
 
 
 def messages(observation: Observation) -> list[str]:

@@ -87,11 +87,11 @@ def meet_late(waits: float) -> Any:
 
     distributed.start("cpu")
     rank = dist.get_rank()
-    seen = collective_attempt.attempt(lambda: "planted" if rank else "", str)
+    seen = collective_attempt.collective_attempt(lambda: "planted" if rank else "", str)
     both = gather(seen)
     collective_attempt.PATIENCE_S = waits
     try:
-        collective_attempt.attempt(lambda: clock.sleep(3 * waits) if rank else None, lambda _: "")
+        collective_attempt.collective_attempt(lambda: clock.sleep(3 * waits) if rank else None, lambda _: "")
         lost = ""
     except collective_attempt.GroupLostError as error:
         lost = str(error)

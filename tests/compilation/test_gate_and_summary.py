@@ -10,7 +10,7 @@ from service.compilation.ladder import Result
 from service.compilation.report.gate import break_even_steps, gate, highest_safe
 from service.compilation.report.rows import counts, metrics, rung_row
 from service.compilation.report.summary import summary, unproved
-from service.compilation.run.observation import Case, Cost, Observation, Timed
+from service.compilation.run.observation import Cost, Observation, RungCase, Timed
 from service.compilation.run.timing import Race, plan_race, summarise
 from service.compilation.rungs import LADDER, climb_to
 from service.compilation.selftest import Proof
@@ -26,7 +26,7 @@ def cost(eager: float, compiled: float, faster: bool, *, noisy: bool = False) ->
 
 
 def row(rung: int, verdict: Verdict, price: Cost | None = None, message: str = "why") -> Result:
-    case = Case(LADDER[rung], "train")
+    case = RungCase(LADDER[rung], "train")
     findings = () if verdict == "pass" else (Finding(verdict, message),)
     return Result(case, verdict, findings, Observation(case, cost=price) if verdict != "not_reached" else None)
 

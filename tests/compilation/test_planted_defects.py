@@ -17,7 +17,7 @@ from programs.parts import Perceptron
 from torch._dynamo.backends.common import aot_autograd
 
 from service.compilation.ladder import Result
-from service.compilation.program.model import LEARNING_RATE, Batch
+from service.compilation.program.model import LEARNING_RATE, SampleBatch
 from service.compilation.program.pipeline import PipelineProgram
 from service.compilation.run.observation import Observation
 from service.compilation.run.program_run import build
@@ -330,7 +330,7 @@ def test_dropout_is_compared_draw_by_draw_up_to_generated_code(ascend: Climb) ->
 
 def test_a_program_that_does_not_run_uncompiled_fails_before_anything_is_compiled(ascend: Climb) -> None:
     program = clean.PERCEPTRON
-    broken = replace(program, batches=tuple(Batch((b.inputs[0][:, :-1],), b.targets) for b in program.batches))
+    broken = replace(program, batches=tuple(SampleBatch((b.inputs[0][:, :-1],), b.targets) for b in program.batches))
     results = ascend(broken)
     assert verdicts(results) == ["fail_error", "not_reached"]
     assert "the uncompiled model does not run" in messages(results[0])

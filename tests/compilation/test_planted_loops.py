@@ -12,12 +12,12 @@ from programs.registry import CLEAN, DEFECTS, Planted
 
 from service.compilation.ladder import Result
 from service.compilation.monitor.usage import Lifetimes
-from service.compilation.run.observation import Case
-from service.compilation.run.reference import refer
-from service.compilation.run.run_rung import observe, plan_for
+from service.compilation.run.observation import RungCase
+from service.compilation.run.reference import run_reference
+from service.compilation.run.run_rung import plan_run, run_rung
 from service.compilation.rungs import RUNGS, Rung
 from service.jobs.spec.compile import Tolerance
-from service.parallel.boundary import Origin, Outputs, caller, holders
+from service.parallel.boundary import Origin, LiveResults, caller, holders
 
 CPU = torch.device("cpu")
 STEPS = 6
@@ -91,8 +91,8 @@ def test_what_is_stored_and_read_in_time_or_copied_raises_no_alarm(ascend: Climb
 @pytest.mark.parametrize("rung", [RUNGS["aot_eager"], Rung("watched", "aot_eager", rehearses=True)])
 def test_what_the_program_has_compiled_itself_is_not_compiled_anew_for_having_been_watched(rung: Rung) -> None:
     program = loops.LoopProgram(loops.compiling_its_own)
-    plan = plan_for(program, STEPS, Tolerance(), lambda seconds: seconds)
-    seen = observe(program, Case(rung, "train"), refer(program, "train", plan.iterations), plan)
+    plan = plan_run(program, STEPS, Tolerance(), lambda seconds: seconds)
+    seen = run_rung(program, RungCase(rung, "train"), run_reference(program, "train", plan.iterations), plan)
     assert seen.error == ""
     assert seen.evidence.graphs >= 2
     assert seen.evidence.late == ()
@@ -118,7 +118,7 @@ def test_what_became_of_results_is_counted(ascend: Climb) -> None:
 
 
 def test_a_result_that_no_longer_tells_where_it_is_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, outputs = loops.State(None, None, CPU), Outputs()  # type: ignore[arg-type]
+    owner, outputs = loops.State(None, None, CPU), LiveResults()  # type: ignore[arg-type]
     owner.scores.append(torch.ones(2))
     outputs.note(Origin("scorer", caller(outside=()), 0), owner.scores)
     # So do tensors whose memory CUDA graphs have given to others, while they are recorded.

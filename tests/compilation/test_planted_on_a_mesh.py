@@ -26,7 +26,7 @@ def climb_all() -> Any:
     from service.compilation.ladder import climb
     from service.compilation.ranks.group import slowest
     from service.compilation.report.rows import rung_row
-    from service.compilation.run.run_rung import plan_for
+    from service.compilation.run.run_rung import plan_run
     from service.compilation.rungs import RUNGS
     from service.jobs.spec.compile import Tolerance
     from service.parallel import distributed
@@ -42,7 +42,7 @@ def climb_all() -> Any:
     }
     for name, program in programs.items():
         rungs = [RUNGS["aot_eager"], RUNGS["reduce-overhead"]]
-        plan = plan_for(program, 4, Tolerance(), slowest)
+        plan = plan_run(program, 4, Tolerance(), slowest)
         results = list(climb(program, rungs, ["train"], plan))
         found[name] = [[each.verdict, [finding.message for finding in each.findings]] for each in results]
         row = rung_row(results[0])

@@ -8,9 +8,9 @@ from programs import keeping, storing
 from programs.registry import CLEAN, DEFECTS, Planted
 
 from service.compilation.detectors import judge
-from service.compilation.run.observation import Case
-from service.compilation.run.reference import refer
-from service.compilation.run.run_rung import examine, plan_for
+from service.compilation.run.observation import RungCase
+from service.compilation.run.reference import run_reference
+from service.compilation.run.run_rung import plan_run, run_rung_untimed
 from service.compilation.rungs import RUNGS
 from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Tolerance
@@ -31,9 +31,9 @@ def name_of(planted: Planted) -> str:
 def findings(planted: Planted) -> tuple[Finding, ...]:
     """What speaks against the program under CUDA graphs; nothing is timed."""
     program = planted.program(torch.device("cuda", 0))
-    plan = plan_for(program, 6, Tolerance(), lambda seconds: seconds)
-    reference = refer(program, planted.phase, plan.iterations)
-    seen = examine(program, Case(RUNGS["reduce-overhead"], planted.phase), reference, plan)
+    plan = plan_run(program, 6, Tolerance(), lambda seconds: seconds)
+    reference = run_reference(program, planted.phase, plan.iterations)
+    seen = run_rung_untimed(program, RungCase(RUNGS["reduce-overhead"], planted.phase), reference, plan)
     assert seen.evidence.cuda_graphs is not None
     assert seen.evidence.cuda_graphs.captures or seen.error
     return judge(seen)

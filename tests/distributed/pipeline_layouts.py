@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
-from service.models import FamilyConfig, build, load_into, whole
+from service.models import FamilyConfig, build, full_weights, load_into
 from service.parallel import mesh
 from service.parallel.fsdp import apply_fsdp
 from service.parallel.pipeline.runtime import PipelineRuntime, Work
@@ -121,7 +121,7 @@ def run_layout(
         evaluated = runtime.run(forward_only(plan.owners, micro_batches), work)
         if evaluated and spec.dp == 1:
             found[f"{step}_evaluated"] = abs(float(torch.stack(evaluated).mean()) - loss)
-    gathered = whole.gather(stages.values(), grid)
+    gathered = full_weights.gather(stages.values(), grid)
     if grid.rank == 0:
         assert gathered.keys() == weights.keys()
         found["gathered"] = max(float((gathered[name] - weights[name].cpu()).abs().max()) for name in weights)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from service.parallel.boundary import Held, Origin, Outputs, PendingBackwardError, Site, StepBoundary
+from service.parallel.boundary import CallSite, Held, LiveResults, Origin, PendingBackwardError, StepBoundary
 from service.parallel.boundary.holders import holders_of
 
 
@@ -191,9 +191,9 @@ def test_looking_for_holders_leaves_the_variables_of_a_program_alone(model: nn.M
     not hasattr(torch._C, "_set_storage_access_error_msg"), reason="only PyTorch built for CUDA can invalidate a tensor"
 )
 def test_a_result_that_cuda_graphs_have_invalidated_is_still_named() -> None:
-    keeper, outputs = Keeper(), Outputs()
+    keeper, outputs = Keeper(), LiveResults()
     keeper.scores.append(torch.ones(2))
-    outputs.note(Origin("scorer", Site("loop.py", 1, "step"), 0), keeper.scores)
+    outputs.note(Origin("scorer", CallSite("loop.py", 1, "step"), 0), keeper.scores)
     torch._C._set_storage_access_error_msg(keeper.scores[0], "overwritten by a subsequent run")
     with pytest.raises(RuntimeError, match="overwritten"):
         keeper.scores[0].untyped_storage()
@@ -210,8 +210,8 @@ def test_unknown_names_are_refused(model: nn.Module) -> None:
 
 def holders_by(keep: Any) -> tuple[str, ...]:
     """Who holds a result, when ``keep`` has kept it."""
-    outputs, result = Outputs(), torch.ones(2)
-    outputs.note(Origin("scorer", Site("loop.py", 1, "step"), 0), [result])
+    outputs, result = LiveResults(), torch.ones(2)
+    outputs.note(Origin("scorer", CallSite("loop.py", 1, "step"), 0), [result])
     kept = keep(result)
     del result
     (held,) = outputs.held(before=1)

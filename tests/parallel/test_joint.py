@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear, joint
-from service.parallel.tensor.deferred import WeightGradients, deferring
+from service.parallel.tensor.split_backward import WeightGradients, splitting_backward
 from service.parallel.tracing import is_exporting
 
 ROWS = (12, 4, 8)
@@ -70,7 +70,7 @@ def test_one_product_gives_what_each_layer_gives(x: Tensor) -> None:
 def test_layers_whose_weight_gradients_wait_keep_their_own_products(x: Tensor) -> None:
     _, wanted, of_x = apart(x)
     model, own, queue = Three(), x.clone().requires_grad_(), WeightGradients()
-    with deferring(queue):
+    with splitting_backward(queue):
         torch.cat(model(own), -1).sin().sum().backward()
     assert gradients(model) == []
     torch.testing.assert_close(own.grad, of_x, rtol=1e-12, atol=1e-12)

@@ -13,7 +13,7 @@ from service.parallel.pipeline.tags import (
     DTYPES,
     MAX_DIMENSIONS,
     TAG_LIMIT,
-    Kind,
+    Direction,
     Message,
     TagSpace,
     TensorKind,
@@ -31,21 +31,21 @@ KINDS = st.builds(
 @given(st.integers(1, 9), st.integers(1, 20))
 def test_no_two_messages_or_headers_share_a_tag(boundaries: int, micro_batches: int) -> None:
     space = TagSpace(boundaries, micro_batches)
-    messages = [Message(*each) for each in product(range(boundaries), range(micro_batches), Kind)]
+    messages = [Message(*each) for each in product(range(boundaries), range(micro_batches), Direction)]
     tags = [space.tag(message) for message in messages]
-    tags += [space.header(boundary, kind) for boundary, kind in product(range(boundaries), Kind)]
+    tags += [space.header(boundary, kind) for boundary, kind in product(range(boundaries), Direction)]
     assert sorted(tags) == list(range(2 * boundaries * (micro_batches + 1)))
-    assert space.tag(Message(0, 3 % micro_batches, Kind.GRADIENT)) == space.base(0) + 2 * (3 % micro_batches) + 1
+    assert space.tag(Message(0, 3 % micro_batches, Direction.GRADIENT)) == space.base(0) + 2 * (3 % micro_batches) + 1
 
 
 def test_tags_that_do_not_fit_are_refused_with_the_numbers() -> None:
     micro_batches = (TAG_LIMIT + 1) // 4 - 1
-    assert TagSpace(2, micro_batches).header(1, Kind.GRADIENT) == TAG_LIMIT
+    assert TagSpace(2, micro_batches).header(1, Direction.GRADIENT) == TAG_LIMIT
     with pytest.raises(TransportError, match=rf"3 boundaries × 2 × .* up to \d+; the largest is {TAG_LIMIT}"):
         TagSpace(3, micro_batches)
 
 
-@pytest.mark.parametrize("message", [Message(2, 0, Kind.ACTIVATION), Message(0, 4, Kind.GRADIENT)])
+@pytest.mark.parametrize("message", [Message(2, 0, Direction.ACTIVATION), Message(0, 4, Direction.GRADIENT)])
 def test_a_message_outside_the_space_has_no_tag(message: Message) -> None:
     with pytest.raises(TransportError, match=f"no tag for {message}: there are 2 boundaries and 4 micro-batches"):
         TagSpace(2, 4).tag(message)

@@ -21,7 +21,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import TransformerConfig
 from service.models import build
-from service.models.whole import gather
+from service.models.full_weights import gather
 from service.parallel import checkpoint, distributed
 from service.parallel import mesh as meshes
 from service.parallel.fsdp import Precision, apply_fsdp

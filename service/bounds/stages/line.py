@@ -9,7 +9,7 @@ from torch import Tensor
 
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.channels import connect
-from service.parallel.pipeline.tags import Kind, Message
+from service.parallel.pipeline.tags import Direction, Message
 from service.parallel.pipeline.transport import Transport
 
 
@@ -37,16 +37,16 @@ class Line:
         return self.rank == self.size - 1
 
     def to_next(self, tensor: Tensor) -> None:
-        self._send(Message(self.rank, 0, Kind.ACTIVATION), tensor)
+        self._send(Message(self.rank, 0, Direction.ACTIVATION), tensor)
 
     def from_previous(self) -> Tensor:
-        return self._receive(Message(self.rank - 1, 0, Kind.ACTIVATION))
+        return self._receive(Message(self.rank - 1, 0, Direction.ACTIVATION))
 
     def to_previous(self, tensor: Tensor) -> None:
-        self._send(Message(self.rank - 1, 0, Kind.GRADIENT), tensor)
+        self._send(Message(self.rank - 1, 0, Direction.GRADIENT), tensor)
 
     def from_next(self) -> Tensor:
-        return self._receive(Message(self.rank, 0, Kind.GRADIENT))
+        return self._receive(Message(self.rank, 0, Direction.GRADIENT))
 
     def of_last(self, tensor: Tensor | None) -> Tensor:
         """The last stage's tensor on every stage, each of which calls it; others' are not looked at."""

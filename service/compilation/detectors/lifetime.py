@@ -9,7 +9,7 @@ from typing import TypeVar
 from service.compilation.monitor.usage import Mark, Reentry, StaleGradient, StaleRead, Usage
 from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
-from service.parallel.boundary import Held, Site
+from service.parallel.boundary import CallSite, Held
 
 NAMED = 4
 REMEDY = "copy it at the boundary (kept), outside of compiled code, or consume it before"
@@ -77,7 +77,7 @@ def _called_too_early(module: str, site: str, inside: bool, calls: list[Reentry]
     )
 
 
-def _call(held: Held) -> tuple[str, Site, tuple[int, ...]]:
+def _call(held: Held) -> tuple[str, CallSite, tuple[int, ...]]:
     return held.origin.module, held.origin.site, held.shape
 
 

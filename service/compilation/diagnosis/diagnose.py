@@ -11,14 +11,14 @@ from typing import Any
 
 from service.compilation.diagnosis.check import difference
 from service.compilation.diagnosis.graphs import Captured, UnsuitableError, capture, minimised
-from service.compilation.diagnosis.isolate import Search
+from service.compilation.diagnosis.isolate import ModuleSearch
 from service.compilation.diagnosis.script import bisect, run, write
 from service.compilation.ladder import Result
 from service.compilation.program import Program
 from service.compilation.ranks.group import any_rank, gather, is_first
 from service.compilation.ranks.local_trial import Separable
-from service.compilation.run.reference import refer
-from service.compilation.run.run_rung import Plan, describe
+from service.compilation.run.reference import run_reference
+from service.compilation.run.run_rung import RunPlan, describe
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.caches import empty_caches
 from service.compilation.torch_internals.trace import traced
@@ -62,7 +62,7 @@ class Diagnosis:
         return asdict(self)
 
 
-def diagnose(program: Program, result: Result, plan: Plan, artifacts: Path) -> Diagnosis | None:
+def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -> Diagnosis | None:
     """Look into a rung that raised or left parity, on all ranks together; rank 0 writes below ``artifacts``.
 
     ``None`` for other verdicts, which name their cause themselves, for a program that fails uncompiled too, and for
@@ -72,14 +72,14 @@ def diagnose(program: Program, result: Result, plan: Plan, artifacts: Path) -> D
     if result.verdict not in ISOLATED or isinstance(program, Separable):
         return None
     try:
-        reference = refer(program, case.phase, plan.iterations, any_rank)
+        reference = run_reference(program, case.phase, plan.iterations, any_rank)
         problem = ""
     except Exception as error:
         reference, problem = None, describe(error)
     if any(gather(problem)) or reference is None:
         return None
     folder = artifacts / "diagnosis" / f"{case.phase}-{case.rung.name}"
-    search = Search(program, case, reference, plan, time.monotonic() + SEARCH_S)
+    search = ModuleSearch(program, case, reference, plan, time.monotonic() + SEARCH_S)
     with traced(folder / "trace"):
         unit = search.smallest()
     fault = search.faults.get(unit or "", result.findings[0].message if result.findings else "")
@@ -88,7 +88,7 @@ def diagnose(program: Program, result: Result, plan: Plan, artifacts: Path) -> D
     return Diagnosis(case.rung.name, case.phase, unit, fault, search.trials, trace, reproduction)
 
 
-def _reproduction(search: Search, unit: str, folder: Path) -> Reproduction:
+def _reproduction(search: ModuleSearch, unit: str, folder: Path) -> Reproduction:
     """Captured on all ranks, minimised and written by the first; the others wait."""
     program, case = search.program, search.case
     about = f"{search.faults[unit]}\n\nRung {case.rung.name}, module {unit}."

@@ -12,8 +12,8 @@ from torch import Tensor, fx
 from torch.nn import Parameter
 
 from service.compilation.program import Program
-from service.compilation.run.observation import Case
-from service.compilation.run.program_run import build_only, record
+from service.compilation.run.observation import RungCase
+from service.compilation.run.program_run import build_only, record_step
 from service.compilation.run.reference import seed
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.caches import empty_caches
@@ -41,7 +41,7 @@ class Captured:
 Fails = Callable[[Captured], bool]
 
 
-def capture(program: Program, case: Case, unit: str) -> list[Captured]:
+def capture(program: Program, case: RungCase, unit: str) -> list[Captured]:
     """The graphs of ``unit`` in the program's first step, in the order in which they ran."""
     found: list[Captured] = []
 
@@ -54,9 +54,9 @@ def capture(program: Program, case: Case, unit: str) -> list[Captured]:
         return run
 
     with empty_caches():
-        subject = build_only(program, case.phase, Rung("capture", backend), unit)
+        program_run = build_only(program, case.phase, Rung("capture", backend), unit)
         seed(0)
-        record(subject)
+        record_step(program_run)
     for each in found:
         check_alone(each)
     return found

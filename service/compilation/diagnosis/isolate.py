@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from service.compilation.program import Program
-from service.compilation.ranks.collective_attempt import attempt
+from service.compilation.ranks.collective_attempt import collective_attempt
 from service.compilation.ranks.group import gather
 from service.compilation.run.compare_runs import compare_runs
-from service.compilation.run.observation import Case
+from service.compilation.run.observation import RungCase
 from service.compilation.run.program_run import build, build_only
 from service.compilation.run.reference import Reference, run
-from service.compilation.run.run_rung import Plan, describe
+from service.compilation.run.run_rung import RunPlan, describe
 from service.compilation.torch_internals.caches import empty_caches
 from service.compilation.torch_internals.switches import eager_random_numbers
 
@@ -24,13 +24,13 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass
-class Search:
+class ModuleSearch:
     """Trials of single modules, on all ranks alike, until ``deadline`` (of ``time.monotonic``)."""
 
     program: Program
-    case: Case
+    case: RungCase
     reference: Reference
-    plan: Plan
+    plan: RunPlan
     deadline: float
     trials: int = 0
     faults: dict[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Search:
         if any(gather(time.monotonic() > self.deadline)):
             return False
         self.trials += 1
-        own = attempt(lambda: self._fault(unit), str)
+        own = collective_attempt(lambda: self._fault(unit), str)
         fault = next((each for each in gather(own) if each), "")
         if fault:
             self.faults[unit] = fault

@@ -63,7 +63,7 @@ if __name__ == "__main__":
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScriptOutcome:
     """How a process ended: whether it showed the fault, and the last line that it printed."""
 
     shown: bool
@@ -99,7 +99,7 @@ def _input(index: int, value: object) -> str:
     return f'tensors["{index}"].requires_grad_()' if value.requires_grad else f'tensors["{index}"]'
 
 
-def run(script: Path, timeout_s: float) -> Outcome:
+def run(script: Path, timeout_s: float) -> ScriptOutcome:
     """Run the script in a process of its own with empty caches."""
     return _process([sys.executable, str(script)], timeout_s)
 
@@ -114,19 +114,19 @@ def bisect(script: Path, timeout_s: float) -> str:
     return said.removeprefix("Bisection complete: ") if said.startswith("Bisection complete: Bisection") else ""
 
 
-def _process(command: list[str], timeout_s: float) -> Outcome:
+def _process(command: list[str], timeout_s: float) -> ScriptOutcome:
     if timeout_s <= 0:
-        return Outcome(False, "there was no time left to run it")
+        return ScriptOutcome(False, "there was no time left to run it")
     with owned_folder() as folder:
         lone = {name: value for name, value in os.environ.items() if name not in GROUP}
         environment = lone | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         try:
             status, printed, told = _ended(command, environment, folder, timeout_s)
         except subprocess.TimeoutExpired:
-            return Outcome(False, f"it was still running after {timeout_s:.0f} s")
+            return ScriptOutcome(False, f"it was still running after {timeout_s:.0f} s")
     lines = [line for line in printed.splitlines() if line.strip()]
     said = lines[-1] if lines else (told.strip().splitlines() or [""])[-1]
-    return Outcome(status == 1 and bool(lines), said)
+    return ScriptOutcome(status == 1 and bool(lines), said)
 
 
 def _ended(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float) -> tuple[int, str, str]:

@@ -21,17 +21,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from service.compilation.monitor.results import Results
+from service.compilation.monitor.results import ResultLifetimes
 from service.compilation.monitor.usage import Lifetimes, Mark, Reentry, StaleGradient, Usage
 from service.compilation.torch_internals.capture import graphs_captured
 from service.compilation.torch_internals.cudagraphs import graph_results
 from service.compilation.torch_internals.functions import EagerFunctions, FunctionCall
 from service.compilation.torch_internals.marks import graphs_wait, heard_marks, in_backward
 from service.compilation.torch_internals.transfers import Transfers
-from service.parallel.boundary import Origin, PendingBackwards, Shapes, Site, StepBoundary, caller
-from service.parallel.boundary.calls import Ledger
+from service.parallel.boundary import CallSite, Origin, PendingBackwards, Shapes, StepBoundary, caller
+from service.parallel.boundary.calls import CallCounter
 from service.parallel.boundary.holders import FOREIGN
-from service.parallel.boundary.lifetimes import Output, Outputs, address_of
+from service.parallel.boundary.lifetimes import CallResult, LiveResults, address_of
 from service.parallel.containers import tensors_in
 
 INVALID = -1
@@ -40,7 +40,7 @@ OVERWRITTEN = "overwritten"
 
 
 @contextmanager
-def watching(
+def monitored(
     units: Mapping[str, nn.Module],
     trainable: Mapping[str, Tensor],
     copied: Collection[str] = (),
@@ -48,33 +48,33 @@ def watching(
     *,
     transfers: Transfers | None = None,
     sees_reads: bool = True,
-) -> Iterator[Watch]:
-    """Watch the compiled ``units``, by name, of a program that trains ``trainable``.
+) -> Iterator[BoundaryMonitor]:
+    """BoundaryMonitor the compiled ``units``, by name, of a program that trains ``trainable``.
 
     ``copied`` names the units whose results the boundary copies, ``modules`` the program's. ``transfers`` are those
     of a rehearsal. Whatever else the program has compiled is compiled anew when eager code is watched no longer: so
     ``sees_reads`` is for where it matters which results that reads.
     """
-    watch = Watch(trainable, frozenset(copied), Results(modules or units, trainable), transfers)
+    monitor = BoundaryMonitor(trainable, frozenset(copied), ResultLifetimes(modules or units, trainable), transfers)
     with ExitStack() as stack:
         if sees_reads:
-            stack.enter_context(watch.functions.active())
-        stack.enter_context(heard_marks(watch.marked))
-        stack.callback(register_optimizer_step_pre_hook(watch.stepping).remove)
+            stack.enter_context(monitor.functions.active())
+        stack.enter_context(heard_marks(monitor.marked))
+        stack.callback(register_optimizer_step_pre_hook(monitor.stepping).remove)
         for name, unit in units.items():
-            stack.enter_context(_intercepted(name, unit, watch))
-        yield watch
+            stack.enter_context(_intercepted(name, unit, monitor))
+        yield monitor
 
 
 @contextmanager
-def _intercepted(name: str, unit: nn.Module, watch: Watch) -> Iterator[None]:
-    """Calls of a compiled unit go by way of ``watch``; hooks on the module would become part of its graphs."""
+def _intercepted(name: str, unit: nn.Module, monitor: BoundaryMonitor) -> Iterator[None]:
+    """Calls of a compiled unit go by way of ``monitor``; hooks on the module would become part of its graphs."""
     compiled: Any = unit._compiled_call_impl
 
     def call(*arguments: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():  # called from another compiled module, of whose graph it is a part
             return compiled(*arguments, **named)
-        return watch.call(name, unit, compiled, arguments, named)
+        return monitor.call(name, unit, compiled, arguments, named)
 
     unit._compiled_call_impl = call
     try:
@@ -83,11 +83,15 @@ def _intercepted(name: str, unit: nn.Module, watch: Watch) -> Iterator[None]:
         unit._compiled_call_impl = compiled
 
 
-class Watch:
+class BoundaryMonitor:
     """What was seen so far. ``iteration`` is set by whoever runs the steps; ``generation`` counts replays."""
 
     def __init__(
-        self, trainable: Mapping[str, Tensor], copied: frozenset[str], results: Results, transfers: Transfers | None
+        self,
+        trainable: Mapping[str, Tensor],
+        copied: frozenset[str],
+        results: ResultLifetimes,
+        transfers: Transfers | None,
     ) -> None:
         self.iteration, self.generation = 0, 0
         self.functions = EagerFunctions(self._around, self._backward_begins, in_backwards=transfers is not None)
@@ -95,10 +99,10 @@ class Watch:
         self._results = results
         self._calls = _Calls()
         self._graphs = graphs_captured()
-        self._backward = Origin("", Site("", 0, ""), 0)
+        self._backward = Origin("", CallSite("", 0, ""), 0)
         self._device: torch.device | None = None
         self._marks: list[Mark] = []
-        self._ledger = Ledger()
+        self._calls_made = CallCounter()
         self._pending = PendingBackwards(self._backward_ran)
         self._forwards_wait = False
         self._marks_seen = 0
@@ -150,7 +154,7 @@ class Watch:
         """Whether graphs were captured of other functions than the units."""
         return graphs_captured() > self._graphs
 
-    def entering(self, inputs: Sequence[tuple[Tensor, Site | None]]) -> None:
+    def entering(self, inputs: Sequence[tuple[Tensor, CallSite | None]]) -> None:
         """A rehearsed graph runs, with inputs that it reads first at these places."""
         call = self._calls.current
         if call is None:  # a backward, with what its forward has saved
@@ -180,7 +184,7 @@ class Watch:
             self._read(read, caller(outside=FOREIGN), (call.arguments, call.named))
         return result
 
-    def _read(self, found: Sequence[tuple[Tensor, Output]], site: Site, ignored: Sequence[Any] = ()) -> None:
+    def _read(self, found: Sequence[tuple[Tensor, CallResult]], site: CallSite, ignored: Sequence[Any] = ()) -> None:
         for tensor, output in found:
             self._results.read(tensor, output, site, self.iteration, (*ignored, *found))
 
@@ -206,7 +210,7 @@ class Watch:
         self._gradients.confirm()
         return Usage(
             iterations=self.iteration + 1,
-            invocations=self._ledger.counts(),
+            invocations=self._calls_made.counts(),
             outside=tuple(self._outside),
             marks=tuple(self._marks),
             reentries=tuple(self._reentries),
@@ -227,7 +231,7 @@ class Watch:
         return Lifetimes(consumed=made - held - copied, copied=copied, held=held)
 
     def _note_call(self, origin: Origin, unit: nn.Module, arguments: Any, begins: bool) -> None:
-        call = self._ledger.add(origin.module, unit, arguments)
+        call = self._calls_made.add(origin.module, unit, arguments)
         self._shapes.setdefault(origin.module, {}).setdefault(self.iteration, set()).add(call.shapes)
         if not _across_the_boundary():
             self._outside[origin] = None
@@ -244,7 +248,7 @@ class Watch:
         marked, self._marks_seen = len(self._marks) > self._marks_seen, len(self._marks)
         return marked
 
-    def _begin(self, site: Site) -> None:
+    def _begin(self, site: CallSite) -> None:
         self.generation += 1
         self._gradients.confirm()
         self._gradients.begin(self.iteration, site)
@@ -295,9 +299,9 @@ class _Gradients:
         self.stale: dict[StaleGradient, None] = {}
         self.backward_ran = False
         self._known: dict[str, int | None] = {}
-        self._suspects: list[tuple[Outputs, StaleGradient]] = []
+        self._suspects: list[tuple[LiveResults, StaleGradient]] = []
 
-    def begin(self, iteration: int, site: Site) -> None:
+    def begin(self, iteration: int, site: CallSite) -> None:
         """Replays begin: a gradient that is there was made before, and if it is new, by the graphs."""
         for name, parameter in self.trainable.items():
             gradient = parameter.grad
@@ -320,7 +324,7 @@ class _Gradients:
         self._suspects.clear()
 
     def _suspect(self, gradient: Tensor, stale: StaleGradient) -> None:
-        outputs = Outputs()
+        outputs = LiveResults()
         outputs.note(Origin(stale.parameter, stale.site, stale.iteration), [gradient])
         self._suspects.append((outputs, stale))
 

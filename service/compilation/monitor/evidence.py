@@ -51,7 +51,7 @@ class CudaGraphs:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CompilerEvidence:
     """Counts over one rung and phase.
 
     ``graphs``: forward graphs captured with ``operations`` operators in all; ``backward_graphs``: backward graphs

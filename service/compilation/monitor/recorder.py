@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from service.compilation.monitor.evidence import Evidence, Reason
+from service.compilation.monitor.evidence import CompilerEvidence, Reason
 from service.compilation.rungs import Rung
-from service.compilation.torch_internals.capture import Recording, clear_records
+from service.compilation.torch_internals.capture import CompilationRecords, clear_records
 from service.compilation.torch_internals.cudagraphs import Captures, watched_captures
 from service.compilation.torch_internals.hooks import traced_hooks
 
@@ -22,7 +22,7 @@ class Recorder:
 
     rung: Rung
     device: torch.device
-    recording: Recording
+    recording: CompilationRecords
     captures: Captures
     hooks: list[str]
 
@@ -36,7 +36,7 @@ class Recorder:
         self.recording.excuse()
         self.captures.recorded[-1] = 0
 
-    def evidence(self, warm_up: int, settled: int, switches: Iterable[str] = ()) -> Evidence:
+    def evidence(self, warm_up: int, settled: int, switches: Iterable[str] = ()) -> CompilerEvidence:
         """From iteration ``warm_up`` on nothing should be compiled, from ``settled`` on no CUDA graph recorded."""
         graphs = self.captures.evidence(self.device, settled) if self.rung.cuda_graphs else None
         seen = self.recording.evidence(warm_up, switches)
@@ -51,4 +51,4 @@ def recorder(rung: Rung, device: torch.device) -> Iterator[Recorder]:
     clear_records()
     captured = watched_captures() if rung.cuda_graphs else nullcontext(Captures())
     with captured as captures, traced_hooks() as hooks:
-        yield Recorder(rung, device, Recording(), captures, hooks)
+        yield Recorder(rung, device, CompilationRecords(), captures, hooks)

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from service.compilation.monitor.usage import StaleRead
-from service.parallel.boundary import Held, Origin, Site
+from service.parallel.boundary import CallSite, Held, Origin
 from service.parallel.boundary.holders import holders_of
-from service.parallel.boundary.lifetimes import Output, Outputs, address_of, held_by_output, local, located
+from service.parallel.boundary.lifetimes import CallResult, LiveResults, address_of, held_by_output, local, located
 from service.parallel.containers import tensors_in
 
 LOOKED_AT = (2, 3)
@@ -22,7 +22,7 @@ LOOKS = 2
 """At the holders of what one line reads of one call."""
 
 
-class Results:
+class ResultLifetimes:
     """Results by rounds of replays: those of earlier rounds have been written over.
 
     ``held``: alive a whole round after their own; ``overlapping``: alive when the next began; ``reads``: read since
@@ -37,11 +37,11 @@ class Results:
         self.held_over = Counter[str]()
         self._trainable = trainable
         self._names = {id(part): name for name, part in _named_modules(modules)}
-        self._rounds = [Outputs()]
-        self._overwritten: dict[int, Output] = {}
+        self._rounds = [LiveResults()]
+        self._overwritten: dict[int, CallResult] = {}
         self._holders: dict[int, tuple[str, ...]] = {}
-        self._tensors: list[tuple[weakref.ref[Tensor], Output]] = []
-        self._looks = Counter[tuple[str, Site, Site]]()
+        self._tensors: list[tuple[weakref.ref[Tensor], CallResult]] = []
+        self._looks = Counter[tuple[str, CallSite, CallSite]]()
 
     def note(
         self, origin: Origin, outputs: Iterable[Tensor], aliased: Iterable[Tensor] = (), *, returned: bool = True
@@ -66,7 +66,7 @@ class Results:
         """Replays begin to write over what there is."""
         # Of the last round's results a loop's variables may well hold the newest until they get the next.
         *old, newest = self._rounds
-        self._rounds = [newest, Outputs()]
+        self._rounds = [newest, LiveResults()]
         gradients = self._gradients()
         late, recent = (
             [output for results in which for output in results.alive() if output.address not in gradients]
@@ -80,20 +80,22 @@ class Results:
         if generation in LOOKED_AT:
             self._look(recent)
 
-    def _look(self, outputs: Sequence[Output]) -> None:
+    def _look(self, outputs: Sequence[CallResult]) -> None:
         tensors = located(outputs)
         found = held_by_output(outputs, tensors, self._names)
         self.overlapping.extend(held for _, held in found)
         self._holders = {output.address: held.holders for output, held in found}
         self._tensors = [(weakref.ref(each), output) for output in outputs for each in tensors[output.address]]
 
-    def overwritten_in(self, value: Any) -> list[tuple[Tensor, Output]]:
+    def overwritten_in(self, value: Any) -> list[tuple[Tensor, CallResult]]:
         """The tensors in ``value`` that are results which have been written over."""
         if not self._overwritten:
             return []
         return [(each, output) for each in tensors_in(value) if (output := self._overwritten_at(each)) is not None]
 
-    def read(self, tensor: Tensor, output: Output, site: Site, iteration: int, ignored: Sequence[Any] = ()) -> None:
+    def read(
+        self, tensor: Tensor, output: CallResult, site: CallSite, iteration: int, ignored: Sequence[Any] = ()
+    ) -> None:
         """What has been written over is read at ``site``; references by ``ignored`` are the reader's own."""
         line = (output.origin.module, output.origin.site, site)
         self._looks[line] += 1
@@ -105,10 +107,10 @@ class Results:
             holders |= dict.fromkeys(found)
         self.reads.append(StaleRead(output.held([tensor], tuple(holders)), iteration, site))
 
-    def _held_now(self, output: Output, ignored: Sequence[Any]) -> list[tuple[Output, Held]]:
+    def _held_now(self, output: CallResult, ignored: Sequence[Any]) -> list[tuple[CallResult, Held]]:
         return held_by_output([output], located([output]), self._names, ignored)
 
-    def _overwritten_at(self, tensor: Tensor) -> Output | None:
+    def _overwritten_at(self, tensor: Tensor) -> CallResult | None:
         try:
             address = address_of(tensor)
         except NotImplementedError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from service.parallel.boundary import Held, Invocation, Origin, Shapes, Site
+from service.parallel.boundary import CallSite, Held, Invocation, Origin, Shapes
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Mark:
     """
 
     iteration: int
-    site: Site
+    site: CallSite
     pending: tuple[Origin, ...]
     graphs_wait: bool | None = None
 
@@ -30,7 +30,7 @@ class Reentry:
 
     module: str
     iteration: int
-    site: Site
+    site: CallSite
     pending: int
     in_backward: bool
     begins: bool
@@ -42,7 +42,7 @@ class StaleRead:
 
     held: Held
     iteration: int
-    site: Site
+    site: CallSite
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class StaleGradient:
 
     parameter: str
     iteration: int
-    site: Site
+    site: CallSite
 
 
 @dataclass(frozen=True)

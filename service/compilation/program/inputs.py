@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.compilation.program.model import Batch
+from service.compilation.program.model import SampleBatch
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features, Tokens
 from service.jobs.spec.compile import CompileSpec
@@ -20,7 +20,7 @@ def batches(
     device: torch.device,
     part: int = 0,
     layout: DataLayout | None = None,
-) -> tuple[Batch, ...]:
+) -> tuple[SampleBatch, ...]:
     """One batch for each step: ``spec.forwards`` forwards with the sizes of ``spec.shapes`` in turn.
 
     ``part`` is the data-parallel rank: each sees samples of its own. ``layout`` has uploaded files. Raises
@@ -30,7 +30,7 @@ def batches(
     sizes = [spec.shapes[index % len(spec.shapes)] * spec.forwards for index in range(count)]
     samples = _samples(spec, config, sum(sizes), part, layout)
     pieces = zip(torch.split(samples.inputs, sizes), torch.split(samples.targets, sizes), strict=True)
-    return tuple(Batch((inputs.to(device),), targets.to(device)) for inputs, targets in pieces)
+    return tuple(SampleBatch((inputs.to(device),), targets.to(device)) for inputs, targets in pieces)
 
 
 def _samples(spec: CompileSpec, config: ModelConfig, count: int, part: int, layout: DataLayout | None) -> Split:

@@ -21,20 +21,20 @@ MODEL = "model"
 
 
 @dataclass(frozen=True)
-class Batch:
+class SampleBatch:
     """Positional inputs of one forward, and what the loss compares its output with."""
 
     inputs: tuple[Tensor, ...]
     targets: Tensor
 
-    def fresh(self, dtype: torch.dtype = torch.float32) -> Batch:
+    def fresh(self, dtype: torch.dtype = torch.float32) -> SampleBatch:
         """A copy that the program may overwrite; floating-point tensors as ``dtype``."""
-        return Batch(tuple(_copy(value, dtype) for value in self.inputs), _copy(self.targets, dtype))
+        return SampleBatch(tuple(_copy(value, dtype) for value in self.inputs), _copy(self.targets, dtype))
 
-    def chunks(self, count: int) -> Iterator[Batch]:
+    def chunks(self, count: int) -> Iterator[SampleBatch]:
         """``count`` equal parts in order; views of this batch."""
         inputs = zip(*(value.chunk(count) for value in self.inputs), strict=True)
-        yield from (Batch(*part) for part in zip(inputs, self.targets.chunk(count), strict=True))
+        yield from (SampleBatch(*part) for part in zip(inputs, self.targets.chunk(count), strict=True))
 
 
 def _copy(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -52,7 +52,7 @@ class ModelProgram:
     """
 
     module: Callable[[torch.dtype], nn.Module]
-    batches: tuple[Batch, ...]
+    batches: tuple[SampleBatch, ...]
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     micro_batches: int = 1
     before_backward: Callable[[nn.Module, bool], None] = synchronize_gradients
@@ -87,7 +87,7 @@ class ModelProgram:
         for batch in cycle(self.batches):
             yield self._inference_step(parts, boundary, batch)
 
-    def _train_step(self, parts: Parts, boundary: StepBoundary, given: Batch) -> Step:
+    def _train_step(self, parts: Parts, boundary: StepBoundary, given: SampleBatch) -> Step:
         boundary.step_boundary()
         model, batch = parts.modules[MODEL], given.fresh(parts.dtype)
         for optimizer in parts.optimizers:
@@ -105,7 +105,7 @@ class ModelProgram:
             optimizer.step()
         return Step({"loss": torch.stack(losses).sum()}, self._named(outputs), _inputs(given, batch))
 
-    def _inference_step(self, parts: Parts, boundary: StepBoundary, given: Batch) -> Step:
+    def _inference_step(self, parts: Parts, boundary: StepBoundary, given: SampleBatch) -> Step:
         boundary.step_boundary()
         model, batch = parts.modules[MODEL], given.fresh(parts.dtype)
         with torch.no_grad():
@@ -121,11 +121,11 @@ class ModelProgram:
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def shapes_of(batch: Batch) -> Shapes:
+def shapes_of(batch: SampleBatch) -> Shapes:
     return tuple(tuple(value.shape) for value in batch.inputs)
 
 
-def period_of(batches: tuple[Batch, ...]) -> int:
+def period_of(batches: tuple[SampleBatch, ...]) -> int:
     """Batches until every input shape has been seen."""
     seen: dict[Shapes, int] = {}
     for index, batch in enumerate(batches):
@@ -146,6 +146,6 @@ def named(name: str, outputs: Any) -> dict[str, Tensor]:
     return {key: value.detach() for key, value in named_tensors(name, outputs)}
 
 
-def _inputs(given: Batch, left: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+def _inputs(given: SampleBatch, left: SampleBatch) -> dict[str, tuple[Tensor, Tensor]]:
     pairs = zip(given.inputs, left.inputs, strict=True)
     return {f"input {index}": pair for index, pair in enumerate(pairs)}

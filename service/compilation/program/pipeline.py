@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from service.compilation.program.base import Parts, Phase, Step
-from service.compilation.program.model import LEARNING_RATE, Batch, period_of, shapes_of
+from service.compilation.program.model import LEARNING_RATE, SampleBatch, period_of, shapes_of
 from service.parallel.boundary import StepBoundary
 from service.parallel.boundary.step import is_compiled
 from service.parallel.mesh import Mesh
@@ -32,7 +32,7 @@ class PipelineProgram:
     """
 
     module: Callable[[torch.dtype, Part], nn.Module]
-    batches: tuple[Batch, ...]
+    batches: tuple[SampleBatch, ...]
     loss: Callable[[Tensor, Tensor], Tensor]
     mesh: Mesh
     schedule: Schedule
@@ -91,7 +91,7 @@ class PipelineProgram:
                 except Exception as error:
                     raise RuntimeError(f"{name}: {error}") from error
 
-    def _train_step(self, parts: Parts, boundary: StepBoundary, runtime: PipelineRuntime, given: Batch) -> Step:
+    def _train_step(self, parts: Parts, boundary: StepBoundary, runtime: PipelineRuntime, given: SampleBatch) -> Step:
         boundary.step_boundary()
         for optimizer in parts.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -100,7 +100,7 @@ class PipelineProgram:
             optimizer.step()
         return Step({"loss": torch.stack([loss.detach() for loss in losses]).mean()} if losses else {})
 
-    def _work(self, given: Batch, dtype: torch.dtype, objective: Callable[[Tensor, Tensor], Tensor]) -> Work:
+    def _work(self, given: SampleBatch, dtype: torch.dtype, objective: Callable[[Tensor, Tensor], Tensor]) -> Work:
         micro = list(given.fresh(dtype).chunks(self.schedule.micro_batches))
         inputs, targets = [each.inputs[0] for each in micro], [each.targets for each in micro]
         return Work(objective, inputs, targets, key=shapes_of(given))

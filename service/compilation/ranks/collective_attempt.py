@@ -44,7 +44,7 @@ class GroupLostError(Exception):
         return tuple(Finding("fail_error", f"rank {rank}: {problem}") for rank, problem in self.problems.items())
 
 
-def attempt(run: Callable[[], Result], problem: Callable[[Result], str]) -> Result:
+def collective_attempt(run: Callable[[], Result], problem: Callable[[Result], str]) -> Result:
     """Let every rank ``run`` what may hold collectives, and may go wrong on one rank: its own result, which tells the
     ``problem``, empty where there was none.
 
@@ -53,14 +53,14 @@ def attempt(run: Callable[[], Result], problem: Callable[[Result], str]) -> Resu
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return run()
-    meeting = _Meeting.of_all()
-    with _freed(meeting):
+    group_attempt = _GroupAttempt.of_all()
+    with _freed(group_attempt):
         result = run()
     try:
-        meeting.tell(problem(result))
-        missed = meeting.missed()
+        group_attempt.tell(problem(result))
+        missed = group_attempt.missed()
     except RuntimeError as error:
-        missed = {meeting.rank: f"the other ranks are gone ({first_line(str(error))})"}
+        missed = {group_attempt.rank: f"the other ranks are gone ({first_line(str(error))})"}
     if missed:
         distributed.abandon()
         raise GroupLostError(missed)
@@ -68,7 +68,7 @@ def attempt(run: Callable[[], Result], problem: Callable[[Result], str]) -> Resu
 
 
 @dataclass(frozen=True)
-class _Meeting:
+class _GroupAttempt:
     """One attempt, in the group's store: what each rank told, and what was decided."""
 
     store: Any
@@ -76,11 +76,11 @@ class _Meeting:
     world: int
 
     @staticmethod
-    def of_all() -> _Meeting:
+    def of_all() -> _GroupAttempt:
         name = gather(uuid4().hex)[0]
         whole = dist.distributed_c10d._get_default_store()  # no public name on torch 2.11 to 2.13
         store = dist.distributed_c10d.PrefixStore(f"attempt/{name}", whole)
-        return _Meeting(store, dist.get_rank(), dist.get_world_size())
+        return _GroupAttempt(store, dist.get_rank(), dist.get_world_size())
 
     def tell(self, problem: str) -> None:
         """How this rank ended: ``STUCK`` where others had failed before it did."""
@@ -118,7 +118,7 @@ class _Meeting:
 
 
 @contextmanager
-def _freed(meeting: _Meeting) -> Iterator[None]:
+def _freed(group_attempt: _GroupAttempt) -> Iterator[None]:
     """While this runs, abort what this rank waits for over NCCL as soon as another has left."""
     if not distributed.can_abort():
         yield
@@ -127,7 +127,7 @@ def _freed(meeting: _Meeting) -> Iterator[None]:
 
     def watch() -> None:
         while not over.wait(POLL_S):
-            if meeting.is_left():
+            if group_attempt.is_left():
                 distributed.abandon()
                 return
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 from service.compilation.program import Parts, Phase, Program
-from service.compilation.ranks.collective_attempt import attempt
+from service.compilation.ranks.collective_attempt import collective_attempt
 from service.compilation.ranks.group import gather
-from service.compilation.run.observation import Case
+from service.compilation.run.observation import RungCase
 from service.compilation.run.program_run import build
 from service.compilation.torch_internals.caches import empty_caches
 from service.compilation.torch_internals.text import first_line
@@ -25,23 +25,23 @@ class Separable(Protocol):
         """Run this rank's modules, and their backwards in training, without the other ranks; raises what they raise."""
 
 
-def trial(program: Program, case: Case) -> str:
+def local_trial(program: Program, case: RungCase) -> str:
     """What went wrong on any rank when each ran its own modules compiled; empty where nothing did.
 
     Nothing is tried for a program that all ranks run alike: there a fault of the compiler is everybody's.
     """
     if not isinstance(program, Separable):
         return ""
-    own = attempt(lambda: _problem(program, program, case), str)
+    own = collective_attempt(lambda: _problem(program, program, case), str)
     problems = [f"rank {rank}: {problem}" for rank, problem in enumerate(gather(own)) if problem]
     return "; ".join(problems)
 
 
-def _problem(program: Program, separable: Separable, case: Case) -> str:
+def _problem(program: Program, separable: Separable, case: RungCase) -> str:
     with empty_caches():
         try:
-            subject = build(program, case.phase, case.rung)
-            separable.alone(subject.parts, subject.boundary, case.phase)
+            program_run = build(program, case.phase, case.rung)
+            separable.alone(program_run.parts, program_run.boundary, case.phase)
         except Exception as error:
             return f"{type(error).__name__}: {first_line(str(error))}"
     return ""

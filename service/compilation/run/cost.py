@@ -11,8 +11,8 @@ from statistics import median
 import torch
 
 from service.compilation.program import Program
-from service.compilation.run.observation import Case, Timed
-from service.compilation.run.program_run import Subject, build
+from service.compilation.run.observation import RungCase, Timed
+from service.compilation.run.program_run import ProgramRun, build
 from service.compilation.run.timing import Runner, race
 from service.compilation.torch_internals.caches import empty_caches, forget_compiled
 from service.compilation.torch_internals.profile import Profile, profiled
@@ -23,18 +23,18 @@ PROFILED = (3, 9)
 LONG_S = 0.1
 
 
-def pace(subject: Subject, agree: Callable[[float], float]) -> Timed:
-    """Time the compiled ``subject`` beside the uncompiled program, both from their first step on."""
-    program = subject.program
-    eager, compiled = build(program, subject.phase).restarted(), subject.restarted()
+def pace(program_run: ProgramRun, agree: Callable[[float], float]) -> Timed:
+    """Time the compiled ``program_run`` beside the uncompiled program, both from their first step on."""
+    program = program_run.program
+    eager, compiled = build(program, program_run.phase).restarted(), program_run.restarted()
     raced = race(_runner(eager), _runner(compiled), program.device, agree)
     steps = max(program.period, PROFILED[agree(raced.step_s) < LONG_S])
     return Timed(raced, _profile(compiled, steps), _profile(eager, steps))
 
 
-def _profile(subject: Subject, steps: int) -> Profile | None:
+def _profile(program_run: ProgramRun, steps: int) -> Profile | None:
     try:
-        return profiled(subject.step, steps, subject.program.device)
+        return profiled(program_run.step, steps, program_run.program.device)
     except RuntimeError as error:  # as where another profiler holds the device
         log.warning("no profile: %s", error)
         return None
@@ -47,7 +47,7 @@ def cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
     return max(sum(busy) - len(busy) * (median(quiet) if quiet else 0.0), 0.0)
 
 
-def warm_seconds(program: Program, case: Case, step_s: float, cache: bytes | None) -> float:
+def warm_seconds(program: Program, case: RungCase, step_s: float, cache: bytes | None) -> float:
     """Seconds to compile again for every shape with a filled cache.
 
     A rung that generates code starts in an empty folder with the portable ``cache``, as on another machine; any other
@@ -63,12 +63,12 @@ def warm_seconds(program: Program, case: Case, step_s: float, cache: bytes | Non
         return max(time.perf_counter() - start - runner.steps * step_s, 0.0)
 
 
-def _runner(subject: Subject) -> Runner:
+def _runner(program_run: ProgramRun) -> Runner:
     """Each call visits every input shape."""
-    period = subject.program.period
+    period = program_run.program.period
 
     def call() -> None:
         for _ in range(period):
-            subject.step()
+            program_run.step()
 
     return Runner(call, period)

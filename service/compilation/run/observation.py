@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from service.compilation.monitor.evidence import Evidence
+from service.compilation.monitor.evidence import CompilerEvidence
 from service.compilation.monitor.uncompiled_calls import Calls
 from service.compilation.monitor.usage import Usage
 from service.compilation.program import Phase
@@ -16,7 +16,7 @@ from service.compilation.torch_internals.profile import Profile
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingOutcome:
     """What became of the trainable parameters.
 
     ``unreached``: without a gradient in every iteration, or in one where eager has it; ``unreached_eager``: without one
@@ -59,7 +59,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Case:
+class RungCase:
     """One rung in one phase."""
 
     rung: Rung
@@ -76,13 +76,13 @@ class Observation:
     program used its compiled modules in the judged iterations.
     """
 
-    case: Case
-    evidence: Evidence = field(default_factory=Evidence)
+    case: RungCase
+    evidence: CompilerEvidence = field(default_factory=CompilerEvidence)
     error: str = ""
     comparisons: tuple[Comparison, ...] = ()
     compared: int = 0
     kinds: frozenset[str] = frozenset()
-    training: Training | None = None
+    training: TrainingOutcome | None = None
     cost: Cost | None = None
     truth_note: str = ""
     notes: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ from service.parallel.boundary import StepBoundary
 
 
 @dataclass(frozen=True)
-class Record:
+class StepRecord:
     """What one iteration gave, as CPU copies of local tensors or parts of them (``sampling.kept``).
 
     ``tensors`` maps ``(kind, name)``, kinds ``loss, output, input, gradient``, to values; ``missing`` names the
@@ -37,7 +37,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Subject:
+class ProgramRun:
     """A program's parts in a phase, with its steps under way. ``trainable`` is what its optimizers hold; ``units`` are
     the modules that were compiled.
     """
@@ -50,7 +50,7 @@ class Subject:
     trainable: Mapping[str, Tensor]
     units: Mapping[str, nn.Module]
 
-    def restarted(self) -> Subject:
+    def restarted(self) -> ProgramRun:
         """The same parts, from their first step on."""
         boundary = StepBoundary(self.parts.modules, kept=self.parts.kept)
         return replace(self, boundary=boundary, steps=_steps(self.program, self.phase, self.parts, boundary))
@@ -77,29 +77,31 @@ class Subject:
         return frozenset(name for name, value in now.items() if name in sharded and not isinstance(value, DTensor))
 
 
-def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch.dtype = torch.float32) -> Subject:
+def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch.dtype = torch.float32) -> ProgramRun:
     """New parts, compiled as ``rung`` says if given, before their first step."""
     parts = program.build(dtype)
     if rung is None:
-        return _subject(program, phase, parts, {})
+        return _program_run(program, phase, parts, {})
     units = units_of(parts)
     for name in parts.compiled:
         apply_compile(parts.modules[name], rung.backend, rung.mode)
-    return _subject(program, phase, parts, units)
+    return _program_run(program, phase, parts, units)
 
 
-def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> Subject:
+def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> ProgramRun:
     """New parts of which ``unit`` alone is compiled: a module's name in the program, and its path in that."""
     parts = program.build(torch.float32)
     name, _, path = unit.partition(".")
     module = parts.modules[name].get_submodule(path)
     compile_unit(module, rung.backend, rung.mode)
-    return _subject(program, phase, parts, {unit: module})
+    return _program_run(program, phase, parts, {unit: module})
 
 
-def _subject(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.Module]) -> Subject:
+def _program_run(program: Program, phase: Phase, parts: Parts, units: Mapping[str, nn.Module]) -> ProgramRun:
     boundary = StepBoundary(parts.modules, kept=parts.kept)
-    return Subject(program, phase, parts, boundary, _steps(program, phase, parts, boundary), _trainable(parts), units)
+    return ProgramRun(
+        program, phase, parts, boundary, _steps(program, phase, parts, boundary), _trainable(parts), units
+    )
 
 
 def units_of(parts: Parts) -> dict[str, nn.Module]:
@@ -112,25 +114,25 @@ def units_of(parts: Parts) -> dict[str, nn.Module]:
     return units
 
 
-def record(subject: Subject) -> Record:
+def record_step(program_run: ProgramRun) -> StepRecord:
     """One step, and everything it computed."""
     gradients: dict[Key, Tensor] = {}
     with ExitStack() as stack:
         backwards = stack.enter_context(watched_backwards())
-        for optimizer in subject.parts.optimizers:
-            hook = optimizer.register_step_pre_hook(partial(_collect, subject.trainable, gradients))
+        for optimizer in program_run.parts.optimizers:
+            hook = optimizer.register_step_pre_hook(partial(_collect, program_run.trainable, gradients))
             stack.callback(hook.remove)
-        step = subject.step()
+        step = program_run.step()
     left = {name: after for name, (_, after) in step.inputs.items()}
     by_kind = {"loss": step.losses, "output": step.outputs, "input": left}
     tensors = dict(
         each for kind, of in by_kind.items() for name, value in of.items() for each in kept(kind, name, value)
     )
     overwritten = {name for name, pair in step.inputs.items() if not torch.equal(*map(local_part, pair))}
-    missing = {name for name in subject.trainable if ("gradient", name) not in gradients}
-    return Record(
+    missing = {name for name in program_run.trainable if ("gradient", name) not in gradients}
+    return StepRecord(
         tensors | gradients,
-        frozenset(missing if subject.phase == "train" else ()),
+        frozenset(missing if program_run.phase == "train" else ()),
         frozenset(overwritten),
         sum(backwards),
     )

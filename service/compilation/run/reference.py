@@ -12,7 +12,7 @@ from torch import Tensor
 from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
 from service.compilation.program import Phase, Program
 from service.compilation.run.parity import Oracle, comparable, judged_scale, noise_of, scale_of
-from service.compilation.run.program_run import Record, Subject, build, record, units_of
+from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step, units_of
 from service.compilation.run.sampling import Key
 from service.compilation.run.state import Snapshot, state_of
 from service.compilation.torch_internals.memory import Peak, peak, reset_peak
@@ -29,13 +29,13 @@ TRAJECTORY = "trajectory"
 
 @dataclass(frozen=True)
 class Run:
-    """Iterations of one subject, with its trainable parameters and buffers before and after them.
+    """Iterations of one program run, with its trainable parameters and buffers before and after them.
 
     ``end``: where they were left by the free iterations that followed, whose losses are in ``trajectory``.
     ``random``: random numbers were drawn. ``unsharded``: parameters that FSDP did not put back among the ranks.
     """
 
-    records: tuple[Record, ...]
+    records: tuple[StepRecord, ...]
     before: dict[Key, Tensor]
     after: dict[Key, Tensor]
     end: dict[Key, Tensor]
@@ -111,7 +111,7 @@ class Reference:
         }
 
 
-def refer(
+def run_reference(
     program: Program, phase: Phase, iterations: int, on_any: Callable[[bool], bool] = lambda flag: flag
 ) -> Reference:
     """Run ``program`` uncompiled, three times over, and once more where it draws random numbers; raises what the
@@ -129,46 +129,46 @@ def refer(
 
 
 def _first(program: Program, phase: Phase, iterations: int) -> tuple[Run, Calls]:
-    subject = build(program, phase)
-    with counted_calls(units_of(subject.parts)) as calls:
-        return run(subject, iterations), calls
+    program_run = build(program, phase)
+    with counted_calls(units_of(program_run.parts)) as calls:
+        return run(program_run, iterations), calls
 
 
-def run(subject: Subject, iterations: int) -> Run:
+def run(program_run: ProgramRun, iterations: int) -> Run:
     """Run and record ``iterations``, each with a seed of its own."""
     draws: list[bool] = []
 
-    def step(iteration: int) -> Record:
+    def step(iteration: int) -> StepRecord:
         seed(iteration)
-        fresh = _generator(subject.program.device)
-        seen = record(subject)
-        draws.append(not torch.equal(fresh, _generator(subject.program.device)))
+        fresh = _generator(program_run.program.device)
+        seen = record_step(program_run)
+        draws.append(not torch.equal(fresh, _generator(program_run.program.device)))
         return seen
 
-    return replace(follow(subject, iterations, step), random=any(draws))
+    return replace(follow(program_run, iterations, step), random=any(draws))
 
 
-def follow(subject: Subject, iterations: int, step: Callable[[int], Record]) -> Run:
+def follow(program_run: ProgramRun, iterations: int, step: Callable[[int], StepRecord]) -> Run:
     """Let ``step`` run and record each iteration, by its number.
 
     In training every one of ``iterations`` begins with the state of the first, so that no difference is magnified by
     what comes after it: there all tensors are compared. As many more then go on from each other, as a job's do; their
     losses show where it leads. Inference changes no state, and runs once.
     """
-    before = state_of(subject)
-    if subject.phase == "inference":
+    before = state_of(program_run)
+    if program_run.phase == "inference":
         records = [step(iteration) for iteration in range(iterations)]
-        after = state_of(subject)
-        return Run(tuple(records), before, after, after, {}, unsharded=subject.unsharded)
-    beginning = Snapshot.of(subject)
+        after = state_of(program_run)
+        return Run(tuple(records), before, after, after, {}, unsharded=program_run.unsharded)
+    beginning = Snapshot.of(program_run)
     records = []
     for iteration in range(iterations):
         beginning.restore()
         records.append(step(iteration))
-    after = state_of(subject)
+    after = state_of(program_run)
     beginning.restore()
     free = [step(iteration).tensors for iteration in range(iterations, 2 * iterations)]
-    return Run(tuple(records), before, after, state_of(subject), _trajectory(free), unsharded=subject.unsharded)
+    return Run(tuple(records), before, after, state_of(program_run), _trajectory(free), unsharded=program_run.unsharded)
 
 
 def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
@@ -200,14 +200,14 @@ def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple
     return truth, ""
 
 
-def _redrawn(program: Program, phase: Phase) -> Record:
+def _redrawn(program: Program, phase: Phase) -> StepRecord:
     """The first iteration with other random numbers."""
-    subject = build(program, phase)
+    program_run = build(program, phase)
     seed(OTHER)
-    return record(subject)
+    return record_step(program_run)
 
 
-def _draw_alike(eager: Run, truth: Run, redrawn: Record) -> bool:
+def _draw_alike(eager: Run, truth: Run, redrawn: StepRecord) -> bool:
     """Whether float64 is much nearer to eager than eager is to itself with other draws, unless these do not matter."""
     first = eager.records[0].tensors
     by_draws, by_type = (_apart(first, each) for each in (redrawn.tensors, truth.records[0].tensors))

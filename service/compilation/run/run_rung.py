@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from service.compilation.monitor.boundary_monitor import Watch, watching
-from service.compilation.monitor.evidence import Evidence
+from service.compilation.monitor.boundary_monitor import BoundaryMonitor, monitored
+from service.compilation.monitor.evidence import CompilerEvidence
 from service.compilation.monitor.recorder import Recorder, recorder
 from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program
 from service.compilation.run.compare_runs import compare_runs, kinds_of, worth_keeping
 from service.compilation.run.cost import cold_seconds, pace, warm_seconds
-from service.compilation.run.observation import Case, Cost, Observation, Training
-from service.compilation.run.program_run import Record, Subject, build, record
+from service.compilation.run.observation import Cost, Observation, RungCase, TrainingOutcome
+from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step
 from service.compilation.run.reference import Reference, Run, follow, seed
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.caches import empty_caches, portable_cache
@@ -32,7 +32,7 @@ INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """How long to look: ``iterations`` are judged; from ``warm_up`` on nothing may be compiled any more, from
     ``settled`` on no CUDA graph be recorded. ``agree`` makes of each rank's duration one for all.
     """
@@ -44,7 +44,7 @@ class Plan:
     agree: Callable[[float], float]
 
 
-def plan_for(program: Program, steps: int, tolerance: Tolerance, agree: Callable[[float], float]) -> Plan:
+def plan_run(program: Program, steps: int, tolerance: Tolerance, agree: Callable[[float], float]) -> RunPlan:
     """At least ``steps`` iterations, and enough to see every input shape again after warm-up.
 
     Warm-up is one pass over the shapes and one iteration more, which may make a dimension or a number dynamic. A CUDA
@@ -53,10 +53,10 @@ def plan_for(program: Program, steps: int, tolerance: Tolerance, agree: Callable
     period, warm_up = program.period, program.period + 1
     settled = 2 * warm_up + period
     enough = settled + period + 2 if program.device.type == "cuda" else 2 * period + 1
-    return Plan(max(steps, enough), warm_up, settled, tolerance, agree)
+    return RunPlan(max(steps, enough), warm_up, settled, tolerance, agree)
 
 
-def observe(program: Program, case: Case, reference: Reference, plan: Plan) -> Observation:
+def run_rung(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
     """Run the rung from empty caches; an exception becomes the observation's ``error``.
 
     All rungs share this process: Dynamo is reset and the caches are emptied before each, which costs nothing,
@@ -64,26 +64,26 @@ def observe(program: Program, case: Case, reference: Reference, plan: Plan) -> O
     itself, and a crash of the compiler, which ends the job.
     """
     with empty_caches(), _random_numbers(case.rung, reference), recorder(case.rung, program.device) as records:
-        look = _Look(program, case, reference, plan, records)
+        look = _RungRun(program, case, reference, plan, records)
         try:
             return look.observation()
         except Exception as error:
             return look.failure(describe(error))
 
 
-def rehearse(program: Program, case: Case, reference: Reference, plan: Plan) -> Observation:
+def rehearse_rung(program: Program, case: RungCase, reference: Reference, plan: RunPlan) -> Observation:
     """Run a rung that stands in for CUDA graphs."""
     replays = Replays(program.device)
     rehearsed = replace(case, rung=replace(case.rung, backend=replays.backend))
-    return examine(program, rehearsed, reference, plan, replays)
+    return run_rung_untimed(program, rehearsed, reference, plan, replays)
 
 
-def examine(
-    program: Program, case: Case, reference: Reference, plan: Plan, replays: Replays | None = None
+def run_rung_untimed(
+    program: Program, case: RungCase, reference: Reference, plan: RunPlan, replays: Replays | None = None
 ) -> Observation:
-    """Run the rung as :func:`observe` does, without timing it."""
+    """Run the rung as :func:`run_rung` does, without timing it."""
     with empty_caches(), recorder(case.rung, program.device) as records:
-        look = _Look(program, case, reference, plan, records, replays)
+        look = _RungRun(program, case, reference, plan, records, replays)
         try:
             return look.judged()
         except Exception as error:
@@ -91,46 +91,47 @@ def examine(
 
 
 @dataclass
-class _Look:
+class _RungRun:
     program: Program
-    case: Case
+    case: RungCase
     reference: Reference
-    plan: Plan
+    plan: RunPlan
     records: Recorder
     replays: Replays | None = None
-    watch: Watch | None = None
+    monitor: BoundaryMonitor | None = None
 
     def observation(self) -> Observation:
-        subject = build(self.program, self.case.phase, self.case.rung)
-        compiled = [subject.parts.modules[name] for name in subject.parts.compiled]
+        program_run = build(self.program, self.case.phase, self.case.rung)
+        compiled = [program_run.parts.modules[name] for name in program_run.parts.compiled]
         switches = dict.fromkeys(switch for module in compiled for switch in silent_switches(module))
-        run, cold_s = self._judged_run(subject)
+        run, cold_s = self._judged_run(program_run)
         memory = peak(self.program.device)
-        self._settle(subject)
-        timed = pace(subject, self.plan.agree)
+        self._settle(program_run)
+        timed = pace(program_run, self.plan.agree)
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.settled, switches)
         cache = portable_cache() if self.case.rung.generates_code else None
         warm_s = warm_seconds(self.program, self.case, timed.race.step_s, cache)
         return replace(
-            self._compared(subject, run, evidence), cost=Cost(cold_s, warm_s, timed, memory, self.reference.peak, cache)
+            self._compared(program_run, run, evidence),
+            cost=Cost(cold_s, warm_s, timed, memory, self.reference.peak, cache),
         )
 
-    def _settle(self, subject: Subject) -> None:
+    def _settle(self, program_run: ProgramRun) -> None:
         """The program's own compiled functions are compiled anew now that nobody watches it any more."""
-        others = self.case.rung.overwrites and self.watch is not None and self.watch.others_compile
+        others = self.case.rung.overwrites and self.monitor is not None and self.monitor.others_compile
         if self.plan.agree(float(others)):
             for _ in range(self.plan.warm_up):
-                subject.step()
+                program_run.step()
             self.records.excuse()
 
     def judged(self) -> Observation:
         """Without what it costs."""
-        subject = build(self.program, self.case.phase, self.case.rung)
-        run, _ = self._judged_run(subject)
-        return self._compared(subject, run, self.records.evidence(self.plan.warm_up, self.plan.settled))
+        program_run = build(self.program, self.case.phase, self.case.rung)
+        run, _ = self._judged_run(program_run)
+        return self._compared(program_run, run, self.records.evidence(self.plan.warm_up, self.plan.settled))
 
-    def _compared(self, subject: Subject, run: Run, evidence: Evidence) -> Observation:
+    def _compared(self, program_run: ProgramRun, run: Run, evidence: CompilerEvidence) -> Observation:
         comparisons = list(compare_runs(run, self.reference, self.plan.tolerance))
         return Observation(
             self.case,
@@ -141,7 +142,7 @@ class _Look:
             training=_training(run, self.reference.eager) if self.case.phase == "train" else None,
             truth_note=self.reference.truth_note,
             notes=tuple(_notes(self.reference, self.case.rung, self._usage)),
-            units=tuple(subject.units),
+            units=tuple(program_run.units),
             calls=self.reference.calls,
             usage=self._usage,
         )
@@ -153,37 +154,37 @@ class _Look:
 
     @property
     def _usage(self) -> Usage:
-        return self.watch.usage() if self.watch else Usage()
+        return self.monitor.usage() if self.monitor else Usage()
 
-    def _judged_run(self, subject: Subject) -> tuple[Run, float]:
+    def _judged_run(self, program_run: ProgramRun) -> tuple[Run, float]:
         """The iterations that count, and what compiling added to them in seconds.
 
         Peak memory counts from the end of warm-up, without what the compiler itself needs.
         """
         seconds: list[float] = []
         compiled: list[bool] = []
-        with watching(
-            subject.units,
-            subject.trainable,
-            subject.copied,
-            subject.parts.modules,
+        with monitored(
+            program_run.units,
+            program_run.trainable,
+            program_run.copied,
+            program_run.parts.modules,
             transfers=self.replays.transfers if self.replays else None,
             sees_reads=self.case.rung.overwrites,
-        ) as watch:
-            self.watch = watch
+        ) as monitor:
+            self.monitor = monitor
             if self.replays:
-                self.replays.follow(watch)
+                self.replays.follow(monitor)
 
-            def step(iteration: int) -> Record:
+            def step(iteration: int) -> StepRecord:
                 if iteration == self.plan.warm_up:
                     reset_peak(self.program.device)
-                watch.iteration = iteration
-                seen, duration = _timed(subject, iteration)
+                monitor.iteration = iteration
+                seen, duration = _timed(program_run, iteration)
                 seconds.append(duration)
                 compiled.append(self.records.end_iteration())
                 return seen
 
-            run = follow(subject, self.plan.iterations, step)
+            run = follow(program_run, self.plan.iterations, step)
         return run, cold_seconds(seconds, compiled)
 
 
@@ -198,15 +199,15 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(str(error))}{place}"
 
 
-def _timed(subject: Subject, iteration: int) -> tuple[Record, float]:
+def _timed(program_run: ProgramRun, iteration: int) -> tuple[StepRecord, float]:
     seed(iteration)
     start = time.perf_counter()
-    seen = record(subject)
+    seen = record_step(program_run)
     return seen, time.perf_counter() - start
 
 
-def _training(run: Run, eager: Run) -> Training:
-    return Training(
+def _training(run: Run, eager: Run) -> TrainingOutcome:
+    return TrainingOutcome(
         trainable=len(run.parameters),
         unreached=_unreached(run, eager),
         unreached_eager=eager.missing,

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from service.compilation.run.program_run import Subject, named_in
+from service.compilation.run.program_run import ProgramRun, named_in
 from service.compilation.run.sampling import Key, kept, local_part
 
 
-def state_of(subject: Subject) -> dict[Key, Tensor]:
+def state_of(program_run: ProgramRun) -> dict[Key, Tensor]:
     """What is compared of the trainable parameters and of the buffers."""
-    buffers = named_in(subject.parts.modules, lambda module: module.named_buffers())
+    buffers = named_in(program_run.parts.modules, lambda module: module.named_buffers())
     return {
         key: value
-        for kind, members in (("parameter", subject.trainable), ("buffer", buffers))
+        for kind, members in (("parameter", program_run.trainable), ("buffer", buffers))
         for name, member in members.items()
         for key, value in kept(kind, name, member)
     }
@@ -36,12 +36,12 @@ class Snapshot:
     optimizers: tuple[tuple[Optimizer, dict[str, Any]], ...]
 
     @staticmethod
-    def of(subject: Subject) -> Snapshot:
-        modules = subject.parts.modules.values()
+    def of(program_run: ProgramRun) -> Snapshot:
+        modules = program_run.parts.modules.values()
         members = {id(each): each for module in modules for each in (*module.parameters(), *module.buffers())}
         return Snapshot(
             tuple((each, _on_host(local_part(each))) for each in members.values()),
-            tuple((each, deepcopy(each.state_dict())) for each in subject.parts.optimizers),
+            tuple((each, deepcopy(each.state_dict())) for each in program_run.parts.optimizers),
         )
 
     def restore(self) -> None:

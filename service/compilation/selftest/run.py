@@ -7,15 +7,15 @@ from functools import cache
 
 from service.compilation.detectors import judge
 from service.compilation.program import Phase
-from service.compilation.run.observation import Case, Observation
-from service.compilation.run.reference import refer
-from service.compilation.run.run_rung import Plan, examine, rehearse
+from service.compilation.run.observation import Observation, RungCase
+from service.compilation.run.reference import run_reference
+from service.compilation.run.run_rung import RunPlan, rehearse_rung, run_rung_untimed
 from service.compilation.rungs import REHEARSAL, Rung
 from service.compilation.selftest.faults import FAULTS, SOUND, Fault, FaultyProgram
 from service.compilation.verdicts import Finding
 from service.jobs.spec.compile import Tolerance
 
-PLAN = Plan(iterations=5, warm_up=2, settled=5, tolerance=Tolerance(), agree=lambda seconds: seconds)
+PLAN = RunPlan(iterations=5, warm_up=2, settled=5, tolerance=Tolerance(), agree=lambda seconds: seconds)
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def _silence() -> Proof:
 
 
 def _findings(program: FaultyProgram, rung: Rung, phase: Phase) -> tuple[Finding, ...]:
-    return judge(_seen(program, Case(rung, phase)))
+    return judge(_seen(program, RungCase(rung, phase)))
 
 
-def _seen(program: FaultyProgram, case: Case) -> Observation:
-    reference = refer(program, case.phase, PLAN.iterations)
-    return (rehearse if case.rung.rehearses else examine)(program, case, reference, PLAN)
+def _seen(program: FaultyProgram, case: RungCase) -> Observation:
+    reference = run_reference(program, case.phase, PLAN.iterations)
+    return (rehearse_rung if case.rung.rehearses else run_rung_untimed)(program, case, reference, PLAN)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._dynamo import utils
 
-from service.compilation.monitor.evidence import Evidence, GraphBreak, Recompile
+from service.compilation.monitor.evidence import CompilerEvidence, GraphBreak, Recompile
 from service.compilation.torch_internals.text import FRAME, first_line
 
 RECORDS_KEPT = 4096
@@ -34,7 +34,7 @@ def graphs_captured() -> int:
 
 
 @dataclass
-class Recording:
+class CompilationRecords:
     """Reads Dynamo's records, iteration by iteration, since ``clear_records``; not those that were excused."""
 
     marks: list[int] = field(default_factory=list)
@@ -53,12 +53,12 @@ class Recording:
     def _records(self) -> list[Any]:
         return [record for record in _records() if not any(record is each for each in self.excused)]
 
-    def evidence(self, warm_up: int, switches: Iterable[str]) -> Evidence:
+    def evidence(self, warm_up: int, switches: Iterable[str]) -> CompilerEvidence:
         """Everything seen; iterations from ``warm_up`` on that compiled something are late."""
         records = self._records()
         forward = [record for record in records if record.is_forward is not False]
         failed = [record for record in forward if record.fail_type]
-        return Evidence(
+        return CompilerEvidence(
             graphs=graphs_captured(),
             backward_graphs=sum(record.is_forward is False for record in records),
             operations=int(utils.counters["stats"]["calls_captured"]),

@@ -20,18 +20,18 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from service.compilation.torch_internals.functions import EagerFunctions
 from service.compilation.torch_internals.text import FRAME
 from service.compilation.torch_internals.transfers import Transfers, on_host, with_transfers
-from service.parallel.boundary import Site
+from service.parallel.boundary import CallSite
 from service.parallel.boundary.lifetimes import address_of, local
 
 
-class Watched(Protocol):
+class ReplayMonitor(Protocol):
     generation: int
 
     @property
     def functions(self) -> EagerFunctions:
         """The program's eager calls, of which those within a graph are none."""
 
-    def entering(self, inputs: Sequence[tuple[Tensor, Site | None]]) -> None:
+    def entering(self, inputs: Sequence[tuple[Tensor, CallSite | None]]) -> None:
         """A graph runs, with these inputs, which it reads first there."""
 
     def made(self, results: Sequence[Tensor]) -> None:
@@ -52,7 +52,7 @@ class Replays:
         self._known = -1
         self._functions = count()
         self.addresses: set[int] = set()
-        self.watch: Watched | None = None
+        self.monitor: ReplayMonitor | None = None
         self._lower: Callable[..., Any] = aot_autograd(fw_compiler=self._compile, bw_compiler=self._compile)
 
     def backend(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -60,20 +60,20 @@ class Replays:
         run: Callable[..., Any] = self._lower(with_transfers(graph), inputs)
         return run
 
-    def follow(self, watch: Watched) -> None:
-        """Begin at the root again where ``watch`` sees replays begin."""
-        self.generation = lambda: watch.generation
-        self.watch = watch
+    def follow(self, monitor: ReplayMonitor) -> None:
+        """Begin at the root again where ``monitor`` sees replays begin."""
+        self.generation = lambda: monitor.generation
+        self.monitor = monitor
 
     def _compile(self, graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         function, elsewhere, readers = next(self._functions), _on_host(graph), _readers(graph)
 
         def run(*inputs: Any) -> Any:
             place = self._enter(function)
-            with self.watch.functions.suspended() if self.watch else nullcontext():
-                if self.watch:
+            with self.monitor.functions.suspended() if self.monitor else nullcontext():
+                if self.monitor:
                     given = zip(inputs, readers, strict=True)
-                    self.watch.entering([(value, site) for value, site in given if isinstance(value, Tensor)])
+                    self.monitor.entering([(value, site) for value, site in given if isinstance(value, Tensor)])
                 return place.placed(graph(*inputs), inputs, elsewhere, self)
 
         boxed: Callable[..., Any] = make_boxed_func(run)
@@ -118,8 +118,8 @@ class _Place:
             _like(value, fresh[address_of(value)]) if moved else value
             for value, moved in zip(results, is_own, strict=True)
         ]
-        if replays.watch:
-            replays.watch.made([value for value, moved in zip(placed, is_own, strict=True) if moved])
+        if replays.monitor:
+            replays.monitor.made([value for value, moved in zip(placed, is_own, strict=True) if moved])
         return placed
 
     def _fit(self, sizes: list[int], replays: Replays) -> None:
@@ -145,15 +145,15 @@ def _on_host(graph: fx.GraphModule) -> frozenset[int]:
     return frozenset(index for index, node in enumerate(results) if node in host)
 
 
-def _readers(graph: fx.GraphModule) -> list[Site | None]:
+def _readers(graph: fx.GraphModule) -> list[CallSite | None]:
     """For each input of the graph the line that reads it first, where that is known."""
     return [_read_at(node) for node in graph.graph.nodes if node.op == "placeholder"]
 
 
-def _read_at(node: fx.Node) -> Site | None:
+def _read_at(node: fx.Node) -> CallSite | None:
     traces = (str(user.meta.get("stack_trace") or "") for user in node.users)
     places = next((found for trace in traces if (found := FRAME.findall(trace))), None)
-    return Site(places[-1][0], int(places[-1][1]), places[-1][2]) if places else None
+    return CallSite(places[-1][0], int(places[-1][1]), places[-1][2]) if places else None
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from service.models.build_once import build_once
 from service.models.data.packed import TokenFile
-from service.models.once import once
 
 CHUNK = 2**20
 """Characters that are tokenised at a time; a chunk ends with a line, unless that is as long again."""
@@ -47,7 +47,7 @@ def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> Toke
             for chunk in _chunks(text):
                 np.asarray(model.encode(chunk, add_special_tokens=False).ids, dtype=kind).tofile(ids)
 
-    return TokenFile(once(path, write), kind)
+    return TokenFile(build_once(path, write), kind)
 
 
 def tokenizer_version() -> str:

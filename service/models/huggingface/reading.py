@@ -14,9 +14,9 @@ from service.formats.archive import CONFIG, INDEX, unpack
 from service.formats.llama import read_config
 from service.jobs.layout import DataLayout
 from service.jobs.spec.families import TransformerConfig
+from service.models.build_once import build_once
+from service.models.full_weights import WeightsError
 from service.models.huggingface.names import DERIVED, EMBEDDING, HEAD, their_names
-from service.models.once import once
-from service.models.whole import WeightsError
 
 
 def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Tensor]]:
@@ -29,7 +29,7 @@ def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Te
     if not archive.is_file():
         raise WeightsError(f"model.huggingface: there is no uploaded file {file} in the data directory")
     try:
-        folder = once(layout.cache / "huggingface" / file, partial(unpack, archive))
+        folder = build_once(layout.cache / "huggingface" / file, partial(unpack, archive))
         values = json.loads((folder / CONFIG).read_bytes())
         config = read_config(values)
         return config, _renamed(_tensors(folder), config, tied=bool(values.get("tie_word_embeddings", False)))

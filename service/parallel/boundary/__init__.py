@@ -5,20 +5,20 @@ step and nowhere else, and calls compiled modules only through :class:`StepBound
 what outlives a step, and refuses to begin one while a backward is still to come.
 """
 
-from service.parallel.boundary.calls import Invocation, Origin, Shapes, Site, caller
-from service.parallel.boundary.lifetimes import Held, Outputs
+from service.parallel.boundary.calls import CallSite, Invocation, Origin, Shapes, caller
+from service.parallel.boundary.lifetimes import Held, LiveResults
 from service.parallel.boundary.pending import PendingBackwardError, PendingBackwards
 from service.parallel.boundary.step import StepBoundary
 
 __all__ = [
+    "CallSite",
     "Held",
     "Invocation",
+    "LiveResults",
     "Origin",
-    "Outputs",
     "PendingBackwardError",
     "PendingBackwards",
     "Shapes",
-    "Site",
     "StepBoundary",
     "caller",
 ]

@@ -20,7 +20,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Site:
+class CallSite:
     """A place in the source."""
 
     file: str
@@ -36,7 +36,7 @@ class Origin:
     """The call that made something: of which module, where, in which step (counted from 0)."""
 
     module: str
-    site: Site
+    site: CallSite
     step: int
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Invocation:
     shapes: Shapes
 
 
-class Ledger:
+class CallCounter:
     """How often modules were called, by the way of calling; any thread may add."""
 
     def __init__(self) -> None:
@@ -78,13 +78,13 @@ class Ledger:
             return dict(self._counts)
 
 
-def caller(*, outside: tuple[str, ...], depth: int = 1) -> Site:
+def caller(*, outside: tuple[str, ...], depth: int = 1) -> CallSite:
     """The nearest frame above the caller whose file contains none of ``outside``."""
     frame: FrameType | None = sys._getframe(depth + 1)
     while frame is not None and frame.f_back is not None and _within(frame, outside):
         frame = frame.f_back
     assert frame is not None
-    return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return CallSite(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def _within(frame: FrameType, parts: tuple[str, ...]) -> bool:

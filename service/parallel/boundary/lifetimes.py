@@ -36,7 +36,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Output:
+class CallResult:
     """A result by its memory: views and detached tensors count as the result itself.
 
     ``returned``: the call gave it back; else compiled code has left it elsewhere, if only with the autograd graph.
@@ -73,11 +73,11 @@ class Output:
             return True
 
 
-class Outputs:
+class LiveResults:
     """The results noted so far that are still in memory. Keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._outputs: list[Output] = []
+        self._outputs: list[CallResult] = []
 
     def note(
         self, origin: Origin, outputs: Iterable[Tensor], aliased: Iterable[Tensor] = (), *, returned: bool = True
@@ -88,9 +88,9 @@ class Outputs:
             if address_of(output) not in not_new:
                 reference = StorageWeakRef(local(output).untyped_storage())  # type: ignore[no-untyped-call]
                 shape, dtype = tuple(output.shape), str(output.dtype)
-                self._outputs.append(Output(reference, origin, shape, dtype, weakref.ref(local(output)), returned))
+                self._outputs.append(CallResult(reference, origin, shape, dtype, weakref.ref(local(output)), returned))
 
-    def alive(self) -> tuple[Output, ...]:
+    def alive(self) -> tuple[CallResult, ...]:
         """Those still in memory, oldest first; the others are forgotten."""
         self._outputs = [output for output in self._outputs if output.alive]
         return tuple(self._outputs)
@@ -104,24 +104,24 @@ class Outputs:
         return held_of([output for output in self.alive() if output.origin.step < before])
 
 
-def held_of(outputs: Sequence[Output]) -> tuple[Held, ...]:
+def held_of(outputs: Sequence[CallResult]) -> tuple[Held, ...]:
     """Who holds the outputs, where it is more than the CUDA graph that made them."""
     alive = [output for output in outputs if output.alive]
     return tuple(held for _, held in held_by_output(alive, located(alive)))
 
 
-def located(outputs: Sequence[Output]) -> dict[int, list[Tensor]]:
+def located(outputs: Sequence[CallResult]) -> dict[int, list[Tensor]]:
     """All tensors in the memory of each output, by its address. Looks at every object of the process."""
     known = [(output.address, output.tensor) for output in outputs]
     return tensors_of({output.address for output in outputs}, known) if outputs else {}
 
 
 def held_by_output(
-    outputs: Sequence[Output],
+    outputs: Sequence[CallResult],
     tensors: Mapping[int, Sequence[Tensor]],
     names: Mapping[int, str] = NO_NAMES,
     ignored: Sequence[Any] = (),
-) -> list[tuple[Output, Held]]:
+) -> list[tuple[CallResult, Held]]:
     """As :func:`held_of`, each with its output; ``tensors`` as :func:`located`, the rest as in ``holders_of``.
 
     One that was not returned is held only where its holders are known.

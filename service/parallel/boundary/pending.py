@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from service.parallel.boundary.calls import Origin, Site
+from service.parallel.boundary.calls import CallSite, Origin
 
 PRUNE_FROM = 512
 
@@ -16,7 +16,7 @@ PRUNE_FROM = 512
 class PendingBackwardError(RuntimeError):
     """A step was begun at ``site`` before the backwards of ``origins`` had run."""
 
-    def __init__(self, site: Site, origins: tuple[Origin, ...]) -> None:
+    def __init__(self, site: CallSite, origins: tuple[Origin, ...]) -> None:
         calls = "; ".join(dict.fromkeys(map(str, origins)))
         super().__init__(
             f"a step begins at {site} while {len(origins)} backward(s) are still to run, of {calls}: "

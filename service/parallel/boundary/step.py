@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from service.parallel.boundary.calls import Invocation, Ledger, Origin, caller
-from service.parallel.boundary.lifetimes import Held, Outputs
+from service.parallel.boundary.calls import CallCounter, Invocation, Origin, caller
+from service.parallel.boundary.lifetimes import Held, LiveResults
 from service.parallel.boundary.pending import PendingBackwardError, PendingBackwards
 from service.parallel.containers import map_tensors, tensors_in
 
@@ -45,7 +45,7 @@ class StepBoundary:
         self.audit_every, self.on_held = audit_every, on_held
         self.step = -1
         self._names = {id(module): name for name, module in self.modules.items()}
-        self._ledger, self._pending, self._outputs = Ledger(), PendingBackwards(), Outputs()
+        self._calls_made, self._pending, self._outputs = CallCounter(), PendingBackwards(), LiveResults()
         self._compiled: frozenset[str] | None = None
 
     def step_boundary(self) -> None:
@@ -66,7 +66,7 @@ class StepBoundary:
     def boundary_call(self, module: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """``module(*arguments, **named)``, counted, copied if its results are kept; never marks a step."""
         name = self._names.get(id(module)) or type(module).__name__
-        self._ledger.add(name, module, (arguments, named))
+        self._calls_made.add(name, module, (arguments, named))
         results = module(*arguments, **named)
         self._watch(name, module, results, (arguments, named))
         if name in self.kept and name in (self._compiled or ()):
@@ -75,7 +75,7 @@ class StepBoundary:
 
     def invocations(self) -> dict[Invocation, int]:
         """Calls so far, by module, phase, grad mode, thread and shapes."""
-        return self._ledger.counts()
+        return self._calls_made.counts()
 
     def held(self) -> tuple[Held, ...]:
         """Audit now: results alive that are older than the step before this one."""

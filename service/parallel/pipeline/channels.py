@@ -12,7 +12,7 @@ import torch.distributed as dist
 from service.parallel.agreement import agree
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
-from service.parallel.pipeline.tags import Kind
+from service.parallel.pipeline.tags import Direction
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Channels:
 
     ranks: tuple[int, ...]
     has_tags: bool
-    groups: dict[tuple[int, int, Kind], dist.ProcessGroup]
+    groups: dict[tuple[int, int, Direction], dist.ProcessGroup]
 
-    def group(self, sender: int, receiver: int, kind: Kind) -> dist.ProcessGroup:
+    def group(self, sender: int, receiver: int, kind: Direction) -> dist.ProcessGroup:
         return self.groups[sender, receiver, kind]
 
 
@@ -47,17 +47,17 @@ def connect(mesh: Mesh, owners: Sequence[int]) -> Channels:
     return Channels(mesh.pp_ranks, has_tags=False, groups=_own_communicators(mesh, routes))
 
 
-def _routes(owners: Sequence[int]) -> list[tuple[int, int, Kind]]:
+def _routes(owners: Sequence[int]) -> list[tuple[int, int, Direction]]:
     """Every direction in use, once, in an order that all ranks share."""
     neighbours = {(lower, upper) for lower, upper in pairwise(owners) if lower != upper}
-    forward = [(lower, upper, Kind.ACTIVATION) for lower, upper in sorted(neighbours)]
-    backward = [(upper, lower, Kind.GRADIENT) for lower, upper in sorted(neighbours)]
+    forward = [(lower, upper, Direction.ACTIVATION) for lower, upper in sorted(neighbours)]
+    backward = [(upper, lower, Direction.GRADIENT) for lower, upper in sorted(neighbours)]
     return forward + backward
 
 
 def _own_communicators(
-    mesh: Mesh, routes: Sequence[tuple[int, int, Kind]]
-) -> dict[tuple[int, int, Kind], dist.ProcessGroup]:
+    mesh: Mesh, routes: Sequence[tuple[int, int, Direction]]
+) -> dict[tuple[int, int, Direction], dist.ProcessGroup]:
     """A two-rank group per route of each pipeline; all ranks take part in making every one of them."""
     per_stage = mesh.spec.dp * mesh.spec.tp
     own = {}
@@ -70,7 +70,7 @@ def _own_communicators(
     return own
 
 
-def _warm_up(mesh: Mesh, own: dict[tuple[int, int, Kind], dist.ProcessGroup]) -> None:
+def _warm_up(mesh: Mesh, own: dict[tuple[int, int, Direction], dist.ProcessGroup]) -> None:
     """Send one number over each route, in the order that all ranks share.
 
     NCCL connects two ranks at their first transfer, and both hosts wait there for each other. In the midst of a

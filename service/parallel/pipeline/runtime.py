@@ -18,9 +18,9 @@ from service.parallel.boundary import StepBoundary
 from service.parallel.fsdp import absorb_gradients, await_gradients, reduce_gradients, synchronize_gradients
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.channels import Channels, connect
-from service.parallel.pipeline.tags import Kind, Message, TensorKind
+from service.parallel.pipeline.tags import Direction, Message, TensorKind
 from service.parallel.pipeline.transport import Pending, Transport
-from service.parallel.tensor.deferred import WeightGradients, deferring
+from service.parallel.tensor.split_backward import WeightGradients, splitting_backward
 from service.schedules.schedule import BACKWARDS, Instruction, Op, Schedule, ScheduleError
 from service.schedules.verify import verify
 
@@ -84,12 +84,12 @@ class _Step:
     work: Work
     split: frozenset[int]
     remaining: Counter[int]
-    pending: dict[tuple[Place, Kind], Pending] = field(default_factory=dict)
-    buffers: dict[tuple[Place, Kind], Tensor] = field(default_factory=dict)
-    handed: dict[tuple[Place, Kind], Tensor] = field(default_factory=dict)
+    pending: dict[tuple[Place, Direction], Pending] = field(default_factory=dict)
+    buffers: dict[tuple[Place, Direction], Tensor] = field(default_factory=dict)
+    handed: dict[tuple[Place, Direction], Tensor] = field(default_factory=dict)
     stage_inputs: dict[Place, Tensor] = field(default_factory=dict)
     roots: dict[Place, Tensor | GradientEdge] = field(default_factory=dict)
-    outgoing: dict[tuple[Place, Kind], Tensor] = field(default_factory=dict)
+    outgoing: dict[tuple[Place, Direction], Tensor] = field(default_factory=dict)
     weights: dict[Place, WeightGradients] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
 
@@ -225,7 +225,7 @@ class PipelineRuntime:
         message = _message(instruction)
         self.transport.send(message, step.outgoing.pop((_place(instruction), message.kind)))
 
-    def _take(self, step: _Step, place: Place, kind: Kind) -> Tensor:
+    def _take(self, step: _Step, place: Place, kind: Direction) -> Tensor:
         """What arrived for a computation: handed over by a stage on this rank, or received into a pooled buffer."""
         if (place, kind) in step.handed:
             return step.handed.pop((place, kind))
@@ -233,7 +233,7 @@ class PipelineRuntime:
         step.buffers[place, kind] = buffer
         return buffer
 
-    def _give(self, step: _Step, source: Place, target: Place, kind: Kind, tensor: Tensor) -> None:
+    def _give(self, step: _Step, source: Place, target: Place, kind: Direction, tensor: Tensor) -> None:
         """Pass a result on: at once to a stage on this rank, else to the send that the schedule has next."""
         boundary = min(source[0], target[0])
         if step.schedule.is_local(boundary):
@@ -242,7 +242,7 @@ class PipelineRuntime:
             step.outgoing[source, kind] = tensor
 
     def _release(self, step: _Step, place: Place) -> None:
-        for kind in Kind:
+        for kind in Direction:
             if (buffer := step.buffers.pop((place, kind), None)) is not None:
                 self.transport.release(buffer)
 
@@ -250,7 +250,7 @@ class PipelineRuntime:
         """Where a stage's backward is split, both of its passes set aside what its weights' gradients need."""
         if place[0] not in step.split:
             return nullcontext()
-        return deferring(step.weights.setdefault(place, WeightGradients()))
+        return splitting_backward(step.weights.setdefault(place, WeightGradients()))
 
     def _forward(self, step: _Step, instruction: Instruction) -> None:
         place, trains = _place(instruction), step.schedule.trains
@@ -262,7 +262,7 @@ class PipelineRuntime:
                 output = self._evaluate(step, each, output)
         if stage < step.schedule.stages - 1:
             passed = output.detach() if trains else _not_aliasing(output, x)
-            self._give(step, place, (stage + 1, each), Kind.ACTIVATION, passed)
+            self._give(step, place, (stage + 1, each), Direction.ACTIVATION, passed)
         if trains:
             # Of an output that is passed on, only its place in the graph is kept: once sent, its memory is free.
             is_loss = stage == step.schedule.stages - 1
@@ -285,7 +285,7 @@ class PipelineRuntime:
         if place[0] == 0:
             assert step.work.inputs is not None
             return step.work.inputs[place[1]]
-        x = self._take(step, place, Kind.ACTIVATION).detach()
+        x = self._take(step, place, Direction.ACTIVATION).detach()
         return x.requires_grad_(step.schedule.trains and x.is_floating_point())
 
     def _backward(self, step: _Step, instruction: Instruction) -> None:
@@ -296,13 +296,13 @@ class PipelineRuntime:
         root, x = step.roots.pop(place), step.stage_inputs.pop(place)
         step.remaining[stage] -= 1
         synchronize_gradients(self.stages[stage], step.remaining[stage] == 0 and not is_split)
-        gradient = None if is_loss else self._take(step, place, Kind.GRADIENT)
+        gradient = None if is_loss else self._take(step, place, Direction.GRADIENT)
         with self.observer.computing(instruction), self._deferring(step, place):
             torch.autograd.backward(root, gradient)
         if stage > 0:
             assert x.grad is not None
-            received = step.buffers.get((place, Kind.GRADIENT), x)
-            self._give(step, place, (stage - 1, each), Kind.GRADIENT, _not_aliasing(x.grad, received))
+            received = step.buffers.get((place, Direction.GRADIENT), x)
+            self._give(step, place, (stage - 1, each), Direction.GRADIENT, _not_aliasing(x.grad, received))
         if not is_split:
             self._release(step, place)
 
@@ -323,7 +323,7 @@ def _place(instruction: Instruction) -> Place:
 
 def _message(instruction: Instruction) -> Message:
     upwards = instruction.op in (Op.SEND_ACTIVATION, Op.RECV_GRADIENT)
-    kind = Kind.GRADIENT if instruction.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT) else Kind.ACTIVATION
+    kind = Direction.GRADIENT if instruction.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT) else Direction.ACTIVATION
     return Message(instruction.stage if upwards else instruction.stage - 1, instruction.micro_batch, kind)
 
 

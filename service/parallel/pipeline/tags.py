@@ -27,7 +27,7 @@ DTYPES = (
 )
 
 
-class Kind(IntEnum):
+class Direction(IntEnum):
     """Which way over a boundary: activations, like bounds, go to the next stage; gradients to the one before."""
 
     ACTIVATION = 0
@@ -40,7 +40,7 @@ class Message:
 
     boundary: int
     micro_batch: int
-    kind: Kind
+    kind: Direction
 
     def __str__(self) -> str:
         return f"{self.kind.name.lower()} over boundary {self.boundary}, micro-batch {self.micro_batch}"
@@ -82,7 +82,7 @@ class TagSpace:
             )
         return self.base(message.boundary) + 2 * message.micro_batch + message.kind
 
-    def header(self, boundary: int, kind: Kind) -> int:
+    def header(self, boundary: int, kind: Direction) -> int:
         return self.base(boundary) + 2 * self.micro_batches + kind
 
 

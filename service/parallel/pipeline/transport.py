@@ -19,7 +19,7 @@ from torch import Tensor
 from service.parallel.pipeline.channels import Channels
 from service.parallel.pipeline.tags import (
     HEADER_LENGTH,
-    Kind,
+    Direction,
     Message,
     TagSpace,
     TensorKind,
@@ -36,7 +36,7 @@ SEND_WINDOW = 8
 
 _UNKNOWN = "unknown shapes"
 
-Route = tuple[int, int, Kind]
+Route = tuple[int, int, Direction]
 """Sending rank, receiving rank, kind: messages of one route arrive in the order in which they were sent."""
 
 
@@ -98,8 +98,8 @@ class Transport:
         self._receiving = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._in_flight: dict[Route, deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
         self._queued: dict[Route, deque[Pending]] = defaultdict(deque)
-        self._announced: dict[Hashable, dict[tuple[int, Kind], TensorKind]] = defaultdict(dict)
-        self._inlets: dict[Hashable, dict[tuple[int, Kind], Inlet]] = defaultdict(lambda: defaultdict(Inlet))
+        self._announced: dict[Hashable, dict[tuple[int, Direction], TensorKind]] = defaultdict(dict)
+        self._inlets: dict[Hashable, dict[tuple[int, Direction], Inlet]] = defaultdict(lambda: defaultdict(Inlet))
         self.begin((), 1)
 
     def begin(self, key: Hashable, micro_batches: int) -> None:
@@ -219,4 +219,4 @@ class Transport:
 
     def _route(self, message: Message) -> Route:
         below, above = self.owners[message.boundary], self.owners[message.boundary + 1]
-        return (below, above, message.kind) if message.kind is Kind.ACTIVATION else (above, below, message.kind)
+        return (below, above, message.kind) if message.kind is Direction.ACTIVATION else (above, below, message.kind)

@@ -3,16 +3,16 @@
 from service.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear, joint
 from service.parallel.tensor.placement import distribute, local, local_copy
 from service.parallel.tensor.plain import OnEveryRank
-from service.parallel.tensor.stream import Replicated, SequenceSharded, Stream
+from service.parallel.tensor.residual_stream import Replicated, ResidualStream, SequenceSharded
 from service.parallel.tensor.vocabulary import VocabularyParallelEmbedding, vocabulary_parallel_cross_entropy
 
 __all__ = [
     "ColumnParallelLinear",
     "OnEveryRank",
     "Replicated",
+    "ResidualStream",
     "RowParallelLinear",
     "SequenceSharded",
-    "Stream",
     "VocabularyParallelEmbedding",
     "distribute",
     "joint",

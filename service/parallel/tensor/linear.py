@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from service.parallel.collectives import copy_to_group, gather_from_group, reduce_from_group, scatter_to_group
 from service.parallel.mesh import SINGLE, Axis
-from service.parallel.tensor.deferred import is_deferring, linear
 from service.parallel.tensor.placement import divided, local
+from service.parallel.tensor.split_backward import is_splitting_backward, linear
 from service.parallel.tracing import is_exporting
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -66,7 +66,7 @@ def joint(layers: Sequence[ColumnParallelLinear], x: Tensor) -> tuple[Tensor, ..
     A product over few output features leaves a device half empty; the parameters stay apart. Where weight
     gradients are left for later, or a graph is exported for reading, each layer has its own product.
     """
-    if is_deferring() or is_exporting():
+    if is_splitting_backward() or is_exporting():
         return tuple(layer(x) for layer in layers)
     weights = [local(layer.weight) for layer in layers]
     product = layers[0].product(x, torch.cat(weights), None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from programs.parts import CLASSES, FEATURES, Perceptron, program
-from service.compilation.program.model import Batch, ModelProgram
+from service.compilation.program.model import ModelProgram, SampleBatch
 
 
 class Normalised(nn.Module):
@@ -42,6 +42,6 @@ MANY_SHAPES = program(Perceptron, sizes=(8, 5, 3))
 def on(device: str, given: ModelProgram) -> ModelProgram:
     """The same program on another device."""
     batches = tuple(
-        Batch(tuple(value.to(device) for value in each.inputs), each.targets.to(device)) for each in given.batches
+        SampleBatch(tuple(value.to(device) for value in each.inputs), each.targets.to(device)) for each in given.batches
     )
     return replace(given, module=lambda dtype: given.module(dtype).to(device), batches=batches)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from service.compilation.program.model import Batch, ModelProgram
+from service.compilation.program.model import ModelProgram, SampleBatch
 
 FEATURES, CLASSES = 6, 3
 
@@ -22,10 +22,10 @@ class Perceptron(nn.Module):
         return self.head(torch.relu(self.first(x)))
 
 
-def batches(sizes: Sequence[int] = (5,)) -> tuple[Batch, ...]:
+def batches(sizes: Sequence[int] = (5,)) -> tuple[SampleBatch, ...]:
     generator = torch.Generator().manual_seed(7)
     return tuple(
-        Batch(
+        SampleBatch(
             (torch.randn(size, FEATURES, generator=generator),),
             torch.randint(CLASSES, (size,), generator=generator),
         )

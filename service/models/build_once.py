@@ -16,7 +16,7 @@ from service.jobs.cache import used
 POLL_S = 0.1
 
 
-def once(path: Path, make: Callable[[Path], None]) -> Path:
+def build_once(path: Path, make: Callable[[Path], None]) -> Path:
     """``path``, made by the first rank if it is not there; the others wait, however long that takes.
 
     ``make`` writes a file or folder at the path that it is given, which appears as ``path`` when it is complete

@@ -45,7 +45,7 @@ _active: list[WeightGradients] = []
 
 
 @contextmanager
-def deferring(queue: WeightGradients) -> Iterator[None]:
+def splitting_backward(queue: WeightGradients) -> Iterator[None]:
     """Linear layers that run forward here can be split; those that run backward here leave their weights to ``queue``.
 
     Wrap both passes of a micro-batch; one that runs backward outside computes everything at once.
@@ -57,7 +57,7 @@ def deferring(queue: WeightGradients) -> Iterator[None]:
         _active.pop()
 
 
-def is_deferring() -> bool:
+def is_splitting_backward() -> bool:
     """Whether layers that run now are to be split."""
     # The compiler comes first: a graph that looked at the queues would be guarded by them.
     return not torch.compiler.is_compiling() and bool(_active) and torch.is_grad_enabled()
@@ -66,10 +66,10 @@ def is_deferring() -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x Wᵀ + b`` with parameters as the layer holds them (plain, or DTensors whose local part is meant).
 
-    Traced and compiled graphs, and layers outside :func:`deferring`, get the ordinary operator.
+    Traced and compiled graphs, and layers outside :func:`splitting_backward`, get the ordinary operator.
     """
     own_bias = None if bias is None else local(bias)
-    if not is_deferring() or not weight.requires_grad:
+    if not is_splitting_backward() or not weight.requires_grad:
         return functional.linear(x, local(weight), own_bias)
     return _Linear.apply(x, weight, own_bias)  # type: ignore[no-any-return,no-untyped-call]
 

@@ -1,4 +1,4 @@
-"""Any use of a compiled module about which the watch is silent gives, under replays, what it gives without them."""
+"""Any use of a compiled module about which the monitor is silent gives, under replays, what it gives without them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from service.compilation.monitor.boundary_monitor import watching
+from service.compilation.monitor.boundary_monitor import monitored
 from service.compilation.monitor.usage import Usage
 from service.compilation.torch_internals.replays import Replays
 from service.models.compiled import apply_compile
@@ -104,13 +104,13 @@ class Replayed:
         run, example = self.restored(self.model), next(self.examples)
         for parameter in self.model.parameters():
             parameter.grad = None
-        with watching({"scorer": self.model}, dict(self.model.named_parameters())) as watch:
-            self.replays.generation = lambda: 1000 * example + watch.generation
+        with monitored({"scorer": self.model}, dict(self.model.named_parameters())) as monitor:
+            self.replays.generation = lambda: 1000 * example + monitor.generation
             run.all(operations)
             results = run.results
             run.waiting.clear()
             run.held.clear()
-            return watch.usage(), results
+            return monitor.usage(), results
 
 
 @pytest.fixture(scope="module")

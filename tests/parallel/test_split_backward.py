@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from service.parallel.tensor import ColumnParallelLinear, RowParallelLinear
-from service.parallel.tensor.deferred import WeightGradients, deferring
+from service.parallel.tensor.split_backward import WeightGradients, splitting_backward
 
 
 def model() -> nn.Sequential:
@@ -37,9 +37,9 @@ def test_halves_make_the_whole(recomputed: bool, differentiable: bool) -> None:
     module.zero_grad()
     queue = WeightGradients()
     for x in split:
-        with deferring(queue):
+        with splitting_backward(queue):
             loss = (checkpoint(module, x, use_reentrant=False) if recomputed else module(x)).square().sum()
-        with deferring(queue):
+        with splitting_backward(queue):
             loss.backward()
     assert [parameter.grad is None for parameter in module.parameters()] == [True, False, True]
     assert len(queue) == queue.flush() == 4
@@ -56,7 +56,7 @@ def test_a_backward_outside_computes_everything_at_once() -> None:
     expected = gradients(module)
     module.zero_grad()
     queue = WeightGradients()
-    with deferring(queue):
+    with splitting_backward(queue):
         loss = module(x).sum()
     loss.backward()
     assert len(queue) == 0
@@ -66,7 +66,7 @@ def test_a_backward_outside_computes_everything_at_once() -> None:
 def test_layers_run_the_plain_operator_where_nothing_is_deferred() -> None:
     module, x = model(), torch.randn(5, 4, dtype=torch.float64)
     assert "_Linear" not in type(module(x).grad_fn).__name__
-    with deferring(WeightGradients()):
+    with splitting_backward(WeightGradients()):
         assert "_Linear" in type(module(x).grad_fn).__name__
         with torch.no_grad():
             assert module(x).grad_fn is None
@@ -79,7 +79,7 @@ def test_compiled_layers_compute_both_at_once() -> None:
     module.zero_grad()
     module.compile(backend="aot_eager", fullgraph=True)
     queue = WeightGradients()
-    with deferring(queue):
+    with splitting_backward(queue):
         loss = module(x).sum()
         loss.backward()
     assert len(queue) == 0

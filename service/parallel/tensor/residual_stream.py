@@ -23,7 +23,7 @@ from service.parallel.mesh import SINGLE, Axis
 from service.parallel.tracing import is_exporting
 
 
-class Stream(Protocol):
+class ResidualStream(Protocol):
     """Ways between the stream and layers that are divided over tensor-parallel ranks, on ``(batch, sequence, dim)``."""
 
     def enter(self, x: Tensor) -> Tensor:
