@@ -23,7 +23,7 @@ from service.training.metrics import Timing, peak_memory_gib, step_metrics
 from service.training.schedule import learning_rate
 from service.training.setup import Training
 from service.training.state import prime, training_tensors
-from service.training.tally import StepTotals, Tally
+from service.training.step_totals import RankShare, StepReduction, StepTotals
 from service.training.timeline import NO_LOAD
 
 SPANS_FIRST, SPANS_EVERY = 20, 50
@@ -120,8 +120,8 @@ class Loop:
             loss = training.engine.forward_backward(batch)
         with self._step_span("optimizer"):
             rate = learning_rate(self.spec.schedule, self.spec.optimizer.lr, self.step, self.spec.steps)
-            tally = self._update(loss, rate)
-            totals = tally.read(self.step + 1)
+            reduction = self._update(loss, rate)
+            totals = reduction.read(self.step + 1)
         if totals.unsaved:
             self.saver.wait()
         self._report_pipeline()
@@ -130,24 +130,28 @@ class Loop:
         self.context.report.progress(self.step, self.spec.steps, "steps")
         return totals
 
-    def _update(self, loss: torch.Tensor, rate: float) -> Tally:
+    def _update(self, loss: torch.Tensor, rate: float) -> StepReduction:
         """Agree on loss and gradient norm over the mesh, clip, and let AdamW step."""
         gradients, optimizer = present(self.parameters), self.training.optimizer
-        tally = Tally(
-            loss / self.training.mesh.tp.size,
-            squared_norm(gradients, self.stage_ranks, self.training.device),
+        timeline = self.training.engine.timeline
+        load = timeline.load() if timeline else NO_LOAD
+        share = RankShare(
+            loss=loss / self.training.mesh.tp.size,
+            squared_norm=squared_norm(gradients, self.stage_ranks, self.training.device),
             stop=self.context.should_stop(),
             unsaved=self.saver.has_failed,
+            busy=load.busy,
+            window=load.window,
             memory_gib=peak_memory_gib(self.training.device),
-            load=self.training.engine.timeline.load() if self.training.engine.timeline else NO_LOAD,
         )
+        reduction = StepReduction(share)
         if self.spec.optimizer.clip_norm is not None:
-            clip_(gradients, tally.grad_norm, self.spec.optimizer.clip_norm)
+            clip_(gradients, reduction.grad_norm, self.spec.optimizer.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad()
-        return tally
+        return reduction
 
     def _report(self, metrics: Mapping[str, float]) -> None:
         """Metrics are the same everywhere, so the first rank speaks for all."""

@@ -8,7 +8,7 @@ import torch
 
 from service.training.flops import peak_flops
 from service.training.setup import Training
-from service.training.tally import StepTotals
+from service.training.step_totals import StepTotals
 
 GIB = 2**30
 

@@ -17,7 +17,7 @@ from service.compilation.run.reference import run_reference
 from service.compilation.run.run_rung import plan_run, run_rung
 from service.compilation.rungs import RUNGS, Rung
 from service.jobs.spec.compile import Tolerance
-from service.parallel.boundary import Origin, LiveResults, caller, holders
+from service.parallel.boundary import LiveResults, Origin, caller, holders
 
 CPU = torch.device("cpu")
 STEPS = 6

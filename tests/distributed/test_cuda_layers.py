@@ -23,7 +23,7 @@ from service.parallel.tensor.float8 import (
     float8_linear,
     scaled,
 )
-from service.training.tally import NonFiniteError, Tally
+from service.training.step_totals import NonFiniteError, RankShare, StepReduction
 
 
 def why_no_float8() -> str:
@@ -115,14 +115,14 @@ def test_weights_are_drawn_alike_on_every_device() -> None:
 @needs_gpu
 def test_totals_leave_a_gpu_without_making_the_host_wait() -> None:
     loss, squared = torch.tensor(0.5, device=CUDA), torch.tensor(9.0, dtype=torch.float64, device=CUDA)
-    Tally(loss, squared, stop=False, memory_gib=1.0).read(step=1)
+    StepReduction(RankShare(loss, squared, stop=False, memory_gib=1.0)).read(step=1)
     torch.cuda.synchronize()
     busy = torch.randn(4096, 4096, device=CUDA)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(50):
             busy = busy @ busy * 1e-3
-        later = Tally(loss + 0 * busy[0, 0].nan_to_num(), squared, stop=True, memory_gib=2.5)
+        later = StepReduction(RankShare(loss + 0 * busy[0, 0].nan_to_num(), squared, stop=True, memory_gib=2.5))
         assert not torch.cuda.current_stream().query()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -132,6 +132,7 @@ def test_totals_leave_a_gpu_without_making_the_host_wait() -> None:
 
 @needs_gpu
 def test_totals_that_are_not_finite_are_errors_on_a_gpu_too() -> None:
-    bad = Tally(torch.tensor(math.nan, device=CUDA), torch.tensor(1.0, device=CUDA).double(), stop=False, memory_gib=0)
+    share = RankShare(torch.tensor(math.nan, device=CUDA), torch.tensor(1.0, device=CUDA).double(), stop=False)
+    bad = StepReduction(share)
     with pytest.raises(NonFiniteError, match="the loss is not finite on rank 0 at step 4"):
         bad.read(step=4)

@@ -18,7 +18,7 @@ from service.training.flops import peak_flops
 from service.training.gradients import clip_, squared_norm
 from service.training.history import History
 from service.training.objective.cross_entropy import ClassCrossEntropy
-from service.training.tally import NonFiniteError, Tally
+from service.training.step_totals import NonFiniteError, RankShare, StepReduction
 
 CPU = torch.device("cpu")
 
@@ -52,14 +52,15 @@ def test_a_tensor_that_all_ranks_hold_counts_once() -> None:
     assert squared_norm([], 4, CPU).item() == 0
 
 
-def tally(loss: float, squared: float, *, stop: bool = False) -> Tally:
-    return Tally(torch.tensor(loss), torch.tensor(squared, dtype=torch.float64), stop=stop, memory_gib=2.5)
+def reduction(loss: float, squared: float, *, stop: bool = False) -> StepReduction:
+    share = RankShare(torch.tensor(loss), torch.tensor(squared, dtype=torch.float64), stop=stop, memory_gib=2.5)
+    return StepReduction(share)
 
 
 def test_totals_of_one_rank_are_its_own() -> None:
-    totals = tally(0.5, 9.0, stop=True).read(step=1)
+    totals = reduction(0.5, 9.0, stop=True).read(step=1)
     assert (totals.loss, totals.grad_norm, totals.stop, totals.memory_gib) == (0.5, 3.0, True, 2.5)
-    assert tally(0.5, 9.0).read(step=1).stop is False
+    assert reduction(0.5, 9.0).read(step=1).stop is False
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_totals_of_one_rank_are_its_own() -> None:
 )
 def test_numbers_that_are_not_finite_are_errors(loss: float, squared: float, message: str) -> None:
     with pytest.raises(NonFiniteError, match=message):
-        tally(loss, squared).read(step=7)
+        reduction(loss, squared).read(step=7)
 
 
 @given(samples=st.integers(1, 200), share=st.integers(1, 20), ranks=st.integers(1, 6))

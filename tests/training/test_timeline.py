@@ -9,7 +9,7 @@ import torch
 
 from service.schedules import forward_only, generator
 from service.schedules.schedule import COMPUTATIONS, Schedule
-from service.training.tally import Tally
+from service.training.step_totals import RankShare, StepReduction
 from service.training.timeline import NO_LOAD, HostClock, Load, Timeline, bubble_fraction
 
 
@@ -91,6 +91,6 @@ def test_bubble_is_what_is_not_busy_of_the_slowest_ranks_window() -> None:
 
 @pytest.mark.parametrize(("load", "expected"), [(Load(3.0, 4.0), 0.25), (NO_LOAD, None)])
 def test_a_step_has_a_bubble_where_one_was_measured(load: Load, expected: float | None) -> None:
-    tally = Tally(torch.tensor(1.0), torch.tensor(4.0), stop=False, memory_gib=0.0, load=load)
-    totals = tally.read(1)
+    share = RankShare(torch.tensor(1.0), torch.tensor(4.0), stop=False, busy=load.busy, window=load.window)
+    totals = StepReduction(share).read(1)
     assert (totals.loss, totals.grad_norm, totals.bubble_fraction) == (1.0, 2.0, expected)

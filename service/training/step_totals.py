@@ -1,0 +1,148 @@
+"""What a step came to, over all ranks: one small all-reduce per optimizer step.
+
+A number that ranks add up is declared once, as a field of :class:`RankShare`; its place in the vector follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from service.training.timeline import bubble_fraction
+
+SUMMED: Mapping[str, Any] = MappingProxyType({"per_rank": False})
+"""A field whose values are added up over the ranks."""
+PER_RANK: Mapping[str, Any] = MappingProxyType({"per_rank": True})
+"""A field of which every rank's own value is known afterwards."""
+BAD_GRADIENT, BAD_LOSS = 1.0, 2.0
+
+
+class NonFiniteError(RuntimeError):
+    """The loss or the gradient is infinite or not a number; training on would destroy the weights."""
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """One rank's share of a step's totals. Tensors are scalars on the rank's device; all else is known to its host.
+
+    ``stop``: the rank was asked to stop. ``unsaved``: it could not write a checkpoint. ``busy`` and ``window`` are the
+    seconds in which its device computed in the newest pipeline run that it finished, and those of the whole run.
+    ``memory_gib`` is its peak memory. ``non_finite`` marks a rank whose own loss or gradient is not finite.
+    """
+
+    loss: Tensor = field(metadata=SUMMED)
+    squared_norm: Tensor = field(metadata=SUMMED)
+    stop: bool = field(metadata=SUMMED)
+    unsaved: bool = field(default=False, metadata=SUMMED)
+    busy: float = field(default=0.0, metadata=SUMMED)
+    window: float = field(default=0.0, metadata=PER_RANK)
+    memory_gib: float = field(default=0.0, metadata=PER_RANK)
+    non_finite: Tensor = field(init=False, metadata=PER_RANK)
+
+    def __post_init__(self) -> None:
+        marks = BAD_LOSS * ~self.loss.detach().isfinite() + BAD_GRADIENT * ~self.squared_norm.isfinite()
+        object.__setattr__(self, "non_finite", marks)
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """Values of one step that are equal on every rank; ``memory_gib`` is the largest peak of any.
+
+    ``unsaved`` says that a rank could not write a checkpoint. ``bubble_fraction`` is of the newest pipeline run that
+    every device has finished, if there is one.
+    """
+
+    loss: float
+    grad_norm: float
+    stop: bool
+    unsaved: bool
+    memory_gib: float
+    bubble_fraction: float | None
+
+
+class StepReduction:
+    """Adds up the ranks' shares over the mesh without making the host wait for the device.
+
+    The float64 vector has one slot for each summed field of :class:`RankShare`, then one per rank for each other field.
+    ``grad_norm`` is the global gradient norm, a scalar on the device.
+    """
+
+    def __init__(self, share: RankShare) -> None:
+        world, rank = _world_and_rank()
+        device = share.squared_norm.device
+        self._first = _first_slots(world)
+        slots = {name: slot + rank if per_rank else slot for name, (slot, per_rank) in self._first.items()}
+        values = {name: getattr(share, name) for name in slots}
+        host = torch.zeros(_length(world), dtype=torch.float64)
+        for name, value in values.items():
+            if not isinstance(value, Tensor):
+                host[slots[name]] = float(value)
+        vector = host.to(device, non_blocking=True)
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                vector[slots[name]] = value.detach()
+        if world > 1:
+            dist.all_reduce(vector)
+        self.grad_norm = vector[slots["squared_norm"]].sqrt()
+        self._host = vector if device.type == "cpu" else _to_host(vector)
+        self._copied = None if device.type == "cpu" else torch.cuda.current_stream(device).record_event()
+
+    def read(self, step: int) -> StepTotals:
+        """Wait for the numbers; raises :class:`NonFiniteError` naming ``step`` and the rank where they went wrong."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        world, _ = _world_and_rank()
+        values = self._host.tolist()
+        sums = {name: values[slot] for name, (slot, per_rank) in self._first.items() if not per_rank}
+        ranks = {name: values[slot:][:world] for name, (slot, per_rank) in self._first.items() if per_rank}
+        _check_finite(ranks["non_finite"], step)
+        measured = min(ranks["window"]) > 0
+        return StepTotals(
+            loss=sums["loss"],
+            grad_norm=math.sqrt(sums["squared_norm"]),
+            stop=sums["stop"] > 0,
+            unsaved=sums["unsaved"] > 0,
+            memory_gib=max(ranks["memory_gib"]),
+            bubble_fraction=bubble_fraction(sums["busy"], world, max(ranks["window"])) if measured else None,
+        )
+
+
+def _first_slots(world: int) -> dict[str, tuple[int, bool]]:
+    """Return for each field its first slot, and whether it has one for each rank."""
+    slots, used = {}, 0
+    for declared in fields(RankShare):
+        per_rank: bool = declared.metadata["per_rank"]
+        slots[declared.name] = (used, per_rank)
+        used += world if per_rank else 1
+    return slots
+
+
+def _length(world: int) -> int:
+    return sum(world if declared.metadata["per_rank"] else 1 for declared in fields(RankShare))
+
+
+def _to_host(vector: Tensor) -> Tensor:
+    """Return a copy on its way: only with pinned memory does the host not wait for all that the device has to do."""
+    return torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True).copy_(vector, non_blocking=True)
+
+
+def _check_finite(marks: list[float], step: int) -> None:
+    worst = max(marks)
+    if worst == 0:
+        return
+    what = "loss" if worst >= BAD_LOSS else "gradient norm"
+    raise NonFiniteError(
+        f"the {what} is not finite on rank {marks.index(worst)} at step {step}; "
+        "lower the learning rate or look at the data, then retry from the last checkpoint"
+    )
+
+
+def _world_and_rank() -> tuple[int, int]:
+    return (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
