@@ -55,8 +55,9 @@ def run(spec: CompileSpec, context: RunContext) -> dict[str, Any] | None:
 
 
 def _completed(context: RunContext, results: list[Result]) -> Completion:
-    """The rungs that were judged, or not reached for a reason of the program's own. A job that was asked to stop lacks
-    at least one: its self-test and diagnoses may be missing too.
+    """Return how many rungs were judged, or not reached for a reason of the program's own.
+
+    A job that was asked to stop lacks at least one: its self-test and diagnoses may be missing too.
     """
     lacking = max(1, sum(result.verdict == "not_reached" for result in results)) if context.should_stop() else 0
     return Completion(done=len(results) - lacking, total=len(results), unit="rungs")
@@ -65,7 +66,7 @@ def _completed(context: RunContext, results: list[Result]) -> Completion:
 def _climb(
     spec: CompileSpec, context: RunContext, program: Program, rungs: tuple[Rung, ...], plan: RunPlan
 ) -> Iterator[Result]:
-    """The results of all rungs, told to the reporter as they come."""
+    """Yield the results of all rungs, told to the reporter as they come."""
     total = len(rungs) * len(spec.phases)
     if context.rank == 0:
         context.report.progress(0, total, "rungs")
@@ -90,7 +91,7 @@ def _tell(context: RunContext, result: Result, done: int, total: int, started: f
 
 
 def _proved(context: RunContext) -> tuple[Proof, ...]:
-    """The self-test, unless the job was asked to stop."""
+    """Return the self-test, unless the job was asked to stop."""
     if context.should_stop():
         return ()
     context.report.log("self-test: whether each detector finds the fault that it is for")
@@ -98,7 +99,7 @@ def _proved(context: RunContext) -> tuple[Proof, ...]:
 
 
 def _to_explain(results: list[Result], generates: bool) -> list[Result]:
-    """The rungs that stopped the climb. Where code generation itself does not start, no module is to blame."""
+    """Return the rungs that stopped the climb. Where code generation itself does not start, no module is to blame."""
     failed = [result for result in results if result.observation is not None and result.verdict != "pass"]
     return [result for result in failed if generates or not result.case.rung.generates_code]
 

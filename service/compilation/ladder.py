@@ -46,7 +46,7 @@ def climb(
     plan: RunPlan,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Result]:
-    """The results, one for each rung and phase, as they come; phase by phase, from the foot of the ladder.
+    """Yield the results, one for each rung and phase, as they come; phase by phase, from the foot of the ladder.
 
     ``should_stop`` is asked between rungs, for all ranks alike; what is left is then ``not_reached``.
     """
@@ -58,7 +58,10 @@ def climb(
 def _climb_phase(
     program: Program, cases: Sequence[RungCase], plan: RunPlan, should_stop: Callable[[], bool], lost: str
 ) -> Generator[Result, None, str]:
-    """``lost``: why there are no other ranks any more, empty while they are there. Returned as it then is."""
+    """Yield the results of a phase. ``lost`` is why there are no other ranks any more, empty while they are there;
+    its new
+    value is returned.
+    """
     look: Callable[[RungCase], Observation] | None = None
     blocked = lost
     for case in cases:
@@ -92,7 +95,7 @@ def _not_applicable(case: RungCase, look: Callable[[RungCase], Observation], pro
 
 
 def _observer(program: Program, phase: Phase, plan: RunPlan) -> Callable[[RungCase], Observation]:
-    """How to look at a rung of this phase; a model that does not even run uncompiled fails every one of them.
+    """Return how to look at a rung of this phase; a model that does not even run uncompiled fails every one of them.
 
     If the reference failed on any rank, none may enter the collectives of a run.
     """
@@ -117,7 +120,7 @@ def _error(seen: Observation) -> str:
 
 
 def _reference(program: Program, phase: Phase, plan: RunPlan) -> tuple[Reference | None, str]:
-    """The uncompiled runs, or what they raised."""
+    """Return the uncompiled runs, or what they raised."""
     try:
         return run_reference(program, phase, plan.iterations, any_rank), ""
     except Exception as error:
@@ -142,7 +145,7 @@ def _nothing_compared(observation: Observation) -> tuple[Finding, ...]:
 
 
 def _merge(per_rank: list[tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """Every finding once, those of a part of the ranks with the ranks that made them."""
+    """Return every finding once, those of a part of the ranks with the ranks that made them."""
     merged: dict[Finding, list[int]] = {}
     for rank, findings in enumerate(per_rank):
         for finding in findings:
@@ -157,7 +160,7 @@ def _attributed(finding: Finding, ranks: list[int], world: int) -> Finding:
 
 
 def warm_toolchain(program: Program, rungs: Sequence[Rung]) -> float | None:
-    """Seconds of the one-off start-up of code generation.
+    """Return the seconds of the one-off start-up of code generation.
 
     ``None`` if no rung generates code, or if it does not start: then the rung that needs it will say why.
     """

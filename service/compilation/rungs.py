@@ -63,7 +63,7 @@ RUNGS: Mapping[str, Rung] = MappingProxyType({rung.name: rung for rung in LADDER
 
 
 def climb_to(modes: tuple[str, ...], ladder: tuple[Rung, ...] = LADDER) -> tuple[Rung, ...]:
-    """The rungs named by ``modes``, in ladder order; ``ValueError`` for a name that is on no rung."""
+    """Return the rungs named by ``modes``, in ladder order; ``ValueError`` for a name that is on no rung."""
     unknown = [mode for mode in modes if mode not in {rung.name for rung in ladder}]
     if unknown:
         raise ValueError(f"modes names {unknown[0]!r}; the rungs are {', '.join(rung.name for rung in ladder)}")

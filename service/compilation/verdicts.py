@@ -29,5 +29,5 @@ class Finding:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The most severe of ``verdicts``; ``pass`` when there are none."""
+    """Return the most severe of ``verdicts``; ``pass`` when there are none."""
     return max(verdicts, key=SEVERITY.index, default="pass")

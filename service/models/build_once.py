@@ -17,7 +17,7 @@ POLL_S = 0.1
 
 
 def build_once(path: Path, make: Callable[[Path], None]) -> Path:
-    """``path``, made by the first rank if it is not there; the others wait, however long that takes.
+    """Return ``path``, made by the first rank if it is not there; the others wait, however long that takes.
 
     ``make`` writes a file or folder at the path that it is given, which appears as ``path`` when it is complete
     and on disk: nobody looks at it again, so that a file that a loss of power cut short would be taken as it is.

@@ -67,13 +67,13 @@ def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str |
 def as_compiled(
     function: Callable[..., Any], backend: str | Callable[..., Any], mode: str | None = None
 ) -> Callable[..., Any]:
-    """A compiled form of ``function``, which itself stays as it is."""
+    """Return a compiled form of ``function``, which itself stays as it is."""
     compiled: Callable[..., Any] = torch.compile(function, backend=backend, mode=mode)
     return compiled
 
 
 def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:
-    """The modules that ``apply_compile`` compiles.
+    """Return the modules that ``apply_compile`` compiles.
 
     Under FSDP2 each innermost sharded block by itself, so that the hooks which gather and reshard parameters stay
     outside the graphs: Dynamo never traces them. Blocks of a model that says ``blocks_alike`` too: one graph
@@ -87,7 +87,7 @@ def compile_units(module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def compiles_blocks(model: nn.Module, *, sharded: bool) -> bool:
-    """Whether each unit is one of ``model.blocks``, given whether FSDP2 shards them: then a pipeline's stages
+    """Return whether each unit is one of ``model.blocks``, given whether FSDP2 shards them: then a pipeline's stages
     compile the same graphs as the whole model.
     """
     blocks = getattr(model, "blocks", None)

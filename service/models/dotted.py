@@ -7,6 +7,6 @@ from typing import Any
 
 
 def dotted(name: str) -> Any:
-    """What ``package.module:attribute`` names."""
+    """Return what ``package.module:attribute`` names."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

@@ -39,7 +39,7 @@ class AfterEmbedding(nn.Module):
 
 @torch.no_grad()
 def embedded(model: Transformer, tokens: Tensor) -> Tensor:
-    """``(batch, sequence)`` int64 → ``(batch, sequence, dim)``, replicated; all ranks of the group call it."""
+    """Return ``(batch, sequence)`` int64 → ``(batch, sequence, dim)``, replicated; all ranks of the group call it."""
     if model.embedding is None:
         raise ValueError("this pipeline stage has no embedding")
     found: Tensor = model.replicated.leave(model.embedding(tokens))

@@ -46,7 +46,7 @@ class WeightsError(RefusedError, ValueError):
 
 
 def gather(stages: nn.Module | Iterable[nn.Module], mesh: Mesh) -> dict[str, Tensor]:
-    """The whole model's parameters on the CPU of rank 0; empty on other ranks. Every rank must call it.
+    """Return the whole model's parameters on the CPU of rank 0; empty on other ranks. Every rank must call it.
 
     ``stages`` are this rank's modules: one, or several pipeline stages. Tensors move one at a time.
     """
@@ -83,7 +83,8 @@ def load_into(module: nn.Module, state: Weights) -> None:
 
 
 def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[FamilyConfig, Weights]:
-    """Configuration and weights that a training job left, in any layout; they are read where parts of them are taken.
+    """Return the configuration and weights that a training job left, in any layout; they are read where parts of them
+    are taken.
 
     ``latest`` is the finished model, or the newest checkpoint of a job that has not finished one. Raises
     :class:`WeightsError` naming the steps that there are.
@@ -124,7 +125,7 @@ Entry = tuple[str, torch.Size, torch.dtype]
 
 
 def _catalogue(parameters: Mapping[str, Tensor], mesh: Mesh) -> list[list[Entry]]:
-    """Names, shapes and types of every pipeline rank's parameters, in an order that all ranks share."""
+    """Return the names, shapes and types of every pipeline rank's parameters, in an order that all ranks share."""
     own: list[Entry] = [(name, tensor.shape, tensor.dtype) for name, tensor in parameters.items()]
     if not mesh.pp.group:
         return [own]
@@ -134,7 +135,7 @@ def _catalogue(parameters: Mapping[str, Tensor], mesh: Mesh) -> list[list[Entry]
 
 
 def _from_stage(owner: int, whole: Tensor | None, kind: tuple[torch.Size, torch.dtype], mesh: Mesh) -> Tensor:
-    """A parameter of pipeline rank ``owner`` on every rank of this pipeline."""
+    """Return a parameter of pipeline rank ``owner`` on every rank of this pipeline."""
     shape, dtype = kind
     received = torch.empty(shape, dtype=dtype, device=mesh.device_type) if whole is None else whole.contiguous()
     dist.broadcast(received, mesh.pp_ranks[owner], group=resolve(mesh.pp.group))

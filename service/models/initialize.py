@@ -59,12 +59,12 @@ class Constant:
 
 
 def unit(bits: Tensor) -> Tensor:
-    """The lower 32 bits as a float32 in (0, 1]."""
+    """Return the lower 32 bits as a float32 in (0, 1]."""
     return ((bits & 0xFFFFFFFF).float() + 0.5) * 2.0**-32
 
 
 def key_of(seed: int, name: str) -> int:
-    """The key of one parameter, a signed 64-bit number."""
+    """Return the key of one parameter, a signed 64-bit number."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "big", signed=True)
 
 
@@ -97,7 +97,7 @@ def draw(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """This rank's part of a parameter of global ``shape``, divided along ``dimension`` over ``axis``."""
+    """Return this rank's part of a parameter of global ``shape``, divided along ``dimension`` over ``axis``."""
     own = [divided(size, axis, "dimension") if index == dimension else size for index, size in enumerate(shape)]
     starts = [axis.rank * size if index == dimension else 0 for index, size in enumerate(own)]
     part = torch.empty(own, dtype=dtype, device=device)

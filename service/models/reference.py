@@ -12,7 +12,7 @@ from service.models.full_weights import Weights, WeightsError, trained
 
 
 def resolve(reference: ModelRef, data: DataLayout) -> tuple[ModelConfig, Weights | None]:
-    """The configuration, and weights where the reference has any: mapped, or read where parts of them are taken.
+    """Return the configuration, and weights where the reference has any: mapped, or read where parts of them are taken.
 
     Raises :class:`WeightsError` when they are not there or cannot be read.
     """

@@ -41,7 +41,7 @@ Builder = Callable[[Any, Axis], nn.Module]
 
 
 def family_builder(family: str) -> Builder:
-    """The function of a family that plans its module; raises ``ValueError`` for an unknown family."""
+    """Return the function of a family that plans its module; raises ``ValueError`` for an unknown family."""
     if family not in FAMILIES.provided:
         raise ValueError(f"no model family {family!r}; expected one of {', '.join(sorted(FAMILIES.provided))}")
     builder: Builder = dotted(FAMILIES.provided[family].declaration.builder)
@@ -57,7 +57,7 @@ def build(
     seed: int = 0,
     part: Part | None = None,
 ) -> nn.Module:
-    """This rank's part of the model: its pipeline stage (or ``part``), tensor-parallel shards, not yet FSDP's.
+    """Return this rank's part of the model: its pipeline stage (or ``part``), tensor-parallel shards, not yet FSDP's.
 
     The global weights are the same for every layout from one ``seed``. On the meta device nothing is drawn.
     Parameters are DTensors where the mesh has launched ``tp`` ranks, else plain tensors.

@@ -35,7 +35,7 @@ class Rotary(nn.Module):
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """Angle per position of each pair, float64 ``(head_dim / 2,)``.
+    """Return the angle per position of each pair, float64 ``(head_dim / 2,)``.
 
     Scaling (Llama 3.1) divides those by ``factor`` that turn less than ``low_freq_factor`` times over the original
     sequence, leaves those that turn more than ``high_freq_factor`` times, and goes linearly from one to the other.

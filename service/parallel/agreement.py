@@ -39,7 +39,7 @@ def agree(values: Mapping[str, object]) -> None:
 
 
 def _gathered(own: bytes, length: int) -> list[bytes]:
-    """What each rank gave, filled up with zeros to ``length``."""
+    """Return what each rank gave, filled up with zeros to ``length``."""
     mine = torch.tensor(list(own.ljust(length, b"\0")), dtype=torch.uint8)
     found: list[Tensor] = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(found, mine)

@@ -39,7 +39,7 @@ class GroupError(RuntimeError):
 
 
 def resolve(group: str) -> dist.ProcessGroup:
-    """The process group of that name; only kernels may call it."""
+    """Return the process group of that name; only kernels may call it."""
     try:
         return distributed_c10d._resolve_process_group(group)  # type: ignore
     except (RuntimeError, KeyError, ValueError) as error:
@@ -47,7 +47,7 @@ def resolve(group: str) -> dist.ProcessGroup:
 
 
 def members(group: str) -> list[int]:
-    """Global ranks of a group, in its order."""
+    """Return the global ranks of a group, in its order."""
     return list(dist.get_process_group_ranks(resolve(group)))
 
 
@@ -154,7 +154,7 @@ def _adjoint(operator: Any) -> Any:
 
 
 def _identity_or_copy(gradient: Tensor, group: str) -> Tensor:
-    """The adjoint of the all-reduce; a node of the graph only where a second derivative may go through it."""
+    """Return the adjoint of the all-reduce; a node of the graph only where a second derivative may go through it."""
     return _copy_to_group(gradient, group) if torch.is_grad_enabled() else gradient
 
 
@@ -172,32 +172,36 @@ _max_over_group.register_fake(_same_shape)
 
 
 def copy_to_group(x: Tensor, group: str) -> Tensor:
-    """A replicated ``x`` enters computations that differ by rank: identity; the gradient is summed over the group."""
+    """Return ``x``, which is replicated, for computations that differ by rank; the gradient is summed over
+    the group.
+    """
     return x if not group else _copy_to_group(x, group)
 
 
 def reduce_from_group(x: Tensor, group: str) -> Tensor:
-    """Sum of the ranks' partial values, replicated; each rank's gradient is that of the sum."""
+    """Return the sum of the ranks' partial values, replicated; each rank's gradient is that of the sum."""
     return x if not group else _reduce_from_group(x, group)
 
 
 def max_over_group(x: Tensor, group: str) -> Tensor:
-    """Elementwise maximum over the ranks; not differentiable."""
+    """Return the elementwise maximum over the ranks; not differentiable."""
     return x if not group else _max_over_group(x, group)
 
 
 def gather_from_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    """The ranks' shards joined along ``dim`` in rank order, replicated; the gradient is the own slice."""
+    """Return the ranks' shards joined along ``dim`` in rank order, replicated; the gradient is the own slice."""
     return x if not group else _gather_from_group(x, dim, group, size)
 
 
 def scatter_to_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    """Own slice of a replicated ``x`` along ``dim``, which must divide by ``size``; the gradient is gathered."""
+    """Return the own slice of a replicated ``x`` along ``dim``, which must divide by ``size``; the gradient is
+    gathered.
+    """
     return x if not group else _scatter_to_group(x, dim, group, size)
 
 
 def reduce_scatter_to_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    """Own slice along ``dim`` of the sum over the ranks; the gradient is gathered."""
+    """Return the own slice along ``dim`` of the sum over the ranks; the gradient is gathered."""
     return x if not group else _reduce_scatter_to_group(x, dim, group, size)
 
 

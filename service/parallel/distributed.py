@@ -40,7 +40,7 @@ class Launch:
 
 
 def read_launch(environment: Mapping[str, str]) -> Launch:
-    """The launcher's variables, all or none; :class:`LaunchError` names what is missing or not a number."""
+    """Return the launcher's variables, all or none; :class:`LaunchError` names what is missing or not a number."""
     missing = [name for name in LAUNCHER_VARIABLES if name not in environment]
     if "RANK" in missing and "WORLD_SIZE" in missing:
         return Launch()
@@ -57,7 +57,7 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
 
 
 def local_device(device_type: str, launch: Launch) -> torch.device:
-    """The device of this rank: ``cpu``, or the CUDA device of its local rank."""
+    """Return the device of this rank: ``cpu``, or the CUDA device of its local rank."""
     if device_type not in BACKENDS:
         raise LaunchError(f"device type {device_type!r}; expected {' or '.join(BACKENDS)}")
     if device_type == "cpu":
@@ -97,7 +97,9 @@ def stop() -> None:
 
 
 def can_abort() -> bool:
-    """Whether :func:`abandon` ends what this process waits for; gloo ends it when the other side's process does."""
+    """Return whether :func:`abandon` ends what this process waits for; gloo ends it when the other side's
+    process does.
+    """
     return dist.is_initialized() and "nccl" in str(dist.get_backend())
 
 

@@ -86,7 +86,7 @@ def reduce_each_backward(model: nn.Module, free: bool) -> None:
 
 
 def before_backward(sharding: ShardingSpec) -> Callable[[nn.Module, bool], None]:
-    """What to call, with the model and whether it is the step's last one, before each backward of a job whose
+    """Return what to call, with the model and whether it is the step's last one, before each backward of a job whose
     ``sharding`` is settled.
     """
     if sharding.reduce == "last":

@@ -78,7 +78,7 @@ class Mesh:
 
 
 def coordinates(spec: ParallelSpec, rank: int) -> dict[str, int]:
-    """Position of a global rank along each dimension."""
+    """Return the position of a global rank along each dimension."""
     position = {}
     for name in reversed(PARALLEL_DIMENSIONS):
         rank, position[name] = divmod(rank, getattr(spec, name))
@@ -86,7 +86,7 @@ def coordinates(spec: ParallelSpec, rank: int) -> dict[str, int]:
 
 
 def plan(spec: ParallelSpec, rank: int = 0, device_type: str = "cpu") -> Mesh:
-    """The mesh as ``rank`` would see it, without processes: for building and tracing one rank's part of a model.
+    """Return the mesh as ``rank`` would see it, without processes: for building and tracing one rank's part of a model.
 
     Its groups have names that no process group bears, so a collective cannot run by mistake.
     """
@@ -101,7 +101,7 @@ def plan(spec: ParallelSpec, rank: int = 0, device_type: str = "cpu") -> Mesh:
 
 
 def build(spec: ParallelSpec, device_type: str) -> Mesh:
-    """The mesh over the started ranks; every rank must call it.
+    """Return the mesh over the started ranks; every rank must call it.
 
     Raises :class:`MeshError` with the arithmetic when the number of ranks is not the product of the degrees.
     """
@@ -131,7 +131,9 @@ def _group_name(device_mesh: DeviceMesh, name: str) -> str:
 
 
 def _data_group(spec: ParallelSpec, axes: dict[str, Axis]) -> str:
-    """Name of the group over both data-parallel dimensions; a new group only where neither dimension's own will do."""
+    """Return the name of the group over both data-parallel dimensions; a new group only where neither dimension's own
+    will do.
+    """
     if spec.dp_replicate == 1 or spec.dp_shard == 1:
         return axes["dp_replicate"].group or axes["dp_shard"].group
     members = [

@@ -26,7 +26,7 @@ _SIGNATURE = hashlib.new(_DIGEST).digest_size
 
 
 def join(folder: Path, world_size: int) -> distributed_c10d.Store:
-    """The store of the group that meets in ``folder``; from now on this process takes objects of its group only."""
+    """Return the store of the group that meets in ``folder``; this process then takes objects of its group only."""
     authenticate_objects(rendezvous.secret(folder))
     return dist.FileStore(str(folder / rendezvous.RANKS), world_size)  # type: ignore[attr-defined]
 

@@ -6,7 +6,8 @@ import torch
 
 
 def is_exporting() -> bool:
-    """Whether ``torch.export`` is tracing, which wants plain operators; ``torch.compile`` wants the fastest ones.
+    """Return whether ``torch.export`` is tracing, which wants plain operators; ``torch.compile`` wants the fastest
+    ones.
 
     Dynamo of torch 2.11 takes ``torch.compiler.is_exporting`` for true when it compiles, too. Export does not go
     through Dynamo (``strict=False``, its default), so the second question tells the two apart.

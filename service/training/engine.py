@@ -38,7 +38,7 @@ class Engine(Protocol):
         """
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
-        """The objective's totals over the first ``valid`` samples, float64 ``(measures,)``; zero likewise."""
+        """Return the objective's totals over the first ``valid`` samples, float64 ``(measures,)``; zero likewise."""
 
     def undivided_backwards(self) -> int:
         """After a step: layers whose backward was to be split on this rank and could not be."""
@@ -198,7 +198,7 @@ def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def chunks(batch: Split, count: int) -> Iterator[Split]:
-    """``count`` equal parts in order; ``batch`` must divide."""
+    """Yield ``count`` equal parts in order; ``batch`` must divide."""
     size, rest = divmod(len(batch), count)
     if rest:
         raise ValueError(f"a rank's share of {len(batch)} samples does not divide into {count} micro-batches")

@@ -9,7 +9,9 @@ from service.training.setup import Training
 
 
 def evaluate(training: Training) -> dict[str, float]:
-    """``eval_loss`` with ``eval_accuracy`` (classes) or ``eval_perplexity`` (tokens); all ranks call this and agree."""
+    """Return ``eval_loss`` with ``eval_accuracy`` (classes) or ``eval_perplexity`` (tokens); all ranks call this and
+    agree.
+    """
     totals = torch.zeros(training.objective.measures, dtype=torch.float64, device=training.device)
     samples = len(training.dataset.test)
     if (most := training.spec.evaluate.samples) is not None:
@@ -25,7 +27,7 @@ def evaluate(training: Training) -> dict[str, float]:
 
 
 def batches(samples: int, global_batch: int, rank: int, ranks: int) -> list[tuple[torch.Tensor, int]]:
-    """Row indices of each batch for data-parallel ``rank``, and how many of them, from the first, count.
+    """Return the row indices of each batch for data-parallel ``rank``, and how many of them, from the first, count.
 
     Every rank gets the same number of batches, all of one size (the last padded), so that collectives stay paired
     and nothing is compiled for a rest.

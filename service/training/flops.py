@@ -14,10 +14,10 @@ PEAKS = {
 
 
 def count_parameters(whole: nn.Module) -> int:
-    """Elements of all parameters of an unsharded model (on ``meta``, say)."""
+    """Return the number of elements of all parameters of an unsharded model (on ``meta``, say)."""
     return sum(parameter.numel() for parameter in whole.parameters())
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Peak FLOP/s of a CUDA device by its name; None when it isn't known."""
+    """Return the peak FLOP/s of a CUDA device by its name; None when it isn't known."""
     return next((PEAKS[name] for name in sorted(PEAKS, key=len, reverse=True) if device_name.startswith(name)), None)

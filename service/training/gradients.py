@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 
 def squared_norm(gradients: Sequence[Tensor], ranks: int, device: torch.device) -> Tensor:
-    """This rank's contribution to the squared L2 norm, a float64 scalar.
+    """Return this rank's contribution to the squared L2 norm, a float64 scalar.
 
     ``ranks`` is how many ranks hold the stage that the gradients belong to. An element that several of them hold
     counts for its share in each, so that the sum of the contributions over all ranks is the norm of the whole model.
@@ -31,7 +31,7 @@ def clip_(gradients: Sequence[Tensor], norm: Tensor, limit: float) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part that this rank holds."""
+    """Return the part that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -40,7 +40,7 @@ def present(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _shards(tensor: Tensor) -> int:
-    """Into how many parts the ranks cut ``tensor``."""
+    """Return into how many parts the ranks cut ``tensor``."""
     if not isinstance(tensor, DTensor):
         return 1
     sizes = zip(tensor.placements, tensor.device_mesh.shape, strict=True)

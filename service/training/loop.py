@@ -90,14 +90,14 @@ class Loop:
             checkpoint.on_first_rank(self.history.write, f"write {self.history.path.name}")
 
     def evaluate(self) -> dict[str, float]:
-        """Metrics over the test split, reported at this step."""
+        """Return the metrics over the test split, reported at this step."""
         with self._span("evaluate", step=self.step), self._phase("inference"):
             metrics = evaluate(self.training)
         self._report(metrics)
         return metrics
 
     def summary(self, evaluation: Mapping[str, float], *, stopped: bool) -> dict[str, Any]:
-        """The job's result."""
+        """Return the job's result."""
         return {
             "loss": self.loss,
             **evaluation,
@@ -183,7 +183,7 @@ class Loop:
         return DirectSaver(folder, choice.keep)
 
     def _open_history(self) -> History:
-        """The metrics so far; only the first rank keeps them."""
+        """Return the metrics so far; only the first rank keeps them."""
         paths = self.context.paths
         history = History(
             paths.artifacts / "metrics.parquet", self.step if self.context.rank == 0 else 0, paths.attempt(0).parent
@@ -217,7 +217,7 @@ class Loop:
 
 
 def newest_checkpoint(folder: Path, device: torch.device) -> Checkpoint | None:
-    """The newest complete checkpoint that the first rank sees; a shared folder may look different elsewhere."""
+    """Return the newest complete checkpoint that the first rank sees; a shared folder may look different elsewhere."""
     newest = checkpoint.latest(folder)
     step = torch.tensor(newest.step if newest else -1, device=device)
     if dist.is_initialized():

@@ -22,7 +22,7 @@ class Timing:
 
 
 def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Timing) -> dict[str, float]:
-    """``step_ms`` and throughput are of this step alone; ``tflops`` and ``mfu`` are per device.
+    """Return the metrics of a step by name: times and throughput of it alone, ``tflops`` and ``mfu`` per device.
 
     ``data_wait_fraction`` is the share of the step in which the first rank waited for its batch; ``bubble_fraction``
     the share of a pipeline's run in which devices computed nothing (on CUDA that of the step before).
@@ -50,10 +50,10 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
 
 
 def tokens_per_sample(training: Training) -> int | None:
-    """Length of a sequence; None where samples aren't sequences."""
+    """Return the length of a sequence; None where samples aren't sequences."""
     return training.dataset.train.sequence
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """The most that this process ever had allocated on a CUDA device; 0 elsewhere."""
+    """Return the most that this process ever had allocated on a CUDA device; 0 elsewhere."""
     return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else 0.0

@@ -8,7 +8,7 @@ from service.jobs.spec.train import ScheduleSpec
 
 
 def learning_rate(schedule: ScheduleSpec, peak: float, step: int, steps: int) -> float:
-    """Rate of ``step`` (from 0) in a run of ``steps``.
+    """Return the rate of ``step`` (from 0) in a run of ``steps``.
 
     It rises linearly to ``peak`` over ``warmup`` steps, the first of which is not zero; then it stays, or falls
     along half a cosine (Loshchilov & Hutter, 2017) to ``floor · peak`` at the last step.

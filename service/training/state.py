@@ -14,7 +14,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters of all stages of this rank under their global names."""
+    """Yield the parameters of all stages of this rank under their global names."""
     for module in modules:
         yield from module.named_parameters()
 
@@ -24,7 +24,7 @@ def model_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor]:
 
 
 def training_tensors(modules: Iterable[nn.Module], optimizer: AdamW) -> dict[str, Tensor]:
-    """Model and AdamW moments, as views: loading into them restores the run.
+    """Return the model and AdamW moments, as views: loading into them restores the run.
 
     AdamW's step count isn't among them. It is the same for every parameter, so the checkpoint's step says it
     (see :func:`prime`).

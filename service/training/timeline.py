@@ -132,7 +132,7 @@ class Timeline(Generic[Mark]):
         return NO_LOAD
 
     def spans(self, step: int) -> Iterator[TimedSpan]:
-        """The computations of the newest run, which was ``step`` and has ended; waits for the device."""
+        """Yield the computations of the newest run, which was ``step`` and has ended; waits for the device."""
         if not self._finished:
             return
         recording = self._finished[-1]
@@ -149,12 +149,13 @@ class Timeline(Generic[Mark]):
 
 
 def timeline(device: torch.device) -> Timeline[Any]:
-    """The timeline of a pipeline on ``device``."""
+    """Return the timeline of a pipeline on ``device``."""
     return Timeline[Any](CudaClock(device) if device.type == "cuda" else HostClock())
 
 
 def bubble_fraction(busy: float, ranks: int, window: float) -> float:
-    """Share of a run in which a device computed nothing, averaged over ``ranks`` that were ``busy`` seconds together.
+    """Return the share of a run in which a device computed nothing, averaged over ``ranks`` that were ``busy`` seconds
+    together.
 
     A run lasts for ``window`` seconds, as long as it takes the slowest rank; all begin it together, at the end of
     the step before. Waiting for a neighbour's data and transfers count as idle, launch gaps within a computation

@@ -23,5 +23,5 @@ DETECTORS: tuple[Detector, ...] = (
 
 
 def judge(observation: Observation) -> tuple[Finding, ...]:
-    """All that speaks against the rung; empty when it passed."""
+    """Return all that speaks against the rung; empty when it passed."""
     return tuple(finding for detector in DETECTORS for finding in detector(observation))

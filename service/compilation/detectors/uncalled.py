@@ -20,7 +20,7 @@ def detect(observation: Observation) -> Iterator[Finding]:
 
 
 def _instead(observation: Observation, unit: str) -> str:
-    """How the module is called in the uncompiled run, whose steps are the same."""
+    """Return how the module is called in the uncompiled run, whose steps are the same."""
     calls = {each: count for each, count in observation.calls.items() if each.unit == unit}
     ways = " and ".join(f"{each} {count} times" for each, count in calls.items() if each.is_bypass)
     if ways:

@@ -106,7 +106,7 @@ def _reproduction(search: ModuleSearch, unit: str, folder: Path) -> Reproduction
 
 
 def _alone(graphs: list[Captured], rung: Rung, tolerance: Tolerance, folder: Path, about: str) -> Reproduction:
-    """The first graph that fails alone, made small, as a script that has been tried."""
+    """Return the first graph that fails alone, made small, as a script that has been tried."""
     fails = partial(_fails, rung, tolerance)
     failing = next((each for each in graphs if fails(each)), None)
     if failing is None:
@@ -124,7 +124,7 @@ def _alone(graphs: list[Captured], rung: Rung, tolerance: Tolerance, folder: Pat
 
 
 def _fails(rung: Rung, tolerance: Tolerance, captured: Captured) -> bool:
-    """Whether a graph fails compiled and runs uncompiled."""
+    """Return whether a graph fails compiled and runs uncompiled."""
     with empty_caches():
         compiled = as_compiled(captured.graph, rung.backend, rung.mode)
         try:

@@ -42,7 +42,7 @@ Fails = Callable[[Captured], bool]
 
 
 def capture(program: Program, case: RungCase, unit: str) -> list[Captured]:
-    """The graphs of ``unit`` in the program's first step, in the order in which they ran."""
+    """Return the graphs of ``unit`` in the program's first step, in the order in which they ran."""
     found: list[Captured] = []
 
     def backend(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -75,7 +75,7 @@ def check_alone(captured: Captured) -> None:
 
 
 def minimised(captured: Captured, fails: Fails, deadline: float) -> Captured:
-    """The smallest run of operators that ``fails`` as the whole does, found by two bisections.
+    """Return the smallest run of operators that ``fails`` as the whole does, found by two bisections.
 
     Values that the part takes from before are inputs of it. ``deadline`` is of ``time.monotonic``; what has been found
     until then is given.
@@ -98,7 +98,7 @@ def minimised(captured: Captured, fails: Fails, deadline: float) -> Captured:
 
 
 def _bisect(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """The least index for which ``holds``, given that it holds for ``high`` and then stays so."""
+    """Return the least index for which ``holds``, given that it holds for ``high`` and then stays so."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):
@@ -122,7 +122,7 @@ class _Values(fx.Interpreter):
 
 
 def _part(whole: fx.GraphModule, values: dict[fx.Node, Any], nodes: Sequence[fx.Node]) -> Captured | None:
-    """``nodes`` as a graph of its own; ``None`` where nothing of it can be compared."""
+    """Return ``nodes`` as a graph of its own; ``None`` where nothing of it can be compared."""
     graph, made, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[Any]()
     for node in nodes:
         for needed in node.all_input_nodes:
@@ -151,7 +151,7 @@ KNOWN = frozenset({"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "py
 
 
 def source(graph: fx.GraphModule) -> str:
-    """The graph's ``forward`` as Python; :class:`UnsuitableError` where it names what a script does not have."""
+    """Return the graph's ``forward`` as Python; :class:`UnsuitableError` where it names what a script does not have."""
     for node in graph.graph.nodes:
         node.type = None  # annotations may name anything
     code = graph.graph.python_code("self")

@@ -36,7 +36,7 @@ class ModuleSearch:
     faults: dict[str, str] = field(default_factory=dict)
 
     def smallest(self) -> str | None:
-        """The path of the smallest module that fails alone; ``None`` where only several together do.
+        """Return the path of the smallest module that fails alone; ``None`` where only several together do.
 
         Without time left, the smallest so far.
         """
@@ -50,7 +50,7 @@ class ModuleSearch:
         return unit
 
     def fails(self, unit: str) -> bool:
-        """Whether compiling ``unit`` alone raises or leaves parity, on any rank."""
+        """Return whether compiling ``unit`` alone raises or leaves parity, on any rank."""
         if any(gather(time.monotonic() > self.deadline)):
             return False
         self.trials += 1
@@ -73,7 +73,7 @@ class ModuleSearch:
         return ""
 
     def _children(self, unit: str) -> Iterator[str]:
-        """Modules within that are called themselves: those in a container stand for it."""
+        """Yield the modules within that are called themselves: those in a container stand for it."""
         name, _, path = unit.partition(".")
         module = build(self.program, self.case.phase).parts.modules[name].get_submodule(path)
         yield from (f"{unit}.{child}" for child in _called(module))

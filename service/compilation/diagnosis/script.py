@@ -105,7 +105,8 @@ def run(script: Path, timeout_s: float) -> ScriptOutcome:
 
 
 def bisect(script: Path, timeout_s: float) -> str:
-    """What PyTorch's own bisector makes of the script: the backend, and the pass or lowering in it, that is to blame.
+    """Return what PyTorch's own bisector makes of the script: the backend, and the pass or lowering in it, that is to
+    blame.
 
     Empty where it has no answer within the time.
     """

@@ -189,7 +189,7 @@ class BoundaryMonitor:
             self._results.read(tensor, output, site, self.iteration, (*ignored, *found))
 
     def _in_graphs(self) -> list[Tensor]:
-        """What CUDA graphs have made since they last began."""
+        """Return what CUDA graphs have made since they last began."""
         return graph_results(self._device) if self._device is not None else []
 
     def _backward_begins(self) -> None:
@@ -206,7 +206,7 @@ class BoundaryMonitor:
         self._gradients.confirm()
 
     def usage(self) -> Usage:
-        """Everything seen, after the last step."""
+        """Return everything seen, after the last step."""
         self._gradients.confirm()
         return Usage(
             iterations=self.iteration + 1,
@@ -242,7 +242,7 @@ class BoundaryMonitor:
             self._reentries[Reentry(origin.module, self.iteration, origin.site, pending, inside, unsafe)] = None
 
     def _begins(self) -> bool:
-        """Whether CUDA graphs would begin to write over their memory with this call."""
+        """Return whether CUDA graphs would begin to write over their memory with this call."""
         if not self._marks:
             return not self._forwards_wait
         marked, self._marks_seen = len(self._marks) > self._marks_seen, len(self._marks)
@@ -338,7 +338,7 @@ def _place(gradient: Tensor) -> int:
 
 
 def _across_the_boundary() -> bool:
-    """Whether some caller is the boundary."""
+    """Return whether some caller is the boundary."""
     frame = sys._getframe(2)
     while frame.f_back is not None:
         frame = frame.f_back

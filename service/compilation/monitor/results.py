@@ -88,7 +88,7 @@ class ResultLifetimes:
         self._tensors = [(weakref.ref(each), output) for output in outputs for each in tensors[output.address]]
 
     def overwritten_in(self, value: Any) -> list[tuple[Tensor, CallResult]]:
-        """The tensors in ``value`` that are results which have been written over."""
+        """Return the tensors in ``value`` that are results which have been written over."""
         if not self._overwritten:
             return []
         return [(each, output) for each in tensors_in(value) if (output := self._overwritten_at(each)) is not None]

@@ -45,7 +45,7 @@ Calls = Mapping[Called, int]
 
 
 def compiled_units(units: Collection[str], invoked: Collection[str], calls: Calls) -> frozenset[str]:
-    """Those of ``units`` that ran compiled: ``invoked`` themselves, or called from within one that was."""
+    """Return those of ``units`` that ran compiled: ``invoked`` themselves, or called from within one that was."""
     found = frozenset(invoked)
     while True:
         inner = {each.unit for each in calls if each.unit in units and each.within in found}
@@ -72,7 +72,7 @@ def counted_calls(units: Mapping[str, nn.Module]) -> Iterator[Counter[Called]]:
 
 
 def _own_classes(unit: nn.Module) -> Iterator[type]:
-    """The classes that make the module what it is, without those of PyTorch that all modules have."""
+    """Yield the classes that make the module what it is, without those of PyTorch that all modules have."""
     return (kind for kind in type(unit).__mro__ if kind not in {*nn.Module.__mro__, *FSDPModule.__mro__})
 
 
@@ -97,7 +97,9 @@ class _Counter:
         return entries
 
     def counting(self, method: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` of a class, or method of one module, its calls counted where they come from outside of it."""
+        """Return ``function`` of a class, or method of one module, its calls counted where they come from outside of
+        it.
+        """
         if isinstance(function, MethodType):
             owner, bound = function.__self__, function
             return MethodType(self.counting(method, lambda _module, *given, **named: bound(*given, **named)), owner)
@@ -120,7 +122,7 @@ class _Counter:
         return counted
 
     def _is_within(self, name: str, method: str) -> bool:
-        """Whether a call of the same module is under way, of which this one is a part."""
+        """Return whether a call of the same module is under way, of which this one is a part."""
         own = [entry for entry in self._under_way if entry.unit == name]
         if method != ITSELF:
             return bool(own)

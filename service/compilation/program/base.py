@@ -70,7 +70,7 @@ class Program(Protocol):
         """Steps until every input shape has been seen."""
 
     def build(self, dtype: torch.dtype) -> Parts:
-        """New modules, each time with the same float32 weights, converted to ``dtype``.
+        """Return new modules, each time with the same float32 weights, converted to ``dtype``.
 
         float64 is what both eager and compiled are judged by; a program that cannot run in it raises.
         """

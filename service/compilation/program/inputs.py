@@ -43,7 +43,7 @@ def _samples(spec: CompileSpec, config: ModelConfig, count: int, part: int, layo
 
 
 def random_samples(config: ModelConfig, count: int, seed: int) -> Split:
-    """Standard normal features with random classes, or random tokens over the longest sequence."""
+    """Return standard normal features with random classes, or random tokens over the longest sequence."""
     generator = torch.Generator().manual_seed(seed)
 
     def integers(high: int, *shape: int) -> Tensor:

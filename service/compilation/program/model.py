@@ -28,11 +28,11 @@ class SampleBatch:
     targets: Tensor
 
     def fresh(self, dtype: torch.dtype = torch.float32) -> SampleBatch:
-        """A copy that the program may overwrite; floating-point tensors as ``dtype``."""
+        """Return a copy that the program may overwrite; floating-point tensors as ``dtype``."""
         return SampleBatch(tuple(_copy(value, dtype) for value in self.inputs), _copy(self.targets, dtype))
 
     def chunks(self, count: int) -> Iterator[SampleBatch]:
-        """``count`` equal parts in order; views of this batch."""
+        """Yield ``count`` equal parts in order; views of this batch."""
         inputs = zip(*(value.chunk(count) for value in self.inputs), strict=True)
         yield from (SampleBatch(*part) for part in zip(inputs, self.targets.chunk(count), strict=True))
 
@@ -126,7 +126,7 @@ def shapes_of(batch: SampleBatch) -> Shapes:
 
 
 def period_of(batches: tuple[SampleBatch, ...]) -> int:
-    """Batches until every input shape has been seen."""
+    """Return the number of batches until every input shape has been seen."""
     seen: dict[Shapes, int] = {}
     for index, batch in enumerate(batches):
         seen.setdefault(shapes_of(batch), index)

@@ -88,7 +88,7 @@ def target_of(spec: CompileSpec, context: RunContext, device: torch.device) -> T
 
 
 def _built(spec: CompileSpec, context: RunContext, device: torch.device, mesh: Mesh) -> Target:
-    """The program of a model, as a training job runs it."""
+    """Return the program of a model, as a training job runs it."""
     assert spec.model is not None  # a spec has one of both
     config, weights = resolve(spec.model, context.data)
     axis = cast(models.Model, models.build(config, mesh, device="meta")).output_axis
@@ -108,7 +108,7 @@ def _built(spec: CompileSpec, context: RunContext, device: torch.device, mesh: M
 
 
 def _installed(config: ProgramConfig, spec: CompileSpec, site: Site) -> Target:
-    """The program of an installed package; another version of the package is another program."""
+    """Return the program of an installed package; another version of the package is another program."""
     provided = PROGRAMS.provided[config.name]
     maker: Maker = dotted(provided.declaration.maker)
     described = config.model_dump(mode="json")

@@ -89,7 +89,7 @@ class _GroupAttempt:
         self.store.set(str(self.rank), f"{state} {problem}")
 
     def told(self) -> dict[int, tuple[str, str]]:
-        """State and problem of each rank that has told."""
+        """Return the state and the problem of each rank that has told."""
         present = [rank for rank in range(self.world) if self.store.check([str(rank)])]
         parts = {rank: self.store.get(str(rank)).decode().partition(" ") for rank in present}
         return {rank: (state, problem) for rank, (state, _, problem) in parts.items()}
@@ -112,7 +112,7 @@ class _GroupAttempt:
         return bool(self.store.check([DECISION])) and self.store.get(DECISION).decode() == LEFT
 
     def _decide(self, wish: str) -> str:
-        """What the first rank wished that came to decide: all stay, or all leave."""
+        """Return what the first rank wished that came to decide: all stay, or all leave."""
         decided: str = self.store.compare_set(DECISION, "", wish).decode()
         return decided
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 def gather(value: Any) -> list[Any]:
-    """``value`` of every rank, by rank; a list of one in a process without a group."""
+    """Return ``value`` of every rank, by rank; a list of one in a process without a group."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -18,7 +18,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def slowest(seconds: float) -> float:
-    """The largest of the ranks' durations, the same on every rank."""
+    """Return the largest of the ranks' durations, the same on every rank."""
     return float(max(gather(seconds)))
 
 
@@ -31,7 +31,7 @@ def is_first() -> bool:
 
 
 def are_together(world: int) -> bool:
-    """Whether the group of ``world`` ranks has not been left."""
+    """Return whether the group of ``world`` ranks has not been left."""
     return world == 1 or dist.is_initialized()
 
 

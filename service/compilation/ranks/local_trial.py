@@ -26,7 +26,7 @@ class Separable(Protocol):
 
 
 def local_trial(program: Program, case: RungCase) -> str:
-    """What went wrong on any rank when each ran its own modules compiled; empty where nothing did.
+    """Return what went wrong on any rank when each ran its own modules compiled; empty where nothing did.
 
     Nothing is tried for a program that all ranks run alike: there a fault of the compiler is everybody's.
     """

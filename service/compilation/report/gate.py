@@ -19,7 +19,7 @@ def gate(
     micro_batches: int = 1,
     closed: str = "",
 ) -> dict[str, Any]:
-    """``{train, inference, fingerprint, micro_batches, worth, closed}``.
+    """Return ``{train, inference, fingerprint, micro_batches, worth, closed}``.
 
     ``train`` and ``inference`` name the highest rung that passed with all below it (the mode to compile in), or are
     ``None``: not allowed, or not checked. ``worth`` says for each phase that was checked what the rung brings:
@@ -43,7 +43,7 @@ def gate(
 
 
 def highest_safe(results: Sequence[Result], phase: Phase) -> Result | None:
-    """The last rung of the unbroken row of passes from the foot of the ladder."""
+    """Return the last rung of the unbroken row of passes from the foot of the ladder."""
     best = None
     for result in results:
         if result.case.phase == phase:
@@ -54,7 +54,7 @@ def highest_safe(results: Sequence[Result], phase: Phase) -> Result | None:
 
 
 def worth(cost: Cost | None, toolchain_s: float | None) -> dict[str, Any]:
-    """``worth_it``: compiled steps were faster in three quarters of the timed rounds.
+    """Return what compiling is worth. ``worth_it``: compiled steps were faster in three quarters of the timed rounds.
 
     ``break_even_steps``: after so many steps a process with empty caches has won back its compile time, including
     the one-off start of the toolchain; ``None`` where steps are not faster.
@@ -71,5 +71,5 @@ def worth(cost: Cost | None, toolchain_s: float | None) -> dict[str, Any]:
 
 
 def break_even_steps(compile_s: float, saved_s: float) -> int | None:
-    """Steps until ``saved_s`` a step has paid for ``compile_s``; ``None`` if nothing is saved."""
+    """Return the number of steps until ``saved_s`` a step has paid for ``compile_s``; ``None`` if nothing is saved."""
     return int(-(-compile_s // saved_s)) if saved_s > 0 else None

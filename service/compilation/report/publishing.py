@@ -31,7 +31,7 @@ def assemble(
     diagnoses: Sequence[Diagnosis] = (),
     proofs: Sequence[Proof] = (),
 ) -> dict[str, Any]:
-    """The report as plain data."""
+    """Return the report as plain data."""
     why = unproved(proofs)
     opened = gate(results, spec.phases, target.fingerprint, toolchain_s, micro_batches=spec.forwards, closed=why)
     return {

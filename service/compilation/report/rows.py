@@ -34,7 +34,7 @@ def rung_row(result: Result) -> dict[str, Any]:
 
 
 def parity_row(seen: Observation) -> dict[str, Any] | None:
-    """The worst comparison of each kind, the failed ones, and what they were judged by."""
+    """Return the worst comparison of each kind, the failed ones, and what they were judged by."""
     if not seen.compared:
         return None
     failed = [comparison for comparison in seen.comparisons if not comparison.passed]
@@ -74,7 +74,7 @@ def _measured(seen: Observation) -> dict[str, Any]:
 
 
 def _rehearsal(seen: Observation | None) -> dict[str, Any] | None:
-    """What was seen of CUDA graphs without a CUDA device; ``None`` where there was no need to rehearse."""
+    """Return what was seen of CUDA graphs without a CUDA device; ``None`` where there was no need to rehearse."""
     return None if seen is None else {"parity": parity_row(seen), **usage_rows(seen.usage)}
 
 
@@ -130,7 +130,7 @@ def _profile(found: Profile | None) -> dict[str, Any] | None:
 
 
 def _cudagraph(seen: Observation) -> dict[str, Any] | None:
-    """``None`` on a rung that asks for no CUDA graphs."""
+    """Return what became of CUDA graphs; ``None`` on a rung that asks for none."""
     graphs = seen.evidence.cuda_graphs
     if graphs is None:
         return None
@@ -147,7 +147,7 @@ def _cudagraph(seen: Observation) -> dict[str, Any] | None:
 
 
 def _by_shape(graphs: CudaGraphs, usage: Usage) -> list[dict[str, Any]]:
-    """How many were recorded in iterations in which modules were called with these shapes."""
+    """Return how many were recorded in iterations in which modules were called with these shapes."""
     found: dict[str, int] = {}
     for iteration, count in enumerate(graphs.recorded):
         called = [
@@ -174,7 +174,7 @@ def _finite(value: Any) -> Any:
 
 
 def metrics(result: Result) -> Mapping[str, float]:
-    """The numbers of a rung for the metrics stream, under ``phase/rung/``; nothing for a rung not reached."""
+    """Return the numbers of a rung for the metrics stream, under ``phase/rung/``; nothing for a rung not reached."""
     seen = result.observation
     if seen is None:
         return {}
@@ -192,7 +192,7 @@ def metrics(result: Result) -> Mapping[str, float]:
 
 
 def counts(results: Sequence[Result]) -> dict[str, int]:
-    """How often each verdict was given."""
+    """Return how often each verdict was given."""
     found: dict[str, int] = {}
     for result in results:
         found[result.verdict] = found.get(result.verdict, 0) + 1

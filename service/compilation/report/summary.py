@@ -45,7 +45,7 @@ def _permission(allowed: str | None) -> str:
 
 
 def _climbed(results: Sequence[Result], told: str | None) -> str:
-    """How far the climb went, unless that was ``told``, and what stopped it."""
+    """Return how far the climb went, unless that was ``told``, and what stopped it."""
     stopped = next((result for result in results if result.verdict not in ("pass", "not_applicable")), None)
     passed = [result.case.rung.name for result in results if result.verdict == "pass"]
     if stopped is not None:
@@ -59,7 +59,7 @@ def _climbed(results: Sequence[Result], told: str | None) -> str:
 
 
 def _rehearsed(phase: Phase, results: Sequence[Result]) -> list[str]:
-    """What speaks against CUDA graphs on a device that has them, where they could only be rehearsed."""
+    """Return what speaks against CUDA graphs on a device that has them, where they could only be rehearsed."""
     found = [each.message for result in results if result.rehearsal for each in result.findings[1:]]
     return [f"{TITLES[phase]} would go wrong with CUDA graphs ({found[0]})."] if found else []
 
@@ -78,7 +78,7 @@ def _worth(phase: Phase, worth: Mapping[str, Any]) -> str:
 
 
 def _breaks(results: Sequence[Result]) -> list[str]:
-    """The graph breaks of all rungs, each place once."""
+    """Return the graph breaks of all rungs, each place once."""
     places: dict[tuple[str, int], str] = {}
     for result in results:
         for each in result.observation.evidence.graph_breaks if result.observation else ():

@@ -10,9 +10,9 @@ from service.parallel.boundary import Held
 
 
 def usage_rows(usage: Usage) -> dict[str, Any]:
-    """``invocations`` by module, phase, grad mode, thread and shape, ``lifetimes`` of results held over a replay,
-    ``stale_reads`` of such results,
-    ``results`` (how many were consumed, copied or held), ``marks`` by place, ``reentries``, ``stale_gradients``.
+    """Return ``invocations`` by module, phase, grad mode, thread and shape, ``lifetimes`` of results held over a
+    replay, ``stale_reads`` of such results, ``results`` (how many were consumed, copied or held), ``marks`` by place,
+    ``reentries``, ``stale_gradients``.
     """
     return {
         "invocations": [

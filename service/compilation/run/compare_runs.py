@@ -17,7 +17,7 @@ KEPT_FAILURES = 5
 
 
 def compare_runs(run: Run, reference: Reference, tolerance: Tolerance) -> Iterator[Comparison]:
-    """Every tensor of every iteration; the updated parameters and buffers are iteration ``len(records)``."""
+    """Yield every tensor of every iteration; the updated parameters and buffers are iteration ``len(records)``."""
     for iteration in range(len(run.records) + 1):
         results, oracles = run.tensors(iteration), reference.oracles(iteration)
         for key in sorted(results.keys() | oracles.keys()):
@@ -33,7 +33,7 @@ def worth_keeping(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
 
 
 def kinds_of(comparisons: Iterable[Comparison]) -> frozenset[str]:
-    """The kinds of which any number was compared: NaN beside NaN says nothing."""
+    """Return the kinds of which any number was compared: NaN beside NaN says nothing."""
     return frozenset(comparison.kind for comparison in comparisons if comparison.note != NOTHING_FINITE)
 
 

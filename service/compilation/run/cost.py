@@ -41,14 +41,14 @@ def _profile(program_run: ProgramRun, steps: int) -> Profile | None:
 
 
 def cold_seconds(seconds: Sequence[float], compiled: Sequence[bool]) -> float:
-    """What compiling added to the iterations in which it happened, given the duration of each."""
+    """Return what compiling added to the iterations in which it happened, given the duration of each."""
     busy = [duration for duration, did in zip(seconds, compiled, strict=True) if did]
     quiet = [duration for duration, did in zip(seconds, compiled, strict=True) if not did]
     return max(sum(busy) - len(busy) * (median(quiet) if quiet else 0.0), 0.0)
 
 
 def warm_seconds(program: Program, case: RungCase, step_s: float, cache: bytes | None) -> float:
-    """Seconds to compile again for every shape with a filled cache.
+    """Return the seconds to compile again for every shape with a filled cache.
 
     A rung that generates code starts in an empty folder with the portable ``cache``, as on another machine; any other
     has only the folder's. A new process pays the import of PyTorch besides.

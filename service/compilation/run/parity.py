@@ -116,23 +116,25 @@ def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle
 
 
 def scale_of(tensor: Tensor) -> float:
-    """Root mean square of the finite elements; 0 for an empty tensor."""
+    """Return the root mean square of the finite elements; 0 for an empty tensor."""
     values = _chosen(tensor, torch.isfinite(tensor))
     return _rms(values) if values.numel() else 0.0
 
 
 def _chosen(tensor: Tensor, which: Tensor) -> Tensor:
-    """Those elements as float64, in one dimension."""
+    """Return those elements as float64, in one dimension."""
     return (tensor.flatten() if bool(which.all()) else tensor[which]).double()
 
 
 def judged_scale(own: float, largest: float) -> float:
-    """The scale that a tensor is judged at: its own, at least a part of its siblings'."""
+    """Return the scale that a tensor is judged at: its own, at least a part of its siblings'."""
     return max(own, SCALE_FLOOR * largest)
 
 
 def noise_of(eager: Tensor, again: Tensor) -> Noise:
-    """The distance of two eager runs; what is not finite in one of them is infinitely far unless it is in both."""
+    """Return the distance of two eager runs; what is not finite in one of them is infinitely far unless it
+    is in both.
+    """
     if eager.shape != again.shape:
         return Noise(math.inf, math.inf)
     if torch.equal(eager, again) or not eager.numel():
@@ -144,7 +146,7 @@ def noise_of(eager: Tensor, again: Tensor) -> Noise:
 
 
 def comparable(eager: Tensor, truth: Tensor) -> bool:
-    """Whether a float64 output is the same computation as eager's; different random draws are not."""
+    """Return whether a float64 output is the same computation as eager's; different random draws are not."""
     if eager.shape != truth.shape:
         return False
     distance = scale_of(eager.double() - truth.double())
@@ -173,7 +175,7 @@ def _beyond_close(distance: Tensor, eager: Tensor, oracle: Oracle, noise: float,
 def _beyond_truth(
     got: Tensor, eager: Tensor, finite: Tensor, oracle: Oracle, tolerance: Tolerance
 ) -> tuple[float | None, float]:
-    """The ratio of distances from float64, and its excess; infinite excess without a usable reference."""
+    """Return the ratio of distances from float64, and its excess; infinite excess without a usable reference."""
     if oracle.truth is None or oracle.truth.shape != finite.shape:
         return None, math.inf
     truth = _chosen(oracle.truth, finite)
@@ -185,7 +187,7 @@ def _beyond_truth(
 
 
 def multiplier(elements: int, ratio: float) -> float:
-    """The permitted ratio for a tensor of so many elements."""
+    """Return the permitted ratio for a tensor of so many elements."""
     return ratio * next((factor for limit, factor in SMALL_TENSORS if elements <= limit), 1.0)
 
 

@@ -51,7 +51,7 @@ class ProgramRun:
     units: Mapping[str, nn.Module]
 
     def restarted(self) -> ProgramRun:
-        """The same parts, from their first step on."""
+        """Return the same parts, from their first step on."""
         boundary = StepBoundary(self.parts.modules, kept=self.parts.kept)
         return replace(self, boundary=boundary, steps=_steps(self.program, self.phase, self.parts, boundary))
 
@@ -78,7 +78,7 @@ class ProgramRun:
 
 
 def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch.dtype = torch.float32) -> ProgramRun:
-    """New parts, compiled as ``rung`` says if given, before their first step."""
+    """Return new parts, compiled as ``rung`` says if given, before their first step."""
     parts = program.build(dtype)
     if rung is None:
         return _program_run(program, phase, parts, {})
@@ -89,7 +89,7 @@ def build(program: Program, phase: Phase, rung: Rung | None = None, dtype: torch
 
 
 def build_only(program: Program, phase: Phase, rung: Rung, unit: str) -> ProgramRun:
-    """New parts of which ``unit`` alone is compiled: a module's name in the program, and its path in that."""
+    """Return new parts of which ``unit`` alone is compiled: a module's name in the program, and its path in that."""
     parts = program.build(torch.float32)
     name, _, path = unit.partition(".")
     module = parts.modules[name].get_submodule(path)
@@ -105,7 +105,7 @@ def _program_run(program: Program, phase: Phase, parts: Parts, units: Mapping[st
 
 
 def units_of(parts: Parts) -> dict[str, nn.Module]:
-    """What is compiled, each as one, of the modules that the program wants compiled; by name."""
+    """Return what is compiled, each as one, of the modules that the program wants compiled; by name."""
     units: dict[str, nn.Module] = {}
     for name in parts.compiled:
         module = parts.modules[name]
@@ -154,7 +154,7 @@ def _held(optimizer: Optimizer) -> frozenset[int]:
 
 
 def named_in(modules: Mapping[str, nn.Module], members: Any) -> dict[str, Tensor]:
-    """Members of all modules; their names begin with the module's where there are several."""
+    """Return the members of all modules; their names begin with the module's where there are several."""
     prefix = "{0}.{1}" if len(modules) > 1 else "{1}"
     return {prefix.format(part, name): value for part, module in modules.items() for name, value in members(module)}
 

@@ -44,7 +44,7 @@ class Run:
     unsharded: frozenset[str] = frozenset()
 
     def tensors(self, iteration: int) -> dict[Key, Tensor]:
-        """What the iteration gave; as one more, at the end, come parameters and buffers, and the trajectory."""
+        """Return what the iteration gave; as one more, at the end, come parameters and buffers, and the trajectory."""
         return self.records[iteration].tensors if iteration < len(self.records) else self.after | self.trajectory
 
     @property
@@ -90,7 +90,7 @@ class Reference:
         return max((each.noise.rms / each.scale for each in every if each.noise.rms), default=0.0)
 
     def oracles(self, iteration: int) -> dict[Key, Oracle]:
-        """How to judge each tensor of an iteration; every rung is judged by the same."""
+        """Return how to judge each tensor of an iteration; every rung is judged by the same."""
         if iteration not in self._oracles:
             self._oracles[iteration] = self._judging(iteration)
         return self._oracles[iteration]
@@ -186,7 +186,7 @@ def seed(iteration: int) -> None:
 
 
 def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple[Run | None, str]:
-    """The float64 run, or why there is none that eager could be measured by."""
+    """Return the float64 run, or why there is none that eager could be measured by."""
     try:
         truth = run(build(program, phase, dtype=torch.float64), iterations)
     except Exception as error:  # whatever a program refuses it with
@@ -201,21 +201,23 @@ def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple
 
 
 def _redrawn(program: Program, phase: Phase) -> StepRecord:
-    """The first iteration with other random numbers."""
+    """Return the first iteration with other random numbers."""
     program_run = build(program, phase)
     seed(OTHER)
     return record_step(program_run)
 
 
 def _draw_alike(eager: Run, truth: Run, redrawn: StepRecord) -> bool:
-    """Whether float64 is much nearer to eager than eager is to itself with other draws, unless these do not matter."""
+    """Return whether float64 is much nearer to eager than eager is to itself with other draws, unless these do not
+    matter.
+    """
     first = eager.records[0].tensors
     by_draws, by_type = (_apart(first, each) for each in (redrawn.tensors, truth.records[0].tensors))
     return not by_draws or by_type <= max(by_draws / 4, ROUNDING)
 
 
 def _apart(one: Mapping[Key, Tensor], other: Mapping[Key, Tensor]) -> float:
-    """How far results of an iteration are apart at most, as a part of the largest of their kind."""
+    """Return how far results of an iteration are apart at most, as a part of the largest of their kind."""
     shared = [key for key in one.keys() & other.keys() if one[key].shape == other[key].shape]
     largest: dict[str, float] = defaultdict(float)
     for kind, name in shared:

@@ -148,7 +148,7 @@ class _RungRun:
         )
 
     def failure(self, error: str) -> Observation:
-        """What was seen until the rung raised."""
+        """Return what was seen until the rung raised."""
         evidence = self.records.evidence(self.plan.warm_up, self.plan.settled)
         return Observation(self.case, evidence, error, usage=self._usage)
 
@@ -157,7 +157,7 @@ class _RungRun:
         return self.monitor.usage() if self.monitor else Usage()
 
     def _judged_run(self, program_run: ProgramRun) -> tuple[Run, float]:
-        """The iterations that count, and what compiling added to them in seconds.
+        """Return the iterations that count, and what compiling added to them in seconds.
 
         Peak memory counts from the end of warm-up, without what the compiler itself needs.
         """
@@ -219,7 +219,9 @@ def _training(run: Run, eager: Run) -> TrainingOutcome:
 
 
 def _unreached(run: Run, eager: Run) -> frozenset[str]:
-    """Those that no iteration reached, and those that one did not where eager's did, as a graph of one shape may."""
+    """Return those that no iteration reached, and those that one did not where eager's did, as a graph of one shape
+    may.
+    """
     lost = (mine.missing - theirs.missing for mine, theirs in zip(run.records, eager.records, strict=True))
     return run.missing.union(*lost)
 

@@ -20,7 +20,7 @@ WHOLE = " (whole)"
 
 
 def kept(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
-    """What is compared of ``value``, under its kind and name; of complex numbers both parts."""
+    """Yield what is compared of ``value``, under its kind and name; of complex numbers both parts."""
     local = local_part(value)
     if local.layout is not torch.strided:
         local = local.to_dense()
@@ -32,14 +32,14 @@ def kept(kind: str, name: str, value: Tensor) -> Iterator[tuple[Key, Tensor]]:
 
 
 def local_part(value: Tensor) -> Tensor:
-    """What this rank has of ``value``."""
+    """Return what this rank has of ``value``."""
     to_local = getattr(value, "to_local", None)
     local: Tensor = to_local() if to_local else value
     return local.detach()
 
 
 def sample(local: Tensor) -> Tensor:
-    """A CPU copy; of a large tensor ``KEPT`` elements at most, evenly spread."""
+    """Return a CPU copy; of a large tensor ``KEPT`` elements at most, evenly spread."""
     if local.numel() > KEPT:
         # An odd stride does not stay in one column of a matrix whose rows have an even length, as most have.
         local = local.flatten()[:: (local.numel() // KEPT + 1) | 1]
@@ -47,7 +47,8 @@ def sample(local: Tensor) -> Tensor:
 
 
 def signed_sums(local: Tensor) -> Tensor:
-    """``SUMS`` sums of all elements, each under a random sign, as large as the elements are; float64, on the CPU.
+    """Return ``SUMS`` sums of all elements, each under a random sign, as large as the elements are; float64, on the
+    CPU.
 
     Sums of a difference are the difference of the sums, and their mean square is the difference's on average ("tug of
     war", Alon, Matias and Szegedy, 1996): two tensors with the same sums are the same, and not only of one norm.

@@ -15,7 +15,7 @@ from service.compilation.run.sampling import Key, kept, local_part
 
 
 def state_of(program_run: ProgramRun) -> dict[Key, Tensor]:
-    """What is compared of the trainable parameters and of the buffers."""
+    """Return what is compared of the trainable parameters and of the buffers."""
     buffers = named_in(program_run.parts.modules, lambda module: module.named_buffers())
     return {
         key: value

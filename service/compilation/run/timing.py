@@ -65,7 +65,7 @@ def plan_race(seconds: float) -> tuple[int, int]:
 
 
 def summarise(pairs: list[tuple[float, float]]) -> Race:
-    """The race from per-round ``(eager, compiled)`` seconds per step; two rounds at least."""
+    """Return the race from per-round ``(eager, compiled)`` seconds per step; two rounds at least."""
     ratios = [compiled / eager for eager, compiled in pairs]
     lower, middle, upper = quantiles(ratios, n=4, method="inclusive")
     return Race(
@@ -78,7 +78,7 @@ def summarise(pairs: list[tuple[float, float]]) -> Race:
 
 
 def _block(runner: Runner, repeats: int, device: torch.device) -> float:
-    """Seconds per call."""
+    """Return the seconds per call."""
     _synchronize(device)
     start = time.perf_counter()
     for _ in range(repeats):

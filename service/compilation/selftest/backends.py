@@ -21,7 +21,7 @@ def _as_is(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., An
 
 
 def _altered(change: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A compiler whose code changes each result of the graph."""
+    """Return a compiler whose code changes each result of the graph."""
 
     def compiler(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
         return _boxed(lambda *values: [change(value) for value in graph(*values)])

@@ -95,7 +95,7 @@ def holds(loop: Loop) -> Step:
 
 
 def reads_late(loop: Loop) -> Step:
-    """What the module's forward has left in the step before."""
+    """Return what the module's forward has left in the step before."""
     loop.boundary.step_boundary()
     last: Any = loop.parts.modules["scorer"].hidden
     scores = loop.score(loop.batch())

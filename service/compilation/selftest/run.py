@@ -34,7 +34,7 @@ class Proof:
 
 @cache
 def self_test() -> tuple[Proof, ...]:
-    """A proof per fault, and one for a program without any. Runs on the CPU, without the other ranks.
+    """Return a proof per fault, and one for a program without any. Runs on the CPU, without the other ranks.
 
     What is compiled in this process is forgotten. Once per process: it depends on nothing but the installed torch.
     """

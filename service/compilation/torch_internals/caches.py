@@ -70,7 +70,8 @@ def forget_compiled() -> None:
 
 
 def portable_cache() -> bytes | None:
-    """What was compiled since the caches were emptied, to be given to other processes; ``None``: nothing to give.
+    """Return what was compiled since the caches were emptied, to be given to other processes; ``None``: nothing to
+    give.
 
     On a CPU it lacks the machine code, which is built again from its source.
     """

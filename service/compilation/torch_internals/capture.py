@@ -99,7 +99,7 @@ def _recompile(record: Any, iteration: int) -> Recompile:
 
 
 def _guard(text: str) -> str:
-    """The guard's expression, without the source comment and stack that follow it."""
+    """Return the guard's expression, without the source comment and stack that follow it."""
     return text.splitlines()[0].split("  # ")[0].strip()
 
 

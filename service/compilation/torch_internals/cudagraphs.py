@@ -44,7 +44,7 @@ class Captures:
         return self.recorded[-2] > 0
 
     def evidence(self, device: torch.device, settled: int) -> CudaGraphs:
-        """``settled``: from this iteration on nothing should be recorded any more."""
+        """Return what became of CUDA graphs; from iteration ``settled`` on nothing should be recorded any more."""
         skips = [Reason(text, count) for text, count in self.said.items()]
         unsaid = int(counters["inductor"]["cudagraph_skips"]) - sum(self.said.values())
         if unsaid > 0:
@@ -87,7 +87,7 @@ def _forget(captures: Captures) -> None:
 
 
 def _loggers() -> list[logging.Logger]:
-    """Those that tell of skips: which of the two does is a matter of the version."""
+    """Return those that tell of skips: which of the two does is a matter of the version."""
     from torch._inductor import cudagraph_utils  # noqa: PLC0415 - brings Inductor, which other rungs do without
 
     found = (getattr(cudagraph_utils, name, None) for name in ("cudagraphs_log", "perf_hint_log"))
@@ -95,7 +95,7 @@ def _loggers() -> list[logging.Logger]:
 
 
 def _manager(device: torch.device) -> Any:
-    """The trees of this thread's device; ``None`` where there are none."""
+    """Return the trees of this thread's device; ``None`` where there are none."""
     if device.type != "cuda":
         return None
     from torch._inductor import cudagraph_trees  # noqa: PLC0415
@@ -108,13 +108,13 @@ def _manager(device: torch.device) -> Any:
 
 
 def _made(device: torch.device) -> int:
-    """Graphs that the trees have numbered; a counter of itertools shows its next value."""
+    """Return the number of graphs that the trees have numbered; a counter of itertools shows its next value."""
     found = re.search(r"count\((\d+)\)", repr(getattr(_manager(device), "graph_counter", None)))
     return int(found[1]) if found else 0
 
 
 def _again(device: torch.device) -> Iterator[Reason]:
-    """Functions that were recorded again without being asked for another shape."""
+    """Yield the functions that were recorded again without being asked for another shape."""
     per_node = getattr(_manager(device), "num_rerecord", None) or {}
     totals: Counter[str] = Counter()
     for by_function in per_node.values():
@@ -124,7 +124,7 @@ def _again(device: torch.device) -> Iterator[Reason]:
 
 
 def graph_results(device: torch.device) -> list[Tensor]:
-    """All memory that the graphs of this round of replays have filled and somebody still holds, as bytes.
+    """Return all memory that the graphs of this round of replays have filled and somebody still holds, as bytes.
 
     Not only what a call returned: what it left in an attribute, and what it saved for its backward, are here too.
     """

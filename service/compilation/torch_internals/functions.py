@@ -48,7 +48,9 @@ class FunctionCall:
         return self.name in ABOUT or self.name.endswith("_like") or self.name.startswith("new_")
 
     def reads(self, tensor: Tensor, result: Any) -> bool:
-        """Whether the call, with this ``result``, needs the numbers in ``tensor``, and more than a view of them."""
+        """Return whether the call, with this ``result``, needs the numbers in ``tensor``, and more than a
+        view of them.
+        """
         if self.asks_about or (self.name in AS_ANOTHER and tensor is not self.arguments[0]):
             return False
         if self.name.endswith("_") and not self.name.endswith("__"):
@@ -110,7 +112,7 @@ class EagerFunctions(TorchFunctionMode):
         return getattr(self._thread, "suspended", False)
 
     def _running(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``function`` of autograd, with this mode or suspended."""
+        """Return ``function`` of autograd, with this mode or suspended."""
 
         def run(*arguments: Any, **named: Any) -> Any:
             entered = self.in_backwards and not self._is_suspended
@@ -133,7 +135,7 @@ class EagerFunctions(TorchFunctionMode):
 
 
 def _modes() -> list[TorchFunctionMode]:
-    """This thread's stack; private functions of ``torch.overrides`` that are alike on torch 2.11 to 2.13."""
+    """Return this thread's stack; private functions of ``torch.overrides`` that are alike on torch 2.11 to 2.13."""
     return list(overrides._get_current_function_mode_stack())  # type: ignore[no-untyped-call]
 
 

@@ -28,7 +28,8 @@ def heard_marks(hear: Callable[[], None]) -> Iterator[None]:
 
 
 def graphs_wait(device: torch.device) -> bool | None:
-    """Whether CUDA graphs have run a forward and no backward since; ``None`` where there are none, or they do not tell.
+    """Return whether CUDA graphs have run a forward and no backward since; ``None`` where there are none, or they do
+    not tell.
 
     They do not know which forward, nor that its graph may be gone: so it is evidence, and not a verdict.
     """
@@ -43,6 +44,6 @@ def graphs_wait(device: torch.device) -> bool | None:
 
 
 def in_backward() -> bool:
-    """Whether this thread runs within a backward; never, where torch does not tell."""
+    """Return whether this thread runs within a backward; never, where torch does not tell."""
     task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
     return bool(task() != -1)

@@ -74,7 +74,8 @@ def _events(profiler: profile) -> list[Any]:
 
 
 def _compiled_share(events: Iterable[Any], begun: Sequence[int]) -> float:
-    """The median of steps that ran compiled code: on a busy machine one may be interrupted for longer than it lasts.
+    """Return the median of steps that ran compiled code: on a busy machine one may be interrupted for longer than it
+    lasts.
 
     Steps have ``begun`` at times of ``time.time_ns``, as events have.
     """

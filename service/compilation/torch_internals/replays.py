@@ -80,7 +80,7 @@ class Replays:
         return boxed
 
     def _owns(self, tensor: Tensor) -> bool:
-        """Whether a graph's results are, or were, in the tensor's memory."""
+        """Return whether a graph's results are, or were, in the tensor's memory."""
         return local(tensor).untyped_storage().data_ptr() in self.addresses
 
     def _enter(self, function: int) -> _Place:
@@ -101,8 +101,8 @@ class _Place:
     def placed(
         self, results: Sequence[Any], inputs: Sequence[Any], elsewhere: frozenset[int], replays: Replays
     ) -> list[Any]:
-        """The results, copied into this place's memory; those in the memory of an input, or ``elsewhere``, by their
-        number, stay there.
+        """Return the results, copied into this place's memory; those in the memory of an input, or ``elsewhere``, by
+        their number, stay there.
         """
         hosted = (results[index] for index in elsewhere)
         given = {address_of(value) for value in (*inputs, *hosted) if isinstance(value, Tensor)}
@@ -139,7 +139,7 @@ class _Place:
 
 
 def _on_host(graph: fx.GraphModule) -> frozenset[int]:
-    """Numbers of the results that the graph copies to the host, where no graph writes over them."""
+    """Return the numbers of the results that the graph copies to the host, where no graph writes over them."""
     host = on_host(graph)
     results: Any = graph.graph.output_node().args[0]
     return frozenset(index for index, node in enumerate(results) if node in host)
@@ -157,11 +157,11 @@ def _read_at(node: fx.Node) -> CallSite | None:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """All of the tensor's memory."""
+    """Return all of the tensor's memory."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 def _like(tensor: Tensor, memory: Tensor) -> Tensor:
-    """``tensor`` as it stands, in ``memory``."""
+    """Return ``tensor`` as it stands, in ``memory``."""
     placed = torch.empty(0, dtype=tensor.dtype)
     return placed.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())

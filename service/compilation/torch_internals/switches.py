@@ -32,7 +32,7 @@ def eager_random_numbers() -> AbstractContextManager[Any]:
 
 
 def _stance() -> str:
-    """The global stance; private, and taken as the default where it cannot be read."""
+    """Return the global stance; private, and taken as the default where it cannot be read."""
     from torch._dynamo import eval_frame  # noqa: PLC0415 - a private module, read only here
 
     return str(getattr(getattr(eval_frame, "_stance", None), "stance", "default"))

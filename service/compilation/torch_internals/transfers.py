@@ -77,7 +77,7 @@ HOST_TYPES = frozenset(f"torch.{kind}Tensor" for kind in ("Float", "Double", "Ha
 
 
 def with_transfers(graph: fx.GraphModule) -> fx.GraphModule:
-    """``graph``, as Dynamo gives it to a backend, with its transfers to the host as operators of their own.
+    """Return ``graph``, as Dynamo gives it to a backend, with its transfers to the host as operators of their own.
 
     Here a device object is the program's own: only ``cpu()`` and names of the host are transfers.
     """
@@ -101,7 +101,7 @@ def _is_transfer(node: fx.Node) -> bool:
 
 
 def on_host(graph: fx.GraphModule) -> frozenset[fx.Node]:
-    """The nodes of ``graph``, as AOTAutograd lowers it, whose values are copies on the host, or made of such."""
+    """Return the nodes of ``graph``, as AOTAutograd lowers it, whose values are copies on the host, or made of such."""
     found: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if node.target is torch.ops.trivet.copy_to_host.default or not found.isdisjoint(node.all_input_nodes):

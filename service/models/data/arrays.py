@@ -53,7 +53,7 @@ class ArraySamples:
 
 
 def read(path: Path, field: str) -> Mapping[str, Tensor]:
-    """The arrays of a file: those of safetensors are mapped, those of npz are read. Pickles are never loaded."""
+    """Return the arrays of a file: those of safetensors are mapped, those of npz are read. Pickles are never loaded."""
     with path.open("rb") as file:
         is_zip = file.read(4) == b"PK\x03\x04"
     return _read_npz(path, field) if is_zip else _map_safetensors(path, field)

@@ -13,7 +13,9 @@ from service.models.data.samples import Dataset, Split
 
 
 def load(spec: TokensData, layout: DataLayout | None) -> Dataset:
-    """The corpus cut into sequences; the last tenth is the test split. ``ValueError`` if they are too long for ten."""
+    """Return the corpus cut into sequences; the last tenth is the test split. ``ValueError`` if they are too long for
+    ten.
+    """
     text = torch.frombuffer(bytearray(python_reference()), dtype=torch.uint8).long()
     samples = (len(text) - 1) // spec.sequence
     if samples < 10:
@@ -28,7 +30,9 @@ def load(spec: TokensData, layout: DataLayout | None) -> Dataset:
 
 @lru_cache(maxsize=1)
 def python_reference() -> bytes:
-    """The text behind ``help()``: Python's language reference, topics in alphabetical order (it varies by version)."""
+    """Return the text behind ``help()``: Python's language reference, topics in alphabetical order (it varies by
+    version).
+    """
     try:
         from pydoc_data.topics import topics  # noqa: PLC0415 - half a megabyte of text that only this source needs
     except ImportError as error:

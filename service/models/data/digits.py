@@ -11,7 +11,7 @@ from service.models.data.samples import Dataset, Split
 
 
 def load(spec: DigitsData, layout: DataLayout | None) -> Dataset:
-    """Pixels in [0, 1] and their classes; the last fifth is the test split."""
+    """Return pixels in [0, 1] and their classes; the last fifth is the test split."""
     from sklearn.datasets import load_digits  # noqa: PLC0415 - slow to import, and only this source needs it
 
     digits = load_digits()

@@ -14,7 +14,7 @@ from service.models.data.samples import Samples, Split
 
 class Feed(Protocol):
     def batch(self, step: int) -> Split:
-        """This rank's share of the ``step``-th batch (from 0)."""
+        """Return this rank's share of the ``step``-th batch (from 0)."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,6 @@ class StreamFeed:
 
 
 def open_feed(samples: Samples, order: BatchOrder, rank: int, ranks: int, device: torch.device) -> Feed:
-    """The batches of data-parallel ``rank`` of ``ranks``; a share is a function of seed, step and rank alone."""
+    """Return the batches of data-parallel ``rank`` of ``ranks``; a share is a function of seed, step and rank alone."""
     resident = ResidentFeed(samples, order, rank, ranks)
     return resident if isinstance(samples, Split) else StreamFeed(resident, device)

@@ -13,7 +13,7 @@ from service.models.data.text import tokenized, tokenizer_version
 
 
 def load(spec: FileTokens | FileArrays, layout: DataLayout | None) -> Dataset:
-    """Samples that stay on disk."""
+    """Return samples that stay on disk."""
     train, test = _tokens(spec, layout) if isinstance(spec, FileTokens) else _arrays(spec, layout)
     return Dataset(train, test, _digest(spec))
 

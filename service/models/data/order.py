@@ -31,7 +31,7 @@ class BatchOrder:
             raise ValueError(f"samples={self.samples} and global_batch={self.global_batch} must be at least 1")
 
     def indices(self, step: int) -> Tensor:
-        """Sample indices of the ``step``-th batch (from 0), int64 ``(global_batch,)``."""
+        """Return the sample indices of the ``step``-th batch (from 0), int64 ``(global_batch,)``."""
         position, end = step * self.global_batch, (step + 1) * self.global_batch
         pieces: list[Tensor] = []
         while position < end:
@@ -42,14 +42,14 @@ class BatchOrder:
         return torch.cat(pieces)
 
     def share(self, step: int, rank: int, ranks: int) -> Tensor:
-        """The part of the batch that data-parallel ``rank`` of ``ranks`` computes."""
+        """Return the part of the batch that data-parallel ``rank`` of ``ranks`` computes."""
         if self.global_batch % ranks:
             raise ValueError(f"global_batch={self.global_batch} does not divide over {ranks} data-parallel ranks")
         size = self.global_batch // ranks
         return self.indices(step)[rank * size : (rank + 1) * size]
 
     def _piece(self, epoch: int, first: int, last: int) -> Tensor:
-        """Entries ``first`` to ``last`` (excluded) of an epoch's permutation."""
+        """Return the entries ``first`` to ``last`` (excluded) of an epoch's permutation."""
         if self.samples <= LARGEST_LIST:
             return _permutation(self.seed, epoch, self.samples)[first:last]
         return scatter(torch.arange(first, last), self.samples, f"{self.seed}:{epoch}")

@@ -71,7 +71,9 @@ class PackedTokens:
 
 
 def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
-    """All sequences of a file. ``ValueError`` with the field where it holds no sequence, or an id that is too large."""
+    """Return all sequences of a file. ``ValueError`` with the field where it holds no sequence, or an id that is too
+    large.
+    """
     ids = _map(file, field)
     count = (len(ids) - 1) // spec.sequence
     if count < 1:

@@ -53,10 +53,10 @@ class Samples(Protocol):
         """Where :meth:`take` leaves what it reads."""
 
     def take(self, indices: Tensor) -> Split:
-        """The samples of these indices (int64, on any device), in their order."""
+        """Return the samples of these indices (int64, on any device), in their order."""
 
     def to(self, device: torch.device) -> Samples:
-        """The same samples, on ``device`` if they are kept in memory."""
+        """Return the same samples, on ``device`` if they are kept in memory."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ or on disk. Every rank calls it, and gets the same samples; what can't be read r
 
 
 def load(spec: DataSpec, layout: DataLayout | None = None) -> Dataset:
-    """The data set that ``spec`` names."""
+    """Return the data set that ``spec`` names."""
     if spec.source not in SOURCES.provided:
         raise ValueError(f"data.source={spec.source!r}; expected one of {', '.join(sorted(SOURCES.provided))}")
     loader: Loader = dotted(SOURCES.provided[spec.source].declaration.loader)

@@ -13,7 +13,7 @@ SYNTHETIC_SEED = 20_260_921
 
 
 def load(spec: SyntheticData, layout: DataLayout | None) -> Dataset:
-    """Standard normal points labelled by a random two-layer teacher; the same for every job."""
+    """Return standard normal points labelled by a random two-layer teacher; the same for every job."""
     generator = torch.Generator().manual_seed(SYNTHETIC_SEED)
     inputs = torch.randn(spec.samples, spec.features, generator=generator)
     hidden = torch.randn(spec.features, 32, generator=generator) / spec.features**0.5

@@ -19,7 +19,7 @@ CUT = "whole chunks"
 
 
 def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> TokenFile:
-    """The ids of a UTF-8 text, from the cache or put there by the first rank while the others wait.
+    """Return the ids of a UTF-8 text, from the cache or put there by the first rank while the others wait.
 
     The text is cut at line ends into pieces of about a mebibyte, which are tokenised one by one without special
     tokens. ``ValueError`` names the field when either file can't be read or the tokenizer has too many tokens.

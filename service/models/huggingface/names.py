@@ -20,7 +20,7 @@ DERIVED = "rotary_emb.inv_freq"
 
 
 def their_names(layers: int) -> dict[str, str]:
-    """Their name of each of our parameters."""
+    """Return their name of each of our parameters."""
     blocks = {
         f"blocks.{layer}.{ours}": f"model.layers.{layer}.{theirs}"
         for layer in range(layers)

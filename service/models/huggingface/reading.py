@@ -20,7 +20,7 @@ from service.models.huggingface.names import DERIVED, EMBEDDING, HEAD, their_nam
 
 
 def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Tensor]]:
-    """The model in an uploaded archive. Raises :class:`WeightsError`.
+    """Return the model in an uploaded archive. Raises :class:`WeightsError`.
 
     The archive is unpacked once, by the first rank. Tensors are mapped, so a rank reads only the parts that it uses.
     A head that is tied to the embedding starts as its copy, and is trained apart from it.
@@ -38,7 +38,7 @@ def load(file: str, layout: DataLayout) -> tuple[TransformerConfig, dict[str, Te
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors by their names, of the files that the index names, or of all files where there is none."""
+    """Return all tensors by their names, of the files that the index names, or of all files where there is none."""
     found: dict[str, Tensor] = {}
     for path in _shards(folder):
         with safe_open(path, framework="pt") as shard:

@@ -79,7 +79,7 @@ class CallCounter:
 
 
 def caller(*, outside: tuple[str, ...], depth: int = 1) -> CallSite:
-    """The nearest frame above the caller whose file contains none of ``outside``."""
+    """Return the nearest frame above the caller whose file contains none of ``outside``."""
     frame: FrameType | None = sys._getframe(depth + 1)
     while frame is not None and frame.f_back is not None and _within(frame, outside):
         frame = frame.f_back

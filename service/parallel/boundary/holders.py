@@ -58,7 +58,7 @@ class Holder:
 
 
 def tensors_of(storages: Set[int], known: Known = ()) -> dict[int, list[Tensor]]:
-    """All tensors in each of these memories (``UntypedStorage._cdata``). Looks at every object of the process.
+    """Return all tensors in each of these memories (``UntypedStorage._cdata``). Looks at every object of the process.
 
     ``known`` are tensors in them: one that CUDA graphs have invalidated does not tell where its memory is.
     """
@@ -78,7 +78,7 @@ def tensors_of(storages: Set[int], known: Known = ()) -> dict[int, list[Tensor]]
 def holders_of(
     tensors: Mapping[int, Sequence[Tensor]], names: Mapping[int, str], ignored: Sequence[Any] = ()
 ) -> dict[int, tuple[str, ...]]:
-    """The Python objects that hold the tensors in these memories; what ``tensors_of`` gives.
+    """Return the Python objects that hold the tensors in these memories; what ``tensors_of`` gives.
 
     ``names`` are those of objects, by ``id``; others go by their type. References by ``ignored`` do not count. Those
     that nothing but a CUDA graph holds are left out; what only the autograd graph holds, or something else outside of
@@ -131,7 +131,7 @@ class _Search:
                 self.variables.setdefault(id(value), []).append(_variable(name, frame))
 
     def paths(self, target: Any, ignored: Sequence[Any], depth: int) -> Iterator[Holder]:
-        """Ways to reach ``target``."""
+        """Yield ways to reach ``target``."""
         yield from self.variables.get(id(target), ())
         if depth == 0:
             return
@@ -172,7 +172,7 @@ class _Search:
             yield from self._within(referrer, f"[{key!r}]", ignored, depth)
 
     def _within(self, container: Any, index: str, ignored: Sequence[Any], depth: int) -> Iterator[Holder]:
-        """A place in a container, under the container's own names, or its type where it has none."""
+        """Yield a place in a container, under the container's own names, or its type where it has none."""
         found = list(self.paths(container, ignored, depth - 1))
         yield from (each.at(index) for each in found or [Holder(type(container).__name__, named=False)])
 
@@ -198,7 +198,7 @@ def _variable(name: str, frame: FrameType) -> Holder:
 
 
 def _suspended(generator: GeneratorType[Any, Any, Any], target: Any) -> Iterator[Holder]:
-    """Variables of a generator that waits; those of one that runs are known already."""
+    """Yield the variables of a generator that waits; those of one that runs are known already."""
     frame = generator.gi_frame
     if frame is not None and not generator.gi_running:
         yield from (_variable(name, frame) for name, value in _variables(frame) if value is target)
@@ -215,7 +215,7 @@ def _through_cell(cell: CellType) -> Iterator[Holder]:
 
 
 def _attribute(owner: Any, target: Any) -> str:
-    """``.name`` of an object whose attributes have no dictionary of their own (slots, or compact instances)."""
+    """Return ``.name`` of an object whose attributes have no dictionary of their own (slots, or compact instances)."""
     values = getattr(owner, "__dict__", {})
     for name, value in values.items():
         if value is target:

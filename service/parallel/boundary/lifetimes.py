@@ -50,7 +50,9 @@ class CallResult:
     returned: bool = True
 
     def held(self, tensors: Sequence[Tensor], holders: tuple[str, ...]) -> Held:
-        """``tensors`` are in its memory: of one that was not returned only they tell the shape."""
+        """Return it as held by ``holders``; of a result that was not returned only ``tensors``, in its memory, tell
+        the shape.
+        """
         if self.returned or not tensors:
             return Held(self.origin, self.shape, self.dtype, holders)
         return Held(self.origin, tuple(tensors[0].shape), str(tensors[0].dtype), holders)
@@ -91,7 +93,7 @@ class LiveResults:
                 self._outputs.append(CallResult(reference, origin, shape, dtype, weakref.ref(local(output)), returned))
 
     def alive(self) -> tuple[CallResult, ...]:
-        """Those still in memory, oldest first; the others are forgotten."""
+        """Return those still in memory, oldest first; the others are forgotten."""
         self._outputs = [output for output in self._outputs if output.alive]
         return tuple(self._outputs)
 
@@ -100,7 +102,10 @@ class LiveResults:
         self._outputs = [output for output in self._outputs if output.address not in addresses]
 
     def held(self, before: int) -> tuple[Held, ...]:
-        """Those of steps before ``before``, with their holders. Looks at every object of the process: 0.1 s or more."""
+        """Return those of steps before ``before``, with their holders.
+
+        Looks at every object of the process, for 0.1 s or more.
+        """
         return held_of([output for output in self.alive() if output.origin.step < before])
 
 
@@ -111,7 +116,7 @@ def held_of(outputs: Sequence[CallResult]) -> tuple[Held, ...]:
 
 
 def located(outputs: Sequence[CallResult]) -> dict[int, list[Tensor]]:
-    """All tensors in the memory of each output, by its address. Looks at every object of the process."""
+    """Return all tensors in the memory of each output, by its address. Looks at every object of the process."""
     known = [(output.address, output.tensor) for output in outputs]
     return tensors_of({output.address for output in outputs}, known) if outputs else {}
 
@@ -135,7 +140,7 @@ def held_by_output(
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's memory of a distributed tensor, any other tensor as it is."""
+    """Return this rank's memory of a distributed tensor, any other tensor as it is."""
     inner = getattr(tensor, "_local_tensor", None)
     return inner if isinstance(inner, Tensor) else tensor
 

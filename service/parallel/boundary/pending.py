@@ -61,7 +61,7 @@ class PendingBackwards:
             self._prune_at = max(PRUNE_FROM, 2 * len(self.origins()))
 
     def origins(self) -> tuple[Origin, ...]:
-        """The calls whose backward is still to run, oldest first."""
+        """Return the calls whose backward is still to run, oldest first."""
         hooks = [(reference, reference()) for reference in self._hooks]
         alive = [(reference, hook) for reference, hook in hooks if hook is not None and not hook.ran]
         self._hooks = [reference for reference, _ in alive]

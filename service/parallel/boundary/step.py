@@ -64,7 +64,7 @@ class StepBoundary:
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
     def boundary_call(self, module: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """``module(*arguments, **named)``, counted, copied if its results are kept; never marks a step."""
+        """Return ``module(*arguments, **named)``, counted, copied if its results are kept; never marks a step."""
         name = self._names.get(id(module)) or type(module).__name__
         self._calls_made.add(name, module, (arguments, named))
         results = module(*arguments, **named)
@@ -103,7 +103,7 @@ class StepBoundary:
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:
-    """Whether ``torch.compile`` was applied to the function, or to the module or a part of it."""
+    """Return whether ``torch.compile`` was applied to the function, or to the module or a part of it."""
     if hasattr(function, "_torchdynamo_orig_callable"):
         return True
     parts = function.modules() if isinstance(function, nn.Module) else ()

@@ -28,7 +28,7 @@ class Checkpoint:
 
 
 def complete(folder: Path) -> list[Checkpoint]:
-    """Complete checkpoints under ``folder``, oldest first; half-written and foreign entries are ignored."""
+    """Return complete checkpoints under ``folder``, oldest first; half-written and foreign entries are ignored."""
     if not folder.is_dir():
         return []
     found = (read(path) for path in folder.iterdir())
@@ -36,12 +36,12 @@ def complete(folder: Path) -> list[Checkpoint]:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest complete checkpoint under ``folder``."""
+    """Return the newest complete checkpoint under ``folder``."""
     return next(reversed(complete(folder)), None)
 
 
 def read(path: Path) -> Checkpoint | None:
-    """The checkpoint at ``path``, or None unless every file that it lists is there in full."""
+    """Return the checkpoint at ``path``, or None unless every file that it lists is there in full."""
     matched = _PUBLISHED.fullmatch(path.name)
     if matched is None:
         return None
@@ -54,7 +54,7 @@ def read(path: Path) -> Checkpoint | None:
 
 
 def require(path: Path) -> Checkpoint:
-    """The checkpoint at ``path``; raises ``ValueError`` unless it is complete."""
+    """Return the checkpoint at ``path``; raises ``ValueError`` unless it is complete."""
     checkpoint = read(path)
     if checkpoint is None:
         raise ValueError(f"{path} is not a complete checkpoint: {META} or a file that it lists is missing or cut short")

@@ -29,7 +29,7 @@ class Staging:
         self._preparing.start()
 
     def copy(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``state`` as it is now, on the CPU, until the next call; DTensors stay DTensors."""
+        """Return ``state`` as it is now, on the CPU, until the next call; DTensors stay DTensors."""
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None

@@ -70,7 +70,7 @@ def load(path: Path, state: Mapping[str, Tensor]) -> Checkpoint:
 
 
 def load_whole(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """The unsharded tensors whose names start with ``prefix`` (which is cut off), on the CPU; no collective.
+    """Return the unsharded tensors whose names start with ``prefix`` (which is cut off), on the CPU; no collective.
 
     They may be mapped, and are not to be written to.
     """

@@ -29,7 +29,7 @@ class Piece:
     shape: tuple[int, ...]
 
     def within(self, wanted: Block) -> Block | None:
-        """The part of ``wanted``, in the whole tensor's numbers, that is in this piece."""
+        """Return the part of ``wanted``, in the whole tensor's numbers, that is in this piece."""
         found = tuple(
             slice(max(own.start, start), min(own.stop, start + length))
             for own, start, length in zip(wanted, self.offsets, self.shape, strict=True)
@@ -55,7 +55,9 @@ class Stored:
         return torch.Size(max(dimension) for dimension in zip(*ends, strict=True))
 
     def __getitem__(self, wanted: Block) -> Tensor:
-        """A block on the CPU; not to be written to, as it may be mapped. ``ValueError`` where files lack a part."""
+        """Return a block on the CPU; not to be written to, as it may be mapped. ``ValueError`` where files
+        lack a part.
+        """
         found = [(part, each.read(part)) for each in self.pieces if (part := each.within(wanted)) is not None]
         shape = [own.stop - own.start for own in wanted]
         if len(found) == 1 and list(found[0][1].shape) == shape:
@@ -72,7 +74,7 @@ class Stored:
 
 
 def stored(path: Path, prefix: str = "") -> dict[str, Stored]:
-    """The tensors whose names start with ``prefix`` (which is cut off), under global names; no collective.
+    """Return the tensors whose names start with ``prefix`` (which is cut off), under global names; no collective.
 
     Raises ``ValueError`` when ``path`` isn't a complete checkpoint.
     """
@@ -96,7 +98,7 @@ def _pieces(file: Path) -> Iterator[tuple[str, Piece]]:
 
 
 def moved(part: Block, start: tuple[int, ...] | list[int]) -> Block:
-    """The same block, counted from ``start``."""
+    """Return the same block, counted from ``start``."""
     return tuple(slice(own.start - at, own.stop - at) for own, at in zip(part, start, strict=True))
 
 

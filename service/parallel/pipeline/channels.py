@@ -33,7 +33,7 @@ class Channels:
 
 
 def connect(mesh: Mesh, owners: Sequence[int]) -> Channels:
-    """Channels between the owners of neighbouring stages; every rank of the job must call it at the same point.
+    """Return channels between the owners of neighbouring stages; every rank of the job must call it at the same point.
 
     Raises :class:`DisagreementError` on all of them if one names other owners.
     """
@@ -48,7 +48,7 @@ def connect(mesh: Mesh, owners: Sequence[int]) -> Channels:
 
 
 def _routes(owners: Sequence[int]) -> list[tuple[int, int, Direction]]:
-    """Every direction in use, once, in an order that all ranks share."""
+    """Return every direction in use, once, in an order that all ranks share."""
     neighbours = {(lower, upper) for lower, upper in pairwise(owners) if lower != upper}
     forward = [(lower, upper, Direction.ACTIVATION) for lower, upper in sorted(neighbours)]
     backward = [(upper, lower, Direction.GRADIENT) for lower, upper in sorted(neighbours)]
@@ -58,7 +58,7 @@ def _routes(owners: Sequence[int]) -> list[tuple[int, int, Direction]]:
 def _own_communicators(
     mesh: Mesh, routes: Sequence[tuple[int, int, Direction]]
 ) -> dict[tuple[int, int, Direction], dist.ProcessGroup]:
-    """A two-rank group per route of each pipeline; all ranks take part in making every one of them."""
+    """Return a two-rank group per route of each pipeline; all ranks take part in making every one of them."""
     per_stage = mesh.spec.dp * mesh.spec.tp
     own = {}
     for pipeline, route in product(range(per_stage), routes):

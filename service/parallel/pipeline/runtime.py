@@ -226,7 +226,9 @@ class PipelineRuntime:
         self.transport.send(message, step.outgoing.pop((_place(instruction), message.kind)))
 
     def _take(self, step: _Step, place: Place, kind: Direction) -> Tensor:
-        """What arrived for a computation: handed over by a stage on this rank, or received into a pooled buffer."""
+        """Return what arrived for a computation: handed over by a stage on this rank, or received into a
+        pooled buffer.
+        """
         if (place, kind) in step.handed:
             return step.handed.pop((place, kind))
         buffer = self.transport.wait(step.pending.pop((place, kind)))
@@ -271,7 +273,7 @@ class PipelineRuntime:
             self._release(step, place)
 
     def _evaluate(self, step: _Step, micro_batch: int, output: Tensor) -> Tensor:
-        """The objective's value, noted for the caller; weighted where it is the root of a backward."""
+        """Return the objective's value, noted for the caller; weighted where it is the root of a backward."""
         work, trains = step.work, step.schedule.trains
         assert work.targets is not None
         value = work.objective(output, work.targets[micro_batch])
@@ -328,6 +330,6 @@ def _message(instruction: Instruction) -> Message:
 
 
 def _not_aliasing(result: Tensor, received: Tensor) -> Tensor:
-    """The result with memory of its own: the pool hands the buffer out again while the result is on its way."""
+    """Return the result with memory of its own: the pool hands the buffer out again while the result is on its way."""
     shared = result.untyped_storage().data_ptr() == received.untyped_storage().data_ptr()
     return result.detach().clone() if shared else result.detach()

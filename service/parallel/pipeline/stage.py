@@ -31,7 +31,8 @@ class Part:
     stages: int = 1
 
     def blocks(self, total: int) -> range:
-        """Indices of the stage's blocks; sizes differ by one at most, and earlier stages have the larger ones.
+        """Return the indices of the stage's blocks; sizes differ by one at most, and earlier stages have the larger
+        ones.
 
         The last stage also holds the head, which is why it is never the larger one.
         """

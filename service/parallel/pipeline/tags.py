@@ -102,7 +102,7 @@ class TensorKind:
 
 
 def encode_header(kind: TensorKind, tag: int) -> Tensor:
-    """``(magic, tag, dtype, dimensions, shape padded to 8)`` as int64."""
+    """Return ``(magic, tag, dtype, dimensions, shape padded to 8)`` as int64."""
     if kind.dtype not in DTYPES or len(kind.shape) > MAX_DIMENSIONS:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise TransportError(f"{kind} cannot be announced: at most {MAX_DIMENSIONS} dimensions of {known}")

@@ -141,7 +141,7 @@ class Transport:
         return pending
 
     def wait(self, pending: Pending) -> Tensor:
-        """The received tensor: a pooled buffer that is the caller's until :meth:`release`."""
+        """Return the received tensor: a pooled buffer that is the caller's until :meth:`release`."""
         queue = self._queued[self._route(pending.message)]
         while pending.buffer is None:
             self._read_header(queue[0].message)

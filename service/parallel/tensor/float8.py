@@ -60,7 +60,7 @@ def _check(name: str, weight: Tensor) -> None:
 
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x Wᵀ + b`` with float8 products; ``x (…, in)``, the result in ``x``'s type."""
+    """Return ``x Wᵀ + b`` with float8 products; ``x (…, in)``, the result in ``x``'s type."""
     result: Tensor = _Float8Linear.apply(x.flatten(0, -2), local(weight))  # type: ignore[no-untyped-call]
     result = result.unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
     return result if bias is None else result + local(bias)
@@ -89,7 +89,7 @@ class _Float8Linear(torch.autograd.Function):
 
 
 def scaled(x: Tensor, dtype: torch.dtype) -> Scaled:
-    """``x`` in ``dtype``, row-major, stretched so that its largest magnitude is the type's."""
+    """Return ``x`` in ``dtype``, row-major, stretched so that its largest magnitude is the type's."""
     largest = x.abs().amax().float().clamp(min=1e-12)
     limit = torch.finfo(dtype).max
     stretched = (x.float() * (limit / largest)).clamp(-limit, limit)
@@ -97,7 +97,7 @@ def scaled(x: Tensor, dtype: torch.dtype) -> Scaled:
 
 
 def product(left: Scaled, right: Scaled, dtype: torch.dtype) -> Tensor:
-    """``left · right`` in ``dtype``; the left factor is row-major, the right one column-major.
+    """Return ``left · right`` in ``dtype``; the left factor is row-major, the right one column-major.
 
     Only e4m3 products sum in the faster, shorter accumulators: gradients need the longer ones.
     """
@@ -106,5 +106,5 @@ def product(left: Scaled, right: Scaled, dtype: torch.dtype) -> Tensor:
 
 
 def _columns(x: Tensor) -> Tensor:
-    """The same matrix, column-major."""
+    """Return the same matrix, column-major."""
     return x.t().contiguous().t()

@@ -61,7 +61,8 @@ class ColumnParallelLinear(nn.Module):
 
 
 def joint(layers: Sequence[ColumnParallelLinear], x: Tensor) -> tuple[Tensor, ...]:
-    """Outputs of several layers with ``copied_input`` and without bias for one input, as one product of their rows.
+    """Return the outputs of several layers with ``copied_input`` and without bias for one input, as one product of
+    their rows.
 
     A product over few output features leaves a device half empty; the parameters stay apart. Where weight
     gradients are left for later, or a graph is exported for reading, each layer has its own product.

@@ -19,19 +19,19 @@ from service.parallel.mesh import Axis
 
 
 def divided(size: int, axis: Axis, what: str) -> int:
-    """A rank's share of ``size``; raises ``ValueError`` when it does not divide."""
+    """Return a rank's share of ``size``; raises ``ValueError`` when it does not divide."""
     if size % axis.size:
         raise ValueError(f"{what}={size} does not divide by tp={axis.size}")
     return size // axis.size
 
 
 def local(parameter: Tensor) -> Tensor:
-    """This rank's part of a parameter, differentiable: what a layer computes with."""
+    """Return this rank's part of a parameter, differentiable: what a layer computes with."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def sharded_dimensions(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int | None]]:
-    """Every parameter with its qualified name and the dimension divided over ``tp`` (``None``: replicated)."""
+    """Yield every parameter with its qualified name and the dimension divided over ``tp`` (``None``: replicated)."""
     for prefix, module in model.named_modules():
         declared: dict[str, int] = getattr(module, "sharded", {})
         for name, parameter in module.named_parameters(recurse=False):
@@ -39,12 +39,12 @@ def sharded_dimensions(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, in
 
 
 def global_shape(shape: torch.Size, dimension: int | None, axis: Axis) -> tuple[int, ...]:
-    """Shape of the whole parameter of which ``shape`` is a rank's part."""
+    """Return the shape of the whole parameter of which ``shape`` is a rank's part."""
     return tuple(length * axis.size if index == dimension else length for index, length in enumerate(shape))
 
 
 def own_part(whole: Tensor, dimension: int | None, axis: Axis) -> Tensor:
-    """This rank's part of a whole parameter (a view)."""
+    """Return this rank's part of a whole parameter (a view)."""
     if dimension is None or axis.size == 1:
         return whole
     length = divided(whole.shape[dimension], axis, f"dimension {dimension}")
@@ -63,7 +63,8 @@ def distribute(model: nn.Module, tp_mesh: DeviceMesh | None) -> None:
 
 
 def local_copy(model: nn.Module) -> nn.Module:
-    """The same model over the same storage, with this rank's parts as plain parameters: for tracing and analysis.
+    """Return the same model over the same storage, with this rank's parts as plain parameters: for tracing and
+    analysis.
 
     Only for models whose parameters are whole on their ``tp`` rank (no FSDP).
     """

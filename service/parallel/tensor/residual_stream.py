@@ -36,7 +36,9 @@ class ResidualStream(Protocol):
         """From a value that is replicated to the stream."""
 
     def shared(self, weight: Tensor) -> Tensor:
-        """A replicated parameter, for use on what this rank has of the stream; its gradient is complete everywhere."""
+        """Return a replicated parameter, for use on what this rank has of the stream; its gradient is complete
+        everywhere.
+        """
 
 
 @dataclass(frozen=True)

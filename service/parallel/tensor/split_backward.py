@@ -58,13 +58,13 @@ def splitting_backward(queue: WeightGradients) -> Iterator[None]:
 
 
 def is_splitting_backward() -> bool:
-    """Whether layers that run now are to be split."""
+    """Return whether layers that run now are to be split."""
     # The compiler comes first: a graph that looked at the queues would be guarded by them.
     return not torch.compiler.is_compiling() and bool(_active) and torch.is_grad_enabled()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x Wᵀ + b`` with parameters as the layer holds them (plain, or DTensors whose local part is meant).
+    """Return ``x Wᵀ + b`` with parameters as the layer holds them (plain, or DTensors whose local part is meant).
 
     Traced and compiled graphs, and layers outside :func:`splitting_backward`, get the ordinary operator.
     """

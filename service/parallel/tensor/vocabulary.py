@@ -47,7 +47,7 @@ class VocabularyParallelEmbedding(nn.Module):
 
 
 def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor, axis: Axis = SINGLE) -> Tensor:
-    """Mean negative log-likelihood of ``targets (…)`` int64 under ``logits (…, vocabulary / tp)``.
+    """Return the mean negative log-likelihood of ``targets (…)`` int64 under ``logits (…, vocabulary / tp)``.
 
     A scalar, replicated, computed in float32 at least; targets must be in range. It has no second derivative, except
     in a traced graph of one rank, which gets plain operators.
@@ -88,7 +88,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _dense_part(logits: Tensor, targets: Tensor, gradient: Tensor | None) -> Tensor:
-    """Sum of the losses of some rows; fills in the gradient of that sum."""
+    """Return the sum of the losses of some rows; fills in the gradient of that sum."""
     chances = functional.log_softmax(logits, -1, dtype=_wide(logits.dtype))
     where = targets.unsqueeze(-1)
     loss = -chances.gather(-1, where).sum()
@@ -99,7 +99,7 @@ def _dense_part(logits: Tensor, targets: Tensor, gradient: Tensor | None) -> Ten
 
 
 def _divided_part(logits: Tensor, targets: Tensor, gradient: Tensor | None, group: str, rank: int) -> Tensor:
-    """The same where the ranks of ``group`` have a part of the vocabulary each."""
+    """Return the same where the ranks of ``group`` have a part of the vocabulary each."""
     wide = logits.to(_wide(logits.dtype))
     own_ids, is_own = _own_ids(targets, logits.shape[-1], Axis(rank=rank))
     where = own_ids.unsqueeze(-1)
@@ -115,7 +115,7 @@ def _divided_part(logits: Tensor, targets: Tensor, gradient: Tensor | None, grou
 
 
 def _own_ids(ids: Tensor, rows: int, axis: Axis) -> tuple[Tensor, Tensor]:
-    """Ids relative to this rank's first row (0 where another rank has the row), and which are its own."""
+    """Return the ids relative to this rank's first row (0 where another rank has the row), and which are its own."""
     relative = ids - axis.rank * rows
     is_own = (relative >= 0) & (relative < rows)
     return relative.masked_fill(~is_own, 0), is_own

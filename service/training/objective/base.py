@@ -36,7 +36,7 @@ class Objective(ABC):
 
     @abstractmethod
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean over the samples of a micro-batch, a scalar that is differentiated."""
+        """Return the mean over the samples of a micro-batch, a scalar that is differentiated."""
 
     @abstractmethod
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Objective(ABC):
         """Called once for each stage of this rank after it was built, before it is sharded."""
 
     def units(self, stage: nn.Module) -> Iterable[nn.Module]:
-        """The modules that the stage's forward calls as a whole: FSDP gathers each by itself."""
+        """Return the modules that the stage's forward calls as a whole: FSDP gathers each by itself."""
         blocks = getattr(stage, "blocks", None)
         return blocks.values() if isinstance(blocks, nn.ModuleDict) else ()
 

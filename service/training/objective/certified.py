@@ -37,7 +37,7 @@ class Level:
 
 
 def level(config: Certified, step: int) -> Level:
-    """The level of ``step`` (from 0): easy while it warms up, then linearly harder until the ramp's end."""
+    """Return the level of ``step`` (from 0): easy while it warms up, then linearly harder until the ramp's end."""
     if step < config.warmup:
         progress = 0.0
     else:
@@ -47,7 +47,7 @@ def level(config: Certified, step: int) -> Level:
 
 
 def final_level(config: Certified) -> Level:
-    """What is evaluated: the whole radius, by intervals."""
+    """Return what is evaluated: the whole radius, by intervals."""
     return Level(config.eps, config.kappa, 0.0)
 
 
@@ -84,7 +84,7 @@ class CertifiedObjective(Objective):
         return self.now.clean * clean + (1 - self.now.clean) * worst
 
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Clean loss, correct predictions, and samples whose prediction is certified."""
+        """Return clean loss, correct predictions, and samples whose prediction is certified."""
         if not len(targets):
             return torch.zeros(self.measures, dtype=torch.float64, device=targets.device)
         logits = outputs[:, 0]
@@ -119,7 +119,8 @@ class BoundedForward:
         return torch.stack([value, bounds.lower, bounds.upper], dim=1)
 
     def _box(self, x: Tensor, eps: float) -> tuple[Tensor, Interval]:
-        """The ball around ``x``, cut to what inputs can be; a sample beyond what the source says stays in its own box.
+        """Return the ball around ``x``, cut to what inputs can be; a sample beyond what the source says stays in its
+        own box.
 
         Raises ``ValueError`` for a sample beyond limits that the spec gives: its box would be no ball.
         """
@@ -129,7 +130,9 @@ class BoundedForward:
         return x, Interval(torch.minimum(lower, x), torch.maximum(upper, x))
 
     def _margins(self, network: Network, box: Interval, crown: float) -> Tensor:
-        """Lower bounds of every difference of two logits, ``(batch, classes, classes)``; ``crown`` weighs CROWN's."""
+        """Return lower bounds of every difference of two logits, ``(batch, classes, classes)``; ``crown`` weighs
+        CROWN's.
+        """
         rows = pair_rows(self.objective.classes, box.lower)
         bounds = ibp(network, box, Effort()).lower_bounds(rows)
         if crown > 0:
@@ -150,13 +153,13 @@ def _check_within(x: Tensor, config: Certified) -> None:
 
 
 def pair_rows(classes: int, like: Tensor) -> Tensor:
-    """``e_i − e_j`` for all i and j, ``(1, classes², classes)``."""
+    """Return ``e_i − e_j`` for all i and j, ``(1, classes², classes)``."""
     identity = torch.eye(classes, dtype=like.dtype, device=like.device)
     return (identity.unsqueeze(1) - identity.unsqueeze(0)).reshape(1, classes**2, classes)
 
 
 def input_shape(config: ModelConfig, mesh: Mesh, part: Part) -> tuple[int, ...]:
-    """The shape of one instance as it reaches the stage on this rank, found without any memory."""
+    """Return the shape of one instance as it reaches the stage on this rank, found without any memory."""
     reads = config.reads
     assert isinstance(reads, Features)
     x = torch.empty(2, reads.features, device="meta")
@@ -173,5 +176,5 @@ def certified(config: Certified, context: ObjectiveContext) -> Objective:
 
 
 def _margins(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Lower bounds of the target's logit minus each logit, ``(batch, classes)``; 0 at the target itself."""
+    """Return lower bounds of the target's logit minus each logit, ``(batch, classes)``; 0 at the target itself."""
     return outputs[torch.arange(len(targets), device=targets.device), 1 + targets]

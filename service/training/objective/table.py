@@ -9,7 +9,7 @@ from service.training.objective.base import Factory, Objective, ObjectiveContext
 
 
 def objective_for(config: ObjectiveConfig, context: ObjectiveContext) -> Objective:
-    """The objective of that name; raises ``ValueError`` for one that this process does not know."""
+    """Return the objective of that name; raises ``ValueError`` for one that this process does not know."""
     if config.name not in OBJECTIVES.provided:
         raise ValueError(f"no objective {config.name!r}; expected one of {', '.join(OBJECTIVES.provided)}")
     factory: Factory = dotted(OBJECTIVES.provided[config.name].declaration.factory)
