@@ -38,10 +38,11 @@ def _leaves(value: Any) -> Iterator[Any]:
     A dataclass that compares by value holds no tensors, and is a plain value.
     """
     by_value = is_dataclass(value) and type(value).__eq__ is not object.__eq__
-    parts = None if by_value else children(value)
-    if parts is None:
+    held = None if by_value else children(value)
+    if held is None:
         yield value
         return
+    parts = list(held)
     yield type(value) if is_dataclass(value) else tuple(key for key, _ in parts)
     for _, child in parts:
         yield from _leaves(child)

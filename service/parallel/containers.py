@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -11,14 +11,14 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-def children(value: Any) -> list[tuple[Any, Any]] | None:
+def children(value: Any) -> Iterable[tuple[Any, Any]] | None:
     """Return what a container holds, each with its index, key or field name; ``None`` for anything else."""
+    if isinstance(value, tuple | list):
+        return enumerate(value)
+    if isinstance(value, dict | Mapping):  # dictionaries first: the abstract class takes longer to ask
+        return value.items()
     if isinstance(value, Tensor):
         return None
-    if isinstance(value, list | tuple):
-        return list(enumerate(value))
-    if isinstance(value, Mapping):
-        return list(value.items())
     if is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in fields(value)]
     return None
@@ -54,9 +54,10 @@ def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:
 def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return function(value)
-    parts = children(value)
-    if parts is None:
+    held = children(value)
+    if held is None:
         return value
+    parts = list(held)
     new = [(key, _mapped(child, function)) for key, child in parts]
     if isinstance(value, list | tuple):
         items = (child for _, child in new)

@@ -134,7 +134,7 @@ class PipelineEngine:
             return 0
         parts = (part for stage in self.stages.values() for part in stage.modules())
         layers = sum(isinstance(part, ColumnParallelLinear | RowParallelLinear) for part in parts)
-        return layers - self.runtime.deferred // self.schedule.micro_batches
+        return layers - self.runtime.split_backwards // self.schedule.micro_batches
 
 
 def plan_pipeline(spec: TrainSpec) -> Schedule | None:

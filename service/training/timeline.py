@@ -37,7 +37,7 @@ class TimedSpan:
     detail: dict[str, Any]
 
 
-class Clock(Protocol[Mark]):
+class DeviceClock(Protocol[Mark]):
     """How moments of the device's work are noted, and read once it has passed them."""
 
     def mark(self) -> Mark: ...
@@ -98,7 +98,7 @@ class _Recording(Generic[Mark]):
 class Timeline(Generic[Mark]):
     """An observer of a pipeline's training runs that keeps the last two; evaluations go unrecorded."""
 
-    def __init__(self, clock: Clock[Mark]) -> None:
+    def __init__(self, clock: DeviceClock[Mark]) -> None:
         self.clock = clock
         self._current: _Recording[Mark] | None = None
         self._finished: deque[_Recording[Mark]] = deque(maxlen=2)

@@ -15,8 +15,8 @@ from torch._dynamo.callback import CallbackTrigger, callback_handler
 from torch._inductor import cudagraph_utils
 
 from service.compilation.detectors import judge
+from service.compilation.evidence import CompilerEvidence, CudaGraphs, Reason
 from service.compilation.ladder import Result
-from service.compilation.monitor.evidence import CompilerEvidence, CudaGraphs, Reason
 from service.compilation.monitor.recorder import recorder
 from service.compilation.monitor.usage import Usage
 from service.compilation.report.rows import rung_row

@@ -112,7 +112,7 @@ def run_layout(
     found: dict[str, Any] = {}
     for step in ("first", "second"):
         values = runtime.run(plan, work)
-        deferred = runtime.deferred
+        deferred = runtime.split_backwards
         found[f"{step}_gradients"] = max(distance(stage, gradients, gradients=True) for stage in stages.values())
         if values and spec.dp == 1:
             found[f"{step}_loss"] = abs(float(torch.stack(values).mean()) - loss)

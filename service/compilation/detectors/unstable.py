@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.compilation.monitor.evidence import Recompile
+from service.compilation.evidence import Recompile
 from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from service.compilation.monitor.evidence import CompilerEvidence, Reason
+from service.compilation.evidence import CompilerEvidence, Reason
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.capture import CompilationRecords, clear_records
 from service.compilation.torch_internals.cudagraphs import Captures, watched_captures

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from service.compilation.evidence import CudaGraphs
 from service.compilation.ladder import Result
-from service.compilation.monitor.evidence import CudaGraphs
 from service.compilation.monitor.usage import Usage
 from service.compilation.report.usage_rows import usage_rows
 from service.compilation.run.observation import Cost, Observation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from service.compilation.monitor.evidence import CompilerEvidence
+from service.compilation.evidence import CompilerEvidence
 from service.compilation.monitor.uncompiled_calls import Calls
 from service.compilation.monitor.usage import Usage
 from service.compilation.program import Phase

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from service.compilation.evidence import CompilerEvidence
 from service.compilation.monitor.boundary_monitor import BoundaryMonitor, monitored
-from service.compilation.monitor.evidence import CompilerEvidence
 from service.compilation.monitor.recorder import Recorder, recorder
 from service.compilation.monitor.usage import Usage
 from service.compilation.program import Program

@@ -49,7 +49,7 @@ class Disabled(Scorer):
 
 
 @dataclass
-class Loop:
+class FaultyLoop:
     """What a program has at hand in a step."""
 
     parts: Parts
@@ -78,23 +78,23 @@ class Loop:
         return Step({"loss": total})
 
 
-def sound(loop: Loop) -> Step:
+def sound(loop: FaultyLoop) -> Step:
     loop.boundary.step_boundary()
     return loop.update(lambda: loop.score(loop.batch()).square().mean())
 
 
-def calls_past_the_compiled_forward(loop: Loop) -> Step:
+def calls_past_the_compiled_forward(loop: FaultyLoop) -> Step:
     loop.boundary.step_boundary()
     return loop.update(lambda: loop.parts.modules["scorer"].forward(loop.batch()).square().mean())
 
 
-def holds(loop: Loop) -> Step:
+def holds(loop: FaultyLoop) -> Step:
     loop.boundary.step_boundary()
     loop.past.append(loop.score(loop.batch()).detach())
     return Step(outputs={"scores": torch.stack(loop.past[-3:]).sum(0)})
 
 
-def reads_late(loop: Loop) -> Step:
+def reads_late(loop: FaultyLoop) -> Step:
     """Return what the module's forward has left in the step before."""
     loop.boundary.step_boundary()
     last: Any = loop.parts.modules["scorer"].hidden
@@ -102,7 +102,7 @@ def reads_late(loop: Loop) -> Step:
     return Step(outputs={"scores": scores if last is None else scores + last.mean()})
 
 
-def marks_while_pending(loop: Loop) -> Step:
+def marks_while_pending(loop: FaultyLoop) -> Step:
     """Another loop's boundary, which knows nothing of this one's forwards."""
     other = StepBoundary(loop.parts.modules)
 
@@ -113,11 +113,11 @@ def marks_while_pending(loop: Loop) -> Step:
     return loop.update(lambda: scored(0) + scored(1))
 
 
-def accumulates_unmarked(loop: Loop) -> Step:
+def accumulates_unmarked(loop: FaultyLoop) -> Step:
     return loop.update(*(lambda micro=micro: loop.score(loop.batch(micro)).square().mean() for micro in range(2)))
 
 
-def calls_in_backward(loop: Loop) -> Step:
+def calls_in_backward(loop: FaultyLoop) -> Step:
     def again(gradient: Tensor) -> Tensor:
         with torch.enable_grad():
             return gradient * loop.score(loop.batch(1)).detach().mean()
@@ -130,18 +130,18 @@ def calls_in_backward(loop: Loop) -> Step:
     return loop.update(loss)
 
 
-def grows(loop: Loop) -> Step:
+def grows(loop: FaultyLoop) -> Step:
     loop.boundary.step_boundary()
     return loop.update(lambda: loop.score(loop.batch(rows=2 + loop.number)).square().mean())
 
 
-def changes_late(loop: Loop) -> Step:
+def changes_late(loop: FaultyLoop) -> Step:
     scorer: Any = loop.parts.modules["scorer"]
     scorer.late = loop.number >= LATE
     return sound(loop)
 
 
-def never_alike(loop: Loop) -> Step:
+def never_alike(loop: FaultyLoop) -> Step:
     """2 % more than the time before, whoever runs it."""
     loop.boundary.step_boundary()
     return loop.update(lambda: loop.score(loop.batch()).square().mean() * (1 + 0.02 * next(TIMES)))
@@ -149,7 +149,7 @@ def never_alike(loop: Loop) -> Step:
 
 @dataclass(frozen=True)
 class FaultyProgram:
-    step: Callable[[Loop], Step] = sound
+    step: Callable[[FaultyLoop], Step] = sound
     module: Callable[[], nn.Module] = Scorer
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     period: int = 1
@@ -160,7 +160,7 @@ class FaultyProgram:
         return Parts({"scorer": scorer}, ("scorer",), (SGD(scorer.parameters(), lr=0.1, foreach=False),), dtype)
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
-        loop = Loop(parts, boundary)
+        loop = FaultyLoop(parts, boundary)
         for loop.number in count():
             yield self.step(loop)
 
@@ -237,7 +237,7 @@ FAULTS: tuple[Fault, ...] = (
         "a result held over a replay",
         "lifetime",
         "fail_lifetime",
-        "held by Loop.past[",
+        "held by FaultyLoop.past[",
         FaultyProgram(holds),
         REHEARSAL,
         "inference",

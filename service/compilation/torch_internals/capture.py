@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._dynamo import utils
 
-from service.compilation.monitor.evidence import CompilerEvidence, GraphBreak, Recompile
+from service.compilation.evidence import CompilerEvidence, GraphBreak, Recompile
 from service.compilation.torch_internals.text import FRAME, first_line
 
 RECORDS_KEPT = 4096

@@ -20,7 +20,7 @@ from torch import Tensor, UntypedStorage
 from torch._dynamo.callback import callback_handler
 from torch._dynamo.utils import counters
 
-from service.compilation.monitor.evidence import CudaGraphs, Reason
+from service.compilation.evidence import CudaGraphs, Reason
 from service.compilation.torch_internals.text import first_line
 
 SKIPPING = re.compile(r"skipping cudagraphs? (?:due to|because)\s*", re.IGNORECASE)

@@ -19,7 +19,7 @@ from service.parallel.fsdp import absorb_gradients, await_gradients, reduce_grad
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.channels import Channels, connect
 from service.parallel.pipeline.tags import Direction, Message, TensorKind
-from service.parallel.pipeline.transport import Pending, Transport
+from service.parallel.pipeline.transport import PendingReceive, Transport
 from service.parallel.tensor.split_backward import WeightGradients, splitting_backward
 from service.schedules.schedule import BACKWARDS, Instruction, Op, Schedule, ScheduleError
 from service.schedules.verify import verify
@@ -84,7 +84,7 @@ class _Step:
     work: Work
     split: frozenset[int]
     remaining: Counter[int]
-    pending: dict[tuple[Place, Direction], Pending] = field(default_factory=dict)
+    pending: dict[tuple[Place, Direction], PendingReceive] = field(default_factory=dict)
     buffers: dict[tuple[Place, Direction], Tensor] = field(default_factory=dict)
     handed: dict[tuple[Place, Direction], Tensor] = field(default_factory=dict)
     stage_inputs: dict[Place, Tensor] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class _Step:
 class PipelineRuntime:
     """Runs schedules over this rank's ``stages`` (modules by stage number).
 
-    ``deferred`` counts the weight gradients that the last training run computed apart from those of inputs. A layer
+    ``split_backwards`` counts the backwards of layers that the last training run split into inputs and weights. A layer
     that can't be split, as in a compiled block, computes both where the schedule has the first half. Stages are called
     across ``boundary``, whose steps the caller begins.
     """
@@ -118,7 +118,7 @@ class PipelineRuntime:
         self.boundary = boundary or StepBoundary({})
         self.owners = tuple(range(mesh.pp.size)) if owners is None else owners
         self.transport = Transport(mesh.pp.rank, self.owners, channels or connect(mesh, self.owners), device)
-        self.deferred = 0
+        self.split_backwards = 0
         self._kinds: dict[Hashable, TensorKind] = {}
         self._verified: dict[int, tuple[Schedule, str]] = {}
         self._handlers: dict[Op, Callable[[_Step, Instruction], None]] = {
@@ -145,7 +145,7 @@ class PipelineRuntime:
         split = frozenset(each.stage for each in instructions if each.op is Op.BACKWARD_WEIGHT)
         step = _Step(schedule, work, split, Counter(each.stage for each in instructions if each.op in BACKWARDS))
         if schedule.trains:
-            self.deferred = 0
+            self.split_backwards = 0
         self.transport.begin((schedule.trains, work.key), schedule.micro_batches)
         with torch.set_grad_enabled(schedule.trains), self.observer.run(schedule):
             for index, instruction in enumerate(instructions):
@@ -248,7 +248,7 @@ class PipelineRuntime:
             if (buffer := step.buffers.pop((place, kind), None)) is not None:
                 self.transport.release(buffer)
 
-    def _deferring(self, step: _Step, place: Place) -> AbstractContextManager[None]:
+    def _splitting_backward(self, step: _Step, place: Place) -> AbstractContextManager[None]:
         """Where a stage's backward is split, both of its passes set aside what its weights' gradients need."""
         if place[0] not in step.split:
             return nullcontext()
@@ -258,7 +258,7 @@ class PipelineRuntime:
         place, trains = _place(instruction), step.schedule.trains
         stage, each = place
         x = self._input(step, place)
-        with self.observer.computing(instruction), self._deferring(step, place):
+        with self.observer.computing(instruction), self._splitting_backward(step, place):
             output: Tensor = self.boundary.boundary_call(self.stages[stage], x)
             if stage == step.schedule.stages - 1:
                 output = self._evaluate(step, each, output)
@@ -299,7 +299,7 @@ class PipelineRuntime:
         step.remaining[stage] -= 1
         synchronize_gradients(self.stages[stage], step.remaining[stage] == 0 and not is_split)
         gradient = None if is_loss else self._take(step, place, Direction.GRADIENT)
-        with self.observer.computing(instruction), self._deferring(step, place):
+        with self.observer.computing(instruction), self._splitting_backward(step, place):
             torch.autograd.backward(root, gradient)
         if stage > 0:
             assert x.grad is not None
@@ -311,7 +311,7 @@ class PipelineRuntime:
     def _backward_weight(self, step: _Step, instruction: Instruction) -> None:
         place = _place(instruction)
         with self.observer.computing(instruction):
-            self.deferred += step.weights.pop(place).flush()
+            self.split_backwards += step.weights.pop(place).flush()
             absorb_gradients(self.stages[instruction.stage])
         self._release(step, place)
 

@@ -70,7 +70,7 @@ class BufferPool:
 
 
 @dataclass
-class Pending:
+class PendingReceive:
     """A receive that was asked for. While those before it on its route are not posted, it is not either."""
 
     message: Message
@@ -97,7 +97,7 @@ class Transport:
         # on a stream of their own, receives wait only until their buffer is free.
         self._receiving = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._in_flight: dict[Route, deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
-        self._queued: dict[Route, deque[Pending]] = defaultdict(deque)
+        self._queued: dict[Route, deque[PendingReceive]] = defaultdict(deque)
         self._announced: dict[Hashable, dict[tuple[int, Direction], TensorKind]] = defaultdict(dict)
         self._inlets: dict[Hashable, dict[tuple[int, Direction], Inlet]] = defaultdict(lambda: defaultdict(Inlet))
         self.begin((), 1)
@@ -127,20 +127,20 @@ class Transport:
             raise TransportError(f"{message} is {kind}, but {announced} was announced; begin() with another key")
         self._post_send(message, tensor.contiguous(), self.tags.tag(message))
 
-    def receive(self, message: Message) -> Pending:
+    def receive(self, message: Message) -> PendingReceive:
         """Ask for a message; :meth:`wait` gives its tensor.
 
         The order of calls is the order of arrival on each route, headers included: behind one whose header has not
         been read, a receive is only queued.
         """
-        pending = Pending(message)
+        pending = PendingReceive(message)
         queue = self._queued[self._route(message)]
         queue.append(pending)
         if len(queue) == 1:
             self._advance(queue)
         return pending
 
-    def wait(self, pending: Pending) -> Tensor:
+    def wait(self, pending: PendingReceive) -> Tensor:
         """Return the received tensor: a pooled buffer that is the caller's until :meth:`release`."""
         queue = self._queued[self._route(pending.message)]
         while pending.buffer is None:
@@ -162,7 +162,7 @@ class Transport:
     def _inlet(self, message: Message) -> Inlet:
         return self._inlets[self._key][message.boundary, message.kind]
 
-    def _advance(self, queue: deque[Pending]) -> None:
+    def _advance(self, queue: deque[PendingReceive]) -> None:
         """Post what can be posted: receives up to the first of an unknown kind, and the header that tells it."""
         while queue and (kind := self._inlet(queue[0].message).kind) is not None:
             self._post(queue.popleft(), kind)
@@ -180,7 +180,7 @@ class Transport:
         inlet.header_work.wait()
         inlet.kind = decode_header(inlet.header.cpu(), self.tags.header(message.boundary, message.kind))
 
-    def _post(self, pending: Pending, kind: TensorKind) -> None:
+    def _post(self, pending: PendingReceive, kind: TensorKind) -> None:
         buffer = self.pool.take(kind)
         pending.buffer, tag = buffer.tensor, self.tags.tag(pending.message)
         if self._receiving is None or buffer.free is None:
