@@ -34,11 +34,11 @@ from service.bounds.memory import SYSTEM, MemoryBudget, MemoryShortageError
 from service.bounds.methods import Effort
 from service.bounds.workspace import keep_workspaces_small
 from service.formats.vnnlib import Query, parse
+from service.verification.bab.decision import Decision, SearchResult, Technique
+from service.verification.bab.driver import SEARCHES, decide
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.specification import specifications
 from service.verification.certify import Verdict
-from service.verification.search import Decision, Subject, decide
-from service.verification.search.decide import SEARCHES
-from service.verification.search.decision import Finding, Means
-from service.verification.search.goal import goals
 
 MIB = 2**20
 BLOCK = 16 * MIB
@@ -76,15 +76,15 @@ def filled(left: int, device: torch.device) -> Iterator[None]:
         process.join()
 
 
-def decided(subject: Subject, query: Query, limit: float, means: Means) -> Decision | Finding:
+def decided(subject: ModelUnderVerification, query: Query, limit: float, means: Technique) -> Decision | SearchResult:
     """As a job decides, which has few inputs to split, or by activations alone."""
-    if means is Means.INPUTS:
+    if means is Technique.INPUTS:
         return decide(subject, query, "crown", limit)
-    (goal,) = goals(query, subject.device)
+    (specification,) = specifications(query, subject.device)
     try:
-        return SEARCHES[means](subject, goal, "crown", time.monotonic() + limit, lambda _: None)
+        return SEARCHES[means](subject, specification, "crown", time.monotonic() + limit, lambda _: None)
     except MemoryShortageError as error:
-        return Finding(Verdict.UNKNOWN, None, 0, -inf, error)
+        return SearchResult(Verdict.UNKNOWN, None, 0, -inf, error)
 
 
 def later(left: int, device: torch.device, seconds: float, line: list[Iterator[None]]) -> None:
@@ -94,7 +94,9 @@ def later(left: int, device: torch.device, seconds: float, line: list[Iterator[N
     line.append(held)
 
 
-def run(subject: Subject, query: Query, left: int, means: Means, given: argparse.Namespace) -> Decision | Finding:
+def run(
+    subject: ModelUnderVerification, query: Query, left: int, means: Technique, given: argparse.Namespace
+) -> Decision | SearchResult:
     device = subject.device
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -116,7 +118,9 @@ def run(subject: Subject, query: Query, left: int, means: Means, given: argparse
             each.__exit__(None, None, None)
 
 
-def reported(subject: Subject, query: Query, left: int, means: Means, limit: float) -> Decision | Finding:
+def reported(
+    subject: ModelUnderVerification, query: Query, left: int, means: Technique, limit: float
+) -> Decision | SearchResult:
     free, started = subject.memory.free(subject.device), time.monotonic()
     found = decided(subject, query, limit, means)
     seconds = time.monotonic() - started
@@ -147,10 +151,10 @@ def main() -> int:
     for radius in given.radii:
         made = problem(SMALL if given.small else REAL, radius)
         query, dtype = parse(made.vnnlib), torch.float32 if given.float32 else torch.float64
-        subject = Subject.of(made.onnx, dtype, torch.device(given.device))
+        subject = ModelUnderVerification.of(made.onnx, dtype, torch.device(given.device))
         print(f"\nradius {radius:g}, {subject.entries} values, {dtype}\n")
         print("| left MiB | free MiB | by | verdict | s | domains | bound | peak MiB | reason |\n" + "|---" * 9 + "|")
-        for means in (Means.INPUTS, Means.ACTIVATIONS):
+        for means in (Technique.INPUTS, Technique.ACTIVATIONS):
             verdicts = [run(subject, query, left * MIB, means, given).verdict for left in given.free]
             wrong |= len(set(verdicts) - {Verdict.UNKNOWN}) > 1
     return int(wrong)

@@ -29,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS
 from service.formats.vnnlib import parse
+from service.verification.bab.driver import decide
+from service.verification.bab.inputs.search import FEW_INPUTS
+from service.verification.bab.model import ModelUnderVerification
 from service.verification.certify import Verdict
-from service.verification.search import Subject, decide
-from service.verification.search.inputs import FEW_INPUTS
 
 ANSWERS = {Verdict.VERIFIED: "unsat", Verdict.FALSIFIED: "sat", Verdict.UNKNOWN: "unknown"}
 QUICK = 60.0
@@ -76,7 +77,7 @@ class Row:
     processor_seconds: float = 0.0
     domains: int = 0
     bound: float = 0.0
-    means: str = ""
+    technique: str = ""
 
     @property
     def wrong(self) -> bool:
@@ -92,8 +93,8 @@ def content(path: Path) -> bytes:
 
 
 @lru_cache(maxsize=2)
-def subject(path: Path, dtype: torch.dtype, device: str) -> Subject:
-    return Subject.of(content(path), dtype, torch.device(device))
+def subject(path: Path, dtype: torch.dtype, device: str) -> ModelUnderVerification:
+    return ModelUnderVerification.of(content(path), dtype, torch.device(device))
 
 
 def run(instance: Instance, choices: Choices) -> Row:
@@ -115,7 +116,7 @@ def run(instance: Instance, choices: Choices) -> Row:
         processor_seconds=round(time.process_time() - used, 3),
         domains=decision.domains,
         bound=decision.bound,
-        means=decision.means.value,
+        technique=decision.technique.value,
     )
 
 
@@ -182,7 +183,7 @@ def main() -> int:
         every = instances(given.folder / name, given.limit, given.instances)
         for each, instance in zip(results(every, choices, given.jobs), every, strict=True):
             rows.append(each)
-            told = f"{each.verdict} {each.seconds:.2f} s, {each.domains} domains by {each.means}"
+            told = f"{each.verdict} {each.seconds:.2f} s, {each.domains} domains by {each.technique}"
             print(f"{instance.name}: {told}, label {each.label}{' WRONG' * each.wrong}", flush=True)
         print(summary(name, rows[start:]), flush=True)
     if len(names) > 1:

@@ -22,10 +22,10 @@ from service.bounds.relaxation import Lines, Relaxation, Relaxed
 
 
 @dataclass(frozen=True)
-class Site:
+class Preactivation:
     """A value that non-linear operators read. ``reader`` is the first of them, and the value its input ``position``.
 
-    Entries of all sites are numbered in one row; those of this one begin at ``offset``.
+    Entries of all preactivations are numbered in one row; those of this one begin at ``offset``.
     """
 
     value: str
@@ -40,43 +40,46 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Sites:
+class Preactivations:
     """All of a network's, in execution order."""
 
-    each: tuple[Site, ...]
+    each: tuple[Preactivation, ...]
 
     @classmethod
-    def of(cls, network: Network) -> Sites:
-        found: dict[str, Site] = {}
+    def of(cls, network: Network) -> Preactivations:
+        found: dict[str, Preactivation] = {}
         offset = 0
         for node in network.nonlinear:
             for position, value in enumerate(node.inputs):
                 if value not in found:
-                    found[value] = Site(value, node.name, position, node.input_shapes[position], offset)
+                    found[value] = Preactivation(value, node.name, position, node.input_shapes[position], offset)
                     offset += found[value].size
         return cls(tuple(found.values()))
 
     @property
     def entries(self) -> int:
-        return sum(site.size for site in self.each)
+        return sum(preactivation.size for preactivation in self.each)
 
     @property
     def sizes(self) -> list[int]:
-        return [site.size for site in self.each]
+        return [preactivation.size for preactivation in self.each]
 
     def numbers(self, device: torch.device) -> Tensor:
-        """Of the site of every entry, int64 ``(entries,)``."""
+        """Return the number of the preactivation of every entry, int64 ``(entries,)``."""
         sizes = torch.tensor(self.sizes, dtype=torch.int64)
         return torch.arange(len(self.each)).repeat_interleave(sizes).to(device)
 
     def unflattened(self, entries: Tensor) -> dict[str, Tensor]:
         """``(batch, entries)`` as ``(batch, *shape)`` of each value."""
         parts = torch.split(entries, self.sizes, dim=1)
-        return {site.value: part.reshape(len(part), *site.shape) for site, part in zip(self.each, parts, strict=True)}
+        return {
+            preactivation.value: part.reshape(len(part), *preactivation.shape)
+            for preactivation, part in zip(self.each, parts, strict=True)
+        }
 
     def bounds(self, inputs: Mapping[str, Sequence[Interval]]) -> Interval:
         """``(batch, entries)``, from the bounds of every non-linear node's inputs."""
-        each = [inputs[site.reader][site.position] for site in self.each]
+        each = [inputs[preactivation.reader][preactivation.position] for preactivation in self.each]
         lower, upper = (
             [end.flatten(1) for end in ends] for ends in zip(*((i.lower, i.upper) for i in each), strict=True)
         )
@@ -84,12 +87,12 @@ class Sites:
 
     def flattened(self, values: Mapping[str, Tensor]) -> Tensor:
         """The inverse."""
-        return torch.cat([values[site.value].flatten(1) for site in self.each], dim=1)
+        return torch.cat([values[preactivation.value].flatten(1) for preactivation in self.each], dim=1)
 
 
-def kink(network: Network, site: Site) -> float | None:
-    """Where a split leaves the site's reader without any relaxation; none where no single point does that."""
-    node = network.nodes[site.reader]
+def kink(network: Network, preactivation: Preactivation) -> float | None:
+    """Where a split leaves the preactivation's reader without any relaxation; none where no single point does that."""
+    node = network.nodes[preactivation.reader]
     pieces = network.operator_of(node).pieces(node)
     return None if pieces is None else pieces.breakpoint
 
@@ -98,7 +101,7 @@ def kink(network: Network, site: Site) -> float | None:
 class Splits:
     """``sign·(z − at) ≥ 0`` for the entries ``index``; a sign of 0 is no split. All are ``(batch, depth)``.
 
-    ``index`` is int64 over the entries of all sites, the others are of the bounds' dtype.
+    ``index`` is int64 over the entries of all preactivations, the others are of the bounds' dtype.
     """
 
     index: Tensor
@@ -106,7 +109,7 @@ class Splits:
     at: Tensor
 
     def clipped(self, bounds: Interval) -> Interval:
-        """Bounds ``(batch or 1, entries)`` of all sites where the splits hold; ends cross where that is nowhere."""
+        """Bounds ``(batch or 1, entries)`` of all preactivations where the splits hold; ends cross where none do."""
         batch = len(self.index)
         above = torch.where(self.sign > 0, self.at, -torch.inf)
         below = torch.where(self.sign < 0, self.at, torch.inf)
@@ -128,19 +131,19 @@ class Multipliers:
     held: Interval
 
     def coefficients(self, entries: int) -> Tensor:
-        """What is added to the coefficients of all sites, ``(batch, entries)``."""
+        """What is added to the coefficients of all preactivations, ``(batch, entries)``."""
         return self.values.new_zeros(len(self.values), entries).scatter_add(1, self.index, -self.values)
 
-    def biases(self, site: Tensor, sites: int) -> Tensor:
-        """And to the bias on account of each site, ``(batch, sites)``; without a gradient, see ``climbing``.
+    def biases(self, preactivation: Tensor, preactivations: int) -> Tensor:
+        """Return what is added to the bias, ``(batch, preactivations)``; without a gradient, see ``climbing``.
 
-        ``site`` ``(batch, depth)`` numbers those of the entries.
+        ``preactivation`` ``(batch, depth)`` numbers those of the entries.
         """
         values = self.values.detach()
         least = torch.where(values > 0, self.held.lower, self.held.upper) * values
         # No multiplier, no term, even where there is no bound.
         least = torch.where(values == 0, torch.zeros_like(least), least)
-        return least.new_zeros(len(least), sites).scatter_add(1, site, least)
+        return least.new_zeros(len(least), preactivations).scatter_add(1, preactivation, least)
 
     def climbing(self, gradient: Tensor) -> Tensor:
         """The direction of ascent, from the coefficients' ``gradient`` alone: at 0 the bias has a kink.
@@ -171,18 +174,33 @@ class Constrained:
 
 
 def constrained(
-    network: Network, sites: Sites, relaxed: Mapping[str, Relaxed], coefficients: Tensor, biases: Tensor
+    network: Network,
+    preactivations: Preactivations,
+    relaxed: Mapping[str, Relaxed],
+    coefficients: Tensor,
+    biases: Tensor,
 ) -> dict[str, Relaxed]:
     """``relaxed``, by node, with what multipliers add at the values that they read.
 
-    ``coefficients`` are ``(batch, entries)``, ``biases`` ``(batch, sites)``.
+    ``coefficients`` are ``(batch, entries)``, ``biases`` ``(batch, preactivations)``.
     """
-    added, bias = sites.unflattened(coefficients), dict(zip(sites.each, biases.unbind(dim=1), strict=True))
+    added, bias = (
+        preactivations.unflattened(coefficients),
+        dict(zip(preactivations.each, biases.unbind(dim=1), strict=True)),
+    )
     result = dict(relaxed)
-    for name in {site.reader: None for site in sites.each if site.reader in relaxed}:
-        own = {site.position: site for site in sites.each if site.reader == name}
+    for name in {
+        preactivation.reader: None for preactivation in preactivations.each if preactivation.reader in relaxed
+    }:
+        own = {
+            preactivation.position: preactivation
+            for preactivation in preactivations.each
+            if preactivation.reader == name
+        }
         extra = [added[own[place].value] if place in own else None for place in range(len(network.nodes[name].inputs))]
-        result[name] = Constrained(relaxed[name], extra, _sum_of([bias[site] for site in own.values()]))
+        result[name] = Constrained(
+            relaxed[name], extra, _sum_of([bias[preactivation] for preactivation in own.values()])
+        )
     return result
 
 

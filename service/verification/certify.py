@@ -1,4 +1,4 @@
-"""From a question to verdicts, one batch at a time."""
+"""Verdicts of instances from one batch of bounds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from service.bounds.methods import Analysis, Effort, Method
 from service.bounds.network import Network
 from service.bounds.stages import Staged
 from service.verification.clock import Clock
-from service.verification.properties import Question
-from service.verification.witness import Referee
+from service.verification.counterexamples import CounterexampleChecker
+from service.verification.properties import InstanceBatch
 
 RELATIVE_MARGIN = {torch.float32: 2e-5, torch.float64: 1e-10}
 ABSOLUTE_MARGIN = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -38,7 +38,7 @@ class Outcome:
     ``seconds`` is the time per instance.
     """
 
-    question: Question
+    batch: InstanceBatch
     verdicts: tuple[Verdict, ...]
     output: Interval
     margin: Tensor
@@ -49,31 +49,31 @@ class Outcome:
 @torch.no_grad()
 def certify(
     network: Network,
-    referee: Referee,
+    checker: CounterexampleChecker,
     method: Method,
     effort: Effort,
-    question: Question,
+    batch: InstanceBatch,
     *,
     clock: Clock | None = None,
 ) -> Outcome:
     """Bound the outputs and the property's rows; look at the witnesses first. ``clock`` is told of the phases."""
     start, clock = time.monotonic(), clock or Clock()
     with clock.phase("witnesses"):
-        violated = referee.violated(question)
+        violated = checker.violated(batch)
     with clock.phase("layers"):
-        analysis = method(network, question.box, effort)
+        analysis = method(network, batch.box, effort)
     with clock.phase("outputs"):
-        output = _output_bounds(analysis, question.rows.shape[2:], question.rows)
+        output = _output_bounds(analysis, batch.rows.shape[2:], batch.rows)
         margin = torch.full_like(output.lower[:, 0], torch.inf)
-        if question.rows.shape[1]:
-            margin = (analysis.lower_bounds(question.rows) - question.thresholds).amin(dim=1)
+        if batch.rows.shape[1]:
+            margin = (analysis.lower_bounds(batch.rows) - batch.thresholds).amin(dim=1)
     exchange = network.exchange
     output = Interval(exchange.agree(output.lower), exchange.agree(output.upper))
     margin = exchange.agree(margin)
-    proved = _proved(margin, output, question)
+    proved = _proved(margin, output, batch)
     verdicts = tuple(_verdict(bad, good) for bad, good in zip(violated.tolist(), proved.tolist(), strict=True))
     seconds = (time.monotonic() - start) / len(verdicts)
-    return Outcome(question, verdicts, output, margin, dict(analysis.inputs), seconds)
+    return Outcome(batch, verdicts, output, margin, dict(analysis.inputs), seconds)
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def _output_bounds(analysis: Analysis, shape: Sequence[int], like: Tensor) -> In
     return Interval(bounds[:, :outputs], -bounds[:, outputs:])
 
 
-def _proved(margin: Tensor, output: Interval, question: Question) -> Tensor:
+def _proved(margin: Tensor, output: Interval, batch: InstanceBatch) -> Tensor:
     """Which margins are positive beyond what rounding may explain.
 
     Bounds are computed in the model's own floating-point type with rounding to nearest, so a computed lower bound can
@@ -107,11 +107,11 @@ def _proved(margin: Tensor, output: Interval, question: Question) -> Tensor:
     practical depth; that much of the largest output bound, times the row's 1-norm, is subtracted. It is an
     estimate, not a proof about rounding. A property without rows proves nothing.
     """
-    if question.rows.shape[1] == 0:
+    if batch.rows.shape[1] == 0:
         return torch.zeros_like(margin, dtype=torch.bool)
     dtype = margin.dtype
     size = torch.maximum(output.lower.abs(), output.upper.abs()).amax(dim=1)
-    reach = size * question.rows.abs().sum(dim=2).amax(dim=1) + question.thresholds.abs().amax(dim=1)
+    reach = size * batch.rows.abs().sum(dim=2).amax(dim=1) + batch.thresholds.abs().amax(dim=1)
     return margin > ABSOLUTE_MARGIN[dtype] + RELATIVE_MARGIN[dtype] * reach
 
 

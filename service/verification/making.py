@@ -35,12 +35,12 @@ from service.models.transformer import Transformer
 from service.parallel.mesh import Mesh
 from service.parallel.mesh import build as build_mesh
 from service.parallel.tensor import local_copy
+from service.verification.first_rank_runtime import FirstRankRuntime
 from service.verification.properties import Property, PropertyError, read
 from service.verification.properties.queried import Queried, check_sizes, paired
 from service.verification.properties.robustness import RobustSamples
 from service.verification.properties.tokens import robust_tokens
-from service.verification.running import OnFirst
-from service.verification.tally import Layer, layers_of
+from service.verification.results import Layer, layers_of
 from service.verification.task import Assignment, Refused, Task, memory_of
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class _Place:
                 raise UnsupportedModelError(refused[0].reason)
             assignment = Assignment(spec, self.mesh, self.device, asked)
         is_large = any(each.asked is not None for each in refused)
-        if assignment.crew.axis.size > 1 and assignment.crew.anywhere(is_large, self.device):
-            return Prepared(assignment, (), _of_a_crew(assignment, refused))
+        if assignment.search_group.axis.size > 1 and assignment.search_group.anywhere(is_large, self.device):
+            return Prepared(assignment, (), _of_a_search_group(assignment, refused))
         return Prepared(assignment, tasks, refused)
 
     def unless_too_large(
@@ -134,7 +134,7 @@ class _Place:
         return self.line is None and self.mesh.tp.size == 1
 
 
-def _of_a_crew(assignment: Assignment, refused: Sequence[Refused]) -> tuple[Refused, ...]:
+def _of_a_search_group(assignment: Assignment, refused: Sequence[Refused]) -> tuple[Refused, ...]:
     """All instances: ranks that search together need the model on every one of them."""
     reason = next((each.reason for each in refused), "out of memory in preparing the model on another rank")
     return (Refused(frozenset(range(assignment.asked.count)), reason, assignment.asked),)
@@ -293,7 +293,7 @@ def _of_divided_onnx(
     module = stored(folder, dtype)
     sizes = module.features, module.outputs
     asked = ask(sizes)
-    runtime = OnFirst(
+    runtime = FirstRankRuntime(
         lambda: Runtime.of(parse(source.read())), sizes[1], type_of(folder), Exchange(tp), place.line, place.device
     )
     whole: list[str] = []

@@ -20,10 +20,10 @@ from service.bounds.rigorous import RIGOROUS
 from service.bounds.stages import Staged
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.mesh import Mesh
+from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
 from service.verification.certify import bounds_by
 from service.verification.properties import Property
-from service.verification.search.crew import SOLO, Crew
-from service.verification.tally import Layer
+from service.verification.results import Layer
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
@@ -42,14 +42,16 @@ class Assignment:
     asked: Property
 
     @cached_property
-    def crew(self) -> Crew:
+    def search_group(self) -> SearchGroup:
         """The data-parallel ranks that search together: all where instances are fewer than they are."""
-        return Crew(self.mesh.dp) if self.spec.searches() and self.asked.count < self.mesh.dp.size else SOLO
+        return (
+            SearchGroup(self.mesh.dp) if self.spec.searches() and self.asked.count < self.mesh.dp.size else SINGLE_RANK
+        )
 
     @property
     def groups(self) -> int:
         """How many groups of ranks have instances of their own."""
-        return self.mesh.dp.size // self.crew.axis.size
+        return self.mesh.dp.size // self.search_group.axis.size
 
     @property
     def own(self) -> list[int]:
@@ -73,7 +75,7 @@ class Assignment:
     @property
     def leads(self) -> bool:
         """Whether this rank speaks for those that bound the same instances."""
-        return self.mesh.tp.rank == 0 and self.mesh.pp.rank == 0 and self.crew.is_first
+        return self.mesh.tp.rank == 0 and self.mesh.pp.rank == 0 and self.search_group.is_first
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +120,7 @@ class Task(Assignment):
 
     def anywhere(self, flag: bool) -> bool:
         """Whether the flag is set on a rank that bounds the same instances; all of them call it."""
-        found = self.network.exchange.largest(int(self.crew.anywhere(flag, self.device)), self.device)
+        found = self.network.exchange.largest(int(self.search_group.anywhere(flag, self.device)), self.device)
         return bool(self.of_all_stages(torch.tensor([[found]])).any())
 
     def of_all_stages(self, values: Tensor) -> Tensor:
@@ -131,10 +133,12 @@ class Task(Assignment):
 
     def survives(self, error: Exception) -> bool:
         """Whether the job can go on after this error: memory ran out, and no other rank waits for this one."""
-        return self.bounds_survive(error) and (self.crew.axis.size == 1 or isinstance(error, MemoryShortageError))
+        return self.bounds_survive(error) and (
+            self.search_group.axis.size == 1 or isinstance(error, MemoryShortageError)
+        )
 
     def bounds_survive(self, error: Exception) -> bool:
-        """The same of bounds, in which ranks of a crew ask each other nothing."""
+        """Whether bounds can go on after this error; in them the ranks of a search group ask each other nothing."""
         alone = self.network.is_alone and self.staged is None
         return is_out_of_memory(error) and (alone or isinstance(error, MemoryShortageError))
 

@@ -11,17 +11,19 @@ from torch import nn
 
 from service.bounds.network import prepare
 from service.formats.vnnlib import Case, Halfspace, Query, Within
-from service.verification.search import Subject
-from service.verification.search.attack import attack
-from service.verification.search.goal import Goal, goals
+from service.verification.bab.attack import attack
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.specification import Specification, specifications
 
 
-def around(middle: list[float], distance: float, threshold: float = 0.0) -> Goal:
+def around(middle: list[float], distance: float, threshold: float = 0.0) -> Specification:
     """Whether the only output is ever the threshold or less."""
     lower, upper = (tuple(each + sign * distance for each in middle) for sign in (-1, 1))
     case = Case(lower, upper, (Halfspace(((0, 1.0),), threshold),))
-    (goal,) = goals(Query(len(middle), 1, (case,), Within(tuple(middle), distance)), torch.device("cpu"))
-    return goal
+    (specification,) = specifications(
+        Query(len(middle), 1, (case,), Within(tuple(middle), distance)), torch.device("cpu")
+    )
+    return specification
 
 
 @settings(max_examples=60, deadline=None)
@@ -34,10 +36,10 @@ def around(middle: list[float], distance: float, threshold: float = 0.0) -> Goal
 def test_what_is_moved_into_a_ball_is_in_it_exactly(
     middle: list[float], exponent: float, far: float, seed: int
 ) -> None:
-    goal = around(middle, 10**exponent)
+    specification = around(middle, 10**exponent)
     generator = torch.Generator().manual_seed(seed)
     away = torch.randn(10, len(middle), generator=generator, dtype=torch.float64) * 10 ** (exponent + far)
-    for point in goal.nearest(goal.middle + away).tolist():
+    for point in specification.nearest(specification.middle + away).tolist():
         squares = ((Fraction(x) - Fraction(m)) ** 2 for x, m in zip(point, middle, strict=True))
         assert sum(squares) <= Fraction(10**exponent) ** 2
 
@@ -48,8 +50,8 @@ def test_the_least_value_over_a_ball_is_approached(seed: int, distance: float) -
     """Of a linear function, whose least value is known: far from any corner of the box around the ball."""
     torch.manual_seed(seed)
     module = nn.Linear(50, 1).double().requires_grad_(False)
-    subject = Subject(module, prepare(module, (50,)), module, None, torch.float64)
+    subject = ModelUnderVerification(module, prepare(module, (50,)), module, None, torch.float64)
     middle = torch.rand(50, dtype=torch.float64)
     deepest = distance * float(module.weight.norm())
-    goal = around(middle.tolist(), distance, float(module(middle)) - 0.999 * deepest)
-    assert attack(subject, goal) is not None
+    specification = around(middle.tolist(), distance, float(module(middle)) - 0.999 * deepest)
+    assert attack(subject, specification) is not None

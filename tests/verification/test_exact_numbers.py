@@ -23,8 +23,9 @@ from service.formats.vnnlib import Query, parse, rounded_down, rounded_up
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
+from service.verification.bab.driver import decide
+from service.verification.bab.model import ModelUnderVerification
 from service.verification.certify import Verdict
-from service.verification.search import Subject, decide
 
 IDENTITY = model([node("Identity", ["x"])], [1, 1])
 DECLARED = "(declare-const X_0 Real)(declare-const Y_0 Real)"
@@ -147,7 +148,7 @@ def least_of(
 
 
 @cache
-def affine(kind: str, index: int) -> Subject:
+def affine(kind: str, index: int) -> ModelUnderVerification:
     dtype, rigorous, weights = KINDS[kind]
     return subject(linear(weights[index]), 2, dtype, rigorous=rigorous)
 

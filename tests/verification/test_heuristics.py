@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from service.bounds.network import prepare
 from service.formats.vnnlib import Case, Halfspace, Query
+from service.verification.bab.activations.search import split_activations
+from service.verification.bab.decision import SearchResult
 from service.verification.bab.heuristics import (
     ACTIVATION_SCORES,
     INPUT_SCORES,
@@ -22,12 +24,10 @@ from service.verification.bab.heuristics import (
     InputScore,
     InputView,
 )
+from service.verification.bab.inputs.search import split_inputs
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.specification import specifications
 from service.verification.certify import Verdict
-from service.verification.search import Subject
-from service.verification.search.activations import split_activations
-from service.verification.search.decision import Finding
-from service.verification.search.goal import goals
-from service.verification.search.inputs import split_inputs
 
 FEATURES = 3
 shapes: list[tuple[int, ...]] = []
@@ -56,12 +56,12 @@ class LongestEdge(InputScore):
 OWN = Heuristics(activations=(WidestPreactivation(power=2.0),), inputs=LongestEdge())
 
 
-def problem() -> tuple[Subject, Query, float]:
+def problem() -> tuple[ModelUnderVerification, Query, float]:
     """A network, a query for outputs above a threshold near the largest one sampled, and that output."""
     module = mlp([FEATURES, 8, 8, 1], nn.ReLU(), seed=3).double().eval().requires_grad_(False)
     samples = torch.rand(20000, FEATURES, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
     most = float(module(samples).max())
-    subject = Subject(module, prepare(module, (FEATURES,)), module, None, torch.float64)
+    subject = ModelUnderVerification(module, prepare(module, (FEATURES,)), module, None, torch.float64)
     ends = (-1.0,) * FEATURES, (1.0,) * FEATURES
     return subject, Query(FEATURES, 1, (Case(*ends, (Halfspace(((0, -1.0),), -most),)),)), most
 
@@ -72,13 +72,13 @@ def above(query: Query, threshold: float) -> Query:
 
 
 @pytest.mark.parametrize("split", [split_activations, split_inputs])
-def test_a_search_branches_by_a_score_of_the_users_own(split: Callable[..., Finding]) -> None:
+def test_a_search_branches_by_a_score_of_the_users_own(split: Callable[..., SearchResult]) -> None:
     subject, query, most = problem()
     verdicts = {}
     for margin in (0.1, -0.05):
-        (goal,) = goals(above(query, most + margin), torch.device("cpu"))
+        (specification,) = specifications(above(query, most + margin), torch.device("cpu"))
         shapes.clear()
-        found = split(replace(subject, heuristics=OWN), goal, "crown", time.monotonic() + 60, lambda _: None)
+        found = split(replace(subject, heuristics=OWN), specification, "crown", time.monotonic() + 60, lambda _: None)
         verdicts[margin] = found.verdict
         if margin > 0:
             assert found.domains > 1
@@ -89,14 +89,14 @@ def test_a_search_branches_by_a_score_of_the_users_own(split: Callable[..., Find
 
 def test_every_score_of_the_tables_branches_alone() -> None:
     subject, query, most = problem()
-    (goal,) = goals(above(query, most + 0.1), torch.device("cpu"))
+    (specification,) = specifications(above(query, most + 0.1), torch.device("cpu"))
     for activation in ACTIVATION_SCORES.values():
         own = replace(subject, heuristics=Heuristics(activations=(activation,)))
-        found = split_activations(own, goal, "crown", time.monotonic() + 60, lambda _: None)
+        found = split_activations(own, specification, "crown", time.monotonic() + 60, lambda _: None)
         assert (found.verdict, found.domains > 1) == (Verdict.VERIFIED, True)
     for score in INPUT_SCORES.values():
         own = replace(subject, heuristics=Heuristics(inputs=score))
-        found = split_inputs(own, goal, "crown", time.monotonic() + 60, lambda _: None)
+        found = split_inputs(own, specification, "crown", time.monotonic() + 60, lambda _: None)
         assert (found.verdict, found.domains > 1) == (Verdict.VERIFIED, True)
 
 

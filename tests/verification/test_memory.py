@@ -14,8 +14,8 @@ import pytest
 import torch
 from nets import mlp, prepared
 from scarcity import OPTIMISTIC, Claims, LimitedMemory, RandomFailures, size_of
-from test_attack import goal_of as goal_of_cases
-from test_search_activations import exact_minimum, goal_of, subject_from
+from test_attack import specification_of as goal_of_cases
+from test_search_activations import exact_minimum, specification_of, subject_from
 from torch import Tensor, nn
 
 from service.bounds import memory as module_of_memory
@@ -32,15 +32,17 @@ from service.bounds.methods import METHODS, Effort
 from service.bounds.optimise import Ascent
 from service.bounds.replay import Plain
 from service.bounds.rigorous import RIGOROUS
+from service.verification.bab.activations import search as activations
+from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.recorded_optimisation import RecordedOptimisation
+from service.verification.bab.activations.search import split_activations
+from service.verification.bab.attack import attack
+from service.verification.bab.decision import Search, SearchResult
+from service.verification.bab.driver import decide
+from service.verification.bab.inputs.search import split_inputs
+from service.verification.bab.lp import LinearPrograms
+from service.verification.bab.model import ModelUnderVerification
 from service.verification.certify import Verdict
-from service.verification.search import Subject, activations, decide
-from service.verification.search.activations import split_activations
-from service.verification.search.attack import attack
-from service.verification.search.bounding import Bounding
-from service.verification.search.decision import Finding, Search
-from service.verification.search.inputs import split_inputs
-from service.verification.search.programs import Programs
-from service.verification.search.recording import FromRecords
 
 CPU = torch.device("cpu")
 WIDTHS = [6, 160, 160, 2]
@@ -209,7 +211,7 @@ def test_bounds_by_every_method_are_the_same_in_little_memory(method: str, hones
     assert honest or refused or "ibp" in name
 
 
-def on(module: nn.Module, limited: LimitedMemory, *, honest: bool) -> Subject:
+def on(module: nn.Module, limited: LimitedMemory, *, honest: bool) -> ModelUnderVerification:
     subject = subject_from(module, WIDTHS[0])
     return replace(subject, effort=Effort(memory=budget_of(limited, honest=honest)))
 
@@ -222,9 +224,9 @@ def test_an_attack_goes_on_in_little_memory(multiple: float, honest: bool) -> No
     subject = on(module, limited, honest=honest)
     lower, upper = [-1.0] * WIDTHS[0], [1.0] * WIDTHS[0]
     at_centre = module(torch.zeros(1, WIDTHS[0], dtype=torch.float64))[0]
-    goal = goal_of_cases(lower, upper, [({0: 1.0, 1: -1.0}, float(at_centre[0] - at_centre[1]) - 0.01)])
+    specification = goal_of_cases(lower, upper, [({0: 1.0, 1: -1.0}, float(at_centre[0] - at_centre[1]) - 0.01)])
     with limited:
-        found = attack(subject, goal)
+        found = attack(subject, specification)
     assert found is not None
 
 
@@ -240,12 +242,12 @@ def test_searches_decide_the_same_in_little_memory(search: Search, honest: bool)
     high = float(values.max())
     rows = torch.cat([ROW, ROW])
     for threshold, verdict in ((low, Verdict.VERIFIED), (high, Verdict.FALSIFIED)):
-        goal = goal_of(lower, upper, rows, [low - 1, threshold], [0, 1])
+        specification = specification_of(lower, upper, rows, [low - 1, threshold], [0, 1])
         for multiple in LIMITS:
             limited = LimitedMemory(int(multiple * size_of(module)), module)
             subject = on(module, limited, honest=honest)
             with limited:
-                finding = search(subject, goal, "crown", time.monotonic() + 60, lambda _: None)
+                finding = search(subject, specification, "crown", time.monotonic() + 60, lambda _: None)
             assert finding.verdict is verdict, (multiple, finding)
             assert finding.shortage is None
 
@@ -254,25 +256,25 @@ def test_searches_decide_the_same_in_little_memory(search: Search, honest: bool)
 def test_a_search_without_memory_for_the_smallest_step_says_so(search: Search) -> None:
     module = dense().double()
     one = torch.ones(WIDTHS[0], dtype=torch.float64)
-    goal = goal_of(-one, one, ROW, [0.0], [0])
+    specification = specification_of(-one, one, ROW, [0.0], [0])
     limited = LimitedMemory(size_of(module) + 4096, module)
     subject = on(module, limited, honest=False)
     with limited:
-        finding = unknown_of(lambda: search(subject, goal, "crown", time.monotonic() + 60, lambda _: None))
+        finding = unknown_of(lambda: search(subject, specification, "crown", time.monotonic() + 60, lambda _: None))
     assert finding.verdict is Verdict.UNKNOWN
     assert finding.shortage is not None
     assert "are needed" in str(finding.shortage)
     assert "are free on cpu" in str(finding.shortage)
 
 
-def unknown_of(search: Callable[[], Finding]) -> Finding:
+def unknown_of(search: Callable[[], SearchResult]) -> SearchResult:
     """What a decision makes of a search that memory ends."""
     try:
         return search()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return Finding(Verdict.UNKNOWN, None, 0, -torch.inf, MemoryBudget().shortage("the search", CPU, error))
+        return SearchResult(Verdict.UNKNOWN, None, 0, -torch.inf, MemoryBudget().shortage("the search", CPU, error))
 
 
 def test_a_decision_without_memory_is_unknown_with_the_reason() -> None:
@@ -314,11 +316,13 @@ def test_no_domain_is_lost_when_memory_fails_anywhere(
         net = mlp([3, 7, 6, 2], nn.ReLU(), seed % 3).double().requires_grad_(False)
         lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
         least = exact_minimum(net, lower, upper, ROW[0])
-        subject = replace(subject_from(net, 3), judge=Unconvinced(), effort=Effort(memory=OPTIMISTIC))
-        goal = goal_of(lower, upper, ROW, [least + 1e-3], [0])
+        subject = replace(subject_from(net, 3), float64_module=Unconvinced(), effort=Effort(memory=OPTIMISTIC))
+        specification = specification_of(lower, upper, ROW, [least + 1e-3], [0])
         failures = RandomFailures(seed, 10.0 ** -(2 + seed % 3))
         with failures:
-            finding = unknown_of(lambda: search(subject, goal, "crown", time.monotonic() + 1.0, lambda _: None))  # noqa: B023
+            finding = unknown_of(
+                lambda: search(subject, specification, "crown", time.monotonic() + 1.0, lambda _: None)  # noqa: B023
+            )
         failed += failures.count
         assert finding.verdict is Verdict.UNKNOWN, (seed, finding)
         assert finding.bound <= 1e-9
@@ -332,10 +336,10 @@ def test_searches_prove_in_spite_of_failures(search: Search) -> None:
     for seed in range(6):
         net = mlp([3, 7, 6, 2], nn.ReLU(), seed % 3).double().requires_grad_(False)
         lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-        goal = goal_of(lower, upper, ROW, [exact_minimum(net, lower, upper, ROW[0]) - 0.05], [0])
+        specification = specification_of(lower, upper, ROW, [exact_minimum(net, lower, upper, ROW[0]) - 0.05], [0])
         subject = replace(subject_from(net, 3), effort=Effort(memory=OPTIMISTIC))
         with RandomFailures(seed, 1e-5):
-            finding = unknown_of(lambda: search(subject, goal, "crown", time.monotonic() + 60, lambda _: None))  # noqa: B023
+            finding = unknown_of(lambda: search(subject, specification, "crown", time.monotonic() + 60, lambda _: None))  # noqa: B023
         assert finding.verdict is not Verdict.FALSIFIED
         proved += finding.verdict is Verdict.VERIFIED
     assert proved
@@ -345,14 +349,14 @@ def test_leaf_programs_without_memory_leave_their_domains_open(monkeypatch: pyte
     def refuse(*given: Any) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 1.00 MiB.")
 
-    monkeypatch.setattr(Programs, "solved", refuse)
-    monkeypatch.setattr(activations._Search, "_climbed", lambda search, domains: domains)
+    monkeypatch.setattr(LinearPrograms, "solved", refuse)
+    monkeypatch.setattr(activations._ActivationSearch, "_reoptimised", lambda search, domains: domains)
     net = mlp([3, 7, 6, 2], nn.ReLU(), 1).double().requires_grad_(False)
     lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     least = exact_minimum(net, lower, upper, ROW[0])
-    subject = replace(subject_from(net, 3), judge=Unconvinced())
-    goal = goal_of(lower, upper, ROW, [least + 1e-6], [0])
-    finding = split_activations(subject, goal, "crown", time.monotonic() + 20, lambda _: None)
+    subject = replace(subject_from(net, 3), float64_module=Unconvinced())
+    specification = specification_of(lower, upper, ROW, [least + 1e-6], [0])
+    finding = split_activations(subject, specification, "crown", time.monotonic() + 20, lambda _: None)
     assert finding.verdict is Verdict.UNKNOWN
     assert finding.shortage is None or finding.shortage.stage == activations.PROGRAMS
 
@@ -360,17 +364,17 @@ def test_leaf_programs_without_memory_leave_their_domains_open(monkeypatch: pyte
 def test_records_that_do_not_fit_are_given_up_and_the_batch_is_bounded() -> None:
     from test_recorded_searches import bounding_and_batches
 
-    from service.verification.search.ascent import Climb
+    from service.verification.bab.activations.optimiser import OptimiserSettings
 
     class Failing(Plain):
         def run(self, body: Callable[[], None], times: int) -> None:
             raise torch.OutOfMemoryError
 
-    bounding, (domains,) = bounding_and_batches("relu", [(5, 1)])
-    records = FromRecords(bounding.walk, 1, lambda: 2**40, lambda memory: Failing())
-    climb = Climb(4, slopes=0.1)
-    found = records.optimised(domains, climb, bounding.scale)
-    expected = Bounding(bounding.walk)
-    expected.scale = bounding.scale
-    torch.testing.assert_close(found.margin, expected.optimised(domains, climb).margin, rtol=0, atol=0)
+    domain_bounds, (domains,) = bounding_and_batches("relu", [(5, 1)])
+    records = RecordedOptimisation(domain_bounds.objective, 1, lambda: 2**40, lambda memory: Failing())
+    settings = OptimiserSettings(4, slopes=0.1)
+    found = records.optimised(domains, settings, domain_bounds.scale)
+    expected = DomainBounds(domain_bounds.objective)
+    expected.scale = domain_bounds.scale
+    torch.testing.assert_close(found.margin, expected.optimised(domains, settings).margin, rtol=0, atol=0)
     assert not records._kept

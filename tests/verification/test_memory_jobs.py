@@ -107,11 +107,11 @@ def test_a_batch_that_does_not_fit_is_bounded_in_smaller_ones(
     ranked, report = context(trained)
     asked, certify = list[int](), job.certify
 
-    def scarce(network: Any, referee: Any, method: Any, effort: Any, question: Any, *, clock: Any) -> Any:
+    def scarce(network: Any, checker: Any, method: Any, effort: Any, question: Any, *, clock: Any) -> Any:
         asked.append(len(question.instances))
         if len(question.instances) > 4:
             raise torch.OutOfMemoryError
-        return certify(network, referee, method, effort, question, clock=clock)
+        return certify(network, checker, method, effort, question, clock=clock)
 
     monkeypatch.setattr(job, "certify", scarce)
     job.run(spec, ranked)
@@ -127,7 +127,7 @@ def together_on_a_crew_and_on_a_mesh() -> dict[str, Any]:
 
     from nets import mlp
     from scarcity import OPTIMISTIC, Claims, size_of
-    from test_search_activations import exact_minimum, goal_of, subject_from
+    from test_search_activations import exact_minimum, specification_of, subject_from
     from torch import nn
 
     from service.bounds.interval import Interval
@@ -139,18 +139,20 @@ def together_on_a_crew_and_on_a_mesh() -> dict[str, Any]:
     from service.models import build
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
-    from service.verification.search.activations import split_activations
-    from service.verification.search.crew import Crew
-    from service.verification.search.inputs import split_inputs
+    from service.verification.bab.activations.search import split_activations
+    from service.verification.bab.inputs.search import split_inputs
+    from service.verification.bab.search_group import SearchGroup
 
     distributed.start("cpu")
-    crew, tensor = build_mesh(ParallelSpec(dp_replicate=2), "cpu"), build_mesh(ParallelSpec(tp=2), "cpu")
-    rank, found = crew.dp.rank, dict[str, Any]()
+    search_group, tensor = build_mesh(ParallelSpec(dp_replicate=2), "cpu"), build_mesh(ParallelSpec(tp=2), "cpu")
+    rank, found = search_group.dp.rank, dict[str, Any]()
     one, row = torch.ones(3, dtype=torch.float64), torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
-    goal = goal_of(-one, one, row, [exact_minimum(net, -one, one, row[0]) - 1.0], [0])
+    goal = specification_of(-one, one, row, [exact_minimum(net, -one, one, row[0]) - 1.0], [0])
     for search in (split_inputs, split_activations):
-        subject = replace(subject_from(net, 3), crew=Crew(crew.dp), effort=Effort(memory=OPTIMISTIC))
+        subject = replace(
+            subject_from(net, 3), search_group=SearchGroup(search_group.dp), effort=Effort(memory=OPTIMISTIC)
+        )
         for room in (1000, 20_000, 2**30):
             with LimitedMemory(size_of(net) + room if rank else 2**30, net):
                 try:

@@ -261,22 +261,22 @@ def cut(graph: Any, axis: Any) -> Any:
     from service.bounds.evaluated import Evaluated
     from service.bounds.network import from_graph
     from service.bounds.shard import shard
-    from service.verification.search import Subject
+    from service.verification.bab.model import ModelUnderVerification
 
     network = from_graph(shard(graph, axis), axis)
     module = Evaluated(network.graph)
-    return Subject(module, network, module, None, torch.float64, rigorous=True)
+    return ModelUnderVerification(module, network, module, None, torch.float64, rigorous=True)
 
 
 def cut_into_stages(graph: Any, axis: Any, line: Any) -> Any:
     from service.bounds.evaluated import Evaluated
     from service.bounds.shard import shard
     from service.bounds.stages import InStages, divide_into_stages
-    from service.verification.search import Subject
+    from service.verification.bab.model import ModelUnderVerification
 
     staged = divide_into_stages(shard(graph, axis), axis, line)
     module = InStages(Evaluated(staged.network.graph), line)
-    return Subject(module, staged.network, module, None, torch.float64, rigorous=True, staged=staged)
+    return ModelUnderVerification(module, staged.network, module, None, torch.float64, rigorous=True, staged=staged)
 
 
 def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]]:
@@ -288,7 +288,8 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
 
     from service.bounds.capture import capture
     from service.formats.vnnlib import Case, Halfspace, Query
-    from service.verification.search import Means, decide
+    from service.verification.bab.decision import Technique
+    from service.verification.bab.driver import decide
 
     net = mlp([4, 9, 10, 2], nn.ReLU(), 1, scale=2.0).double().eval().requires_grad_(False)
     x = 2 * torch.rand(4000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
@@ -305,11 +306,11 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
         "wrong": (replace(cancelling, rigorous=False), reached, 60.0),
     }
     found: dict[str, list[str]] = {}
-    for means in (Means[each] for each in splits):
-        with patch("service.verification.search.decide.means_for", lambda goal, means=means: means):
+    for means in (Technique[each] for each in splits):
+        with patch("service.verification.bab.driver.technique_for", lambda specification, means=means: means):
             for name, (each, query, limit) in cases.items():
                 decision = decide(each, query, "crown", limit, restarts=0)
-                assert decision.means is means
+                assert decision.technique is means
                 found.setdefault(name, []).append(decision.verdict.value)
     return found
 

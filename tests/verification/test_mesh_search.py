@@ -16,7 +16,7 @@ def search() -> list[dict[str, Any]]:
 
     import torch
     from nets import mlp
-    from test_crew import goal_above
+    from test_search_group import goal_above
     from torch import nn
 
     from service.bounds.capture import capture
@@ -29,22 +29,23 @@ def search() -> list[dict[str, Any]]:
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
     from service.parallel.tensor import local_copy
-    from service.verification.search import activations, inputs
-    from service.verification.search import root as rooted
-    from service.verification.search.ascent import Climb
-    from service.verification.search.bounding import Bounding
-    from service.verification.search.programs import Programs
-    from service.verification.search.subject import Subject
-    from service.verification.search.walk import Walk
+    from service.verification.bab.activations import root_bounds as rooted
+    from service.verification.bab.activations import search as activations
+    from service.verification.bab.activations.domain_bounds import DomainBounds
+    from service.verification.bab.activations.dual_objective import DualObjective
+    from service.verification.bab.activations.optimiser import OptimiserSettings
+    from service.verification.bab.inputs import search as inputs
+    from service.verification.bab.lp import LinearPrograms
+    from service.verification.bab.model import ModelUnderVerification
 
     distributed.start("cpu")
     mesh = build_mesh(ParallelSpec(tp=2), "cpu")
     axis = mesh.tp
 
-    def subject(module: nn.Module, network: Any) -> Subject:
-        return Subject(module, network, module, None, torch.float64)
+    def subject(module: nn.Module, network: Any) -> ModelUnderVerification:
+        return ModelUnderVerification(module, network, module, None, torch.float64)
 
-    def built(activation: str, *hidden: int) -> list[Subject]:
+    def built(activation: str, *hidden: int) -> list[ModelUnderVerification]:
         config = MlpConfig(in_features=8, hidden=hidden, out_features=1, activation=activation)  # type: ignore[arg-type]
         whole, divided = (build(config, each, dtype=torch.float64, seed=4).eval() for each in (None, mesh))
         with torch.no_grad():
@@ -54,28 +55,31 @@ def search() -> list[dict[str, Any]]:
         whole.requires_grad_(False)
         return [subject(whole, prepare(whole, (8,))), subject(divided, prepare(divided, (8,), axis))]
 
-    def cut(widths: list[int]) -> list[Subject]:
+    def cut(widths: list[int]) -> list[ModelUnderVerification]:
         net = mlp(widths, nn.ReLU(), 5, scale=2.0).double().eval().requires_grad_(False)
         graph = capture(net, widths[:1])
         return [subject(net, from_graph(graph)), subject(net, from_graph(shard(graph, axis), axis))]
 
-    def pattern(each: Subject, goal: Any) -> float:
+    def pattern(each: ModelUnderVerification, specification: Any) -> float:
         """The margin of the domain in which every operator does what it does at one input, by a linear program."""
-        root = rooted.bounded(each, goal, "crown", time.monotonic() + 60)
-        bounding = Bounding(Walk(each.network, root.box, root.bounds, root.question))
-        graph, numbering = each.network.graph, bounding.numbering
-        known = {graph.input.name: Interval.point(goal.lower[None] / 2)}
+        root = rooted.bound_root(each, specification, "crown", time.monotonic() + 60)
+        domain_bounds = DomainBounds(DualObjective(each.network, root.box, root.bounds, root.specification_rows))
+        graph, neuron_index = each.network.graph, domain_bounds.neuron_index
+        known = {graph.input.name: Interval.point(specification.lower[None] / 2)}
         for node in graph.nodes[1:]:
             known[node.name] = each.network.interval(node, known)
-        signs = bounding.sites.flattened({site.value: known[site.value].lower for site in bounding.sites.each})[
-            0
-        ].sign()
+        signs = domain_bounds.preactivations.flattened(
+            {
+                preactivation.value: known[preactivation.value].lower
+                for preactivation in domain_bounds.preactivations.each
+            }
+        )[0].sign()
         number = torch.arange(axis.size * len(signs) if each is not alone else len(signs))
-        again = numbering.everywhere(numbering.replicated.double()).bool() & (number >= len(signs))
-        sign = torch.where(again, 0, numbering.everywhere(signs))[None]
+        again = neuron_index.everywhere(neuron_index.replicated.double()).bool() & (number >= len(signs))
+        sign = torch.where(again, 0, neuron_index.everywhere(signs))[None]
         nothing = torch.zeros_like(sign)
-        domain = bounding.roots(root.margins).with_(index=number[None], sign=sign, at=nothing, beta=nothing)
-        return Programs(each, goal).solved(domain, root.bounds).margin
+        domain = domain_bounds.roots(root.margins).with_(index=number[None], sign=sign, at=nothing, beta=nothing)
+        return LinearPrograms(each, specification).solved(domain, root.bounds).margin
 
     cases = [
         ("built", activations, "split_activations", built("relu", 6, 6), 0.6, 0.3),
@@ -87,14 +91,16 @@ def search() -> list[dict[str, Any]]:
     for name, module, search_name, (alone, divided), radius, above in cases:
         assert any(divided.network.is_own(node.name) for node in divided.network.nonlinear)
         for share, limit in ((above, 60.0), (-0.02, 60.0), (above, 0.0)):
-            goal = goal_above(alone.module, alone.network.graph.input.size, share, radius)
+            specification = goal_above(alone.module, alone.network.graph.input.size, share, radius)
             findings = []
             for each in (alone, divided):
                 # Bounds that are hardly optimised leave the most to splits.
-                weak = {name: Climb(1, slopes=0.1) for name in ("FROM_SCRATCH", "ONWARD")}
+                weak = {name: OptimiserSettings(1, slopes=0.1) for name in ("FROM_SCRATCH", "ONWARD")}
                 deadline = time.monotonic() + limit
                 with patch.multiple(activations, **weak):
-                    findings.append(getattr(module, search_name)(each, goal, "crown", deadline, lambda _: None))
+                    findings.append(
+                        getattr(module, search_name)(each, specification, "crown", deadline, lambda _: None)
+                    )
             found.append(
                 {
                     "case": f"{name} {search_name} {share} in {limit} s",
@@ -103,7 +109,9 @@ def search() -> list[dict[str, Any]]:
                     "domains": findings[1].domains,
                     "bound": findings[1].bound,
                     "counterexample": findings[1].counterexample,
-                    "programs": [pattern(each, goal) for each in (alone, divided)] if name != "built, smooth" else [],
+                    "programs": [pattern(each, specification) for each in (alone, divided)]
+                    if name != "built, smooth"
+                    else [],
                 }
             )
     distributed.stop()

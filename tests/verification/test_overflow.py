@@ -13,15 +13,16 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import prepare
 from service.formats.vnnlib import Case, Halfspace, Query
+from service.verification.bab.driver import decide
+from service.verification.bab.inputs.search import FEW_INPUTS
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.specification import specifications
 from service.verification.certify import Verdict
-from service.verification.search import Subject, decide
-from service.verification.search.goal import goals
-from service.verification.search.inputs import FEW_INPUTS
 
 TERMS = 32
 
 
-def overflowing(features: int) -> Subject:
+def overflowing(features: int) -> ModelUnderVerification:
     """In float32: terms whose sum, −4.8e38, is infinite when the positive ones come first."""
     inner, outer = nn.Linear(features, TERMS), nn.Linear(TERMS, 1)
     module = nn.Sequential(inner, nn.ReLU(), outer).requires_grad_(False)
@@ -29,7 +30,7 @@ def overflowing(features: int) -> Subject:
         each.zero_()
     inner.bias.fill_(3e37)
     outer.weight[:, : TERMS // 2], outer.weight[:, TERMS // 2 :] = 3.0, -4.0
-    return Subject(module, prepare(module, (features,)), deepcopy(module).double(), None, torch.float32)
+    return ModelUnderVerification(module, prepare(module, (features,)), deepcopy(module).double(), None, torch.float32)
 
 
 class Summed(nn.Module):
@@ -45,7 +46,7 @@ class Summed(nn.Module):
         return self.inner(x).sum(dim=1, keepdim=True)
 
 
-def narrow(features: int) -> Subject:
+def narrow(features: int) -> ModelUnderVerification:
     """In float32: 1 − max(1 − |x|, 0) of the first input."""
     inner, outer, last = nn.Linear(features, 2), nn.Linear(2, 1), nn.Linear(1, 1)
     module = nn.Sequential(inner, nn.ReLU(), outer, nn.ReLU(), last).requires_grad_(False)
@@ -55,7 +56,7 @@ def narrow(features: int) -> Subject:
     for layer in (outer, last):
         layer.weight.fill_(-1.0)
         layer.bias.fill_(1.0)
-    return Subject(module, prepare(module, (features,)), deepcopy(module).double(), None, torch.float32)
+    return ModelUnderVerification(module, prepare(module, (features,)), deepcopy(module).double(), None, torch.float32)
 
 
 def asked(features: int, lower: float = 0.0, upper: float = 1.0, threshold: float = -1e38) -> Query:
@@ -98,9 +99,9 @@ def test_an_infinite_sum_has_no_sign_for_the_next_layer(first: Callable[[int], n
     last.weight.data.fill_(2e-38)
     last.bias.data.zero_()
     module = nn.Sequential(first(features), nn.ReLU(), last).requires_grad_(False)
-    judge = deepcopy(module).double()
-    assert float(judge(torch.zeros(1, features, dtype=torch.float64))) == 0
-    subject = Subject(module, prepare(module, (features,)), judge, None, torch.float32)
+    float64_module = deepcopy(module).double()
+    assert float(float64_module(torch.zeros(1, features, dtype=torch.float64))) == 0
+    subject = ModelUnderVerification(module, prepare(module, (features,)), float64_module, None, torch.float32)
     box = Interval(torch.zeros(1, features), torch.ones(1, features))
     for method in METHODS.values():
         with torch.no_grad():
@@ -112,9 +113,9 @@ def test_an_infinite_sum_has_no_sign_for_the_next_layer(first: Callable[[int], n
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_may_explain_everything_where_a_bound_is_infinite(dtype: torch.dtype) -> None:
-    (goal,) = goals(asked(1, threshold=2.0), torch.device("cpu"))
+    (specification,) = specifications(asked(1, threshold=2.0), torch.device("cpu"))
     least = torch.tensor([5.0], dtype=dtype)
-    tells = [float(goal.offsets(least, torch.tensor([most], dtype=dtype))) for most in (5.0, 1e6, torch.inf)]
-    tells += [float(goal.offsets(torch.tensor([torch.nan], dtype=dtype), least))]
+    tells = [float(specification.offsets(least, torch.tensor([most], dtype=dtype))) for most in (5.0, 1e6, torch.inf)]
+    tells += [float(specification.offsets(torch.tensor([torch.nan], dtype=dtype), least))]
     assert 2.0 < tells[0] < tells[1] < tells[2]
     assert all(1e-11 * torch.finfo(dtype).max < each < torch.inf for each in tells[2:])

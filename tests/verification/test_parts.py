@@ -16,8 +16,8 @@ from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, prepare
 from service.bounds.optimise import Ascent
 from service.bounds.parts import with_parts
-from service.bounds.split import Sites
-from service.verification.search.intermediate import optimised
+from service.bounds.split import Preactivations
+from service.verification.bab.activations.intermediate_bounds import optimised
 
 
 class Attention(nn.Module):
@@ -95,11 +95,11 @@ def test_parts_of_another_sum_are_none() -> None:
 def test_optimised_bounds_of_hidden_values_hold_whatever_time_is_left(seed: int, radius: float, left: float) -> None:
     _, network = network_of(Attention(seed), 4)
     box, points = boxed(seed, 4, radius)
-    first = Sites.of(network).bounds(METHODS["ibp"](network, box, Effort()).inputs)
+    first = Preactivations.of(network).bounds(METHODS["ibp"](network, box, Effort()).inputs)
     found = optimised(with_parts(network), box, first, time.monotonic() + left, Effort())
     assert bool((found.lower >= first.lower - 1e-9).all())
     assert bool((found.upper <= first.upper + 1e-9).all())
     point = METHODS["ibp"](network, Interval.point(points), Effort())
-    values = Sites.of(network).bounds(point.inputs)
+    values = Preactivations.of(network).bounds(point.inputs)
     assert bool((values.lower >= found.lower - 1e-6).all())
     assert bool((values.upper <= found.upper + 1e-6).all())

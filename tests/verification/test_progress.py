@@ -17,9 +17,9 @@ from service.bounds.optimise import Ascent
 from service.bounds.rigorous import RIGOROUS
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter
-from service.verification import pace
+from service.verification import progress
 from service.verification.job import run
-from service.verification.pace import Pace
+from service.verification.progress import JobProgress
 
 __all__ = ["trained"]
 
@@ -68,14 +68,14 @@ def test_a8_work_at_an_even_pace_leaves_the_time_that_it_takes(sizes: list[int],
     """A second for each quarter of an instance: whatever the batches, the estimate is the time that follows."""
     total, clock = decided + sum(sizes), 100.0
     reporter = _Told()
-    job = Pace(reporter, total, now=lambda: clock)
+    job = JobProgress(reporter, total, now=lambda: clock)
     job.resume(decided)
     expected = []
     for size in sizes:
         job.begin_batch()
         for quarter in range(1, 4 * size + 1):
             clock += 1.0
-            if quarter >= pace.QUIET_S:
+            if quarter >= progress.QUIET_S:
                 expected.append(4 * (total - decided) - (clock - 100.0))
             job.analyse(size, quarter / (4 * size))
         job.decide(size)
@@ -84,14 +84,14 @@ def test_a8_work_at_an_even_pace_leaves_the_time_that_it_takes(sizes: list[int],
 
 
 def test_a8_stages_share_an_analysis() -> None:
-    ends = [Pace.of_stage(RecordingReporter(), 1, 1, stage, 3) for stage in range(3)]
+    ends = [JobProgress.of_stage(RecordingReporter(), 1, 1, stage, 3) for stage in range(3)]
     assert [stage.first for stage in ends] == pytest.approx([0, 1 / 9, 4 / 9])
     assert [stage.last for stage in ends] == pytest.approx([1 / 9, 4 / 9, 1])
 
 
 def test_a8_a_job_tells_its_share_and_the_time_left(trained: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "QUIET_S", 0.0)
-    monkeypatch.setattr(pace, "EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "QUIET_S", 0.0)
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
     job, report = context(trained)
     run(specification(method="crown", budget={"batch": 15}), job)
     assert report.steps == [(15, 30, "instances"), (30, 30, "instances")]

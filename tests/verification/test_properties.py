@@ -19,10 +19,10 @@ from service.bounds.methods import METHODS, Effort
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import BoxProperty, RobustnessProperty
 from service.verification.certify import Verdict, certify
-from service.verification.properties import PropertyError, Question, read
+from service.verification.counterexamples import CounterexampleChecker
+from service.verification.properties import InstanceBatch, PropertyError, read
 from service.verification.properties.base import below
 from service.verification.properties.robustness import margin_rows
-from service.verification.witness import Referee
 
 LIKE = torch.empty(0)
 
@@ -44,13 +44,13 @@ def test_margins_leave_out_the_label_itself() -> None:
 
 def test_robustness_asks_for_balls_around_test_samples() -> None:
     asked = read(robustness(count=7, eps=0.25), 64, 10)
-    question = asked.ask([2, 5], LIKE)
+    batch = asked.batch([2, 5], LIKE)
     assert asked.count == 7
-    assert question.rows.shape == (2, 9, 10)
-    assert (question.box.lower <= question.witnesses - 0.25).all()
-    assert (question.box.upper >= question.witnesses + 0.25).all()
-    assert question.box.lower.min() < 0, "the ball isn't clipped to the data's range"
-    torch.testing.assert_close(question.box.width, torch.full_like(question.box.lower, 0.5))
+    assert batch.rows.shape == (2, 9, 10)
+    assert (batch.box.lower <= batch.witnesses - 0.25).all()
+    assert (batch.box.upper >= batch.witnesses + 0.25).all()
+    assert batch.box.lower.min() < 0, "the ball isn't clipped to the data's range"
+    torch.testing.assert_close(batch.box.width, torch.full_like(batch.box.lower, 0.5))
 
 
 def test_robustness_asks_about_the_test_samples_of_an_uploaded_file(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_robustness_asks_about_the_test_samples_of_an_uploaded_file(tmp_path: Pa
     arrays = {"inputs": torch.arange(40, dtype=torch.uint8).view(10, 2, 2), "targets": torch.arange(10) % 3}
     save_file(arrays, layout.file(file))
     spec = robustness(count=2, source="file", format="arrays", file=file, shape=[4], classes=3)
-    question = read(spec, 4, 3, layout).ask([1], LIKE)
-    assert question.witnesses.tolist() == (torch.arange(36.0, 40.0) / 255).view(1, 4).tolist()
+    batch = read(spec, 4, 3, layout).batch([1], LIKE)
+    assert batch.witnesses.tolist() == (torch.arange(36.0, 40.0) / 255).view(1, 4).tolist()
     with pytest.raises(ValueError, match="there is no uploaded file"):
         read(spec, 4, 3)
 
@@ -113,8 +113,8 @@ class Shifted(nn.Module):
 def verdict_of(shift: float, threshold: float = 0.0, output: list[dict[str, Any]] | None = None) -> Any:
     halfspaces = [{"coefficients": [1.0, 0.0], "threshold": threshold}] if output is None else output
     module = Shifted(shift)
-    question = read(box(output=halfspaces), 2, 2).ask([0], LIKE)
-    return certify(prepared(module, 2), Referee(module, Exchange()), METHODS["crown"], Effort(), question)
+    batch = read(box(output=halfspaces), 2, 2).batch([0], LIKE)
+    return certify(prepared(module, 2), CounterexampleChecker(module, Exchange()), METHODS["crown"], Effort(), batch)
 
 
 @pytest.mark.parametrize(
@@ -162,20 +162,22 @@ def test_a_violation_that_float64_does_not_confirm_does_not_count() -> None:
 
     module = Rounding()
     point = Interval.point(torch.tensor([[0.5]]))
-    question = Question([0], point, torch.ones(1, 1, 1), torch.zeros(1, 1), point.lower, [[below({0: 1.0}, 0.0)]])
+    batch = InstanceBatch([0], point, torch.ones(1, 1, 1), torch.zeros(1, 1), point.lower, [[below({0: 1.0}, 0.0)]])
     assert module(point.lower).item() < 0
     assert module.double()(point.lower.double()).item() == 0
     module.float()
-    assert Referee(module, Exchange()).violated(question).tolist() == [False]
+    assert CounterexampleChecker(module, Exchange()).violated(batch).tolist() == [False]
 
 
 def test_misclassified_samples_and_only_those_are_falsified() -> None:
     module = mlp([64, 16, 10], nn.ReLU(), seed=3)
     asked = read(robustness(count=60, eps=1e-4), 64, 10)
-    question = asked.ask(range(60), LIKE)
-    outcome = certify(prepared(module, 64), Referee(module, Exchange()), METHODS["crown"], Effort(), question)
-    exact = module.double()(question.witnesses.double())
-    wrong = torch.einsum("brk,bk->br", question.rows.double(), exact).amin(dim=1) < 0
+    batch = asked.batch(range(60), LIKE)
+    outcome = certify(
+        prepared(module, 64), CounterexampleChecker(module, Exchange()), METHODS["crown"], Effort(), batch
+    )
+    exact = module.double()(batch.witnesses.double())
+    wrong = torch.einsum("brk,bk->br", batch.rows.double(), exact).amin(dim=1) < 0
     assert [verdict is Verdict.FALSIFIED for verdict in outcome.verdicts] == wrong.tolist()
     assert 0 < int(wrong.sum()) < 60
     assert Verdict.VERIFIED in outcome.verdicts

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from service.bounds.interval import Interval
 from service.bounds.network import prepare
 from service.bounds.replay import Memory, Plain, Recorded
-from service.verification.search.ascent import Climb
-from service.verification.search.bounding import Bounding
-from service.verification.search.domains import Domains
-from service.verification.search.recording import AsWritten, FromRecords, filled
-from service.verification.search.walk import Question, Walk
+from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.domains import Domains
+from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
+from service.verification.bab.activations.optimiser import OptimiserSettings
+from service.verification.bab.activations.recorded_optimisation import DirectOptimisation, RecordedOptimisation, filled
 
 
 class Tape(TorchDispatchMode):
@@ -74,30 +74,30 @@ class Rehearsed:
             self.runs += 1
 
 
-def bounding_and_batches(name: str, batches: list[tuple[int, int]]) -> tuple[Bounding, list[Domains]]:
+def bounding_and_batches(name: str, batches: list[tuple[int, int]]) -> tuple[DomainBounds, list[Domains]]:
     generator = torch.Generator().manual_seed(7)
     centre = torch.zeros(3, dtype=torch.float64)
     rows = torch.tensor([[1.0, -1.0], [-0.5, 1.0]], dtype=torch.float64)
-    bounding = bounding_of(subject_of(name, 3), centre - 1, centre + 1, rows)
-    bounding.calibrate(bounding.roots(torch.zeros(1, 2, dtype=torch.float64)))
-    return bounding, [random_domains(bounding, count, depth, generator) for count, depth in batches]
+    domain_bounds = bounding_of(subject_of(name, 3), centre - 1, centre + 1, rows)
+    domain_bounds.calibrate(domain_bounds.roots(torch.zeros(1, 2, dtype=torch.float64)))
+    return domain_bounds, [random_domains(domain_bounds, count, depth, generator) for count, depth in batches]
 
 
-def of_records(bounding: Bounding, repeat: Callable[[], Any], free: int = 2**40) -> FromRecords:
-    return FromRecords(bounding.walk, 1, lambda: free, lambda memory: repeat())
+def of_records(domain_bounds: DomainBounds, repeat: Callable[[], Any], free: int = 2**40) -> RecordedOptimisation:
+    return RecordedOptimisation(domain_bounds.objective, 1, lambda: free, lambda memory: repeat())
 
 
-def moved(name: str, device: torch.device) -> Walk:
-    """The walk of :func:`bounding_and_batches` on a device."""
-    walk = bounding_and_batches(name, [])[0].walk
+def moved(name: str, device: torch.device) -> DualObjective:
+    """The objective of :func:`bounding_and_batches` on a device."""
+    objective = bounding_and_batches(name, [])[0].objective
     module = copy.deepcopy(subject_of(name, 3).module).to(device)
     network = prepare(module, (3,))
-    question = Question(
-        network.graph.output.name, *(each.to(device) for each in (walk.question.rows, walk.question.offsets)),
-        walk.question.used.to(device),
-    )  # fmt: skip
-    box, bounds = (Interval(each.lower.to(device), each.upper.to(device)) for each in (walk.box, walk.bounds))
-    return Walk(network, box, bounds, question)
+    rows = objective.specification_rows
+    specification_rows = DisjunctRows(
+        network.graph.output.name, rows.rows.to(device), rows.offsets.to(device), rows.used.to(device)
+    )
+    box, bounds = (Interval(each.lower.to(device), each.upper.to(device)) for each in (objective.box, objective.bounds))
+    return DualObjective(network, box, bounds, specification_rows)
 
 
 BATCHES = [(5, 3), (8, 2), (1, 1), (7, 0), (12, 3), (3, 0)]
@@ -106,12 +106,12 @@ BATCHES = [(5, 3), (8, 2), (1, 1), (7, 0), (12, 3), (3, 0)]
 @pytest.mark.parametrize("name", NETS)
 def test_what_is_replayed_is_what_would_run(name: str) -> None:
     """To the last bit, of batches that share a record and hold other domains each time."""
-    bounding, batches = bounding_and_batches(name, BATCHES)
-    climb = Climb(7, slopes=0.1)
-    rehearsed, plain = (of_records(bounding, kind) for kind in (Rehearsed, Plain))
+    domain_bounds, batches = bounding_and_batches(name, BATCHES)
+    settings = OptimiserSettings(7, slopes=0.1)
+    rehearsed, plain = (of_records(domain_bounds, kind) for kind in (Rehearsed, Plain))
     for domains in batches:
-        replayed, run = (each.optimised(domains, climb, bounding.scale) for each in (rehearsed, plain))
-        alone = AsWritten(bounding.walk).optimised(domains, climb, bounding.scale)
+        replayed, run = (each.optimised(domains, settings, domain_bounds.scale) for each in (rehearsed, plain))
+        alone = DirectOptimisation(domain_bounds.objective).optimised(domains, settings, domain_bounds.scale)
         assert (replayed.margin > domains.margin).any()
         for column, found in replayed.columns.items():
             assert torch.equal(found, run.columns[column]), column
@@ -122,13 +122,13 @@ def test_what_is_replayed_is_what_would_run(name: str) -> None:
 
 
 def test_domains_that_are_proved_end_a_replayed_ascent_early() -> None:
-    bounding, (domains,) = bounding_and_batches("relu", [(4, 1)])
-    bounding.question.offsets.fill_(-100)
-    rehearsed = of_records(bounding, Rehearsed)
-    found = rehearsed.optimised(domains, Climb(50, slopes=0.1), bounding.scale)
+    domain_bounds, (domains,) = bounding_and_batches("relu", [(4, 1)])
+    domain_bounds.specification_rows.offsets.fill_(-100)
+    rehearsed = of_records(domain_bounds, Rehearsed)
+    found = rehearsed.optimised(domains, OptimiserSettings(50, slopes=0.1), domain_bounds.scale)
     assert (found.margin > 0).all()
-    (ascending,) = rehearsed._kept.values()
-    assert ascending.stepping.runs == 5
+    (optimiser,) = rehearsed._kept.values()
+    assert optimiser.stepping.runs == 5
 
 
 def test_what_needs_the_host_or_counts_in_python_would_be_noticed() -> None:
@@ -147,14 +147,14 @@ def test_what_needs_the_host_or_counts_in_python_would_be_noticed() -> None:
 
 
 def test_records_that_were_not_used_for_longest_make_room() -> None:
-    bounding, batches = bounding_and_batches("relu", [(8, 1), (16, 1), (32, 1), (8, 1), (64, 1)])
-    climb = Climb(2, slopes=0.1)
+    domain_bounds, batches = bounding_and_batches("relu", [(8, 1), (16, 1), (32, 1), (8, 1), (64, 1)])
+    settings = OptimiserSettings(2, slopes=0.1)
     # A quarter of what is free, as it is without records, holds 50 domains at a time.
-    records = of_records(bounding, Plain)
+    records = of_records(domain_bounds, Plain)
     records.free = lambda: 200 - sum(size.count for size in records._kept)
     held = []
     for domains in batches:
-        records.optimised(domains, climb, bounding.scale)
+        records.optimised(domains, settings, domain_bounds.scale)
         held.append([size.count for size in records._kept])
     assert held == [[8], [8, 16], [16, 32], [32, 8], [32, 8]]
     records.forget()
@@ -173,27 +173,27 @@ def test_a_batch_is_filled_up_to_one_of_few_sizes(count: int, least: int) -> Non
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", NETS)
 def test_records_of_a_device_give_what_runs_there(name: str) -> None:
-    bounding, batches = bounding_and_batches(name, BATCHES)
-    device, climb = torch.device("cuda", 0), Climb(7, slopes=0.1)
-    walk = moved(name, device)
-    scale = bounding.scale.to(device)
-    recorded = FromRecords(walk, 1, lambda: 2**40, lambda memory: Recorded(device, memory))
-    plain = FromRecords(walk, 1, lambda: 2**40, lambda memory: Plain())
+    domain_bounds, batches = bounding_and_batches(name, BATCHES)
+    device, settings = torch.device("cuda", 0), OptimiserSettings(7, slopes=0.1)
+    objective = moved(name, device)
+    scale = domain_bounds.scale.to(device)
+    recorded = RecordedOptimisation(objective, 1, lambda: 2**40, lambda memory: Recorded(device, memory))
+    plain = RecordedOptimisation(objective, 1, lambda: 2**40, lambda memory: Plain())
     for domains in (each.to(device) for each in batches):
-        found, expected = (each.optimised(domains, climb, scale) for each in (recorded, plain))
+        found, expected = (each.optimised(domains, settings, scale) for each in (recorded, plain))
         for column, value in found.columns.items():
             torch.testing.assert_close(value, expected.columns[column], rtol=0, atol=0)
     assert recorded.memory.bytes > 0
     recorded._kept.clear()  # as where there is room for one only: the memory stays without a record
     again = batches[0].to(device)
-    found, expected = (each.optimised(again, climb, scale) for each in (recorded, plain))
+    found, expected = (each.optimised(again, settings, scale) for each in (recorded, plain))
     torch.testing.assert_close(found.margin, expected.margin, rtol=0, atol=0)
     recorded.forget()
     assert recorded.held == 0
 
 
 def test_records_share_their_memory_until_they_are_forgotten() -> None:
-    bounding, batches = bounding_and_batches("relu", [(8, 1), (16, 1)])
+    domain_bounds, batches = bounding_and_batches("relu", [(8, 1), (16, 1)])
     used = []
 
     def repeat(memory: Memory) -> Plain:
@@ -201,15 +201,15 @@ def test_records_share_their_memory_until_they_are_forgotten() -> None:
         memory.bytes = 60
         return Plain()
 
-    records = FromRecords(bounding.walk, 1, lambda: 2**40, repeat)
-    climb = Climb(1, slopes=0.1)
+    records = RecordedOptimisation(domain_bounds.objective, 1, lambda: 2**40, repeat)
+    settings = OptimiserSettings(1, slopes=0.1)
     for domains in batches:
-        records.optimised(domains, climb, bounding.scale)
+        records.optimised(domains, settings, domain_bounds.scale)
     assert len(used) == 2 * len(batches)
     assert {id(each) for each in used} == {id(records.memory)}
     assert records.held == 60
     records.forget()
     assert records.held == 0
-    records.optimised(batches[0], climb, bounding.scale)
+    records.optimised(batches[0], settings, domain_bounds.scale)
     assert used[-1] is records.memory
     assert used[-1] is not used[0]

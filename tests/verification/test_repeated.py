@@ -30,8 +30,8 @@ from service.bounds.methods.repeated import TRIES, Repeating
 from service.bounds.network import Network, prepare
 from service.bounds.replay import Memory, Plain, Recorded
 from service.verification.certify import certify
+from service.verification.counterexamples import CounterexampleChecker
 from service.verification.properties import read
-from service.verification.witness import Referee
 
 PASSES = [name for name, method in METHODS.items() if isinstance(method, Passes)]
 
@@ -166,13 +166,13 @@ def test_an_analysis_stays_true_whatever_comes_after_it() -> None:
 def test_batches_of_a_job_are_decided_as_if_each_was_the_only_one() -> None:
     """What was found of all of them is compared at the end: a later batch may not change an earlier one's."""
     module = mlp([64, 24, 16, 10], nn.ReLU(), seed=3).double()
-    network, referee = prepared(module, 64), Referee(module, Exchange())
+    network, checker = prepared(module, 64), CounterexampleChecker(module, Exchange())
     asked = read(robustness(count=30, eps=0.002), 64, 10)
     like = torch.empty(0, dtype=torch.float64)
-    questions = [asked.ask(range(first, first + 6), like) for first in range(0, 30, 6)]
+    questions = [asked.batch(range(first, first + 6), like) for first in range(0, 30, 6)]
     repeating = rehearsed("crown")
     found, alone = (
-        [certify(network, referee, method, Effort(), question) for question in questions]
+        [certify(network, checker, method, Effort(), batch) for batch in questions]
         for method in (repeating, METHODS["crown"])
     )
     for one, other in zip(found, alone, strict=True):

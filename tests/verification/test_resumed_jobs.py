@@ -18,7 +18,7 @@ from test_verify_job import context, specification, train
 from service.jobs.bounds_row import BoundsRow, RowVerdict
 from service.jobs.layout import DataLayout
 from service.verification import job
-from service.verification.ledger import Entry, Ledger
+from service.verification.resume_log import Entry, ResumeLog
 
 COUNT = 80
 JOB = "job_" + "k" * 20
@@ -84,12 +84,12 @@ def first_attempt(folder: str) -> None:
 
 
 def test_a_torn_line_is_not_taken(tmp_path: Path) -> None:
-    first = Ledger(tmp_path, 1, 0)
+    first = ResumeLog(tmp_path, 1, 0)
     first.add([entry(0), entry(2)])
     with (tmp_path / "rows-1-0.jsonl").open("a") as file:
         file.write('{"row": {"instance": 4, "ver')
-    Ledger(tmp_path, 1, 1).add([entry(1)])
-    second = Ledger(tmp_path, 2, 0)
+    ResumeLog(tmp_path, 1, 1).add([entry(1)])
+    second = ResumeLog(tmp_path, 2, 0)
     assert sorted(second.earlier()) == [0, 1, 2]
     second.add([entry(4)])
     assert sorted(second.earlier()) == [0, 1, 2]
@@ -97,8 +97,8 @@ def test_a_torn_line_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_an_attempt_does_not_take_what_a_later_one_or_itself_wrote(tmp_path: Path) -> None:
-    Ledger(tmp_path, 3, 0).add([entry(0, "unknown")])
-    Ledger(tmp_path, 2, 0).add([entry(0)])
-    assert Ledger(tmp_path, 2, 0).earlier() == {}
-    assert Ledger(tmp_path, 2, 1).everything()[0].row.verdict == "verified"
-    assert Ledger(tmp_path, 4, 0).earlier()[0].row.verdict == "unknown", "of two attempts, the later"
+    ResumeLog(tmp_path, 3, 0).add([entry(0, "unknown")])
+    ResumeLog(tmp_path, 2, 0).add([entry(0)])
+    assert ResumeLog(tmp_path, 2, 0).earlier() == {}
+    assert ResumeLog(tmp_path, 2, 1).everything()[0].row.verdict == "verified"
+    assert ResumeLog(tmp_path, 4, 0).earlier()[0].row.verdict == "unknown", "of two attempts, the later"

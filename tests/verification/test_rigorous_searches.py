@@ -27,22 +27,24 @@ from service.bounds.methods import METHODS, Effort
 from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
 from service.bounds.rigorous import RIGOROUS, RigorousAnalysis, rigorous_crown
-from service.bounds.split import Sites
+from service.bounds.split import Preactivations
 from service.formats.vnnlib import Case, Halfspace, Query
 from service.jobs.layout import DataLayout
 from service.verification import job
+from service.verification.bab.activations.certificates import Certificates
+from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.domains import Domains
+from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective, _empty
+from service.verification.bab.activations.optimiser import OptimiserSettings
+from service.verification.bab.decision import Decision, Technique
+from service.verification.bab.driver import decide
+from service.verification.bab.model import ModelUnderVerification
 from service.verification.certify import Verdict
-from service.verification.search import Decision, Means, Subject, decide
-from service.verification.search.ascent import Climb
-from service.verification.search.bounding import Bounding
-from service.verification.search.certificates import Certificates
-from service.verification.search.domains import Domains
-from service.verification.search.walk import Question, Walk, _empty
 
 __all__ = ["trained"]
 
 DOUBLE = torch.float64
-DECIDING = importlib.import_module("service.verification.search.decide")
+DECIDING = importlib.import_module("service.verification.bab.driver")
 
 
 def linear(weight: list[list[float]]) -> nn.Linear:
@@ -62,10 +64,10 @@ def vanishing(bits: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def subject(module: nn.Module, features: int, dtype: torch.dtype, *, rigorous: bool) -> Subject:
-    judge = copy.deepcopy(module).double().eval().requires_grad_(False)
-    own = copy.deepcopy(judge).to(dtype)
-    return Subject(own, prepare(own, (features,)), judge, None, dtype, rigorous=rigorous)
+def subject(module: nn.Module, features: int, dtype: torch.dtype, *, rigorous: bool) -> ModelUnderVerification:
+    float64_module = copy.deepcopy(module).double().eval().requires_grad_(False)
+    own = copy.deepcopy(float64_module).to(dtype)
+    return ModelUnderVerification(own, prepare(own, (features,)), float64_module, None, dtype, rigorous=rigorous)
 
 
 def above(features: int, radius: float, *thresholds: float) -> Query:
@@ -77,17 +79,17 @@ def above(features: int, radius: float, *thresholds: float) -> Query:
     return Query(features, len(thresholds), tuple(cases))
 
 
-@pytest.fixture(params=[Means.INPUTS, Means.ACTIVATIONS])
-def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Means:
-    if request.param is Means.ACTIVATIONS:
-        monkeypatch.setattr(DECIDING, "means_for", lambda goal: Means.ACTIVATIONS)
-    found: Means = request.param
+@pytest.fixture(params=[Technique.INPUTS, Technique.ACTIVATIONS])
+def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Technique:
+    if request.param is Technique.ACTIVATIONS:
+        monkeypatch.setattr(DECIDING, "means_for", lambda goal: Technique.ACTIVATIONS)
+    found: Technique = request.param
     return found
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 12), (DOUBLE, 27)])
 def test_a_plain_search_verifies_what_a_point_violates_and_a_rigorous_one_does_not(
-    means: Means, dtype: torch.dtype, bits: int
+    means: Technique, dtype: torch.dtype, bits: int
 ) -> None:
     """``y ≥ 1/2`` at x = 1 over the rational numbers, but rounded bounds are those of ``y = 0``."""
     net = vanishing(bits)
@@ -98,14 +100,14 @@ def test_a_plain_search_verifies_what_a_point_violates_and_a_rigorous_one_does_n
         return decide(subject(net, 1, dtype, rigorous=rigorous), query, "crown", 2.0, restarts=0)
 
     plain = decided(dtype, rigorous=False)
-    assert (plain.verdict, plain.means) == (Verdict.VERIFIED, means)
+    assert (plain.verdict, plain.technique) == (Verdict.VERIFIED, means)
     assert decided(DOUBLE, rigorous=True).verdict is not Verdict.VERIFIED
 
 
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 2**31), share=st.floats(-0.05, 0.15))
-@pytest.mark.parametrize("splits", [Means.INPUTS, Means.ACTIVATIONS])
-def test_what_is_verified_holds_over_the_rational_numbers(splits: Means, seed: int, share: float) -> None:
+@pytest.mark.parametrize("splits", [Technique.INPUTS, Technique.ACTIVATIONS])
+def test_what_is_verified_holds_over_the_rational_numbers(splits: Technique, seed: int, share: float) -> None:
     """And is decided where a plain search decides it: thresholds near the greatest value that was found."""
     net, _, network = cancelling(seed % 4)
     x = 2 * torch.rand(4000, 4, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE) - 1
@@ -125,11 +127,11 @@ def test_what_is_verified_holds_over_the_rational_numbers(splits: Means, seed: i
     assert network.graph.output.size == 2
 
 
-def split_up(generator: torch.Generator, count: int, depth: int, bounding: Bounding) -> Domains:
+def split_up(generator: torch.Generator, count: int, depth: int, domain_bounds: DomainBounds) -> Domains:
     """Domains with random splits, slopes, multipliers and weights: any are sound."""
-    roots = bounding.roots(torch.full_like(bounding.question.offsets, -torch.inf)).repeated(count)
+    roots = domain_bounds.roots(torch.full_like(domain_bounds.specification_rows.offsets, -torch.inf)).repeated(count)
     shape = len(roots), depth
-    index = torch.randint(bounding.sites.entries, shape, generator=generator)
+    index = torch.randint(domain_bounds.preactivations.entries, shape, generator=generator)
     return roots.with_(
         index=index,
         sign=torch.randint(-1, 2, shape, generator=generator).double(),
@@ -150,11 +152,13 @@ def test_a_certificate_is_what_the_parameters_prove(activation: nn.Module) -> No
     root = rigorous_crown(network, box, Effort())
     rows = torch.tensor([[[1.0, -1.0], [0.3, 0.1]]], dtype=DOUBLE)
     offsets = torch.tensor([[0.1, -0.2]], dtype=DOUBLE)
-    question = Question(network.graph.output.name, rows, offsets, torch.ones(1, 2, dtype=torch.bool))
-    bounding = Bounding(Walk(network, box, Sites.of(network).bounds(root.inputs), question))
-    domains = split_up(generator, 40, 3, bounding)
-    certified = Certificates(bounding, root).certified(domains).margin
-    plain = bounding.margins(domains)
+    specification_rows = DisjunctRows(network.graph.output.name, rows, offsets, torch.ones(1, 2, dtype=torch.bool))
+    domain_bounds = DomainBounds(
+        DualObjective(network, box, Preactivations.of(network).bounds(root.inputs), specification_rows)
+    )
+    domains = split_up(generator, 40, 3, domain_bounds)
+    certified = Certificates(domain_bounds, root).certified(domains).margin
+    plain = domain_bounds.margins(domains)
     finite = plain.isfinite()
     assert finite.sum() > 20
     # Never less: lines are moved no farther out than they have to, and splits of one entry count together.
@@ -175,13 +179,15 @@ def test_an_optimised_domain_is_certified_to_rounding_and_an_empty_one_is_done()
     root = rigorous_crown(network, box, Effort())
     rows = torch.tensor([[[1.0, 0.0]]], dtype=DOUBLE)
     nothing = torch.zeros(1, 1, dtype=DOUBLE)
-    question = Question(network.graph.output.name, rows, nothing, nothing == 0)
-    bounding = Bounding(Walk(network, box, Sites.of(network).bounds(root.inputs), question))
-    certificates = Certificates(bounding, root)
-    halves = split_up(torch.Generator().manual_seed(0), 6, 2, bounding)
-    found = bounding.optimised(halves, Climb(10, 0.1))
+    specification_rows = DisjunctRows(network.graph.output.name, rows, nothing, nothing == 0)
+    domain_bounds = DomainBounds(
+        DualObjective(network, box, Preactivations.of(network).bounds(root.inputs), specification_rows)
+    )
+    certificates = Certificates(domain_bounds, root)
+    halves = split_up(torch.Generator().manual_seed(0), 6, 2, domain_bounds)
+    found = domain_bounds.optimised(halves, OptimiserSettings(10, 0.1))
     certified = certificates.certified(found).margin
-    torch.testing.assert_close(certified, bounding.margins(found), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(certified, domain_bounds.margins(found), rtol=1e-9, atol=1e-9)
     far = halves.with_(sign=torch.ones_like(halves.sign), at=torch.full_like(halves.at, 1e9))
     assert (certificates.certified(far).margin == torch.inf).all()
     assert net is not network

@@ -23,22 +23,22 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, prepare
 from service.bounds.optimise import Ascent
-from service.bounds.split import Multipliers, Sites, kink
+from service.bounds.split import Multipliers, Preactivations, kink
 from service.formats.vnnlib import Case, Halfspace, Query
 from service.jobs.layout import DataLayout
 from service.verification import job
+from service.verification.bab.activations import search as activations
+from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.domains import DomainPool, Domains
+from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
+from service.verification.bab.activations.intermediate_bab import _Problems, refined
+from service.verification.bab.activations.optimiser import CHECK_EVERY, OptimiserSettings
+from service.verification.bab.activations.search import split_activations
+from service.verification.bab.decision import SearchProgress, SearchResult, Technique
+from service.verification.bab.lp import LinearPrograms
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.specification import Specification, specifications
 from service.verification.certify import Verdict
-from service.verification.search import activations
-from service.verification.search.activations import split_activations
-from service.verification.search.ascent import CHECK_EVERY, Climb
-from service.verification.search.bounding import Bounding
-from service.verification.search.decision import Finding, Means, Moment
-from service.verification.search.domains import Domains, Pool
-from service.verification.search.goal import Goal, goals
-from service.verification.search.programs import Programs
-from service.verification.search.refining import _Problems, refined
-from service.verification.search.subject import Subject
-from service.verification.search.walk import Question, Walk
 
 __all__ = ["trained"]
 
@@ -86,39 +86,41 @@ NETS = {
 }
 
 
-def subject_from(module: nn.Module, inputs: int) -> Subject:
+def subject_from(module: nn.Module, inputs: int) -> ModelUnderVerification:
     module = module.double().eval().requires_grad_(False)
-    return Subject(module, prepare(module, (inputs,)), module, None, torch.float64)
+    return ModelUnderVerification(module, prepare(module, (inputs,)), module, None, torch.float64)
 
 
 @lru_cache
-def subject_of(name: str, seed: int) -> Subject:
+def subject_of(name: str, seed: int) -> ModelUnderVerification:
     return subject_from(NETS[name](seed), 3)
 
 
-def goal_of(lower: Tensor, upper: Tensor, rows: Tensor, thresholds: list[float], disjunct: list[int]) -> Goal:
+def specification_of(
+    lower: Tensor, upper: Tensor, rows: Tensor, thresholds: list[float], disjunct: list[int]
+) -> Specification:
     """``disjunct`` numbers the disjunct of each row."""
     halfspaces: list[list[Halfspace]] = [[] for _ in range(max(disjunct) + 1)]
     for row, threshold, index in zip(rows.tolist(), thresholds, disjunct, strict=True):
         halfspaces[index].append(Halfspace(tuple(enumerate(row)), threshold))
     ends = tuple(lower.tolist()), tuple(upper.tolist())
     cases = tuple(Case(*ends, tuple(each)) for each in halfspaces)
-    (goal,) = goals(Query(len(lower), rows.shape[1], cases), torch.device("cpu"))
+    (goal,) = specifications(Query(len(lower), rows.shape[1], cases), torch.device("cpu"))
     return goal
 
 
-def bounding_of(subject: Subject, lower: Tensor, upper: Tensor, rows: Tensor) -> Bounding:
+def bounding_of(subject: ModelUnderVerification, lower: Tensor, upper: Tensor, rows: Tensor) -> DomainBounds:
     """One disjunct of all ``rows``, without margins."""
     box = Interval(lower[None], upper[None])
     analysis = METHODS["crown"](subject.network, box, Effort())
-    bounds = Sites.of(subject.network).bounds(analysis.inputs)
-    question = Question(
+    bounds = Preactivations.of(subject.network).bounds(analysis.inputs)
+    specification_rows = DisjunctRows(
         subject.network.graph.output.name,
         rows[None],
         rows.new_zeros(1, len(rows)),
         torch.ones(1, len(rows), dtype=torch.bool),
     )
-    return Bounding(Walk(subject.network, box, bounds, question))
+    return DomainBounds(DualObjective(subject.network, box, bounds, specification_rows))
 
 
 def evaluated(network: Network, x: Tensor) -> dict[str, Tensor]:
@@ -129,15 +131,20 @@ def evaluated(network: Network, x: Tensor) -> dict[str, Tensor]:
     return {name: each.centre for name, each in known.items()}
 
 
-def random_domains(bounding: Bounding, count: int, depth: int, generator: torch.Generator) -> Domains:
+def random_domains(domain_bounds: DomainBounds, count: int, depth: int, generator: torch.Generator) -> Domains:
     """Splits at random entries: at kinks, or anywhere in the entry's interval where there is none."""
-    root = bounding.roots(torch.full((1, bounding.question.rows.shape[1]), -torch.inf, dtype=torch.float64))
-    index = torch.randint(bounding.sites.entries, (count, depth), generator=generator)
+    root = domain_bounds.roots(
+        torch.full((1, domain_bounds.specification_rows.rows.shape[1]), -torch.inf, dtype=torch.float64)
+    )
+    index = torch.randint(domain_bounds.preactivations.entries, (count, depth), generator=generator)
     sign = torch.randint(2, (count, depth), generator=generator).double() * 2 - 1
     share = torch.rand(count, depth, generator=generator, dtype=torch.float64)
-    lower, upper = bounding.bounds.lower[0][index], bounding.bounds.upper[0][index]
+    lower, upper = domain_bounds.bounds.lower[0][index], domain_bounds.bounds.upper[0][index]
     kinked = torch.cat(
-        [torch.full((site.size,), kink(bounding.network, site) is not None) for site in bounding.sites.each]
+        [
+            torch.full((preactivation.size,), kink(domain_bounds.network, preactivation) is not None)
+            for preactivation in domain_bounds.preactivations.each
+        ]
     )
     at = torch.where(kinked[index], torch.zeros_like(share), lower + share * (upper - lower))
     sign = torch.where((lower <= at) & (at <= upper), sign, 0.0)
@@ -148,13 +155,15 @@ def random_domains(bounding: Bounding, count: int, depth: int, generator: torch.
     return many.with_(index=index, sign=sign, at=at, beta=beta, slopes=slopes, weights=weights)
 
 
-def least_sampled(bounding: Bounding, domains: Domains, points: int, generator: torch.Generator) -> Tensor:
+def least_sampled(domain_bounds: DomainBounds, domains: Domains, points: int, generator: torch.Generator) -> Tensor:
     """The least of the combined rows over random inputs that satisfy the splits, +inf without any."""
-    lower, upper = bounding.box.lower, bounding.box.upper
+    lower, upper = domain_bounds.box.lower, domain_bounds.box.upper
     x = lower + torch.rand(points, *lower.shape[1:], generator=generator, dtype=torch.float64) * (upper - lower)
-    values = evaluated(bounding.network, x)
-    hidden = bounding.sites.flattened({site.value: values[site.value] for site in bounding.sites.each})
-    outputs = values[bounding.network.graph.output.name] @ bounding.question.rows[0].T
+    values = evaluated(domain_bounds.network, x)
+    hidden = domain_bounds.preactivations.flattened(
+        {preactivation.value: values[preactivation.value] for preactivation in domain_bounds.preactivations.each}
+    )
+    outputs = values[domain_bounds.network.graph.output.name] @ domain_bounds.specification_rows.rows[0].T
     weights = domains.weights / domains.weights.sum(dim=1, keepdim=True)
     found = []
     for own in range(len(domains)):
@@ -173,14 +182,14 @@ def test_a_bound_with_splits_is_below_every_sample_that_satisfies_them(
     subject = subject_of(name, seed % 2)
     centre = torch.randn(3, generator=generator, dtype=torch.float64)
     rows = torch.randn(2, 2, generator=generator, dtype=torch.float64)
-    bounding = bounding_of(subject, centre - 0.4, centre + 0.4, rows)
-    domains = random_domains(bounding, 12, depth, generator)
+    domain_bounds = bounding_of(subject, centre - 0.4, centre + 0.4, rows)
+    domains = random_domains(domain_bounds, 12, depth, generator)
     if optimised:
-        domains = bounding.optimised(domains, Climb(15, slopes=0.1))
+        domains = domain_bounds.optimised(domains, OptimiserSettings(15, slopes=0.1))
         margins = domains.margin
     else:
-        margins = bounding.margins(domains)
-    least = least_sampled(bounding, domains, 1000, generator)
+        margins = domain_bounds.margins(domains)
+    least = least_sampled(domain_bounds, domains, 1000, generator)
     assert bool((margins <= least + 1e-9).all()), (margins - least).max()
 
 
@@ -189,12 +198,12 @@ def test_multipliers_of_the_wrong_sign_would_be_noticed(monkeypatch: pytest.Monk
     generator = torch.Generator().manual_seed(0)
     subject = subject_of("relu", 0)
     centre = torch.zeros(3, dtype=torch.float64)
-    bounding = bounding_of(subject, centre - 0.4, centre + 0.4, torch.eye(2, dtype=torch.float64))
-    domains = random_domains(bounding, 64, 2, generator)
+    domain_bounds = bounding_of(subject, centre - 0.4, centre + 0.4, torch.eye(2, dtype=torch.float64))
+    domains = random_domains(domain_bounds, 64, 2, generator)
     right = Multipliers.coefficients
     monkeypatch.setattr(Multipliers, "coefficients", lambda self, entries: -right(self, entries))
-    wrong = bounding.optimised(domains, Climb(30, slopes=0.1))
-    assert bool((wrong.margin > least_sampled(bounding, wrong, 3000, generator) + 1e-2).any())
+    wrong = domain_bounds.optimised(domains, OptimiserSettings(30, slopes=0.1))
+    assert bool((wrong.margin > least_sampled(domain_bounds, wrong, 3000, generator) + 1e-2).any())
 
 
 def test_optimised_multipliers_reach_the_minimum_over_the_halfspace() -> None:
@@ -207,14 +216,16 @@ def test_optimised_multipliers_reach_the_minimum_over_the_halfspace() -> None:
 
     subject = subject_from(Positive(), 2)
     one = torch.ones(2, dtype=torch.float64)
-    bounding = bounding_of(subject, -one, one, torch.ones(1, 1, dtype=torch.float64))
-    root = bounding.roots(torch.full((1, 1), -torch.inf, dtype=torch.float64))
+    domain_bounds = bounding_of(subject, -one, one, torch.ones(1, 1, dtype=torch.float64))
+    root = domain_bounds.roots(torch.full((1, 1), -torch.inf, dtype=torch.float64))
     zero, up = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
     half = root.split_further(zero, up, 0 * up, 0 * up)
     # The least x0 with x0 + x1 ≥ 0 on the square is −1; with x0 + x1 ≥ 1 it would be 0.
-    assert float(bounding.optimised(half, Climb(100, slopes=0.1)).margin) == pytest.approx(-1, abs=1e-6)
+    assert float(domain_bounds.optimised(half, OptimiserSettings(100, slopes=0.1)).margin) == pytest.approx(
+        -1, abs=1e-6
+    )
     half = root.split_further(zero, up, up, 0 * up)
-    assert float(bounding.optimised(half, Climb(200, slopes=0.1)).margin) == pytest.approx(0, abs=0.02)
+    assert float(domain_bounds.optimised(half, OptimiserSettings(200, slopes=0.1)).margin) == pytest.approx(0, abs=0.02)
 
 
 def exact_minimum(net: nn.Sequential, lower: Tensor, upper: Tensor, row: Tensor, slope: float = 0.0) -> float:
@@ -261,14 +272,14 @@ def exact_minimum(net: nn.Sequential, lower: Tensor, upper: Tensor, row: Tensor,
     return float(result.fun) + float(row @ last.bias)
 
 
-def ignored(moment: Moment) -> None:
+def ignored(moment: SearchProgress) -> None:
     pass
 
 
 def searched(
-    subject: Subject, goal: Goal, seconds: float = 300.0, method: str = "crown"
-) -> tuple[Finding, list[Moment]]:
-    heard: list[Moment] = []
+    subject: ModelUnderVerification, goal: Specification, seconds: float = 300.0, method: str = "crown"
+) -> tuple[SearchResult, list[SearchProgress]]:
+    heard: list[SearchProgress] = []
     finding = split_activations(subject, goal, method, time.monotonic() + seconds, heard.append)
     return finding, heard
 
@@ -285,7 +296,7 @@ def test_small_networks_are_decided_on_both_sides_of_the_exact_minimum(
     least = exact_minimum(net.requires_grad_(False), lower, upper, row, slope)
     subject = subject_from(net, 3)
     for offset, verdict in ((-1e-4, Verdict.VERIFIED), (1e-4, Verdict.FALSIFIED)):
-        goal = goal_of(lower, upper, row[None], [least + offset], [0])
+        goal = specification_of(lower, upper, row[None], [least + offset], [0])
         finding, heard = searched(subject, goal)
         assert finding.verdict is verdict
         bounds = [moment.bound for moment in heard]
@@ -305,18 +316,18 @@ def test_programs_that_take_long_leave_the_others_to_later_rounds(monkeypatch: p
     lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     row = torch.tensor([1.0, -1.0], dtype=torch.float64)
     least, waited = exact_minimum(net, lower, upper, row), []
-    by_programs = activations._Search._by_programs
+    by_programs = activations._ActivationSearch._by_programs
 
     def counted(self: Any, domains: Domains) -> Any:
         waited.append(len(domains))
         return by_programs(self, domains)
 
     monkeypatch.setattr(activations, "PROGRAM_SECONDS", -1.0)
-    monkeypatch.setattr(activations._Search, "_climbed", lambda self, domains: domains)
-    monkeypatch.setattr(activations._Search, "_by_programs", counted)
+    monkeypatch.setattr(activations._ActivationSearch, "_reoptimised", lambda self, domains: domains)
+    monkeypatch.setattr(activations._ActivationSearch, "_by_programs", counted)
     monkeypatch.setattr(activations, "ONWARD", replace(activations.ONWARD, iterations=1))
     for offset, verdict in ((-1e-5, Verdict.VERIFIED), (1e-5, Verdict.FALSIFIED)):
-        finding, _ = searched(subject_from(net, 3), goal_of(lower, upper, row[None], [least + offset], [0]))
+        finding, _ = searched(subject_from(net, 3), specification_of(lower, upper, row[None], [least + offset], [0]))
         assert finding.verdict is verdict
     assert max(waited) > 1
 
@@ -326,28 +337,28 @@ def test_a_device_without_memory_is_asked_for_less(monkeypatch: pytest.MonkeyPat
     net = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False)
     lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     row = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    least, refused, optimised = exact_minimum(net, lower, upper, row), [], Bounding.optimised
+    least, refused, optimised = exact_minimum(net, lower, upper, row), [], DomainBounds.optimised
 
-    def scarce(self: Bounding, domains: Domains, climb: Climb) -> Domains:
+    def scarce(self: DomainBounds, domains: Domains, settings: OptimiserSettings) -> Domains:
         if len(domains) > 2:
             refused.append(len(domains))
             raise torch.OutOfMemoryError
-        return optimised(self, domains, climb)
+        return optimised(self, domains, settings)
 
-    monkeypatch.setattr(Bounding, "optimised", scarce)
+    monkeypatch.setattr(DomainBounds, "optimised", scarce)
     for offset, verdict in ((-1e-2, Verdict.VERIFIED), (1e-2, Verdict.FALSIFIED)):
-        finding, _ = searched(subject_from(net, 3), goal_of(lower, upper, row[None], [least + offset], [0]))
+        finding, _ = searched(subject_from(net, 3), specification_of(lower, upper, row[None], [least + offset], [0]))
         assert finding.verdict is verdict
     assert refused
 
 
 def test_an_ascent_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     subject, one = subject_of("relu", 0), torch.ones(3, dtype=torch.float64)
-    bounding = bounding_of(subject, -one, one, torch.eye(2, dtype=torch.float64))
-    roots = bounding.roots(torch.full((1, 2), -torch.inf, dtype=torch.float64))
-    steps, descent = [], Walk.descent
-    monkeypatch.setattr(Walk, "descent", lambda *given: (steps.append(1), descent(*given))[1])
-    found = bounding.optimised(roots, replace(Climb(1000, slopes=0.1), deadline=time.monotonic()))
+    domain_bounds = bounding_of(subject, -one, one, torch.eye(2, dtype=torch.float64))
+    roots = domain_bounds.roots(torch.full((1, 2), -torch.inf, dtype=torch.float64))
+    steps, descent = [], DualObjective.descent
+    monkeypatch.setattr(DualObjective, "descent", lambda *given: (steps.append(1), descent(*given))[1])
+    found = domain_bounds.optimised(roots, replace(OptimiserSettings(1000, slopes=0.1), deadline=time.monotonic()))
     assert len(steps) == CHECK_EVERY
     assert bool(found.margin.isfinite().all())
 
@@ -361,12 +372,12 @@ def test_a_disjunct_needs_one_row_and_every_disjunct_one_of_its_own() -> None:
     subject = subject_from(net, 3)
     # y0 cannot reach its threshold, so the first disjunct is impossible whatever y1 does; the second one is possible.
     thresholds = [least[0] - 0.01, least[1] + 1.0, least[1] + 1e-3]
-    finding, _ = searched(subject, goal_of(lower, upper, rows, thresholds, [0, 0, 1]))
+    finding, _ = searched(subject, specification_of(lower, upper, rows, thresholds, [0, 0, 1]))
     assert finding.verdict is Verdict.FALSIFIED
     assert finding.counterexample is not None
     assert float(net(torch.tensor([finding.counterexample], dtype=torch.float64))[0, 1]) <= thresholds[2]
     thresholds[2] = least[1] - 1e-3
-    finding, _ = searched(subject, goal_of(lower, upper, rows, thresholds, [0, 0, 1]))
+    finding, _ = searched(subject, specification_of(lower, upper, rows, thresholds, [0, 0, 1]))
     assert finding.verdict is Verdict.VERIFIED
 
 
@@ -380,7 +391,9 @@ def test_rows_of_a_disjunct_are_combined() -> None:
 
     subject = subject_from(Both(), 3)
     one = torch.ones(3, dtype=torch.float64)
-    finding, heard = searched(subject, goal_of(-one, one, torch.eye(2, dtype=torch.float64), [0.0, 0.0], [0, 0]))
+    finding, heard = searched(
+        subject, specification_of(-one, one, torch.eye(2, dtype=torch.float64), [0.0, 0.0], [0, 0])
+    )
     assert finding.verdict is Verdict.VERIFIED
     # Half of each row is 0.1 exactly, before any split.
     assert heard[-1].domains == 1
@@ -392,7 +405,7 @@ def test_time_that_is_over_gives_a_sound_bound() -> None:
     row = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     x = lower + torch.rand(20000, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
     sampled = float((net(x) @ row[0]).min())
-    goal = goal_of(lower, upper, row, [sampled - 4.0], [0])
+    goal = specification_of(lower, upper, row, [sampled - 4.0], [0])
     started = time.monotonic()
     finding, heard = searched(subject_from(net, 12), goal, seconds=2.0)
     bounds = [moment.bound for moment in heard]
@@ -405,47 +418,49 @@ def test_time_that_is_over_gives_a_sound_bound() -> None:
 
 @given(st.integers(1, 500))
 def test_a_longer_ascent_takes_smaller_steps_to_the_same_end(iterations: int) -> None:
-    usual = Climb(60, slopes=0.1)
-    climb = usual.within(Effort(ascent=Ascent(iterations=iterations)))
-    assert climb.iterations == 3 * iterations
-    assert climb.decay**climb.iterations == pytest.approx(usual.decay**usual.iterations)
+    usual = OptimiserSettings(60, slopes=0.1)
+    settings = usual.within(Effort(ascent=Ascent(iterations=iterations)))
+    assert settings.iterations == 3 * iterations
+    assert settings.decay**settings.iterations == pytest.approx(usual.decay**usual.iterations)
     assert usual.within(Effort()) == usual
 
 
 def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both the bounds of the whole box and those of domains."""
-    climbs, ascents = [], []
-    climbing, method_of = Bounding.optimised, Subject.method
+    climbs, optimisation = [], []
+    climbing, method_of = DomainBounds.optimised, ModelUnderVerification.method
 
-    def watched(self: Bounding, domains: Domains, climb: Climb) -> Domains:
-        climbs.append(climb.iterations)
-        return climbing(self, domains, climb)
+    def watched(self: DomainBounds, domains: Domains, settings: OptimiserSettings) -> Domains:
+        climbs.append(settings.iterations)
+        return climbing(self, domains, settings)
 
-    def method(self: Subject, name: str) -> Any:
-        ascents.append(self.effort.ascent.iterations)
+    def method(self: ModelUnderVerification, name: str) -> Any:
+        optimisation.append(self.effort.ascent.iterations)
         return method_of(self, name)
 
-    monkeypatch.setattr(Bounding, "optimised", watched)
-    monkeypatch.setattr(Subject, "method", method)
-    deciding = importlib.import_module("service.verification.search.decide")
-    monkeypatch.setattr(deciding, "means_for", lambda goal: Means.ACTIVATIONS)
+    monkeypatch.setattr(DomainBounds, "optimised", watched)
+    monkeypatch.setattr(ModelUnderVerification, "method", method)
+    deciding = importlib.import_module("service.verification.bab.driver")
+    monkeypatch.setattr(deciding, "technique_for", lambda goal: Technique.ACTIVATIONS)
     digits = {"data": {"source": "digits"}, "count": 3, "eps": 0.05}
     budget = {"seconds": 2, "iterations": 6, "restarts": 0}
     job.run(of_digits(property={"robustness": digits}, method="beta-crown", budget=budget), context(trained)[0])
     assert {18, 2} <= set(climbs) <= {18, 2, 6, 3}  # and what refines hidden bounds, if there is the time
-    assert set(ascents) == {6}
+    assert set(optimisation) == {6}
 
 
 def test_refined_bounds_are_tighter_and_hold() -> None:
     subject = subject_of("relu", 1)
     centre = torch.zeros(3, dtype=torch.float64)
-    bounding = bounding_of(subject, centre - 0.5, centre + 0.5, torch.eye(2, dtype=torch.float64))
-    before = bounding.bounds
-    after = refined(subject.network, bounding.box, before, time.monotonic() + 2, Effort())
+    domain_bounds = bounding_of(subject, centre - 0.5, centre + 0.5, torch.eye(2, dtype=torch.float64))
+    before = domain_bounds.bounds
+    after = refined(subject.network, domain_bounds.box, before, time.monotonic() + 2, Effort())
     assert float(after.width.sum()) < 0.98 * float(before.width.sum())
-    x = bounding.box.lower + torch.rand(20000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = domain_bounds.box.lower + torch.rand(20000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values = evaluated(subject.network, x)
-    hidden = bounding.sites.flattened({site.value: values[site.value] for site in bounding.sites.each})
+    hidden = domain_bounds.preactivations.flattened(
+        {preactivation.value: values[preactivation.value] for preactivation in domain_bounds.preactivations.each}
+    )
     assert bool(((hidden >= after.lower - 1e-9) & (hidden <= after.upper + 1e-9)).all())
 
 
@@ -453,9 +468,9 @@ def test_refining_looks_at_the_clock_between_parts() -> None:
     """Leaves whose turn comes too late stay as they are."""
     subject = subject_of("relu", 1)
     centre = torch.zeros(3, dtype=torch.float64)
-    bounding = bounding_of(subject, centre - 0.5, centre + 0.5, torch.tensor([[1.0, -1.0]], dtype=torch.float64))
+    domain_bounds = bounding_of(subject, centre - 0.5, centre + 0.5, torch.tensor([[1.0, -1.0]], dtype=torch.float64))
     known = torch.tensor([-5.0], dtype=torch.float64)
-    problems = _Problems(bounding, torch.zeros(1, dtype=torch.int64), known, Effort())
+    problems = _Problems(domain_bounds, torch.zeros(1, dtype=torch.int64), known, Effort())
     (late,) = problems._split(problems.leaves, time.monotonic() - 1)
     assert len(late) == 1
     assert late.depth == 0
@@ -469,12 +484,12 @@ def test_operators_that_read_each_other_are_refined() -> None:
     subject = subject_of("gate", 3)
     lower, upper = -0.3 * torch.ones(3, dtype=torch.float64), 0.3 * torch.ones(3, dtype=torch.float64)
     box = Interval(lower[None], upper[None])
-    bounds = Sites.of(subject.network).bounds(METHODS["crown"](subject.network, box, Effort()).inputs)
+    bounds = Preactivations.of(subject.network).bounds(METHODS["crown"](subject.network, box, Effort()).inputs)
     found = refined(subject.network, box, bounds, time.monotonic() + 2, Effort())
     generator = torch.Generator().manual_seed(5)
     values = evaluated(subject.network, lower + torch.rand(200, 3, generator=generator, dtype=lower.dtype) * 0.6)
-    held = Sites.of(subject.network).flattened(
-        {site.value: values[site.value] for site in Sites.of(subject.network).each}
+    held = Preactivations.of(subject.network).flattened(
+        {preactivation.value: values[preactivation.value] for preactivation in Preactivations.of(subject.network).each}
     )
     assert (held >= found.lower - 1e-9).all()
     assert (held <= found.upper + 1e-9).all()
@@ -483,23 +498,23 @@ def test_operators_that_read_each_other_are_refined() -> None:
 
 def test_margins_of_all_domains_are_found_while_memory_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = subject_of("relu", 1)
-    bounding = bounding_of(subject, -torch.ones(3).double(), torch.ones(3).double(), torch.eye(2).double())
-    domains = random_domains(bounding, 23, 2, torch.Generator().manual_seed(1))
-    expected = bounding.margins(domains)
+    domain_bounds = bounding_of(subject, -torch.ones(3).double(), torch.ones(3).double(), torch.eye(2).double())
+    domains = random_domains(domain_bounds, 23, 2, torch.Generator().manual_seed(1))
+    expected = domain_bounds.margins(domains)
     looks = iter([7, 3, 11, 2, 5, 13, 4, 6, 9, 8])
-    monkeypatch.setattr(Bounding, "capacity", property(lambda self: next(looks)))
-    torch.testing.assert_close(bounding.margins(domains), expected)
+    monkeypatch.setattr(DomainBounds, "capacity", property(lambda self: next(looks)))
+    torch.testing.assert_close(domain_bounds.margins(domains), expected)
 
 
 def test_the_pool_gives_the_least_margins_first_and_loses_none() -> None:
     generator = torch.Generator().manual_seed(0)
-    bounding = bounding_of(
+    domain_bounds = bounding_of(
         subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
     )
-    pool = Pool(random_domains(bounding, 1, 1, generator))
+    pool = DomainPool(random_domains(domain_bounds, 1, 1, generator))
     margins = -torch.rand(40, generator=generator, dtype=torch.float64)
     for depth, part in enumerate(margins.split(10)):
-        pool.put(random_domains(bounding, 10, depth + 1, generator).with_(margin=part))
+        pool.put(random_domains(domain_bounds, 10, depth + 1, generator).with_(margin=part))
     assert len(pool) == 40
     assert pool.bound == float(margins.min())
     taken = [pool.take(7) for _ in range(6)]
@@ -509,16 +524,16 @@ def test_the_pool_gives_the_least_margins_first_and_loses_none() -> None:
 
 def test_contradicting_splits_leave_nothing_to_prove() -> None:
     generator = torch.Generator().manual_seed(0)
-    bounding = bounding_of(
+    domain_bounds = bounding_of(
         subject_of("tanh", 0), -torch.ones(3).double(), torch.ones(3).double(), torch.eye(2).double()
     )
-    root = bounding.roots(torch.full((1, 2), -torch.inf, dtype=torch.float64))
+    root = domain_bounds.roots(torch.full((1, 2), -torch.inf, dtype=torch.float64))
     entry, one = torch.tensor([3]), torch.ones(1, dtype=torch.float64)
-    lower, upper = bounding.bounds.lower[0, entry], bounding.bounds.upper[0, entry]
+    lower, upper = domain_bounds.bounds.lower[0, entry], domain_bounds.bounds.upper[0, entry]
     high, low = lower + 0.75 * (upper - lower), lower + 0.25 * (upper - lower)
     empty = root.split_further(entry, one, high, 0 * one).split_further(entry, -one, low, 0 * one)
-    assert float(bounding.margins(empty)) == float("inf")
-    assert bool(torch.isinf(least_sampled(bounding, empty, 100, generator)).all())
+    assert float(domain_bounds.margins(empty)) == float("inf")
+    assert bool(torch.isinf(least_sampled(domain_bounds, empty, 100, generator)).all())
 
 
 def test_no_program_for_operators_that_still_bend() -> None:
@@ -528,11 +543,13 @@ def test_no_program_for_operators_that_still_bend() -> None:
     module[0].bias.zero_()
     module[2].weight.copy_(torch.tensor([[-1.0, -1.0]]))
     module[2].bias.fill_(0.5)
-    subject = Subject(module, prepare(module, (1,)), module, None, torch.float64)
+    subject = ModelUnderVerification(module, prepare(module, (1,)), module, None, torch.float64)
     one = torch.ones(1, dtype=torch.float64)
-    goal = goal_of(-one, one, one[None], [0.0], [0])
+    goal = specification_of(-one, one, one[None], [0.0], [0])
     nothing = torch.full((1, 2), torch.inf, dtype=torch.float64)
-    question = Question(subject.network.graph.output.name, one[None, None], 0 * one[None], one[None] > 0)
-    bounding = Bounding(Walk(subject.network, goal.box(torch.float64), Interval(-nothing, nothing), question))
-    domain = bounding.roots(-one[None])
-    assert Programs(subject, goal).solved(domain, bounding.bounds).margin == -torch.inf
+    specification_rows = DisjunctRows(subject.network.graph.output.name, one[None, None], 0 * one[None], one[None] > 0)
+    domain_bounds = DomainBounds(
+        DualObjective(subject.network, goal.box(torch.float64), Interval(-nothing, nothing), specification_rows)
+    )
+    domain = domain_bounds.roots(-one[None])
+    assert LinearPrograms(subject, goal).solved(domain, domain_bounds.bounds).margin == -torch.inf

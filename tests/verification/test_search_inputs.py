@@ -20,21 +20,22 @@ from service.bounds.methods import Effort
 from service.bounds.network import prepare
 from service.bounds.planes import Walk, minimum
 from service.formats.vnnlib import Case, Halfspace, Query
+from service.verification.bab.clipping import Cut, clipped
+from service.verification.bab.decision import Decision, SearchProgress, SearchResult, Technique
+from service.verification.bab.driver import DecisionProgress, decide
+from service.verification.bab.inputs import search as searching
+from service.verification.bab.inputs.search import split_inputs
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.specification import specifications
 from service.verification.certify import Verdict
-from service.verification.search import Decision, Means, Progress, Subject, decide
-from service.verification.search import inputs as searching
-from service.verification.search.clipping import Cut, clipped
-from service.verification.search.decision import Finding, Moment
-from service.verification.search.goal import goals
-from service.verification.search.inputs import split_inputs
 
 CPU = torch.device("cpu")
-deciding = importlib.import_module("service.verification.search.decide")
+deciding = importlib.import_module("service.verification.bab.driver")
 
 
-def subject(module: nn.Module, features: int) -> Subject:
+def subject(module: nn.Module, features: int) -> ModelUnderVerification:
     module = module.double().eval().requires_grad_(False)
-    return Subject(module, prepare(module, (features,)), module, None, torch.float64)
+    return ModelUnderVerification(module, prepare(module, (features,)), module, None, torch.float64)
 
 
 def dense(seed: int, *sizes: int) -> nn.Sequential:
@@ -90,16 +91,16 @@ def vertices(module: nn.Sequential) -> Tensor:
     return within.clamp(-1, 1)
 
 
-def search(under: Subject, asked: Query, seconds: float = 30.0) -> Finding:
+def search(under: ModelUnderVerification, asked: Query, seconds: float = 30.0) -> SearchResult:
     """The search alone, without the attack before it."""
-    (goal,) = goals(asked, CPU)
-    return split_inputs(under, goal, "crown", time.monotonic() + seconds, lambda _: None)
+    (specification,) = specifications(asked, CPU)
+    return split_inputs(under, specification, "crown", time.monotonic() + seconds, lambda _: None)
 
 
-def violates(under: Subject, asked: Query, decision: Decision | Finding) -> bool:
+def violates(under: ModelUnderVerification, asked: Query, decision: Decision | SearchResult) -> bool:
     assert decision.counterexample is not None
     x = torch.tensor([decision.counterexample], dtype=torch.float64)
-    y = under.judge(x)[0]
+    y = under.float64_module(x)[0]
     return any(
         all(low <= value <= high for low, value, high in zip(case.lower, x[0].tolist(), case.upper, strict=True))
         and all(sum(c * float(y[i]) for i, c in each.coefficients) <= each.threshold for each in case.halfspaces)
@@ -127,7 +128,7 @@ def test_verdicts_agree_with_a_grid(seed: int, threshold: float, joint: bool, sm
     under = subject(module, 2)
     found = search(under, asked)
     x = torch.cartesian_prod(torch.linspace(-1, 1, 60), torch.linspace(-0.5, 1, 60)).double()
-    first, second = under.judge(x)[:, 0] <= threshold, -under.judge(x)[:, 1] <= threshold
+    first, second = under.float64_module(x)[:, 0] <= threshold, -under.float64_module(x)[:, 1] <= threshold
     reached = bool(((first & second) if joint else (first | second)).any())
     assert found.verdict is not Verdict.UNKNOWN
     assert not (reached and found.verdict is Verdict.VERIFIED)
@@ -144,9 +145,9 @@ def test_a_bound_is_below_the_margin_of_every_input(seed: int, shares: list[floa
     values = module(x).detach() @ rows.T
     thresholds = values.amin(dim=0) - torch.tensor(shares) * (values.amax(dim=0) - values.amin(dim=0))
     cases = [[(row.tolist(), float(each))] for row, each in zip(rows, thresholds, strict=True)]
-    moments: list[Moment] = []
-    (goal,) = goals(query([-1.0, -0.5], [1.0, 1.0], *cases), CPU)
-    found = split_inputs(subject(module, 2), goal, "crown", time.monotonic() + 30, moments.append)
+    moments: list[SearchProgress] = []
+    (specification,) = specifications(query([-1.0, -0.5], [1.0, 1.0], *cases), CPU)
+    found = split_inputs(subject(module, 2), specification, "crown", time.monotonic() + 30, moments.append)
     assert max(found.bound, *(each.bound for each in moments)) <= float((values - thresholds).min()) + 1e-9
 
 
@@ -157,7 +158,7 @@ def test_of_goals_whose_turn_has_not_come_no_bound_is_known() -> None:
     cases = [Case((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -1.5),)) for low in (1.0, 0.0, 2.0)]
     falsified = decide(under, Query(1, 1, tuple(cases)), "crown", 20.0, restarts=0)
     assert (falsified.verdict, falsified.bound) == (Verdict.FALSIFIED, -math.inf)
-    told: list[Progress] = []
+    told: list[DecisionProgress] = []
     verified = decide(
         under, Query(1, 1, (cases[1], Case((-1.0,), (0.0,), cases[1].halfspaces))), "crown", 20.0, told.append
     )
@@ -212,14 +213,14 @@ def test_clipping_loses_no_counterexample(seed: int, disjuncts: int) -> None:
     torch.manual_seed(seed)
     rows = [([1.0, 0.0, 0.0], 0.0), ([0.0, 1.0, 0.0], 0.0), ([0.0, 0.0, 1.0], 0.0)]
     cases = [[row] for row in rows[: disjuncts - 1]] + [rows[disjuncts - 1 :]]
-    (goal,) = goals(query([-1.0, -1.0], [1.0, 1.0], *cases), CPU)
-    box = goal.box(torch.float64)
+    (specification,) = specifications(query([-1.0, -1.0], [1.0, 1.0], *cases), CPU)
+    box = specification.box(torch.float64)
     coefficients, bias = torch.randn(1, 3, 2, dtype=torch.float64), 0.5 * torch.randn(1, 3, dtype=torch.float64)
-    cut = Cut.of(goal, box, coefficients, bias)
-    left = torch.ones(1, goal.disjuncts, dtype=torch.bool)
-    smaller, margins, left = clipped(goal, cut, box, left)
+    cut = Cut.of(specification, box, coefficients, bias)
+    left = torch.ones(1, specification.disjuncts, dtype=torch.bool)
+    smaller, margins, left = clipped(specification, cut, box, left)
     x = 2 * torch.rand(500, 2, dtype=torch.float64) - 1
-    each = goal.per_disjunct((x[:, None] * coefficients).sum(dim=2) + bias)
+    each = specification.per_disjunct((x[:, None] * coefficients).sum(dim=2) + bias)
     for point, values in zip(x, each, strict=True):
         for disjunct in (values <= 0).nonzero().flatten().tolist():
             assert bool(left[0, disjunct])
@@ -258,18 +259,18 @@ def test_a_search_without_time_tells_what_it_knows() -> None:
     module = dense(3, 2, 12, 1)
     under = subject(module, 2)
     asked = query([-1.0, -1.0], [1.0, 1.0], [([1.0], float(module(vertices(module)).min()) - 1e-6)])
-    moments: list[Moment] = []
-    (goal,) = goals(asked, CPU)
-    found = split_inputs(under, goal, "crown", time.monotonic() + 30, moments.append)
+    moments: list[SearchProgress] = []
+    (specification,) = specifications(asked, CPU)
+    found = split_inputs(under, specification, "crown", time.monotonic() + 30, moments.append)
     bounds = [moment.bound for moment in moments]
     assert found.verdict is Verdict.VERIFIED
     assert bounds == sorted(bounds)
     assert bounds[0] == -math.inf
     assert any(-math.inf < bound < 0 for bound in bounds)
-    told: list[Progress] = []
+    told: list[DecisionProgress] = []
     none = decide(under, asked, "crown", 0.0, told.append)
     assert none.verdict is Verdict.UNKNOWN
-    assert none.means is Means.INPUTS
+    assert none.technique is Technique.INPUTS
     assert told
 
 
@@ -297,15 +298,15 @@ def test_a_box_of_several_inputs_is_looked_at_as_a_whole_before_it_is_halved(
     far = decide(under, query(lower, upper, [([1.0], -1e3)]), "crown", 5.0, restarts=0)
     if not suffices:
 
-        def undecided(*_: object) -> Finding:
-            return Finding(Verdict.UNKNOWN, None, 3, 0.01)
+        def undecided(*_: object) -> SearchResult:
+            return SearchResult(Verdict.UNKNOWN, None, 3, 0.01)
 
-        monkeypatch.setitem(deciding.SEARCHES, Means.ACTIVATIONS, undecided)
-    heard: list[Progress] = []
+        monkeypatch.setitem(deciding.SEARCHES, Technique.ACTIVATIONS, undecided)
+    heard: list[DecisionProgress] = []
     asked = query(lower, upper, [([1.0], far.bound - 1e3 - 0.05)])
     found = decide(under, asked, "crown", 5.0, heard.append, restarts=0)
     assert found.verdict is Verdict.VERIFIED
-    assert found.means is (Means.ACTIVATIONS if suffices else Means.INPUTS)
+    assert found.technique is (Technique.ACTIVATIONS if suffices else Technique.INPUTS)
     assert min(each.bound for each in heard) >= (-math.inf if suffices else 0.01)
     assert found.bound >= 0.01
     assert suffices or found.domains > 3

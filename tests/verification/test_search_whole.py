@@ -8,8 +8,10 @@ from torch import nn
 
 from service.bounds.network import prepare
 from service.formats.vnnlib import Case, Halfspace, Query, Within
+from service.verification.bab.decision import Technique
+from service.verification.bab.driver import decide
+from service.verification.bab.model import ModelUnderVerification
 from service.verification.certify import Verdict
-from service.verification.search import Means, Subject, decide
 
 FEATURES = 70
 
@@ -21,7 +23,9 @@ def test_affine_models_are_decided_next_to_their_exact_minimum(ball: bool, rigor
     last = nn.Linear(FEATURES, 2)
     module = nn.Sequential(nn.Unflatten(1, (7, 10)), nn.Flatten(), last).double()
     module.requires_grad_(False)
-    subject = Subject(module, prepare(module, (FEATURES,)), module, None, torch.float64, rigorous=rigorous)
+    subject = ModelUnderVerification(
+        module, prepare(module, (FEATURES,)), module, None, torch.float64, rigorous=rigorous
+    )
     weight, bias = last.weight[0], float(last.bias[0])
     least = bias - float(weight.norm() if ball else weight.abs().sum())
     within = Within((0.0,) * FEATURES, 1.0) if ball else None
@@ -29,5 +33,5 @@ def test_affine_models_are_decided_next_to_their_exact_minimum(ball: bool, rigor
         case = Case((-1.0,) * FEATURES, (1.0,) * FEATURES, (Halfspace(((0, 1.0),), least + above),))
         decision = decide(subject, Query(FEATURES, 2, (case,), within), "crown", 20.0)
         assert decision.verdict is verdict
-        assert decision.verdict is Verdict.FALSIFIED or decision.means is Means.ACTIVATIONS
+        assert decision.verdict is Verdict.FALSIFIED or decision.technique is Technique.ACTIVATIONS
         assert decision.verdict is Verdict.FALSIFIED or decision.bound == pytest.approx(1e-3, rel=1e-3)

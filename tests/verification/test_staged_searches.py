@@ -29,8 +29,10 @@ def decisions() -> dict[str, dict[str, Any]]:
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
     from service.parallel.tensor import local_copy
-    from service.verification.search import Subject, activations, decide
-    from service.verification.search.crew import Crew
+    from service.verification.bab.activations import search as activations
+    from service.verification.bab.driver import decide
+    from service.verification.bab.model import ModelUnderVerification
+    from service.verification.bab.search_group import SearchGroup
 
     device, double = distributed.start("cpu"), torch.float64
     config = MlpConfig(in_features=70, hidden=(8, 8, 8, 8), out_features=2)
@@ -57,10 +59,14 @@ def decisions() -> dict[str, dict[str, Any]]:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
         line, own = Line(mesh, device), built(mesh)
         staged, model = prepare_stages(own, (70,), mesh.tp, line), InStages(own, line)
-        crew = Crew(mesh.dp)
-        subjects = {"stages": Subject(model, staged.network, local_copy(model), None, double, crew, staged=staged)}
+        search_group = SearchGroup(mesh.dp)
+        subjects = {
+            "stages": ModelUnderVerification(
+                model, staged.network, local_copy(model), None, double, search_group, staged=staged
+            )
+        }
         if line.is_last and degrees == MESHES[0]:
-            subjects["one process"] = Subject(whole, network, whole, None, double)
+            subjects["one process"] = ModelUnderVerification(whole, network, whole, None, double)
         for place, subject in subjects.items():
             margins = domain_margins(subject, query_above(lower, upper, most))
             found.setdefault(f"domains on {degrees}", {})[place] = margins
@@ -70,7 +76,7 @@ def decisions() -> dict[str, dict[str, Any]]:
             with patch.multiple(activations, QUICK_SECONDS=1e9, QUICK_SHARE=1e9):
                 decision = decide(subject, query_above(lower, upper, limit), "crown", 60.0, restarts=0)
             case = found.setdefault(f"{share} on {degrees}", {})
-            case[place] = [decision.verdict.value, decision.means.value, decision.domains]
+            case[place] = [decision.verdict.value, decision.technique.value, decision.domains]
             if decision.counterexample is not None:
                 x = torch.tensor(decision.counterexample, dtype=double)
                 case[f"excess of {place}"] = float(whole(x[None])[0, 0]) - limit
@@ -89,16 +95,16 @@ def domain_margins(subject: Any, query: Any) -> list[float]:
     """Of domains that are split at two values each, anywhere, optimised for some steps."""
     import torch
 
-    from service.verification.search import activations
-    from service.verification.search import root as rooted
-    from service.verification.search.ascent import Climb
-    from service.verification.search.goal import goals
+    from service.verification.bab.activations import root_bounds as rooted
+    from service.verification.bab.activations import search as activations
+    from service.verification.bab.activations.optimiser import OptimiserSettings
+    from service.verification.bab.specification import specifications
 
-    (goal,) = goals(query, subject.device)
-    root = rooted.bounded(subject, goal, "crown", float("inf"))
-    bounding = activations._bounding(subject, root)
-    roots = bounding.roots(root.margins)
-    bounding.calibrate(roots)
+    (specification,) = specifications(query, subject.device)
+    root = rooted.bound_root(subject, specification, "crown", float("inf"))
+    domain_bounds = activations._domain_bounds(subject, root)
+    roots = domain_bounds.roots(root.margins)
+    domain_bounds.calibrate(roots)
     generator, count = torch.Generator().manual_seed(5), 40
     domains = roots.repeated(count)
     for _ in range(2):
@@ -106,7 +112,7 @@ def domain_margins(subject: Any, query: Any) -> list[float]:
         sign = torch.randint(0, 2, (count,), generator=generator).double() * 2 - 1
         domains = domains.split_further(number, sign, torch.zeros_like(sign), torch.zeros_like(sign))
     domains = domains.with_(margin=torch.full_like(domains.margin, -torch.inf))
-    found: list[float] = bounding.optimised(domains, Climb(10, slopes=0.1)).margin.tolist()
+    found: list[float] = domain_bounds.optimised(domains, OptimiserSettings(10, slopes=0.1)).margin.tolist()
     return found
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from onnx_models import dense, model, node
 
 from service.formats.vnnlib import Halfspace, Query, VnnlibError, parse
+from service.verification.bab.driver import decide
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.specification import specifications
 from service.verification.certify import Verdict
-from service.verification.search import Subject, decide
-from service.verification.search.goal import goals
 
 DECLARED = "\n".join(f"(declare-const {name} Real)" for name in ("X_0", "X_1", "Y_0", "Y_1"))
 BOX = "(assert (<= X_0 1)) (assert (>= X_0 -1.5e0))\n(assert (and (<= X_1 0.5) (<= 0 X_1))) ; a comment"
@@ -128,21 +129,21 @@ def few_parts(text: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def network() -> Subject:
-    return Subject.of(dense([2, 12, 12, 2]), torch.float64)
+def network() -> ModelUnderVerification:
+    return ModelUnderVerification.of(dense([2, 12, 12, 2]), torch.float64)
 
 
-def extremes(subject: Subject) -> tuple[float, float]:
+def extremes(subject: ModelUnderVerification) -> tuple[float, float]:
     """Of ``y0 − y1`` on a fine grid of the box."""
     first, second = torch.meshgrid(torch.linspace(-1, 1, 401), torch.linspace(-1, 1, 401), indexing="ij")
-    outputs = subject.judge(torch.stack([first.flatten(), second.flatten()], dim=1).double())
+    outputs = subject.float64_module(torch.stack([first.flatten(), second.flatten()], dim=1).double())
     difference = outputs[:, 0] - outputs[:, 1]
     return float(difference.min()), float(difference.max())
 
 
 @settings(max_examples=10, deadline=None)
 @given(share=st.sampled_from([-0.2, -0.02, -0.01, 0.005, 0.02, 0.3]), above=st.booleans())
-def test_small_networks_are_always_decided(network: Subject, share: float, above: bool) -> None:
+def test_small_networks_are_always_decided(network: ModelUnderVerification, share: float, above: bool) -> None:
     least, most = extremes(network)
     size = most - least
     reached = share > 0
@@ -152,14 +153,16 @@ def test_small_networks_are_always_decided(network: Subject, share: float, above
     decision = decide(network, parse(f"{DECLARED}{box}(assert (or (and {asked}) (>= Y_0 1e9)))"), "crown", 30.0)
     assert decision.verdict is (Verdict.FALSIFIED if reached else Verdict.VERIFIED)
     if decision.counterexample is not None:
-        outputs = network.judge(torch.tensor([decision.counterexample], dtype=torch.float64))[0]
+        outputs = network.float64_module(torch.tensor([decision.counterexample], dtype=torch.float64))[0]
         difference = float(outputs[0] - outputs[1])
         assert difference >= threshold if above else difference <= threshold
 
 
 def test_a_conjunction_needs_all_of_its_halfspaces_at_one_input() -> None:
     """Each half is reached in the box, both together nowhere."""
-    subject = Subject.of(model([node("Neg", ["x"], "n"), node("Concat", ["x", "n"], axis=1)], [1, 1]), torch.float64)
+    subject = ModelUnderVerification.of(
+        model([node("Neg", ["x"], "n"), node("Concat", ["x", "n"], axis=1)], [1, 1]), torch.float64
+    )
     declared = "".join(f"(declare-const {name} Real)" for name in ("X_0", "Y_0", "Y_1"))
     text = f"{declared}(assert (<= -1 X_0))(assert (<= X_0 1))"
     both = decide(subject, parse(f"{text}(assert (>= Y_0 0.1))(assert (>= Y_1 0.1))"), "crown", 20.0)
@@ -167,14 +170,14 @@ def test_a_conjunction_needs_all_of_its_halfspaces_at_one_input() -> None:
     assert (both.verdict, one.verdict) == (Verdict.VERIFIED, Verdict.FALSIFIED)
 
 
-def test_no_time_is_no_verdict(network: Subject) -> None:
+def test_no_time_is_no_verdict(network: ModelUnderVerification) -> None:
     least, _ = extremes(network)
     box = "".join(f"(assert (<= X_{index} 1))(assert (>= X_{index} -1))" for index in (0, 1))
     asked = parse(f"{DECLARED}{box}(assert (<= (- Y_0 Y_1) {least - 0.02}))")
     assert decide(network, asked, "ibp", 0.0).verdict is Verdict.UNKNOWN
 
 
-def test_a_query_without_cases_holds(network: Subject) -> None:
+def test_a_query_without_cases_holds(network: ModelUnderVerification) -> None:
     assert decide(network, query("(assert (<= 1 0))"), "crown", 1.0).verdict is Verdict.VERIFIED
 
 
@@ -187,13 +190,13 @@ def test_an_end_is_exact_and_its_box_is_rounded_outwards(factor: str, end: str) 
     asked = parse(text + free)
     exact = Fraction(end) / Fraction(factor)
     assert (asked.cases[0].upper if is_upper else asked.cases[0].lower) == (exact,)
-    (goal,) = goals(asked, torch.device("cpu"))
+    (specification,) = specifications(asked, torch.device("cpu"))
     if is_upper:
-        assert Fraction(nextafter(float(goal.upper), -inf)) < exact <= Fraction(float(goal.upper))
-        assert Fraction(float(goal.last)) <= exact
+        assert Fraction(nextafter(float(specification.upper), -inf)) < exact <= Fraction(float(specification.upper))
+        assert Fraction(float(specification.last)) <= exact
     else:
-        assert Fraction(float(goal.lower)) <= exact < Fraction(nextafter(float(goal.lower), inf))
-        assert exact <= Fraction(float(goal.first))
+        assert Fraction(float(specification.lower)) <= exact < Fraction(nextafter(float(specification.lower), inf))
+        assert exact <= Fraction(float(specification.first))
 
 
 def test_an_end_beyond_all_numbers_is_refused() -> None:

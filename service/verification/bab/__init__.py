@@ -1,1 +1,1 @@
-"""Branch and bound."""
+"""Branch and bound over a model's inputs or activations, with the attack before it: :mod:`.driver` decides a query."""

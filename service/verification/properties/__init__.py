@@ -7,7 +7,7 @@ from typing import Any
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import BoxProperty, RobustnessProperty, VnnlibProperty
-from service.verification.properties.base import Property, PropertyError, Question
+from service.verification.properties.base import InstanceBatch, Property, PropertyError
 from service.verification.properties.box import one_box
 from service.verification.properties.queried import queried
 from service.verification.properties.robustness import robust_samples
@@ -29,4 +29,4 @@ def read(
     return PROPERTIES[type(spec)](spec, features, classes, layout)
 
 
-__all__ = ["PROPERTIES", "Property", "PropertyError", "Question", "read"]
+__all__ = ["PROPERTIES", "InstanceBatch", "Property", "PropertyError", "read"]

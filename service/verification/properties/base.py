@@ -18,7 +18,7 @@ class PropertyError(RefusedError, ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class InstanceBatch:
     """A batch of instances: does ``rows · y ≥ thresholds`` hold for every row and every input of the box?
 
     ``box`` ``(batch, features)``, which may be a ball; ``rows`` ``(batch, rows, outputs)``; ``thresholds``
@@ -60,8 +60,8 @@ class Property(Protocol):
     def query(self, instance: int) -> Query | None:
         """What a counterexample of the instance must satisfy; ``None`` where nothing has to hold."""
 
-    def ask(self, instances: Sequence[int], like: Tensor) -> Question:
-        """The question of these instances, in the dtype and on the device of ``like``."""
+    def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
+        """Return these instances as tensors, in the dtype and on the device of ``like``."""
 
 
 def below(coefficients: Mapping[int, float], threshold: float) -> Halfspace:

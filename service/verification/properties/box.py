@@ -12,7 +12,7 @@ from service.bounds.interval import Interval
 from service.formats.vnnlib import Case, Halfspace, Query
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import Box, BoxProperty
-from service.verification.properties.base import PropertyError, Question, below
+from service.verification.properties.base import InstanceBatch, PropertyError, below
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +39,14 @@ class OneBox:
         cases = tuple(Case(self.box.lower, self.box.upper, (each,)) for each in self._violations)
         return Query(len(self.box.lower), self.classes, cases) if cases else None
 
-    def ask(self, instances: Sequence[int], like: Tensor) -> Question:
+    def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
         lower, upper = (
             torch.tensor([end], dtype=torch.float64, device=like.device) for end in (self.box.lower, self.box.upper)
         )
         rows = like.new_tensor([halfspace.coefficients for halfspace in self.box.output])
         thresholds = like.new_tensor([halfspace.threshold for halfspace in self.box.output])
         exact = Interval(lower, upper)
-        return Question(
+        return InstanceBatch(
             instances,
             Interval.enclosing(lower, upper, like.dtype),
             rows.reshape(1, -1, self.classes),

@@ -12,7 +12,7 @@ from service.bounds.interval import Interval
 from service.formats.vnnlib import Bundle, Query, VnnlibError, parse, rounded_down, rounded_up, sources
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VnnlibProperty
-from service.verification.properties.base import PropertyError, Question
+from service.verification.properties.base import InstanceBatch, PropertyError
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +45,14 @@ class Queried:
     def query(self, instance: int) -> Query:
         return self.queries[instance]
 
-    def ask(self, instances: Sequence[int], like: Tensor) -> Question:
+    def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
         lower, upper = (
             torch.stack(ends).to(like.device)
             for ends in zip(*(_around(self.queries[instance]) for instance in instances), strict=True)
         )
         box = Interval.enclosing(lower, upper, like.dtype)
         rows = like.new_zeros(len(instances), 0, self.queries[instances[0]].outputs)
-        return Question(instances, box, rows, rows[:, :, 0], (lower + upper) / 2, [()] * len(instances))
+        return InstanceBatch(instances, box, rows, rows[:, :, 0], (lower + upper) / 2, [()] * len(instances))
 
 
 def _around(query: Query) -> tuple[Tensor, Tensor]:

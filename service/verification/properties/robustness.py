@@ -17,7 +17,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
 from service.models.data import Split, load
-from service.verification.properties.base import PropertyError, Question, below
+from service.verification.properties.base import InstanceBatch, PropertyError, below
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class RobustSamples:
         within = Within(tuple(exact), self.eps) if self.norm == 2 else None
         return Query(len(lower), self.classes, cases, within)
 
-    def ask(self, instances: Sequence[int], like: Tensor) -> Question:
+    def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
         chosen = self.samples.take(torch.tensor(list(instances)))
         exact = chosen.inputs.to(like.device, torch.float64)
         rows = margin_rows(chosen.targets.to(like.device), self.classes, like.dtype)
@@ -64,7 +64,7 @@ class RobustSamples:
             Ball.within(exact, self.eps, like.dtype) if self.norm == 2 else Interval.about(exact, self.eps, like.dtype)
         )
         violations = [self._violations(label) for label in chosen.targets.tolist()]
-        return Question(instances, box, rows, rows.new_zeros(rows.shape[:2]), exact, violations)
+        return InstanceBatch(instances, box, rows, rows.new_zeros(rows.shape[:2]), exact, violations)
 
     def _violations(self, label: int) -> tuple[Halfspace, ...]:
         others = (each for each in range(self.classes) if each != label)

@@ -15,10 +15,10 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.relaxation import Relaxation
-from service.bounds.split import Bent, Sites
+from service.bounds.split import Bent, Preactivations
 
 if TYPE_CHECKING:
-    from service.verification.search.bounding import Closer
+    from service.verification.bab.activations.domain_bounds import DomainInspection
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class ActivationView:
     """
 
     network: Network
-    sites: Sites
+    preactivations: Preactivations
     relaxed: Sequence[Node]
-    closer: Closer
+    inspection: DomainInspection
     split_points: Tensor
 
     @cached_property
     def lower(self) -> Tensor:
         """The lower bounds ``(n, entries)`` of all preactivations."""
-        return self.sites.flattened({name: each.lower for name, each in self.closer.bounds.items()})
+        return self.preactivations.flattened({name: each.lower for name, each in self.inspection.bounds.items()})
 
     @cached_property
     def upper(self) -> Tensor:
         """The upper bounds ``(n, entries)`` of all preactivations."""
-        return self.sites.flattened({name: each.upper for name, each in self.closer.bounds.items()})
+        return self.preactivations.flattened({name: each.upper for name, each in self.inspection.bounds.items()})
 
     @property
     def loss_at_split_points(self) -> Tensor:
@@ -73,7 +73,7 @@ class ActivationView:
     def _usual_losses(self) -> Tensor:
         # Both in one evaluation of the operators: small networks wait for kernel launches.
         return self.losses_at(
-            torch.stack([self.split_points, self.closer.reached.clamp(min=self.lower, max=self.upper)])
+            torch.stack([self.split_points, self.inspection.reached.clamp(min=self.lower, max=self.upper)])
         )
 
     def losses_at(self, values: Tensor) -> Tensor:
@@ -82,23 +82,23 @@ class ActivationView:
         With the coefficient a that arrives at ``f(z)``, the loss is a·f(z) less the line that bounds it from below.
         Of an operator that reads several values it is the part of its output's radius that each value makes.
         """
-        points = self.sites.unflattened(values.flatten(0, 1))
+        points = self.preactivations.unflattened(values.flatten(0, 1))
         losses = {value: torch.zeros_like(point) for value, point in points.items()}
         for node in self.relaxed:
-            if node.name not in self.closer.coefficients:
+            if node.name not in self.inspection.coefficients:
                 continue
             for name, loss in zip(node.inputs, self._losses_of(node, points, len(values)), strict=True):
                 losses[name] = losses[name] + loss
-        return self.sites.flattened(losses).reshape(values.shape)
+        return self.preactivations.flattened(losses).reshape(values.shape)
 
     def _losses_of(self, node: Node, points: dict[str, Tensor], times: int) -> list[Tensor]:
         """Return the loss of each of the node's inputs, ``(times · n, *shape)``."""
-        bounds = [self.closer.bounds[name] for name in node.inputs]
-        arrived, operator = self.closer.coefficients[node.name].squeeze(1), self.network.operator_of(node)
+        bounds = [self.inspection.bounds[name] for name in node.inputs]
+        arrived, operator = self.inspection.coefficients[node.name].squeeze(1), self.network.operator_of(node)
         arrived = operator.centred(arrived.unsqueeze(1), bounds).squeeze(1)
         if len(bounds) > 1:
             return [_repeated(loss, times) for loss in self._radius_shares(node, bounds, arrived)]
-        family, z = self.closer.families[node.name], points[node.inputs[0]]
+        family, z = self.inspection.families[node.name], points[node.inputs[0]]
         relaxed = family.relaxation if isinstance(family, Bent) else operator.relax_on(node, bounds)
         assert isinstance(relaxed, Relaxation)
         value = self.network.interval(node, {node.inputs[0]: Interval.point(z)}).lower

@@ -11,7 +11,7 @@ from torch import Tensor
 from service.bounds.planes import Planes
 
 if TYPE_CHECKING:
-    from service.verification.search.goal import Goal
+    from service.verification.bab.specification import Specification
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,12 @@ class InputScore(ABC):
 class InputView:
     """A batch of ``n`` bounded boxes, as a score sees them.
 
-    ``planes`` bound the rows of ``goal`` from below, ``least`` ``(n, rows)`` is the least value of row − threshold
-    that they prove in each box, and ``is_open`` ``(n, disjuncts)`` tells the disjuncts that are still to be proved.
+    ``planes`` bound the rows of ``specification`` from below, ``least`` ``(n, rows)`` is the least value of row −
+    threshold that they prove in each box, and ``is_open`` ``(n, disjuncts)`` tells the disjuncts that are still to be
+    proved.
     """
 
-    goal: Goal
+    specification: Specification
     planes: Planes
     least: Tensor
     is_open: Tensor

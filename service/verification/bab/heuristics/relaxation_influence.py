@@ -23,6 +23,6 @@ class RelaxationInfluence(InputScore):
 
     def scores(self, view: InputView) -> Tensor:
         smallest = torch.finfo(view.least.dtype).eps
-        rows = view.is_open[:, view.goal.disjunct] / view.least.abs().clamp(min=smallest)
+        rows = view.is_open[:, view.specification.disjunct] / view.least.abs().clamp(min=smallest)
         loss = view.planes.influence + self.slope_weight * view.planes.coefficients.abs()
         return torch.bmm(rows.unsqueeze(1), loss.nan_to_num(nan=0.0, posinf=0.0)).squeeze(1)

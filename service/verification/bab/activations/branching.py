@@ -1,0 +1,174 @@
+"""Which preactivation a domain is split at: filtered smart branching (FSB, De Palma et al., 2021).
+
+Every score of :mod:`service.verification.bab.heuristics` nominates the best few entries of each domain. Both halves of
+each nominated entry are bounded for real, and the entry whose halves gain most wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bounds.relaxation import Lines
+from service.bounds.split import kink
+from service.verification.bab.activations.domain_bounds import DomainBounds, DomainInspection
+from service.verification.bab.activations.domains import Domains
+from service.verification.bab.heuristics import ActivationScore, ActivationView, Heuristics
+
+CANDIDATES = 2
+"""How many entries each score nominates in every domain."""
+MULTIPLIER_SHARES = (0.0, 0.5)
+"""The shares of a half's first multiplier with which its bound is tried."""
+BETTER_HALF_WEIGHT = 0.5
+"""The weight of the half that gains more, beside the half that gains less."""
+PRIOR_WEIGHT = 0.02
+"""The weight of the first score beside the gain that a real bound shows."""
+NARROWEST = 1e-4
+"""An entry narrower than this share of its width at the root is not split, unless at a kink."""
+
+
+@dataclass(frozen=True, eq=False)
+class Branched:
+    """``halves`` of the domains that could be split, first all of one side; ``whole`` are those that could not."""
+
+    halves: Domains
+    whole: Domains
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """Entries ``index`` that may be split ``at`` a value, ``(n, k)``, and where multipliers of both halves begin.
+
+    ``prior`` decides where bounds of the halves show no gain.
+    """
+
+    index: Tensor
+    at: Tensor
+    upper: Tensor
+    lower: Tensor
+    prior: Tensor
+
+    def rows(self, which: slice) -> _Candidates:
+        columns = (self.index, self.at, self.upper, self.lower, self.prior)
+        return _Candidates(*(each[which] for each in columns))
+
+
+class ActivationBranching:
+    """Splits domains of ``domain_bounds`` at the entries that ``scores`` nominate."""
+
+    def __init__(
+        self, domain_bounds: DomainBounds, scores: Sequence[ActivationScore] = Heuristics().activations
+    ) -> None:
+        self.domain_bounds, self.network, self.scores = domain_bounds, domain_bounds.network, scores
+        self.preactivations = domain_bounds.preactivations
+        self._root_width = domain_bounds.bounds.width
+
+    @torch.no_grad()
+    def split(self, domains: Domains, inspection: DomainInspection) -> Branched:
+        """Halves with the margins that a first pass proves, or their parents' where these are better."""
+        points = self._points(inspection)
+        scores = self._scores(inspection, points)
+        fields = [points, *self._multipliers(inspection), scores[0]]
+        chosen = [self.domain_bounds.neuron_index.best(each, CANDIDATES, fields) for each in scores]
+        nominated, index, *found = (torch.cat(each, dim=1) for each in zip(*chosen, strict=True))
+        possible = nominated > -torch.inf
+        able = possible.any(dim=1)
+        whole = domains.rows(~able)
+        domains, possible = domains.rows(able), possible[able]
+        if not len(domains):
+            return Branched(domains, whole)
+        # Repeating a domain's best candidate is harmless where it has fewer.
+        index, at, upper, lower, prior = (
+            torch.where(possible, each[able], each[able][:, :1]) for each in (index, *found)
+        )
+        return Branched(self._in_parts(domains, _Candidates(index, at, upper, lower, PRIOR_WEIGHT * prior)), whole)
+
+    def _in_parts(self, domains: Domains, tried: _Candidates) -> Domains:
+        """First all of one side and then all of the other, tried part by part as memory allows."""
+        at_once = max(1, self.domain_bounds.capacity // (2 * tried.index.shape[1]))
+        halves = self.domain_bounds.in_parts(
+            len(domains), at_once, lambda part: self._best_of(domains.rows(part), tried.rows(part))
+        )
+        return Domains.joined([upper for upper, _ in halves] + [lower for _, lower in halves])
+
+    def _best_of(self, domains: Domains, tried: _Candidates) -> tuple[Domains, Domains]:
+        """Both halves, by the candidate whose halves gain most."""
+        count, each = tried.index.shape
+        repeated = domains.repeated(2 * each)
+        index, at = (torch.cat([places, places], dim=1).reshape(-1) for places in (tried.index, tried.at))
+        sign = torch.cat([torch.ones_like(tried.at), -torch.ones_like(tried.at)], dim=1).reshape(-1)
+        # With all of the start the half has the bound of its whole; with less, perhaps a better one.
+        starts = torch.cat([tried.upper, tried.lower], dim=1).reshape(-1)
+        halves = repeated.split_further(index, sign, at, starts)
+        best = self.domain_bounds.best_of(
+            halves, [torch.cat([repeated.beta, share * starts[:, None]], dim=1) for share in MULTIPLIER_SHARES]
+        )
+        # What is proved needs no more.
+        gains = torch.minimum(best.margin - repeated.margin, -repeated.margin).nan_to_num(nan=0.0)
+        above, below = gains.view(count, 2, each).unbind(dim=1)
+        score = torch.minimum(above, below) + BETTER_HALF_WEIGHT * torch.maximum(above, below) + tried.prior
+        chosen = score.argmax(dim=1) + torch.arange(count, device=index.device) * 2 * each
+        return best.rows(chosen), best.rows(chosen + each)
+
+    def _points(self, inspection: DomainInspection) -> Tensor:
+        """Where each entry would be split, ``(n, entries)``."""
+        middles = {
+            preactivation.value: inspection.bounds[preactivation.value].centre
+            if (at := kink(self.network, preactivation)) is None
+            else torch.full_like(inspection.bounds[preactivation.value].lower, at)
+            for preactivation in self.preactivations.each
+        }
+        return self.preactivations.flattened(middles)
+
+    def _scores(self, inspection: DomainInspection, points: Tensor) -> list[Tensor]:
+        """Return each score's values ``(n, entries)``; −inf where a split is of no use."""
+        view = ActivationView(
+            self.network, self.preactivations, self.domain_bounds.objective.relaxed, inspection, points
+        )
+        useful = self._useful(inspection, view.lower, view.upper)
+        return [torch.where(useful, score.scores(view).nan_to_num(), -torch.inf) for score in self.scores]
+
+    def _useful(self, inspection: DomainInspection, lower: Tensor, upper: Tensor) -> Tensor:
+        wanted = {
+            preactivation.value: torch.zeros_like(inspection.bounds[preactivation.value].lower, dtype=torch.bool)
+            for preactivation in self.preactivations.each
+        }
+        for node in self.domain_bounds.objective.relaxed:
+            masks = self.network.operator_of(node).improvable_on(
+                node, [inspection.bounds[name] for name in node.inputs]
+            )
+            for name, mask in zip(node.inputs, masks, strict=True):
+                wanted[name] = wanted[name] | mask
+        kinked = torch.cat(
+            [
+                torch.full((preactivation.size,), kink(self.network, preactivation) is not None, device=lower.device)
+                for preactivation in self.preactivations.each
+            ]
+        )
+        wide = kinked | (upper - lower > NARROWEST * self._root_width)
+        return self.preactivations.flattened(wanted) & wide & lower.isfinite() & upper.isfinite()
+
+    def _multipliers(self, inspection: DomainInspection) -> list[Tensor]:
+        """Where the multipliers of a split at each entry begin, ``(n, entries)``: of the upper and the lower half.
+
+        In a half the function's slope k takes the place of the relaxation's λ. With δ = a·(k − λ) for the
+        coefficient a that arrives, the half begins with the bound of the whole.
+        """
+        upper = {
+            preactivation.value: torch.zeros_like(inspection.bounds[preactivation.value].lower)
+            for preactivation in self.preactivations.each
+        }
+        lower = dict(upper)
+        for node in self.domain_bounds.objective.relaxed:
+            pieces = self.network.operator_of(node).pieces(node)
+            relaxed, name = inspection.relaxed[node.name], node.inputs[0]
+            if node.name in inspection.coefficients and pieces is not None:
+                assert isinstance(relaxed, Lines)
+                arrived = inspection.coefficients[node.name]
+                slope = torch.where(arrived > 0, relaxed.lower_slope, relaxed.upper_slope)
+                upper[name] = upper[name] + (arrived * (1 - slope)).squeeze(1)
+                lower[name] = lower[name] + (arrived * (pieces.slope - slope)).squeeze(1)
+        return [self.preactivations.flattened(upper), self.preactivations.flattened(lower)]

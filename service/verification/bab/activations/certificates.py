@@ -1,0 +1,125 @@
+"""Domains of a search over activations, bounded once more in real arithmetic.
+
+An optimiser chose slopes, multipliers and weights; any choice is sound. What they prove with every rounding accounted
+for is what a rigorous search goes by: a domain that this leaves open is split further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+from service.bounds.operators import NONLINEAR
+from service.bounds.operators.allowance import Step
+from service.bounds.relaxation import Relaxed
+from service.bounds.rigorous import RigorousAnalysis
+from service.bounds.rigorous.backward import RigorousPass
+from service.bounds.rigorous.method import plain_convolutions
+from service.bounds.rounding import UNIT, gamma, magnitude
+from service.bounds.split import Multipliers, Splits
+from service.bounds.stages import Line
+from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.domains import Domains
+
+
+@dataclass(frozen=True, eq=False)
+class Certificates:
+    """Of domains of ``domain_bounds``, whose root's bounds are those of ``root``."""
+
+    domain_bounds: DomainBounds
+    root: RigorousAnalysis
+
+    @torch.no_grad()
+    def certified(self, domains: Domains) -> Domains:
+        """The domains with the margins that their parameters prove; +inf where nothing satisfies the splits."""
+        if not len(domains):
+            return domains
+        at_once = max(1, self.domain_bounds.capacity // 4)
+        with plain_convolutions():
+            parts = self.domain_bounds.in_parts(len(domains), at_once, lambda part: self._margins(domains.rows(part)))
+        return domains.with_(margin=torch.cat(parts))
+
+    def _margins(self, domains: Domains) -> Tensor:
+        splits = self.domain_bounds.neuron_index.localised(domains.index, domains.sign)
+        clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.domain_bounds.bounds)
+        empty = self.domain_bounds.neuron_index.anywhere((clipped.lower > clipped.upper).any(dim=1))
+        preactivations, within = self.domain_bounds.preactivations, clipped.meet(clipped)
+        walk = self._walk(domains, self.domain_bounds.objective.shaped(within))
+        beta = torch.where(splits.here, domains.beta, 0)
+        multipliers = Multipliers(beta, splits.index, within).coefficients(preactivations.entries)
+        held = {value: -each.unsqueeze(1) for value, each in preactivations.unflattened(multipliers).items()}
+        proved = self._combined(walk, domains, held if domains.depth else {})
+        return torch.where(empty, torch.inf, proved)
+
+    def _walk(self, domains: Domains, within: Mapping[str, Interval]) -> RigorousPass:
+        """The root's, on the domains' own bounds of what non-linear nodes read, through the lines they chose.
+
+        Every rank has the one row of each domain.
+        """
+        walk, count = self.root.walk, len(domains)
+        intervals = {
+            name: each.arranged(lambda end: end.expand(count, *end.shape[1:])) for name, each in walk.intervals.items()
+        }
+        # Of a ball, what is left of it after splits of inputs.
+        intervals |= {
+            name: replace(intervals[name], lower=each.lower, upper=each.upper) for name, each in within.items()
+        }
+        slope_parameters = self.domain_bounds.objective.slope_parameters
+        chosen = slope_parameters.members(slope_parameters.families(within), domains.slopes)
+        steps = {
+            name: self._own(name, intervals, chosen[name]) if name in chosen else _repeated(step, count)
+            for name, step in walk.steps.items()
+        }
+        return replace(walk, intervals=intervals, steps=steps, divided=False)
+
+    def _own(self, name: str, intervals: Mapping[str, Interval], relaxed: Relaxed) -> Step:
+        node = self.domain_bounds.network.nodes[name]
+        return NONLINEAR[node.operator].rigorous_step(node, [intervals[each] for each in node.inputs], relaxed)
+
+    def _combined(self, walk: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
+        """Of ``Σ w·(row·y − offset)``: one that the weights single out is exact, the others are rounded."""
+        specification_rows, network = self.domain_bounds.specification_rows, self.domain_bounds.network
+        weights = (domains.weights / domains.weights.sum(dim=1, keepdim=True)).unsqueeze(1)
+        rows, offsets, _ = specification_rows.of(domains.disjunct)
+        offsets = offsets.unsqueeze(2)
+        start = network.nodes[specification_rows.start]
+        combined = torch.bmm(weights, rows).reshape(len(domains), 1, *start.shape)
+        least = walk.lower_bounds(start.name, combined, held).squeeze(1)
+        size = magnitude(walk.intervals[start.name]).flatten(1).unsqueeze(2)
+        reach = torch.bmm(weights, torch.bmm(rows.abs(), size) + offsets.abs())
+        single = (weights != 0).sum(dim=2) == 1
+        lost = torch.where(single, 0.0, gamma(weights.shape[2] + 4) * reach.squeeze(1)).flatten()
+        offset = torch.bmm(weights, offsets).flatten()
+        margin = least - offset - lost - 8 * UNIT * (least.abs() + offset.abs() + lost)
+        margin = margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+        return network.exchange.agree(margin)
+
+
+@dataclass(frozen=True, eq=False)
+class StagedCertificates(Certificates):
+    """Of a model in stages, each of which has its own part of every domain; all of them call it."""
+
+    line: Line
+
+    def _combined(self, walk: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
+        """The last stage's: rows go up the line, and bounds come back."""
+        line, margin = self.line, None
+        walk = walk if line.is_first else replace(walk, before=self._before)
+        if line.is_last:
+            margin = super()._combined(walk, domains, held)
+        else:
+            rows = line.from_next()
+            line.to_next(walk.lower_bounds(self.domain_bounds.specification_rows.start, rows, held, own=False))
+        return line.of_last(margin)
+
+    def _before(self, rows: Tensor, own: bool) -> Tensor:
+        self.line.to_previous(rows)
+        return self.line.from_previous()
+
+
+def _repeated(step: Step, count: int) -> Step:
+    return replace(step, error=step.error.expand(count, *step.error.shape[1:]), lost=step.lost.expand(count))

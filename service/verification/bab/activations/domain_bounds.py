@@ -1,0 +1,205 @@
+"""Bounds of many domains at once, optimised over slopes and multipliers (α,β-CROWN; Wang et al., 2021)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+from service.bounds.memory import UNLIMITED, MemoryBudget, in_parts, make_room
+from service.bounds.relaxation import Family, Relaxed
+from service.bounds.split import Recorded
+from service.verification.bab.activations.domains import Domains
+from service.verification.bab.activations.dual_objective import DomainBatch, DualObjective, DualParameters
+from service.verification.bab.activations.optimiser import OptimiserSettings
+from service.verification.bab.activations.recorded_optimisation import DirectOptimisation, RecordedOptimisation
+
+T = TypeVar("T")
+FLOATS_PER_VALUE, FLOATS_PER_PIECEWISE, FLOATS_PER_CURVED = 8, 24, 100
+"""What a pass with gradients keeps of each domain, roughly: for each value, and for each that is relaxed by two lines,
+or by one of a family of curves or planes."""
+AT_MOST = 2**31
+"""Bytes of a batch on the host, where larger ones are no faster."""
+PLANNED_FOR = 1.0
+"""Seconds after which free memory is asked for again: a driver takes its time to answer."""
+ENOUGH = 2**15
+"""Domains at once: more are no faster, and other processes may want the memory, too."""
+
+
+@dataclass(frozen=True, eq=False)
+class DomainInspection:
+    """An inspection of bounded domains: what arrives at each non-linear operator, and where the bound is attained.
+
+    ``coefficients`` ``(n, 1, *shape)`` by node, at its output; ``families``, ``relaxed`` and ``bounds`` are those of
+    the operators, by node, and of the values that they read, by value; ``minimiser`` ``(n, *input shape)`` is the
+    input with the least value of the linear bound over the box, or near it over a ball. ``reached`` ``(n, entries)``
+    are the values of all preactivations there, if every operator were the line that bounds it.
+    """
+
+    margin: Tensor
+    coefficients: Mapping[str, Tensor]
+    families: Mapping[str, Family]
+    relaxed: Mapping[str, Relaxed]
+    bounds: Mapping[str, Interval]
+    minimiser: Tensor
+    reached: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _CoefficientRecorder(Interval):
+    """``whole``, and the coefficients ``(n, rows, *shape)`` that it was asked about."""
+
+    whole: Interval
+    arrived: list[Tensor]
+
+    def least(self, coefficients: Tensor) -> Tensor:
+        self.arrived.append(coefficients)
+        return self.whole.least(coefficients)
+
+
+class DomainBounds:
+    """The domains of one search, or of one layer's: all are bounded by the same ``objective``."""
+
+    def __init__(self, objective: DualObjective, memory: MemoryBudget = UNLIMITED) -> None:
+        self.memory, self._planned, self._expires = memory, 0, -inf
+        self.objective, self.network, self.specification_rows = (
+            objective,
+            objective.network,
+            objective.specification_rows,
+        )
+        self.box, self.preactivations, self.neuron_index = (
+            objective.box,
+            objective.preactivations,
+            objective.neuron_index,
+        )
+        self.scale = self.neuron_index.everywhere(torch.ones_like(objective.bounds.lower[0]))
+        device = self.box.lower.device
+        self.optimisation: DirectOptimisation | RecordedOptimisation = DirectOptimisation(objective)
+        if device.type == "cuda" and objective.is_alone:
+            self.optimisation = RecordedOptimisation.on(device, objective, self._bytes, memory)
+
+    @property
+    def bounds(self) -> Interval:
+        """The bounds ``(1, entries)`` of all preactivations at the root."""
+        return self.objective.bounds
+
+    @property
+    def _bytes(self) -> int:
+        """The memory that one domain takes."""
+        floats = FLOATS_PER_VALUE * sum(node.size for node in self.network.graph.nodes)
+        for node in self.network.nonlinear:
+            is_piecewise = self.network.operator_of(node).pieces(node) is not None
+            floats += node.size * (FLOATS_PER_PIECEWISE if is_piecewise else FLOATS_PER_CURVED)
+        return floats * self.box.lower.element_size()
+
+    @property
+    def device(self) -> torch.device:
+        return self.box.lower.device
+
+    @property
+    def capacity(self) -> int:
+        """How many domains may be optimised together. All ranks that bound them must ask, at the same point."""
+        now = time.monotonic()
+        if not self.objective.is_alone or now > self._expires:
+            most = ENOUGH if self.device.type != "cpu" else max(2, min(ENOUGH, AT_MOST // 2 // self._bytes))
+            kept, least = self.optimisation.held, self.neuron_index.least
+            self._planned = self.memory.plan(self.device, self._bytes, most, share=2, kept=kept, least=least)
+            self._expires = now + PLANNED_FOR
+        return self._planned
+
+    def make_room(self) -> None:
+        """Give up what is only kept for speed, and plan anew."""
+        self.optimisation.forget()
+        make_room(self.device)
+        self._expires = -inf
+
+    def roots(self, margins: Tensor) -> Domains:
+        """Return a domain for each disjunct, without splits, of which ``margins`` ``(disjuncts, rows)`` are proved."""
+        count, most = margins.shape
+        nothing = margins.new_zeros(count, 0)
+        return Domains(
+            margin=margins.amax(dim=1),
+            disjunct=torch.arange(count, device=margins.device),
+            index=torch.zeros(count, 0, dtype=torch.int64, device=margins.device),
+            sign=nothing,
+            at=nothing,
+            beta=nothing,
+            weights=torch.nn.functional.one_hot(margins.argmax(dim=1), most).to(margins.dtype),
+            slopes=self.objective.slope_parameters.start.to(margins).expand(count, -1),
+        )
+
+    def optimised(self, domains: Domains, settings: OptimiserSettings) -> Domains:
+        """Return the domains with the best margins met, never less than before, and the parameters that gave them."""
+        return self.optimisation.optimised(domains, settings, self.scale)
+
+    @torch.no_grad()
+    def margins(self, domains: Domains) -> Tensor:
+        """Return what the domains' parameters prove, ``(n,)``."""
+
+        def margins(rows: slice) -> Tensor:
+            part = domains.rows(rows)
+            batch = self._batch_of(part)
+            return torch.where(batch.empty, torch.inf, self._margins(batch, DualParameters.of(part)))
+
+        return torch.cat(self.in_parts(len(domains), self.capacity, margins))
+
+    def in_parts(self, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
+        """Run ``run`` for some of ``total`` domains at a time, fewer where memory runs out and no other rank waits."""
+        return in_parts(total, at_once, run, self.device, alone=self.objective.is_alone)
+
+    @torch.no_grad()
+    def best_of(self, domains: Domains, betas: Sequence[Tensor]) -> Domains:
+        """Return the domains with the best of some multipliers, or with their own margins where these are better."""
+        batch = self._batch_of(domains)
+        best, kept = torch.where(batch.empty, torch.inf, domains.margin), domains.beta
+        for beta in betas:
+            margin = self._margins(batch, DualParameters(domains.slopes, beta, domains.weights))
+            better = margin > best
+            best, kept = torch.where(better, margin, best), torch.where(better[:, None], beta, kept)
+        return domains.with_(margin=best, beta=kept)
+
+    @torch.no_grad()
+    def inspected(self, domains: Domains) -> DomainInspection:
+        batch, boxes = self._batch_of(domains), self.objective.boxes(len(domains))
+        arrived: dict[str, Tensor] = {}
+        relaxed = self.objective.slope_parameters.members(batch.families, domains.slopes)
+        box = _CoefficientRecorder(boxes.lower, boxes.upper, boxes, [])
+        with torch.enable_grad():
+            # What the bound gains by a change of the coefficient of a value is that value.
+            probe = domains.slopes.new_zeros(len(domains), self.preactivations.entries, requires_grad=True)
+            probed = self.objective.constrained(batch, relaxed, domains.beta, probe)
+            recorded = {name: Recorded(each, name, arrived) for name, each in probed.items()}
+            weights = domains.weights.detach().requires_grad_()
+            margin = self.objective.backward_bound(batch, recorded, box, weights)
+            # Weights only so that rows have a gradient, for which other ranks may wait.
+            reached, _ = torch.autograd.grad(margin.sum(), [probe, weights], allow_unused=True)
+        coefficients = {name: each.detach() for name, each in arrived.items()}
+        minimiser = self.objective.minimiser(boxes, box.arrived)
+        reached = torch.zeros_like(probe) if reached is None else reached
+        return DomainInspection(
+            margin.detach(), coefficients, batch.families, relaxed, batch.bounds, minimiser, reached
+        )
+
+    def calibrate(self, domains: Domains) -> None:
+        """Take the size of the multipliers' steps from the coefficients that arrive in some domains."""
+        inspection = self.inspected(domains)
+        sizes = {value: torch.zeros_like(each.lower[0]) for value, each in inspection.bounds.items()}
+        for node in self.objective.relaxed:
+            if node.name in inspection.coefficients and len(node.inputs) == 1:
+                sizes[node.inputs[0]] += inspection.coefficients[node.name].abs().mean(dim=(0, 1))
+        for value, size in sizes.items():
+            sizes[value] = size + 0.1 * size.mean()
+        own = self.preactivations.flattened({value: size[None] for value, size in sizes.items()})[0]
+        self.scale = self.neuron_index.everywhere(own)
+
+    def _batch_of(self, domains: Domains) -> DomainBatch:
+        return self.objective.batch_of(domains, self.scale)
+
+    def _margins(self, batch: DomainBatch, parameters: DualParameters) -> Tensor:
+        return self.objective.margins(batch, self.objective.boxes(len(batch.empty)), parameters)

@@ -1,0 +1,266 @@
+"""The dual objective of β-CROWN (Wang et al., 2021): the margin that parameters of many domains prove, and its
+gradient.
+
+Only the specification's rows go backward, one for each domain: bounds of hidden values are the root's, clipped where a
+domain is split. The rows of a disjunct are combined with weights w ≥ 0 that sum to 1: where Σ w·(row·y − threshold) is
+positive, some row is, and that is all that a proof needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from service.bounds.backward import Pass
+from service.bounds.interval import Interval
+from service.bounds.network import Network
+from service.bounds.relaxation import Family, Relaxed
+from service.bounds.split import Multipliers, Preactivations, Splits, constrained
+from service.verification.bab.activations.domains import Domains
+from service.verification.bab.activations.neuron_index import LocalSplits, NeuronIndex, NeuronIndexing
+from service.verification.bab.activations.slope_parameters import SlopeParameters
+from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+
+
+class SpecificationRows(Protocol):
+    """Specification rows of some disjuncts over the value of node ``start``, filled up to equally many (C matrices)."""
+
+    @property
+    def start(self) -> str: ...
+
+    def of(self, disjunct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return for disjuncts ``(n,)`` rows ``(n, rows, entries)``, what each must exceed, and which are used."""
+
+
+@dataclass(frozen=True, eq=False)
+class DisjunctRows:
+    """``rows`` ``(disjuncts, rows, entries)``; ``offsets`` ``(disjuncts, rows)`` is what a row must exceed, thresholds
+    with the margin for rounding; ``used`` tells the rows that are there from the filling.
+    """
+
+    start: str
+    rows: Tensor
+    offsets: Tensor
+    used: Tensor
+
+    def of(self, disjunct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.rows[disjunct], self.offsets[disjunct], self.used[disjunct]
+
+
+@dataclass(frozen=True, eq=False)
+class DualParameters:
+    """What an optimiser moves: ``slopes`` ``(n, parameters)``, ``beta`` ``(n, depth)``, ``weights`` ``(n, rows)``."""
+
+    slopes: Tensor
+    beta: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, domains: Domains) -> DualParameters:
+        return cls(domains.slopes, domains.beta, domains.weights)
+
+    @property
+    def each(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.slopes, self.beta, self.weights
+
+
+@dataclass(frozen=True, eq=False)
+class DomainBatch:
+    """What does not change while a batch of ``n`` domains is optimised.
+
+    ``number`` and ``splits`` ``(n, depth)`` are the splits over all ranks and this rank's, ``preactivation`` and
+    ``held`` the numbers of the preactivations and the bounds of their entries; ``empty`` ``(n,)`` are the domains in
+    which nothing is. ``bounds`` are by value, ``families`` by node; ``rows`` ``(n, rows, entries)``, ``offsets`` and
+    ``used`` ``(n, rows)`` those of the domains' disjuncts. A multiplier's step is in units of ``scale`` ``(n, depth)``.
+    ``own`` ``(n, any)`` are entries whose values are added to the rows', with the sign as a factor.
+    """
+
+    number: Tensor
+    splits: LocalSplits
+    preactivation: Tensor
+    held: Interval
+    empty: Tensor
+    bounds: Mapping[str, Interval]
+    families: Mapping[str, Family]
+    rows: Tensor
+    offsets: Tensor
+    used: Tensor
+    scale: Tensor
+    own: LocalSplits
+
+
+class DualObjective:
+    """The dual objective for domains of one ``box``, in which preactivations have the ``bounds`` ``(1, entries)``.
+
+    Bounds may also be ``(disjuncts, entries)``: of each disjunct those that matter to it.
+    The network is all here, or divided over tensor-parallel ranks.
+    """
+
+    def __init__(
+        self, network: Network, box: Interval, bounds: Interval, specification_rows: SpecificationRows
+    ) -> None:
+        self.network, self.box, self.bounds, self.specification_rows = network, box, bounds, specification_rows
+        self.preactivations = Preactivations.of(network)
+        self._site_of = self.preactivations.numbers(box.lower.device)
+        self.neuron_index = self._indexed(box.lower.device)
+        before = {node.name for node in network.graph.until(specification_rows.start)}
+        self.relaxed = tuple(node for node in network.nonlinear if node.name in before)
+        root = self.shaped(bounds)
+        self.slope_parameters = SlopeParameters(network, self.relaxed, root)
+        self._common = self._drifting()
+        self._reach = self.preactivations.flattened(_largest(root))[0]
+
+    def _indexed(self, device: torch.device) -> NeuronIndexing:
+        return NeuronIndex.of(self.network, self.preactivations, device)
+
+    def _drifting(self) -> Tensor | None:
+        """Slopes that ranks have together: replicas that drift apart would bound nothing."""
+        common = self.slope_parameters.common
+        return None if self.neuron_index.is_whole or not bool(common.any()) else common
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process has a part of the network."""
+        return self.network.exchange.axis.size == 1
+
+    def tighten(self, bounds: Interval) -> None:
+        """Take other bounds at the root, within those before: domains keep their meaning and their margins."""
+        self.bounds = bounds
+        self.slope_parameters.tighten(self.shaped(bounds))
+
+    def shaped(self, bounds: Interval) -> dict[str, Interval]:
+        """Return bounds ``(n, entries)`` of all preactivations as bounds of each value."""
+        lower, upper = self.preactivations.unflattened(bounds.lower), self.preactivations.unflattened(bounds.upper)
+        return {value: Interval(lower[value], upper[value]) for value in lower}
+
+    def boxes(self, count: int) -> Interval:
+        """Return the box, once for each of ``count`` domains."""
+        return self.box.arranged(lambda end: end.expand(count, *end.shape[1:]))
+
+    def batch_of(self, domains: Domains, scale: Tensor) -> DomainBatch:
+        """Prepare a batch of domains; ``scale`` of the multipliers is by number."""
+        splits = self.neuron_index.localised(domains.index, domains.sign)
+        clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.known(domains.disjunct))
+        within = clipped.meet(clipped)
+        bounds = self.shaped(within)
+        rows, offsets, used = self.specification_rows.of(domains.disjunct)
+        return DomainBatch(
+            number=domains.index,
+            splits=splits,
+            preactivation=self._site_of[splits.index],
+            held=within.arranged(lambda end: end.gather(1, splits.index)),
+            empty=self.neuron_index.anywhere(self.empty(clipped)),
+            bounds=bounds,
+            families=self.slope_parameters.families(bounds),
+            rows=rows,
+            offsets=offsets,
+            used=used,
+            scale=scale[domains.index],
+            own=LocalSplits(domains.index[:, :0], domains.sign[:, :0]),
+        )
+
+    def known(self, disjunct: Tensor) -> Interval:
+        """Return bounds ``(n or 1, entries)`` of all preactivations for disjuncts ``(n,)``."""
+        bounds = self.bounds
+        return bounds if len(bounds.lower) == 1 else bounds.arranged(lambda end: end[disjunct])
+
+    def empty(self, bounds: Interval) -> Tensor:
+        """Return ``(n,)`` whether ends ``(n, entries)`` of an entry cross by more than rounding: nothing is between."""
+        return _empty(bounds, self._reach)
+
+    def margins(self, batch: DomainBatch, boxes: Interval, parameters: DualParameters) -> Tensor:
+        """Return the margins ``(n,)`` that the parameters prove."""
+        relaxed = self.constrained(
+            batch, self.slope_parameters.pulling(batch.families, parameters.slopes), parameters.beta
+        )
+        return self.backward_bound(batch, relaxed, boxes, parameters.weights)
+
+    def constrained(
+        self, batch: DomainBatch, relaxed: dict[str, Relaxed], beta: Tensor, probe: Tensor | None = None
+    ) -> dict[str, Relaxed]:
+        """Add the multipliers of the splits, and coefficients ``probe`` ``(n, entries)`` at all preactivations."""
+        if not beta.shape[1] and not batch.own.index.shape[1] and probe is None:
+            return relaxed
+        multipliers = Multipliers(beta * batch.splits.here, batch.splits.index, batch.held)
+        added, biases = (
+            multipliers.coefficients(self.preactivations.entries),
+            multipliers.biases(batch.preactivation, len(self.preactivations.each)),
+        )
+        if batch.own.index.shape[1]:
+            added = added.scatter_add(1, batch.own.index, batch.own.sign)
+        return constrained(
+            self.network, self.preactivations, relaxed, added if probe is None else added + probe, biases
+        )
+
+    def backward_bound(
+        self, batch: DomainBatch, relaxed: Mapping[str, Relaxed], boxes: Interval, weights: Tensor
+    ) -> Tensor:
+        """Return what a backward pass through the relaxations proves, ``(n,)``."""
+        rows, offset = self.combined(batch, weights)
+        start = self.network.nodes[self.specification_rows.start]
+        backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed, ascends=True)
+        found = backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
+        return self.network.exchange.agree(found)
+
+    @staticmethod
+    def combined(batch: DomainBatch, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the combined row ``(n, 1, entries)`` of each domain, and its offset ``(n,)``."""
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        return torch.bmm(weights[:, None], batch.rows), (weights * batch.offsets).sum(dim=1)
+
+    def has_weights(self, batch: DomainBatch) -> bool:
+        """Return whether there is more than one row to weigh."""
+        return batch.used.shape[1] > 1
+
+    def project(self, batch: DomainBatch, weights: Tensor) -> None:
+        """Project the weights in place: they sum to 1, over rows that are in use."""
+        used = batch.used.to(weights.dtype)
+        weights.mul_(used)
+        total = weights.sum(dim=1, keepdim=True)
+        weights.copy_(torch.where(total > 0, weights / total, used))
+
+    def descent(self, batch: DomainBatch, margin: Tensor, parameters: DualParameters) -> DualParameters:
+        """Return gradients of the negated margins: 0 where nothing depends on a parameter, perhaps no number without a
+        bound.
+
+        Those of multipliers are numbers, and lead away from a kink.
+        """
+        found = torch.autograd.grad(margin.sum().neg(), parameters.each, allow_unused=True, materialize_grads=True)
+        slopes, beta, weights = found
+        multipliers = Multipliers(parameters.beta.detach(), batch.splits.index, batch.held)
+        climbing = multipliers.climbing(beta.nan_to_num(0, 0, 0).neg()) * batch.splits.here
+        falling = self.neuron_index.total(batch.number, climbing).neg()
+        if self._common is not None:
+            slopes[:, self._common] = self.network.exchange.agree(slopes[:, self._common])
+        return DualParameters(slopes, falling, self._agreed(weights))
+
+    def _agreed(self, weights: Tensor) -> Tensor:
+        return self.network.exchange.agree(weights)
+
+    def minimiser(self, boxes: Interval, arrived: Sequence[Tensor]) -> Tensor:
+        """Return where the bounds are attained, from the coefficients that arrived at the input."""
+        slope = arrived[-1].detach().squeeze(1)
+        corner = torch.where(slope > 0, boxes.lower, torch.where(slope < 0, boxes.upper, boxes.centre))
+        return self.network.exchange.agree(boxes.nearest(corner))
+
+
+def _empty(clipped: Interval, reach: Tensor) -> Tensor:
+    """Return the domains ``(n,)`` in which the ends of some entry cross by more than rounding: nothing satisfies their
+    splits.
+
+    ``reach`` ``(entries,)`` is how large values like it are: an end near 0 may be what is left of larger terms.
+    """
+    dtype = clipped.lower.dtype
+    return (clipped.lower - clipped.upper > ABSOLUTE_MARGIN[dtype] + RELATIVE_MARGIN[dtype] * reach).any(dim=1)
+
+
+def _largest(values: Mapping[str, Interval]) -> dict[str, Tensor]:
+    """Return for each value the largest end of any of its entries, ``(1, *shape)``: the largest number if that is
+    infinite.
+    """
+    sizes = {name: torch.maximum(each.lower[:1].abs(), each.upper[:1].abs()) for name, each in values.items()}
+    return {name: size.nan_to_num(nan=torch.inf).nan_to_num().amax().expand_as(size) for name, size in sizes.items()}

@@ -1,0 +1,160 @@
+"""Tighter bounds of hidden values by branch and bound over the activations before them.
+
+A relaxation is as tight as the bounds that it is made on, and all domains of a search share those of the root: what
+is spent on them once is gained in every domain. Each end of each entry is a problem of its own; the loosest domains
+of all problems of a layer are split together, and the layer's bounds are those of the layers after it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+from service.bounds.methods import Effort
+from service.bounds.network import Network
+from service.bounds.split import Preactivation, Preactivations
+from service.verification.bab.activations.branching import ActivationBranching
+from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.domains import Domains
+from service.verification.bab.activations.dual_objective import DualObjective
+from service.verification.bab.activations.intermediate_bounds import wanted
+from service.verification.bab.activations.optimiser import OptimiserSettings
+
+FROM_SCRATCH, ONWARD = OptimiserSettings(20, slopes=0.2), OptimiserSettings(10, slopes=0.02)
+FEWEST, MOST = 32, 1024
+"""Entries that are split together: more where the first few did not take long, and on a CUDA device at once, where
+many take as long as few."""
+NOT_LONG = 0.5
+"""Seconds."""
+KEPT = 16
+"""Leaves, as a multiple of how many are optimised together, each of which takes many times as much."""
+
+
+@torch.no_grad()
+def refined(network: Network, box: Interval, bounds: Interval, deadline: float, effort: Effort) -> Interval:
+    """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until ``deadline`` (``time.monotonic``)."""
+    preactivations = after_relaxations(network)
+    for number, preactivation in enumerate(preactivations):
+        now = time.monotonic()
+        if now > deadline:
+            break
+        entries = wanted(network, bounds, preactivation).nonzero().squeeze(1)
+        if len(entries):
+            ends = _Ends(preactivation.value, preactivation.size, entries, bounds.lower)
+            # Later layers have more before them, and what is gained in earlier ones helps them.
+            until = now + (deadline - now) / (len(preactivations) - number)
+            domain_bounds = DomainBounds(DualObjective(network, box, bounds, ends), effort.memory)
+            bounds = _of_ends(domain_bounds, preactivation.offset + entries, until, effort)
+    return bounds
+
+
+def after_relaxations(network: Network) -> list[Preactivation]:
+    """Return the preactivations with a non-linear operator before them: bounds of the others are exact or as good as
+    that.
+    """
+    reached: dict[str, bool] = {}
+    relaxed = {node.name for node in network.nonlinear}
+    for node in network.graph.nodes:
+        reached[node.name] = node.name in relaxed or any(reached[name] for name in node.inputs)
+    return [preactivation for preactivation in Preactivations.of(network).each if reached[preactivation.value]]
+
+
+def _of_ends(domain_bounds: DomainBounds, place: Tensor, deadline: float, effort: Effort) -> Interval:
+    """Return the bounds of all preactivations with better ends of the entries ``place``, part by part."""
+    bounds, entries = domain_bounds.bounds, len(place)
+    known = torch.cat([bounds.lower[0, place], -bounds.upper[0, place]])
+    least, count, done = known.clone(), MOST if known.is_cuda else FEWEST, 0
+    while done < entries and (now := time.monotonic()) < deadline:
+        part = torch.arange(done, min(done + count, entries), device=known.device)
+        problems = _Problems(domain_bounds, torch.cat([part, part + entries]), known, effort)
+        if time.monotonic() - now < NOT_LONG:
+            count = min(2 * count, MOST)
+        least[problems.disjunct] = problems.least(now + (deadline - now) * len(part) / (entries - done))
+        done += len(part)
+    lower, upper = bounds.lower.clone(), bounds.upper.clone()
+    lower[0, place], upper[0, place] = least[:entries], -least[entries:]
+    return Interval(torch.minimum(lower, upper), torch.maximum(lower, upper))
+
+
+@dataclass(frozen=True, eq=False)
+class _Ends:
+    """Of a value of ``size`` entries: the lower ends of ``entries``, and then the negated upper ends, from below.
+
+    Rows are like ``like``.
+    """
+
+    start: str
+    size: int
+    entries: Tensor
+    like: Tensor
+
+    def of(self, disjunct: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        count = len(self.entries)
+        place = self.entries[disjunct % count].reshape(-1, 1, 1)
+        sign = torch.where(disjunct < count, 1, -1).to(self.like.dtype).reshape(-1, 1, 1)
+        offsets = self.like.new_zeros(len(disjunct), 1)
+        rows = self.like.new_zeros(len(disjunct), 1, self.size).scatter_(2, place, sign)
+        return rows, offsets, torch.ones_like(offsets, dtype=torch.bool)
+
+
+class _Problems:
+    """Some of the ends of a preactivation: the ``disjunct`` ``(problems,)`` of ``domain_bounds``.
+
+    ``known`` has a bound for every end.
+    """
+
+    def __init__(self, domain_bounds: DomainBounds, disjunct: Tensor, known: Tensor, effort: Effort) -> None:
+        self.domain_bounds, self.disjunct, self.known = domain_bounds, disjunct, known
+        self.branching = ActivationBranching(domain_bounds)
+        first, self.onward = (settings.within(effort) for settings in (FROM_SCRATCH, ONWARD))
+        self.leaves = self._optimised(domain_bounds.roots(known[:, None]).rows(disjunct), first)
+        domain_bounds.calibrate(self.leaves)
+
+    def least(self, deadline: float) -> Tensor:
+        """``(problems,)``, never less than what was known."""
+        leaves = self.leaves
+        while time.monotonic() < deadline:
+            chosen = self._loosest(leaves)
+            if not bool(chosen.any()) or 2 * int(chosen.sum()) + len(leaves) > KEPT * self.domain_bounds.capacity:
+                break
+            parts = [leaves.rows(~chosen), *self._split(leaves.rows(chosen), deadline)]
+            leaves = Domains.joined(parts)
+        return self._least(leaves)
+
+    def _least(self, leaves: Domains) -> Tensor:
+        start = torch.full_like(self.known, torch.inf)
+        return start.scatter_reduce(0, leaves.disjunct, leaves.margin, "amin")[self.disjunct]
+
+    def _loosest(self, leaves: Domains) -> Tensor:
+        """Of each problem whose sign is open, the leaves at or below the mean."""
+        mean = torch.zeros_like(self.known).scatter_reduce(
+            0, leaves.disjunct, leaves.margin, "mean", include_self=False
+        )
+        return (leaves.margin <= mean[leaves.disjunct]) & (leaves.margin <= 0)
+
+    def _split(self, leaves: Domains, deadline: float) -> Iterator[Domains]:
+        """Both halves, part by part as memory allows; the leaves themselves when the time is over."""
+        size = max(1, self.domain_bounds.capacity // 2)
+        for start in range(0, len(leaves), size):
+            part = leaves.rows(slice(start, start + size))
+            if time.monotonic() > deadline:
+                yield part
+                continue
+            branched = self.branching.split(part, self.domain_bounds.inspected(part))
+            yield branched.whole
+            if len(branched.halves):
+                yield self._optimised(branched.halves, self.onward)
+
+    def _optimised(self, domains: Domains, settings: OptimiserSettings) -> Domains:
+        return Domains.joined(
+            self.domain_bounds.in_parts(
+                len(domains),
+                self.domain_bounds.capacity,
+                lambda part: self.domain_bounds.optimised(domains.rows(part), settings),
+            )
+        )

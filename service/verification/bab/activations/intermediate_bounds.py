@@ -1,0 +1,99 @@
+"""Bounds of hidden values, each optimised for itself before anything is split (α-CROWN, Xu et al., 2021).
+
+All domains of a search relax on these bounds. Only entries that they would tighten a relaxation of are bounded, layer
+by layer, by as many iterations as the time that is left allows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from service.bounds.backward import Pass
+from service.bounds.interval import Interval
+from service.bounds.methods import Effort
+from service.bounds.methods.alpha import both_optimised
+from service.bounds.methods.layers import bound_layers, one_pass
+from service.bounds.network import Network
+from service.bounds.split import Preactivation, Preactivations
+
+PASSES = 3
+"""Plain passes that an iteration takes as long as, with its gradient."""
+FEWEST = 3
+"""Iterations that are worth it."""
+SHARE = 0.5
+"""Of the time that is left, for one layer."""
+
+
+@torch.no_grad()
+def optimised(network: Network, box: Interval, bounds: Interval, deadline: float, effort: Effort) -> Interval:
+    """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until about ``deadline``
+    (``time.monotonic``).
+    """
+    preactivations = Preactivations.of(network)
+    known = {preactivation.value: _part(bounds, preactivation) for preactivation in preactivations.each}
+    open_ = {preactivation.value: wanted(network, bounds, preactivation) for preactivation in preactivations.each}
+    analysis = bound_layers(network, box, effort.within(box.lower.device), _OptimisedBounds(known, open_, deadline))
+    found = {
+        preactivation.value: analysis.intervals[preactivation.value].map(lambda end: end.flatten(1))
+        for preactivation in preactivations.each
+    }
+    ends = (
+        torch.cat([getattr(found[preactivation.value], side) for preactivation in preactivations.each], dim=1)
+        for side in ("lower", "upper")
+    )
+    return bounds.meet(Interval(*ends))
+
+
+def _part(bounds: Interval, preactivation: Preactivation) -> Interval:
+    return bounds.arranged(lambda end: end[:, preactivation.offset : preactivation.offset + preactivation.size])
+
+
+def wanted(network: Network, bounds: Interval, preactivation: Preactivation) -> Tensor:
+    """Return the entries, bool ``(size,)``, whose tighter bounds would tighten a relaxation."""
+    preactivations = Preactivations.of(network)
+    lower, upper = preactivations.unflattened(bounds.lower), preactivations.unflattened(bounds.upper)
+    found = torch.zeros_like(lower[preactivation.value], dtype=torch.bool)
+    for node in network.nonlinear:
+        if preactivation.value in node.inputs:
+            known = [Interval(lower[name], upper[name]) for name in node.inputs]
+            masks = network.operator_of(node).improvable_on(node, known)
+            for name, mask in zip(node.inputs, masks, strict=True):
+                if name == preactivation.value:
+                    found |= mask
+    return found.flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class _OptimisedBounds:
+    """A :data:`~service.bounds.methods.layers.Refine` of one box, by value: what is known and which entries matter."""
+
+    known: Mapping[str, Interval]
+    wanted: Mapping[str, Tensor]
+    deadline: float
+
+    def __call__(self, backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
+        before = self.known[name].arranged(lambda end: end.gather(1, index))
+        (place,) = self.wanted[name][index[0]].nonzero(as_tuple=True)
+        if not len(place):
+            return before
+        found = self._bounded(backward, name, index[:, place], effort)
+        lower, upper = before.lower.clone(), before.upper.clone()
+        lower[:, place], upper[:, place] = found.lower, found.upper
+        return before.meet(Interval(lower, upper))
+
+    def _bounded(self, backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
+        started = time.monotonic()
+        plain = one_pass(backward, name, index, effort)
+        bool(plain.lower.isfinite().all())  # a device answers when it is done
+        now = time.monotonic()
+        affordable = int(SHARE * (self.deadline - now) / (PASSES * (now - started)))
+        iterations = min(effort.ascent.iterations, affordable)
+        if iterations < FEWEST:
+            return plain
+        effort = replace(effort, ascent=replace(effort.ascent, iterations=iterations))
+        return plain.meet(both_optimised(backward, name, index, effort))

@@ -1,0 +1,126 @@
+"""The neuron index: numbers of hidden entries that are divided over tensor-parallel ranks, over all of them.
+
+All ranks search through the same domains, and take every decision from numbers that are equal to the last bit. Of a
+domain's splits a rank has to do with those of its own entries, and of what is replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.network import Network
+from service.bounds.split import Preactivations
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSplits:
+    """Splits as this rank sees them: ``index`` over its own entries, ``sign`` 0 where an entry is another rank's."""
+
+    index: Tensor
+    sign: Tensor
+
+    @property
+    def here(self) -> Tensor:
+        return self.sign != 0
+
+
+class NeuronIndexing(Protocol):
+    """Numbers all entries, of which this rank has some; all ranks call the same methods."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all entries."""
+
+    def localised(self, number: Tensor, sign: Tensor) -> LocalSplits:
+        """Return ``(n, depth)`` splits as this rank sees them."""
+
+    def total(self, number: Tensor, values: Tensor) -> Tensor:
+        """Sum values ``(n, depth)`` of which each entry's is known where it is, on all ranks."""
+
+    def everywhere(self, values: Tensor) -> Tensor:
+        """Gather ``(entries,)`` of this rank to those of all entries, by number."""
+
+    def anywhere(self, flags: Tensor) -> Tensor:
+        """Return the flags ``(n,)`` that are set on any rank."""
+
+    def least(self, count: int) -> int:
+        """Return the least of all ranks' numbers."""
+
+    def best(self, scores: Tensor, count: int, fields: Sequence[Tensor]) -> list[Tensor]:
+        """Return the ``count`` best entries ``(n, count)`` of every domain: their scores, numbers, and ``fields``.
+
+        Scores and fields are ``(n, entries)`` of this rank; a score of −∞ is no candidate.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronIndex:
+    """:class:`NeuronIndexing` over a tensor-parallel group.
+
+    Entry e of rank r has the number ``r · entries + e``, a replicated one that of the first rank.
+
+    ``replicated`` is bool ``(entries,)``.
+    """
+
+    exchange: Exchange
+    replicated: Tensor
+
+    @classmethod
+    def of(cls, network: Network, preactivations: Preactivations, device: torch.device) -> NeuronIndex:
+        flags = [
+            torch.full((preactivation.size,), not network.is_own(preactivation.value), device=device)
+            for preactivation in preactivations.each
+        ]
+        return cls(network.exchange, torch.cat(flags) if flags else torch.zeros(0, dtype=torch.bool, device=device))
+
+    @property
+    def entries(self) -> int:
+        return len(self.replicated)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.exchange.axis.size == 1
+
+    def localised(self, number: Tensor, sign: Tensor) -> LocalSplits:
+        if self.is_whole:
+            return LocalSplits(number, sign)
+        index = number % self.entries
+        here = self.leads(number) | self.replicated[index]
+        return LocalSplits(torch.where(here, index, 0), torch.where(here, sign, 0))
+
+    def leads(self, number: Tensor) -> Tensor:
+        """Which entries this rank speaks for, each exactly one rank."""
+        return number // self.entries == self.exchange.axis.rank
+
+    def total(self, number: Tensor, values: Tensor) -> Tensor:
+        return values if self.is_whole else self.exchange.sum(torch.where(self.leads(number), values, 0))
+
+    def everywhere(self, values: Tensor) -> Tensor:
+        return self.exchange.gather(values, 0)
+
+    def anywhere(self, flags: Tensor) -> Tensor:
+        return flags if self.is_whole else self.exchange.sum(flags.to(torch.int32)) > 0
+
+    def least(self, count: int) -> int:
+        return self.exchange.least(count, self.replicated.device)
+
+    def best(self, scores: Tensor, count: int, fields: Sequence[Tensor]) -> list[Tensor]:
+        if not self.is_whole and self.exchange.axis.rank:
+            scores = torch.where(self.replicated, -torch.inf, scores)
+        best = scores.topk(min(count, self.entries), dim=1)
+        found = [each.gather(1, best.indices) for each in fields]
+        if self.is_whole:
+            return [best.values, best.indices, *found]
+        number = best.indices + self.exchange.axis.rank * self.entries
+        # A number of an entry is exact in float64, and so is everything else.
+        offered = torch.stack([each.double() for each in (number, best.values, *found)])
+        everyone = self.exchange.gather(offered, 2)
+        chosen = everyone[1].topk(best.indices.shape[1], dim=1).indices
+        number, *rest = everyone.gather(2, chosen.expand(len(everyone), -1, -1)).unbind()
+        return [rest[0].to(scores.dtype), number.long(), *(each.to(scores.dtype) for each in rest[1:])]

@@ -1,0 +1,136 @@
+"""How the parameters of a batch of domains are optimised: as written, or on a CUDA device from a record.
+
+Domains of small networks are bounded by thousands of small kernels, whose launches take longer than the work. One
+record serves all batches of about one size: they are filled up, with domains that are there already and with splits
+that are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from service.bounds.memory import MemoryBudget, is_out_of_memory, make_room
+from service.bounds.replay import Memory, Plain, Recorded, Repeat
+from service.verification.bab.activations.domains import Domains
+from service.verification.bab.activations.dual_objective import DualObjective
+from service.verification.bab.activations.optimiser import DomainOptimiser, OptimiserSettings
+
+SMALLEST, SHALLOWEST = 8, 8
+"""Domains, and splits."""
+FINER = 64
+"""Domains beyond which sizes are a quarter of a power of two apart."""
+WORTHWHILE = 2**33
+"""Bytes of a batch beyond which kernels take longer than their launches."""
+SHARE = 4
+"""All records together take no more of the memory that is free."""
+
+
+def filled(count: int, least: int) -> int:
+    """The size of the batch, or of the history, that one of ``count`` is filled up to."""
+    if count <= least:
+        return least if count else 0
+    size = 1 << (count - 1).bit_length()
+    step = size if size <= FINER else size // 8
+    return -(-count // step) * step
+
+
+@dataclass(eq=False)
+class DirectOptimisation:
+    """Every batch by itself."""
+
+    objective: DualObjective
+
+    def optimised(self, domains: Domains, settings: OptimiserSettings, scale: Tensor) -> Domains:
+        batch = self.objective.batch_of(domains, scale)
+        return DomainOptimiser(self.objective, batch, domains, settings, (Plain(), Plain())).run(domains)
+
+    @property
+    def held(self) -> int:
+        """Bytes that seem to be free and are not."""
+        return 0
+
+    def forget(self) -> None:
+        """What was only kept for speed."""
+
+
+@dataclass(frozen=True)
+class _Size:
+    count: int
+    depth: int
+    settings: OptimiserSettings
+
+
+@dataclass(eq=False)
+class RecordedOptimisation:
+    """Batches of one size share a record; those that were not used for longest make room for others.
+
+    ``cost`` are the bytes that a domain takes, ``free`` tells those that there are. ``repeat`` makes what repeats an
+    iteration in some memory.
+    """
+
+    objective: DualObjective
+    cost: int
+    free: Callable[[], int]
+    repeat: Callable[[Memory], Repeat]
+    memory: Memory = field(default_factory=Memory)
+    _kept: dict[_Size, DomainOptimiser] = field(default_factory=dict)
+
+    @classmethod
+    def on(
+        cls, device: torch.device, objective: DualObjective, cost: int, budget: MemoryBudget
+    ) -> RecordedOptimisation:
+        return cls(objective, cost, lambda: budget.free(device), lambda memory: Recorded(device, memory))
+
+    @property
+    def held(self) -> int:
+        return self.memory.bytes
+
+    def forget(self) -> None:
+        self._kept.clear()
+        self.memory = Memory()
+
+    def optimised(self, domains: Domains, settings: OptimiserSettings, scale: Tensor) -> Domains:
+        size = _Size(filled(len(domains), SMALLEST), filled(domains.depth, SHALLOWEST), settings)
+        if size in self._kept or self._has_room(size):
+            try:
+                return self._from_record(size, domains, scale)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            self.forget()
+            make_room(domains.margin.device)
+        return DirectOptimisation(self.objective).optimised(domains, settings, scale)
+
+    def _from_record(self, size: _Size, domains: Domains, scale: Tensor) -> Domains:
+        whole = domains.filled(size.count, size.depth)
+        found = self._optimiser(size, whole, scale).run(whole)
+        return found.rows(slice(len(domains))).cut(domains.depth)
+
+    def _optimiser(self, size: _Size, domains: Domains, scale: Tensor) -> DomainOptimiser:
+        """Ready to run, and the last of all that were used."""
+        batch = self.objective.batch_of(domains, scale)
+        optimiser = self._kept.pop(size, None)
+        if optimiser is not None and optimiser.takes(batch):
+            optimiser.restart(batch, domains)
+        else:
+            repeats = self.repeat(self.memory), self.repeat(self.memory)
+            optimiser = DomainOptimiser(self.objective, batch, domains, size.settings, repeats)
+            optimiser.keep()
+        self._kept[size] = optimiser
+        return optimiser
+
+    def _has_room(self, size: _Size) -> bool:
+        """Whether there is memory for one more record, perhaps after others were dropped."""
+        held, need = sum(each.count for each in self._kept) * self.cost, size.count * self.cost
+        limit = (self.free() - self.held + held) // SHARE
+        if need > min(limit, WORTHWHILE):
+            return False
+        while held + need > limit:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            held -= oldest.count * self.cost
+        return True

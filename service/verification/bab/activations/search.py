@@ -1,0 +1,378 @@
+"""Branch and bound over activations (β-CROWN, Wang et al., 2021): domains are sets of halfspaces of hidden values.
+
+Every disjunct starts one domain, the whole box. Domains that are not proved wait in a pool; those with
+the least margins are taken out in batches, split in two where that gains most, bounded on the device, and tried for
+a counterexample where their bounds are attained. A domain that leaves only affine operators is a linear program.
+In a rigorous search the root's bounds and every margin are certified; neither programs nor refinement prove anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
+from math import inf, isnan
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+from service.bounds.memory import MemoryShortageError
+from service.bounds.parts import with_parts
+from service.bounds.rigorous import RigorousAnalysis
+from service.bounds.stages import StagedAnalysis
+from service.verification.bab.activations.branching import ActivationBranching
+from service.verification.bab.activations.certificates import Certificates, StagedCertificates
+from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.domains import DomainPool, Domains, DomainTransfer
+from service.verification.bab.activations.dual_objective import DualObjective
+from service.verification.bab.activations.intermediate_bab import after_relaxations, refined
+from service.verification.bab.activations.intermediate_bounds import optimised, wanted
+from service.verification.bab.activations.optimiser import OptimiserSettings
+from service.verification.bab.activations.root_bounds import RootBounds, bound_root
+from service.verification.bab.activations.staged_objective import StagedDualObjective
+from service.verification.bab.attack import descend, excess_of, inputs_at_once
+from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
+from service.verification.bab.invprop import GAIN, SETTINGS, Invprop
+from service.verification.bab.lp import LinearPrograms, LpResult
+from service.verification.bab.model import ModelUnderVerification, worst_first
+from service.verification.bab.search_group import SearchStatus
+from service.verification.bab.specification import Specification
+from service.verification.certify import Verdict
+
+FROM_SCRATCH, ONWARD = OptimiserSettings(60, slopes=0.1), OptimiserSettings(5, slopes=0.03)
+"""Settings for whole boxes, and for halves, whose parameters begin where those of the whole were best."""
+QUICK_SECONDS, QUICK_SHARE = 1.0, 0.05
+"""A search that is not over after so long, or so much of its time, tightens what all its domains share, and again
+whenever it has taken twice as long."""
+OPTIMISING_SHARE = 0.6
+"""What the first time may take, of the time that is left: it optimises relaxations and splits nothing."""
+REFINING_SHARE = 0.5
+"""What later times may take, of the time that is left; and no more than went by."""
+CLOSED, LONGER = 0.25, 2
+"""Where so large a share of the relaxations was no longer needed, the next time follows at once, and is longer."""
+PROGRAM_SECONDS = 1.0
+"""The time for linear programs in one round, whose end other domains wait for."""
+LARGEST_BATCH = 8192
+TRIED = 16
+"""Minimisers of a round from which a counterexample is sought by descent."""
+
+T = TypeVar("T")
+Counterexample = tuple[float, ...]
+ROOTS, DOMAINS, PROGRAMS = "the bounds of whole boxes", "the search over activations", "linear programs"
+"""Where memory may be short."""
+
+
+def split_activations(
+    model: ModelUnderVerification,
+    specification: Specification,
+    method: str,
+    deadline: float,
+    listener: ProgressListener,
+) -> SearchResult:
+    """A :class:`~service.verification.bab.decision.Search` strategy."""
+    if not model.rigorous:
+        model = replace(model, network=with_parts(model.network))
+    root = bound_root(model, specification, method, deadline)
+    return model.together(ROOTS, lambda: _ActivationSearch(model, specification, deadline, listener, root)).run()
+
+
+def _domain_bounds(model: ModelUnderVerification, root: RootBounds) -> DomainBounds:
+    if model.staged is not None:
+        objective: DualObjective = StagedDualObjective(model.staged, root.box, root.bounds, root.specification_rows)
+    else:
+        objective = DualObjective(model.network, root.box, root.bounds, root.specification_rows)
+    return DomainBounds(objective, model.memory)
+
+
+def _certificates(model: ModelUnderVerification, domain_bounds: DomainBounds, root: RootBounds) -> Certificates | None:
+    if not model.rigorous:
+        return None
+    if isinstance(root.analysis, StagedAnalysis):
+        assert isinstance(root.analysis.analysis, RigorousAnalysis)
+        return StagedCertificates(domain_bounds, root.analysis.analysis, root.analysis.staged.line)
+    assert isinstance(root.analysis, RigorousAnalysis)
+    return Certificates(domain_bounds, root.analysis)
+
+
+class _ActivationSearch:
+    """The search of one specification, on one rank."""
+
+    def __init__(
+        self,
+        model: ModelUnderVerification,
+        specification: Specification,
+        deadline: float,
+        listener: ProgressListener,
+        root: RootBounds,
+    ) -> None:
+        self.model, self.specification, self.deadline, self.listener = model, specification, deadline, listener
+        self.domain_bounds = _domain_bounds(model, root)
+        self.branching = ActivationBranching(self.domain_bounds, model.heuristics.activations)
+        self.certificates = _certificates(model, self.domain_bounds, root)
+        self.linear_programs, self.at_once = LinearPrograms(model, specification), inputs_at_once(model)
+        self.margins = root.margins
+        self.roots = self.domain_bounds.roots(self.margins)
+        self.pool = DomainPool(self.roots, model.memory)
+        self.domains, self.bound = 0, -inf
+        self.shortage: MemoryShortageError | None = None
+        self.is_over = False
+        self.proved, self.stuck = inf, inf
+        self.pace, self.most = 0.0, LARGEST_BATCH
+        self.first, self.onward = (settings.within(model.effort, deadline) for settings in (FROM_SCRATCH, ONWARD))
+        self.started = now = time.monotonic()
+        self.patience = now + min(QUICK_SECONDS, QUICK_SHARE * (deadline - now))
+        self.shared, self.is_optimised = root.bounds, False
+        self.specification_rows = root.specification_rows
+
+    @torch.no_grad()
+    def run(self) -> SearchResult:
+        search_group, device, found = self.model.search_group, self.model.device, None
+        self._if_possible(lambda: self._settle(self.roots, self.first), losing=ROOTS)
+        self._if_possible(lambda: self.domain_bounds.calibrate(self.roots))
+        if not search_group.is_first:  # every rank has bounded the roots; one searches on from there
+            self.pool, self.domains = DomainPool(self.roots, self.model.memory), 0
+        while True:
+            transfer = DomainTransfer(self.pool, self.roots)
+            state = search_group.synchronise(self._status(transfer.width), found, device)
+            everyone = state.all
+            self._report(everyone)
+            if state.found is not None:
+                return SearchResult(Verdict.FALSIFIED, state.found, everyone.domains, self.bound)
+            if not everyone.open or everyone.late:
+                decided = not everyone.open and not everyone.stuck
+                verdict = Verdict.VERIFIED if decided else Verdict.UNKNOWN
+                return SearchResult(verdict, None, everyone.domains, self.bound, self.shortage)
+            for rows in search_group.rebalance(state, transfer, device):
+                self._if_possible(partial(transfer.receive, rows), losing=DOMAINS)
+            if everyone.is_slow and self.certificates is None and self.domain_bounds.neuron_index.is_whole:
+                self._if_possible(self._refine_in_time)
+            found = self._round() if len(self.pool) else None
+
+    def _status(self, width: int) -> SearchStatus:
+        return SearchStatus(
+            len(self.pool),
+            self.domains,
+            min(self.pool.bound, self.stuck, self.proved),
+            stuck=self.stuck < inf or self.is_over,
+            late=self.model.late(self.deadline) or self.is_over,
+            is_slow=time.monotonic() > self.patience,
+            width=width,
+        )
+
+    def _round(self) -> Counterexample | None:
+        started = time.monotonic()
+        left = max(self.deadline - started, 0)
+        count, parents = 1, None
+        try:
+            count = min(self.most, self.domain_bounds.capacity // 2, int(left / self.pace) if self.pace else 1)
+            count = self.domain_bounds.neuron_index.least(max(1, count))
+            parents = self.pool.take(count)
+            count = len(parents)
+            return self._worked_off(parents.to(self.model.device), started)
+        except Exception as error:
+            # Whatever was free may have gone to another process since.
+            if not self.model.survives(error):
+                raise
+            if count == 1:
+                self.shortage, self.is_over = self.model.memory.shortage(DOMAINS, self.model.device, error), True
+        self.domain_bounds.make_room()
+        self.most = max(1, count // 2)
+        if parents is not None:
+            self._if_possible(partial(self.pool.put, parents), losing=DOMAINS)
+        return None
+
+    def _if_possible(self, run: Callable[[], T], losing: str | None = None) -> T | None:
+        """``run()``, or nothing where memory runs out.
+
+        Where domains are lost then, ``losing`` names what was done with them: the search is over, undecided.
+        """
+        try:
+            return run()
+        except Exception as error:
+            if not self.model.survives(error):
+                raise
+            if losing is not None:
+                self.shortage = self.model.memory.shortage(losing, self.model.device, error)
+                self.is_over, self.stuck = True, -inf
+        # Not in the handler: the error's traceback holds what the failed step had.
+        self.domain_bounds.make_room()
+        return None
+
+    def _worked_off(self, parents: Domains, started: float) -> Counterexample | None:
+        inspection = self.domain_bounds.inspected(parents)
+        found = self._if_possible(lambda: self._tried(inspection.minimiser))
+        if found is not None:
+            self.pool.put(parents)
+            return found
+        branched = self.branching.split(parents, inspection)
+        self._settle(self._certified(branched.halves), self.onward)
+        self.pace = (time.monotonic() - started) / len(parents)
+        return self._ended(branched.whole)
+
+    def _certified(self, domains: Domains) -> Domains:
+        """With margins that hold in real arithmetic, if they have to."""
+        return domains if self.certificates is None else self.certificates.certified(domains)
+
+    def _refine_in_time(self) -> None:
+        seconds = time.monotonic() - self.started
+        while len(self.pool) and self._refine(seconds):
+            seconds *= LONGER
+        now = time.monotonic()
+        self.patience = now + (now - self.started)
+
+    def _refine(self, seconds: float) -> bool:
+        """Refine for ``seconds``; return whether twice that is better spent on the same than on splits."""
+        self.domain_bounds.make_room()  # what comes has use for the memory
+        before, first = self._relaxed(), not self.is_optimised
+        self._if_possible(lambda: self._tighten(self._better_bounds(seconds)))
+        self._if_possible(lambda: self._tighten_by_invprop(seconds))
+        return not first and self._relaxed() < (1 - CLOSED) * before
+
+    def _relaxed(self) -> int:
+        """Count the values whose relaxation is not exact."""
+        network = self.domain_bounds.network
+        return sum(
+            int(wanted(network, self.shared, preactivation).sum()) for preactivation in after_relaxations(network)
+        )
+
+    @cached_property
+    def invprop(self) -> Invprop:
+        settings = SETTINGS.within(self.model.effort, self.deadline)
+        return Invprop(self.domain_bounds.objective, self.specification_rows, settings, self.model.memory)
+
+    def _better_bounds(self, seconds: float) -> Interval:
+        now = time.monotonic()
+        left = self.deadline - now
+        network, box, bounds = self.domain_bounds.network, self.domain_bounds.box, self.shared
+        effort = self.model.effort
+        if not self.is_optimised:
+            self.is_optimised = True
+            return optimised(network, box, bounds, now + OPTIMISING_SHARE * left, effort)
+        return refined(network, box, bounds, now + min(seconds, REFINING_SHARE * left), effort)
+
+    def _tighten(self, bounds: Interval) -> None:
+        """Take bounds that all domains share."""
+        self.shared = bounds
+        self.domain_bounds.objective.tighten(self.domain_bounds.bounds.meet(bounds))
+        self._begin_again(self.pool.disjuncts)
+
+    def _begin_again(self, disjuncts: Tensor) -> Domains:
+        """Bound the whole box again; a disjunct that gains more that way than by all its splits starts over."""
+        roots = self.domain_bounds.roots(torch.full_like(self.margins, -torch.inf))
+        roots = self._optimised(roots.rows(disjuncts.to(roots.margin.device)), self.first)
+        self.domains += len(roots)
+        for index, disjunct in enumerate(disjuncts.tolist()):
+            if float(roots.margin[index]) > self.pool.bound_of(disjunct):
+                self.pool.replace(disjunct, self._without_proved(roots.rows(slice(index, index + 1))))
+        self.domain_bounds.calibrate(roots)
+        return roots
+
+    def _tighten_by_invprop(self, seconds: float) -> None:
+        """Tighten what the domains of each open disjunct share."""
+        now = time.monotonic()
+        until = now + min(max(seconds, QUICK_SECONDS), REFINING_SHARE * (self.deadline - now))
+        disjuncts = self.pool.disjuncts
+        for index, disjunct in enumerate(disjuncts):
+            now = time.monotonic()
+            if now > self.deadline:  # of many disjuncts even one ascent each takes long
+                break
+            self._tighten_disjunct(disjunct, now + (until - now) / (len(disjuncts) - index))
+        self.invprop.domain_bounds.optimisation.forget()
+
+    def _tighten_disjunct(self, disjunct: Tensor, deadline: float) -> None:
+        """Tighten one disjunct as long as that brings the whole box nearer to a proof."""
+        self.proved = min(self.proved, 0.0)  # of inputs that satisfy the property no more is known from here on
+        margin, before, preactivations = (
+            float(self._begin_again(disjunct[None]).margin),
+            -inf,
+            self.invprop.preactivations,
+        )
+        while before * (1 - GAIN) < margin <= 0 and preactivations and time.monotonic() < deadline:
+            left = self.invprop.tighten(int(disjunct), margin, preactivations, deadline)
+            if left is None:
+                self.pool.drop(int(disjunct))
+                return
+            before, preactivations = margin, left
+            margin = float(self._begin_again(disjunct[None]).margin)
+
+    def _settle(self, domains: Domains, settings: OptimiserSettings) -> None:
+        """Bound domains; those that stay open go to the pool, all at the end."""
+        count, domains = len(domains), self._without_proved(domains) if len(domains) else domains
+        if len(domains):
+            self._keep(self._certified(self._optimised(domains, settings)))
+        self.domains += count
+
+    def _optimised(self, domains: Domains, settings: OptimiserSettings) -> Domains:
+        parts = self.domain_bounds.in_parts(
+            len(domains),
+            self.domain_bounds.capacity,
+            lambda part: self.domain_bounds.optimised(domains.rows(part), settings),
+        )
+        return Domains.joined(parts)
+
+    def _keep(self, domains: Domains) -> None:
+        self.pool.put(self._without_proved(domains))
+
+    def _without_proved(self, domains: Domains) -> Domains:
+        proved = domains.margin > 0
+        self.proved = min(self.proved, float(torch.where(proved, domains.margin, torch.inf).amin()))
+        return domains.rows(~proved)
+
+    def _ended(self, domains: Domains) -> Counterexample | None:
+        """Decide domains that no split makes tighter; most lack only better multipliers."""
+        if self.linear_programs.applies and len(domains):
+            return self._by_programs(self._reoptimised(domains))
+        for margin in domains.margin.tolist():
+            self._given_up(margin)
+        return None
+
+    def _reoptimised(self, domains: Domains) -> Domains:
+        better = self._if_possible(lambda: self._certified(self._optimised(domains, self.first)))
+        return self._without_proved(domains if better is None else better)
+
+    def _by_programs(self, domains: Domains) -> Counterexample | None:
+        """Solve domains one by one, as far as they get in a moment."""
+        until = min(self.deadline, time.monotonic() + PROGRAM_SECONDS)
+        for index in range(len(domains)):
+            domain = domains.rows(slice(index, index + 1))
+            if self.model.late(until if index else self.deadline):
+                self.pool.put(domains.rows(slice(index, None)))
+                return None
+            solved = self._solved(domain)
+            if solved.counterexample is not None:
+                self.pool.put(domains.rows(slice(index, None)))
+                return solved.counterexample
+            self._given_up(max(float(domain.margin), solved.margin if self.certificates is None else -inf))
+        return None
+
+    def _solved(self, domain: Domains) -> LpResult:
+        """Nothing is proved without the memory for it."""
+        try:
+            return self.linear_programs.solved(domain, self.domain_bounds.objective.known(domain.disjunct))
+        except Exception as error:
+            if not self.model.survives(error):
+                raise
+            self.shortage = self.model.memory.shortage(PROGRAMS, self.model.device, error)
+        self.domain_bounds.make_room()
+        return LpResult(-inf)
+
+    def _given_up(self, margin: float) -> None:
+        if margin > 0:
+            self.proved = min(self.proved, margin)
+        else:
+            # What is no number proves nothing, and must not be lost in a comparison.
+            self.stuck = min(self.stuck, -inf if isnan(margin) else margin)
+
+    def _tried(self, x: Tensor) -> Counterexample | None:
+        """Try the points where bounds are attained, and those to which the gradient leads from the best of them."""
+        x = x.flatten(1)
+        values = self.specification.per_disjunct(excess_of(self.model, self.specification, x, self.at_once)).amin(dim=1)
+        box = self.specification.box(self.model.dtype)
+        return descend(self.model, self.specification, box, x[worst_first(values, TRIED)], self.at_once)
+
+    def _report(self, everyone: SearchStatus) -> None:
+        self.bound = max(self.bound, everyone.bound)
+        self.listener(SearchProgress(everyone.domains, everyone.open, self.bound))

@@ -1,0 +1,88 @@
+"""What a search reports, on the way and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from service.bounds.memory import MemoryShortageError
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.specification import Specification
+from service.verification.certify import Verdict
+
+
+class Technique(Enum):
+    """What decided, or what was still at work when the time was over."""
+
+    ATTACK = "attack"
+    INPUTS = "input splitting"
+    ACTIVATIONS = "activation splitting"
+
+
+@dataclass(frozen=True)
+class SearchProgress:
+    """A moment of a search.
+
+    ``domains`` were bounded, ``open`` wait; ``bound`` is the least margin over all inputs that is proved so far,
+    never less than at an earlier moment of the same search. A margin is how far the nearest disjunct is from being
+    satisfied: the property holds where it is positive. Of parts that are cut off a box no more than that is known;
+    once there are any the bound ends at 0.
+    """
+
+    domains: int
+    open: int
+    bound: float
+
+
+ProgressListener = Callable[[SearchProgress], None]
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The end of a search: ``bound`` as in :class:`SearchProgress`, and a counterexample that convinced, if any.
+
+    ``shortage`` tells of the memory for lack of which something was left undecided.
+    """
+
+    verdict: Verdict
+    counterexample: tuple[float, ...] | None
+    domains: int
+    bound: float
+    shortage: MemoryShortageError | None = None
+
+
+class Search(Protocol):
+    """A branch and bound over one specification, ``UNKNOWN`` when ``deadline`` (``time.monotonic``) has passed.
+
+    ``method`` names one of :data:`~service.bounds.methods.METHODS`. ``listener`` hears of every round. Raises
+    :class:`~service.bounds.memory.MemoryShortageError`, on all ranks that decide together, where it cannot begin.
+    """
+
+    def __call__(
+        self,
+        model: ModelUnderVerification,
+        specification: Specification,
+        method: str,
+        deadline: float,
+        listener: ProgressListener,
+    ) -> SearchResult: ...
+
+
+@dataclass(frozen=True)
+class Decision:
+    """``domains`` counts what was bounded, ``bound`` is the least over all specifications; ``technique`` decided it.
+
+    ``attacking`` are those of the ``seconds`` that the attack before the search took; ``shortage`` as in
+    :class:`SearchResult`.
+    """
+
+    verdict: Verdict
+    counterexample: tuple[float, ...] | None
+    domains: int
+    seconds: float
+    bound: float
+    technique: Technique
+    attacking: float = 0.0
+    shortage: MemoryShortageError | None = None

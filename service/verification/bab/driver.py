@@ -1,0 +1,176 @@
+"""Decide a query: every specification is attacked first, and then searched by splitting inputs or activations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import torch
+
+from service.bounds.memory import MemoryShortageError, make_room
+from service.formats.vnnlib import Query
+from service.verification.bab.activations.search import split_activations
+from service.verification.bab.attack import RESTARTS, attack
+from service.verification.bab.decision import Decision, Search, SearchProgress, SearchResult, Technique
+from service.verification.bab.inputs.input_bounds import WEAK
+from service.verification.bab.inputs.search import FEW_INPUTS, split_inputs
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.specification import Specification, specifications
+from service.verification.bab.whole_box import bound_whole, has_activations
+from service.verification.certify import Verdict
+
+ATTACKING = 0.2
+"""Share of the time in which the attack must be over; on small networks it takes much less."""
+SEVERAL_INPUTS, LOOKING = 16, 0.1
+"""Half of a box of more inputs is hardly easier than the box: activations come first, for this share of the time."""
+SEARCHES: dict[Technique, Search] = {Technique.INPUTS: split_inputs, Technique.ACTIVATIONS: split_activations}
+
+
+@dataclass(frozen=True)
+class DecisionProgress:
+    """A moment of a decision; ``seconds`` since it began, the rest as in :class:`SearchProgress`."""
+
+    domains: int
+    open: int
+    bound: float
+    seconds: float
+
+
+def decide(
+    model: ModelUnderVerification,
+    query: Query,
+    method: str,
+    limit: float,
+    progress: Callable[[DecisionProgress], None] = lambda _: None,
+    *,
+    restarts: int = RESTARTS,
+) -> Decision:
+    """Decide the query within about ``limit`` seconds and the model's memory; *unknown* where they do not suffice.
+
+    The attack has ``restarts`` starts, and at least two for each disjunct; with 0 there is none. What ``progress``
+    raises ends the search.
+    """
+    started = time.monotonic()
+    asked = [_allowing(model, specification, method) for specification in specifications(query, model.device)]
+    run = _Run(model, asked, method, started, limit, progress)
+    found = run.attacked(restarts) if restarts else None
+    return run.searched() if found is None else run.end(Verdict.FALSIFIED, Technique.ATTACK, found)
+
+
+def _allowing(model: ModelUnderVerification, specification: Specification, method: str) -> Specification:
+    """Raise the thresholds to make up for coefficients that are rounded, in float64 or in the bounds' type."""
+    unbounded = torch.full_like(specification.rows[0], inf)
+    if not bool(specification.lost(model.dtype, unbounded).any()):
+        return specification
+    bounds = model.output_bounds(specification.box(model.dtype), method if method in WEAK else "crown")
+    reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs()).double().nan_to_num(nan=inf)
+    return specification.allowing(specification.lost(model.dtype, reach))
+
+
+def technique_for(specification: Specification) -> Technique:
+    """Choose what to split: halving an input gains nothing where there are many."""
+    few = _free(specification) <= FEW_INPUTS and specification.distance is None  # halves of a ball are none
+    return Technique.INPUTS if few else Technique.ACTIVATIONS
+
+
+def _free(specification: Specification) -> int:
+    return int((specification.upper > specification.lower).sum())
+
+
+@dataclass(eq=False)
+class _Run:
+    """The decision of one query, which adds up over its specifications."""
+
+    model: ModelUnderVerification
+    specifications: Sequence[Specification]
+    method: str
+    started: float
+    limit: float
+    progress: Callable[[DecisionProgress], None]
+    domains: int = 0
+    bounds: list[float] = field(default_factory=list)
+    attacking: float = 0.0
+    shortage: MemoryShortageError | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def attacked(self, restarts: int) -> tuple[float, ...] | None:
+        """Attack all specifications; each rank of a search group starts from other inputs."""
+        search_group, deadline = self.model.search_group, self.started + ATTACKING * self.limit
+        for specification in self.specifications:
+            found = search_group.first(self._attacked(specification, deadline, restarts), self.model.device)
+            self.attacking = self.seconds
+            if found is not None:
+                return found
+        return None
+
+    def _attacked(self, specification: Specification, deadline: float, restarts: int) -> tuple[float, ...] | None:
+        """An attack proves nothing: without the memory for it there is none."""
+        try:
+            return attack(self.model, specification, deadline, self.model.search_group.axis.rank, restarts)
+        except Exception as error:
+            if not self.model.survives(error):
+                raise
+        make_room(self.model.device)
+        return None
+
+    def searched(self) -> Decision:
+        """Search all specifications, one after the other; the first counterexample ends it."""
+        verdict, technique = Verdict.VERIFIED, Technique.ATTACK
+        for specification in self.specifications:
+            result, by = self._decided(specification)
+            if result.verdict is Verdict.FALSIFIED:
+                return self.end(Verdict.FALSIFIED, by, result.counterexample)
+            if verdict is Verdict.VERIFIED or result.verdict is Verdict.UNKNOWN:
+                verdict, technique = result.verdict, by
+        return self.end(verdict, technique)
+
+    def _decided(self, specification: Specification) -> tuple[SearchResult, Technique]:
+        technique, known = technique_for(specification), -inf
+        if technique is Technique.INPUTS and _free(specification) > SEVERAL_INPUTS:
+            looked = self._search(specification, Technique.ACTIVATIONS, LOOKING, known)
+            known = looked.bound
+            if looked.verdict is not Verdict.UNKNOWN:
+                return self._kept(looked), Technique.ACTIVATIONS
+        return self._kept(self._search(specification, technique, 1.0, known)), technique
+
+    def _kept(self, result: SearchResult) -> SearchResult:
+        self.bounds.append(result.bound)
+        return result
+
+    def _search(self, specification: Specification, technique: Technique, share: float, known: float) -> SearchResult:
+        """Search in a share of the time that is left; ``known`` bounds the margin from below."""
+
+        def heard(progress: SearchProgress) -> None:
+            least = self._least([*self.bounds, max(known, progress.bound)])
+            self.progress(DecisionProgress(self.domains + progress.domains, progress.open, least, self.seconds))
+
+        whole = technique is Technique.ACTIVATIONS and not has_activations(self.model)
+        search = bound_whole if whole else SEARCHES[technique]
+        now = time.monotonic()
+        try:
+            result = search(
+                self.model, specification, self.method, now + share * (self.started + self.limit - now), heard
+            )
+        except Exception as error:
+            agreed = isinstance(error, MemoryShortageError) or self.model.search_group.axis.size == 1
+            if not agreed or not self.model.survives(error):
+                raise
+            shortage = self.model.memory.shortage("the search", self.model.device, error)
+            result = SearchResult(Verdict.UNKNOWN, None, 0, -inf, shortage)
+        self.domains += result.domains
+        self.shortage = result.shortage or self.shortage
+        return replace(result, bound=max(known, result.bound))
+
+    def _least(self, bounds: Sequence[float]) -> float:
+        """Return the least bound over all specifications: nothing is known of those whose turn has not come."""
+        return min(bounds, default=inf) if len(bounds) == len(self.specifications) else -inf
+
+    def end(self, verdict: Verdict, technique: Technique, counterexample: tuple[float, ...] | None = None) -> Decision:
+        least = self._least(self.bounds)
+        shortage = self.shortage if verdict is Verdict.UNKNOWN else None
+        return Decision(verdict, counterexample, self.domains, self.seconds, least, technique, self.attacking, shortage)

@@ -1,0 +1,1 @@
+"""Branch and bound over boxes of inputs, for networks of few inputs."""

@@ -1,0 +1,160 @@
+"""Open boxes of a search over inputs, and the pool in which they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+from service.bounds.planes import Known
+
+T = TypeVar("T")
+CROWDED = {"cpu": 2**26, "cuda": 2**30}
+"""Entries of a pool beyond which waiting boxes leave the device, and wait without what is known of their values."""
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """``box`` ``(n, features)``; ``margins`` ``(n,)`` are proved; ``open`` ``(n, disjuncts)`` what is left to prove.
+
+    ``known`` are bounds of the network's values that hold in the box.
+    """
+
+    box: Interval
+    margins: Tensor
+    open: Tensor
+    known: Known
+
+    def __len__(self) -> int:
+        return len(self.margins)
+
+    @property
+    def entries(self) -> int:
+        return sum(end.numel() for each in (self.box, *self.known.values()) for end in (each.lower, each.upper))
+
+    def __getitem__(self, index: Tensor | slice) -> Boxes:
+        known = {name: each.map(lambda end: end[index]) for name, each in self.known.items()}
+        return Boxes(self.box.map(lambda end: end[index]), self.margins[index], self.open[index], known)
+
+    def without_known(self) -> Boxes:
+        return Boxes(self.box, self.margins, self.open, {})
+
+    def to(self, device: torch.device) -> Boxes:
+        known = {name: each.map(lambda end: end.to(device)) for name, each in self.known.items()}
+        box = self.box.map(lambda end: end.to(device))
+        return Boxes(box, self.margins.to(device), self.open.to(device), known)
+
+    @staticmethod
+    def joined(parts: Sequence[Boxes]) -> Boxes:
+        """One after the other; what is not known of all of them is forgotten."""
+        if len(parts) == 1:
+            return parts[0]
+        names = set.intersection(*(set(part.known) for part in parts))
+        known = {name: _joined([part.known[name] for part in parts]) for name in sorted(names)}
+        margins, left = (torch.cat([getattr(part, name) for part in parts]) for name in ("margins", "open"))
+        return Boxes(_joined([part.box for part in parts]), margins, left, known)
+
+
+def _joined(parts: Sequence[Interval]) -> Interval:
+    return Interval(torch.cat([part.lower for part in parts]), torch.cat([part.upper for part in parts]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    boxes: Boxes
+    least: float
+    entries: int
+
+
+@dataclass(eq=False)
+class BoxPool:
+    """Groups of boxes; those with the smallest margin come first, or the newest where the pool is crowded."""
+
+    device: torch.device
+    groups: list[_Waiting] = field(default_factory=list)
+    size: int = 0
+    entries: int = 0
+
+    @property
+    def crowded(self) -> bool:
+        return self.entries > CROWDED.get(self.device.type, CROWDED["cpu"])
+
+    @property
+    def least(self) -> float:
+        return min((group.least for group in self.groups), default=torch.inf)
+
+    def put(self, boxes: Boxes) -> None:
+        if not len(boxes):
+            return
+        if self.crowded:
+            boxes = boxes.without_known().to(torch.device("cpu"))
+        group = _Waiting(boxes, float(boxes.margins.min()), boxes.entries)
+        self.groups.append(group)
+        self._count(group, 1)
+
+    def take(self, count: int) -> Boxes:
+        """Up to ``count`` boxes, on the device; none leaves the pool where memory does not suffice."""
+        return self.take_as(lambda boxes: boxes, count)
+
+    def take_as(self, form: Callable[[Boxes], T], count: int) -> T:
+        """Take what ``form`` makes of up to ``count`` boxes; none leaves the pool where memory does not suffice."""
+        before = list(self.groups), self.size, self.entries
+        try:
+            return form(self._taken(count))
+        except BaseException:
+            self.groups, self.size, self.entries = before
+            raise
+
+    def _taken(self, count: int) -> Boxes:
+        taken: list[Boxes] = []
+        while self.groups and count:
+            group = self._next()
+            self._count(group, -1)
+            part, rest = group.boxes[:count], group.boxes[count:]
+            self.put(rest)
+            taken.append(part.to(self.device))
+            count -= len(part)
+        return Boxes.joined(taken)
+
+    def _next(self) -> _Waiting:
+        if self.crowded:
+            return self.groups.pop()
+        return self.groups.pop(min(range(len(self.groups)), key=lambda index: self.groups[index].least))
+
+    def _count(self, group: _Waiting, sign: int) -> None:
+        self.size += sign * len(group.boxes)
+        self.entries += sign * group.entries
+
+
+@dataclass(frozen=True, eq=False)
+class BoxTransfer:
+    """Hands over boxes of the pool, without what is known of their values.
+
+    A row has the margin, which disjuncts are open, and both ends.
+    """
+
+    pool: BoxPool
+    disjuncts: int
+    features: int
+    dtype: torch.dtype
+
+    @property
+    def width(self) -> int:
+        return 1 + self.disjuncts + 2 * self.features
+
+    def give(self, count: int, width: int) -> Tensor:
+        def rows(boxes: Boxes) -> Tensor:
+            parts = boxes.margins[:, None], boxes.open, boxes.box.lower, boxes.box.upper
+            return torch.cat([part.double() for part in parts], dim=1)
+
+        return self.pool.take_as(rows, count)
+
+    def receive(self, rows: Tensor) -> None:
+        sizes = [1, self.disjuncts, self.features, self.features]
+        margins, left, lower, upper = torch.split(rows, sizes, dim=1)
+        box = Interval(lower.to(self.dtype), upper.to(self.dtype))
+        self.pool.put(Boxes(box, margins[:, 0].to(self.dtype), left > 0, {}))

@@ -1,0 +1,194 @@
+"""Planes below rows of the output, for batches of boxes.
+
+A small network is folded and bounded backward, box by box; a large one forward as affine forms of its few inputs,
+with backward rows only for what they leave open. Weaker methods, and networks that are divided over ranks, are bounded
+as everywhere else. Rigorous planes are found beside, box by box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from service.bounds.backward import Pass
+from service.bounds.folded import Folded, fold
+from service.bounds.forms import forward_forms
+from service.bounds.interval import Interval
+from service.bounds.methods import METHODS, Effort
+from service.bounds.methods.base import LinearAnalysis, affordable
+from service.bounds.network import Network
+from service.bounds.planes import Known, Planes, Walk, minimum
+from service.bounds.rigorous import RIGOROUS
+
+WEAK = ("ibp", "crown-ibp")
+PAIRS, SLOPES, FORMS, ENDS = 10, 4, 8, 8
+"""Numbers that are held at a time: for each entry of a pair of rows, for each slope of an entry, for each entry of a
+value that is propagated forward, and for the bounds and the relaxation of each entry."""
+
+
+class InputBounds(Protocol):
+    """``box`` is ``(batch, features)``, ``rows`` ``(rows, outputs)``; ``known`` holds in the boxes."""
+
+    @property
+    def entries(self) -> int:
+        """A measure of the work that one box takes."""
+
+    @property
+    def floats(self) -> int:
+        """Numbers that a box takes at most, beside the rows of a pass, which go in parts."""
+
+    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes: ...
+
+
+InputBoundsFactory = Callable[[], InputBounds | None]
+"""Makes input bounds, which takes memory, too; ``None`` where they do not apply."""
+
+
+class PlaneAnalysis(Protocol):
+    """A rigorous analysis of the whole network; all ranks that have a part of it call it."""
+
+    def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Below ``(1, rows, outputs)`` rows of the output: ``(batch, rows, features)`` and ``(batch, rows)``."""
+
+
+def factories_of(network: Network, method: str, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
+    """For boxes within ``whole`` ``(1, features)``, in its dtype and on its device: the best first, and those that take
+    less memory after it.
+    """
+    weak, divided = method in WEAK, network.exchange.axis.size > 1
+    analysed = PassInputBounds(network, partial(_by_method, method if weak else "crown"), effort, 64, 1)
+    if weak or divided:
+        return [lambda: analysed]
+    free = int((whole.width > 0).sum())
+
+    def folded() -> FoldedInputBounds | None:
+        found = fold(network, whole.lower)
+        return None if found is None else FoldedInputBounds(found)
+
+    def propagated() -> PassInputBounds:
+        return PassInputBounds(network, forward_forms, affordable(network, whole, effort), 4 + 2 * free, 1 + free)
+
+    return [folded, propagated, lambda: analysed]
+
+
+def rigorous_factories(network: Network, method: str, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
+    """For boxes of float64 within ``whole``."""
+    graph, bound = network.graph, RIGOROUS[method if method in WEAK else "crown"]
+    sizes = [node.size for node in graph.nodes]
+
+    def analyse(box: Interval) -> PlaneAnalysis:
+        return bound(network, box.map(lambda end: end.reshape(-1, *graph.input.shape)), effort)
+
+    def rigorous(factory: InputBoundsFactory) -> InputBounds | None:
+        plain = factory()
+        return None if plain is None else RigorousInputBounds(analyse, plain, sum(sizes) * max(sizes))
+
+    return [partial(rigorous, factory) for factory in factories_of(network, method, whole, effort)]
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedInputBounds:
+    folded: Folded
+
+    @property
+    def entries(self) -> int:
+        """Pairs of rows for a third of the entries, each as wide as the widest operator."""
+        sizes = [operator.node.size for operator in self.folded.operators]
+        return max(1, sum(sizes) * max(sizes, default=1))
+
+    @property
+    def floats(self) -> int:
+        """If every entry of the widest operators gets a pair of rows, and all have slopes."""
+        sizes = [operator.node.size for operator in self.folded.operators]
+        features = self.folded.network.graph.input.size
+        widest = max(sizes, default=1)
+        return PAIRS * widest * max(widest, features) + SLOPES * sum(sizes) * features + ENDS * sum(sizes)
+
+    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
+        return Walk(self.folded, box, known).planes(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class PassInputBounds:
+    """What is known of the values in a larger box is not used.
+
+    ``copies`` of the widest value measure the work of a box, ``forms`` counts what is propagated forward at a time.
+    """
+
+    network: Network
+    make: Callable[[Network, Interval, Effort], Pass]
+    effort: Effort
+    copies: int
+    forms: int
+
+    @property
+    def entries(self) -> int:
+        return self.network.widest * self.copies
+
+    @property
+    def floats(self) -> int:
+        sizes = [node.size for node in self.network.graph.nodes]
+        return self.forms * FORMS * self.network.widest + ENDS * sum(sizes)
+
+    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
+        graph = self.network.graph
+        shaped = box.map(lambda end: end.reshape(-1, *graph.input.shape))
+        backward = self.make(self.network, shaped, self.effort)
+        rows, nothing = rows.reshape(1, -1, *graph.output.shape), box.lower.new_zeros(1, 1, box.lower.shape[1])
+        # The least value over a box is linear in the box's centre: its slope is the plane's.
+        with torch.enable_grad():
+            ends = shaped.map(lambda end: end.detach().requires_grad_())
+            intervals = {**backward.intervals, graph.input.name: ends}
+            # All rows on every tensor-parallel rank: then no gradient has to go to another.
+            least = replace(backward, intervals=intervals, divided=False).lower_bounds(graph.output.name, rows)
+            slopes = [_slope(each, ends) for each in least.unbind(dim=1)]
+        exchange = self.network.exchange
+        coefficients = exchange.agree(torch.stack(slopes, dim=1).flatten(2))
+        least = exchange.agree(least.detach())
+        return Planes(coefficients, least - minimum(box, coefficients, torch.zeros_like(least)), {}, nothing)
+
+
+@dataclass(frozen=True, eq=False)
+class RigorousInputBounds:
+    """Planes that lie below in real arithmetic; ``plain`` ones tell what each input's width costs.
+
+    ``largest`` is how many entries the rows of a pass may have, one for each value of the network.
+    """
+
+    analyse: Callable[[Interval], PlaneAnalysis]
+    plain: InputBounds
+    largest: int
+
+    @property
+    def entries(self) -> int:
+        return max(self.plain.entries, 8 * self.largest)
+
+    @property
+    def floats(self) -> int:
+        return max(self.plain.floats, 8 * self.largest)
+
+    def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
+        coefficients, bias = self.analyse(box).planes(rows.unsqueeze(0))
+        plain = self.plain.planes(box, {}, rows)
+        return replace(plain, coefficients=coefficients, bias=bias, known={})
+
+
+def _by_method(method: str, network: Network, box: Interval, effort: Effort) -> Pass:
+    analysis = METHODS[method](network, box, effort)
+    assert isinstance(analysis, LinearAnalysis)
+    return analysis.backward
+
+
+def _slope(least: Tensor, ends: Interval) -> Tensor:
+    """Zero where the bound comes from intervals of hidden values, and does not know of the box."""
+    if not least.requires_grad:
+        return torch.zeros_like(ends.lower)
+    lower, upper = torch.autograd.grad(
+        least.sum(), (ends.lower, ends.upper), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return lower + upper

@@ -1,0 +1,278 @@
+"""Branch and bound over boxes of inputs, for networks of few of them.
+
+A box is done when for every disjunct a plane below one of its rows is positive. Others are clipped to where a
+counterexample may still be, tried for one, and cut in two along the input that costs the bounds most; those farthest
+from a proof come first. This decides everything but ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from service.bounds.interval import Interval
+from service.bounds.memory import MemoryShortageError, make_room
+from service.verification.bab.attack import attack_boxes, attack_nearby, inputs_at_once
+from service.verification.bab.clipping import Cut, clipped
+from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
+from service.verification.bab.heuristics import InputView
+from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer
+from service.verification.bab.inputs.input_bounds import (
+    WEAK,
+    InputBounds,
+    InputBoundsFactory,
+    factories_of,
+    rigorous_factories,
+)
+from service.verification.bab.inputs.staged_input_bounds import StagedInputBounds, rigorous_staged_input_bounds
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.search_group import GroupState, SearchStatus
+from service.verification.bab.specification import Specification
+from service.verification.certify import Verdict
+
+FEW_INPUTS = 64
+"""With more inputs than this, halving one of them gains nothing."""
+SMALLEST = 1e-9
+"""Of the whole width: a box is not cut below that."""
+LARGEST_BATCH = {"cpu": 4096, "cuda": 32768}
+ENTRIES = {"cpu": 2**23, "cuda": 2**30}
+"""What the rows of a batch may take, in numbers."""
+STAGE = "the search over inputs"
+PLACES = 3
+"""Points of every open box that are tried."""
+FIRST_ATTACK, LATER_ATTACKS = 2048, 6
+"""Domains before all of the box is tried again, and by how much that number grows each time."""
+SAMPLES_PER_DOMAIN, MOST_SAMPLES = 32, 2**18
+
+
+def split_inputs(
+    model: ModelUnderVerification,
+    specification: Specification,
+    method: str,
+    deadline: float,
+    listener: ProgressListener,
+) -> SearchResult:
+    """A :class:`~service.verification.bab.decision.Search` strategy."""
+    made = model.together(
+        STAGE, lambda: _InputSearch(model, specification, _factories(model, specification, method), deadline, listener)
+    )
+    return made.run()
+
+
+def _factories(model: ModelUnderVerification, specification: Specification, method: str) -> list[InputBoundsFactory]:
+    """How boxes may be bounded; those that take less memory come later."""
+    if model.staged is not None:
+        staged = rigorous_staged_input_bounds if model.rigorous else StagedInputBounds
+        return [partial(staged, model.staged, method if method in WEAK else "crown", model.effort)]
+    found = rigorous_factories if model.rigorous else factories_of
+    return found(model.network, method, specification.box(model.dtype), model.effort)
+
+
+@dataclass(eq=False)
+class _InputSearch:
+    """``proved`` is the least margin of what is settled; ``tied`` have boxes too small to be cut."""
+
+    model: ModelUnderVerification
+    specification: Specification
+    factories: list[InputBoundsFactory]
+    deadline: float
+    listener: ProgressListener
+    domains: int = 0
+    bound: float = -torch.inf
+    proved: float = torch.inf
+    tied: float = torch.inf
+    next_attack: int = FIRST_ATTACK
+    shortage: MemoryShortageError | None = None
+    is_over: bool = False
+    pool: BoxPool = field(init=False)
+    input_bounds: InputBounds = field(init=False)
+    batch: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        whole = self.specification.box(self.model.dtype)
+        self.width = whole.width
+        self.rows = self.specification.rows.to(self.model.dtype)
+        generator = torch.Generator().manual_seed(0)
+        places = torch.rand(PLACES, whole.lower.shape[1], generator=generator, dtype=self.model.dtype)
+        places[0] = 0.5
+        self.places, self.at_once = places.to(self.model.device), inputs_at_once(self.model)
+        self.pool = BoxPool(self.model.device)
+        self.transfer = BoxTransfer(self.pool, self.specification.disjuncts, self.width.shape[1], self.model.dtype)
+        margins = torch.full_like(whole.lower[:, 0], -torch.inf)
+        left = torch.ones(1, self.specification.disjuncts, dtype=torch.bool, device=self.model.device)
+        if self.model.search_group.is_first:
+            self.pool.put(Boxes(whole, margins, left, {}))
+        self._take_factory()
+
+    def _take_factory(self) -> None:
+        """The next way to bound for which there is memory; raises the last one's error where there is none."""
+        while True:
+            factory = self.factories.pop(0)
+            try:
+                found = factory()
+                if found is not None:
+                    self.input_bounds, self.batch = found, self._planned(found)
+                    return
+            except Exception as error:
+                if not self.factories or not self.model.survives(error):
+                    raise
+            make_room(self.model.device)
+
+    def _planned(self, by: InputBounds) -> int:
+        """Boxes of a round; half of the memory is for what waits, and for counterexamples."""
+        device, kind = self.model.device, self.model.device.type
+        most = max(1, min(LARGEST_BATCH.get(kind, 4096), ENTRIES.get(kind, 2**23) // by.entries))
+        each = by.floats * torch.finfo(self.model.dtype).bits // 8
+        return self.model.memory.plan(device, each, most, share=2, least=self.model.least)
+
+    @torch.no_grad()
+    def run(self) -> SearchResult:
+        found = None
+        while True:
+            state = self.model.search_group.synchronise(self._status(), found, self.model.device)
+            if state.found is not None:
+                return self._end(state, Verdict.FALSIFIED)
+            self._tell(state.all)
+            if not state.all.open:
+                return self._end(state, Verdict.UNKNOWN if state.all.stuck else Verdict.VERIFIED)
+            if state.all.late:
+                return self._end(state, Verdict.UNKNOWN)
+            for rows in self.model.search_group.rebalance(state, self.transfer, self.model.device):
+                self._keep(partial(self.transfer.receive, rows))
+            found = self._round() if self.pool.size else None
+
+    def _status(self) -> SearchStatus:
+        return SearchStatus(
+            self.pool.size,
+            self.domains,
+            min(self.pool.least, self.proved, self.tied),
+            stuck=self.tied != torch.inf or self.is_over,
+            late=self.model.late(self.deadline) or self.is_over,
+            width=self.transfer.width,
+        )
+
+    def _tell(self, everyone: SearchStatus) -> None:
+        self.bound = max(self.bound, everyone.bound)
+        self.listener(SearchProgress(everyone.domains, everyone.open, self.bound))
+
+    def _end(self, state: GroupState, verdict: Verdict) -> SearchResult:
+        return SearchResult(verdict, state.found, state.all.domains, self.bound, self.shortage)
+
+    def _round(self) -> tuple[float, ...] | None:
+        count, boxes, before = self.batch, None, self.domains
+        try:
+            boxes = self.pool.take(count)
+            count = len(boxes)
+            return self._worked_off(boxes)
+        except Exception as error:
+            # Whatever was free may have gone to another process since.
+            if not self.model.survives(error):
+                raise
+            if count == 1 and not self.factories:
+                self._end_short(error)
+        make_room(self.model.device)
+        self.domains, self.batch = before, max(1, count // 2)
+        if boxes is not None:
+            self._keep(partial(self.pool.put, boxes))
+        if count == 1 and self.factories:
+            self._take_next_factory()
+        return None
+
+    def _take_next_factory(self) -> None:
+        try:
+            self._take_factory()
+        except Exception as error:
+            if not self.model.survives(error):
+                raise
+            self._end_short(error)
+
+    def _end_short(self, error: Exception) -> None:
+        self.shortage, self.is_over = self.model.memory.shortage(STAGE, self.model.device, error), True
+
+    def _keep(self, put: Callable[[], None]) -> None:
+        """Put boxes into the pool; without the memory for that the search is over, undecided."""
+        try:
+            put()
+        except Exception as error:
+            if not self.model.survives(error):
+                raise
+            self._end_short(error)
+            self.tied = -torch.inf  # of what is lost nothing is proved
+
+    def _worked_off(self, boxes: Boxes) -> tuple[float, ...] | None:
+        self.domains += len(boxes)
+        planes = self.input_bounds.planes(boxes.box, boxes.known, self.rows)
+        cut = Cut.of(self.specification, boxes.box, planes.coefficients, planes.bias)
+        smaller, each, left = clipped(self.specification, cut, boxes.box, boxes.open)
+        margins = torch.maximum(boxes.margins, torch.where(boxes.open, each, torch.inf).amin(dim=1))
+        self.proved = min(self.proved, _least_settled(boxes, smaller, each, left))
+        (keep,) = left.any(dim=1).nonzero(as_tuple=True)
+        if not len(keep):
+            return None
+        rest = Boxes(smaller, margins, left, planes.known)[keep]
+        view = InputView(self.specification, planes, cut.least(boxes.box), left)
+        score = self.model.heuristics.inputs.scores(view)[keep] * rest.box.width
+        found = self._tried_if_possible(rest.box)
+        if found is None:
+            self._put(rest, score)
+        return found
+
+    def _tried_if_possible(self, box: Interval) -> tuple[float, ...] | None:
+        """An attack proves nothing: without the memory for it the search goes on."""
+        try:
+            return self._tried(box)
+        except Exception as error:
+            if not self.model.survives(error):
+                raise
+        make_room(self.model.device)
+        return None
+
+    def _tried(self, box: Interval) -> tuple[float, ...] | None:
+        """Every open box, and now and then all of the box again, by more samples the longer the search lasts."""
+        found = attack_boxes(self.model, self.specification, box, self.places, self.at_once)
+        if found is None and self.domains >= self.next_attack:
+            samples = min(MOST_SAMPLES, SAMPLES_PER_DOMAIN * self.domains)
+            found = attack_nearby(self.model, self.specification, samples, self.domains, self.deadline)
+            self.next_attack *= LATER_ATTACKS
+        return found
+
+    def _put(self, rest: Boxes, score: Tensor) -> None:
+        small = ~self._cuttable(rest.box).any(dim=1)
+        if bool(small.any()):
+            self.tied = min(self.tied, float(rest.margins[small].nan_to_num(nan=-torch.inf).min()))
+            rest, score = rest[~small], score[~small]
+        while len(rest):
+            rest, score = self._halved(rest, score)
+            if self.pool.size + len(rest) >= self.batch // 4:
+                break
+        self.pool.put(rest)
+
+    def _cuttable(self, box: Interval) -> Tensor:
+        """Inputs whose middle is a number of its own, with room around it."""
+        size = torch.maximum(box.lower.abs(), box.upper.abs())
+        return box.width > SMALLEST * self.width + 8 * torch.finfo(size.dtype).eps * size
+
+    def _halved(self, rest: Boxes, score: Tensor) -> tuple[Boxes, Tensor]:
+        """Cut in two along the largest score, which is halved for the next cut."""
+        share = rest.box.width / self.width.clamp(min=torch.finfo(self.width.dtype).tiny)
+        total = score.sum(dim=1, keepdim=True).clamp(min=torch.finfo(score.dtype).tiny)
+        # An input without influence here still has to be cut some day, or a search might never end.
+        worth = (score / total).nan_to_num(nan=0.0) + 0.01 * share
+        along = torch.where(self._cuttable(rest.box), worth, -1.0).argmax(dim=1, keepdim=True)
+        middle = rest.box.centre.gather(1, along)
+        twice = Boxes.joined([rest, rest])
+        lower = torch.cat([rest.box.lower, rest.box.lower.scatter(1, along, middle)])
+        upper = torch.cat([rest.box.upper.scatter(1, along, middle), rest.box.upper])
+        halved = score.scatter(1, along, score.gather(1, along) / 2)
+        return Boxes(Interval(lower, upper), twice.margins, twice.open, twice.known), torch.cat([halved, halved])
+
+
+def _least_settled(boxes: Boxes, smaller: Interval, each: Tensor, left: Tensor) -> float:
+    """The least margin of disjuncts that are left no more, and 0 with anything cut off: more is not proved there."""
+    least = torch.where(boxes.open & ~left, each, torch.inf).amin()
+    cut = (smaller.lower > boxes.box.lower) | (smaller.upper < boxes.box.upper)
+    return float(torch.where(cut.any(), least.clamp(max=0), least))

@@ -1,0 +1,203 @@
+"""Domains in which every operator is affine, decided as linear programs (HiGHS), in float64.
+
+What a solver says is not taken on trust: its multipliers give a bound in closed form, as in beta-CROWN, which proves
+whatever they are worth; and its point is a counterexample only if the model says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from torch import Tensor
+
+from service.bounds.capture import capture
+from service.bounds.interval import Interval
+from service.bounds.network import Network, from_graph
+from service.bounds.operators import OPERATORS
+from service.bounds.shard import shard
+from service.bounds.split import Preactivations
+from service.verification.bab.activations.domains import Domains
+from service.verification.bab.activations.neuron_index import NeuronIndex
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.specification import Specification
+from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LpResult:
+    """``margin`` is proved, −inf if nothing is; ``counterexample`` convinced."""
+
+    margin: float
+    counterexample: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Affine:
+    """``matrix·t + constant`` for t in [−1, 1]."""
+
+    matrix: Array
+    constant: Array
+
+    def least(self, weights: Array) -> float:
+        """Return the least value of a combination of the entries, less what rounding may have added."""
+        slopes, constant = weights @ self.matrix, float(weights @ self.constant)
+        size = float(weights @ (np.abs(self.matrix).sum(axis=1) + np.abs(self.constant)))
+        return constant - float(np.abs(slopes).sum()) - RELATIVE_MARGIN[torch.float64] * size
+
+
+class LinearPrograms:
+    """Solves the domains of one specification as linear programs."""
+
+    def __init__(self, model: ModelUnderVerification, specification: Specification) -> None:
+        self.model, self.specification = model, specification
+
+    @cached_property
+    def network(self) -> Network:
+        """The same graph in float64, divided over the same ranks."""
+        network, axis = self.model.network, self.model.network.exchange.axis
+        graph = capture(self.model.float64_module, network.graph.input.shape)
+        divided = any(OPERATORS[node.operator].crossing is not None for node in graph.nodes[1:])
+        # What the module itself does not divide its graph was divided for.
+        return from_graph(graph if divided else shard(graph, axis), axis)
+
+    @property
+    def applies(self) -> bool:
+        """Whether the model is piecewise linear and not in stages, where no rank has the whole matrix."""
+        network = self.model.network
+        piecewise_linear = all(network.operator_of(node).pieces(node) is not None for node in network.nonlinear)
+        return piecewise_linear and self.model.staged is None
+
+    def solved(self, domain: Domains, bounds: Interval) -> LpResult:
+        """Solve one domain whose splits leave only affine operators, given the root's bounds of all preactivations."""
+        rows = self.specification.disjunct == domain.disjunct
+        values = self._values(domain, bounds)
+        output = (
+            values[self.network.graph.output.name] @ self.specification.rows[rows].T
+            - self.specification.thresholds[rows]
+        )
+        held = domain.sign[0] != 0
+        number, sign = domain.index[:, held], domain.sign[:, held]
+        splits = self._neuron_index.localised(number, sign)
+        if bool(self._neuron_index.anywhere(self._open(bounds, splits.index[splits.here]))):
+            return LpResult(-inf)
+        hidden = torch.cat(
+            [values[preactivation.value] for preactivation in Preactivations.of(self.network).each], dim=1
+        )
+        sides = -sign.double() * self._neuron_index.total(number, hidden[:, splits.index[0]])
+        agree = self.network.exchange.agree
+        return self._told(*_solution(_affine(agree(output)), _affine(agree(sides))))
+
+    def _told(self, margin: float, t: Array | None) -> LpResult:
+        """Return what the first rank's solver says, on all ranks; its point counts if the model confirms it."""
+        exchange, count = self.network.exchange, len(self._free)
+        said = np.concatenate([[margin, t is not None], np.zeros(count) if t is None else t])
+        margin, is_there, *point = exchange.agree(torch.from_numpy(said).to(self.model.device)).tolist()
+        if not is_there:
+            return LpResult(margin)
+        return LpResult(margin, self.model.convinced(self.specification, self._inputs(np.array([point]))))
+
+    @cached_property
+    def _neuron_index(self) -> NeuronIndex:
+        return NeuronIndex.of(self.network, Preactivations.of(self.network), self.model.device)
+
+    @cached_property
+    def _free(self) -> Tensor:
+        return (self.specification.upper > self.specification.lower).nonzero().squeeze(1)
+
+    def _inputs(self, t: Array) -> Tensor:
+        """Return points ``(n, free inputs)`` of [−1, 1] as inputs ``(n, features)``."""
+        centre, radius = (
+            (self.specification.lower + self.specification.upper) / 2,
+            (self.specification.upper - self.specification.lower) / 2,
+        )
+        x = centre.expand(len(t), -1).clone()
+        x[:, self._free] += torch.from_numpy(np.ascontiguousarray(t)).to(x.device) * radius[self._free]
+        return x
+
+    def _values(self, domain: Domains, bounds: Interval) -> Mapping[str, Tensor]:
+        """Return every node's value ``(1 + free inputs, size)``: at the centre, and one unit along each input."""
+        count = len(self._free)
+        t = np.concatenate([np.zeros((1, count)), np.eye(count)])
+        x = self._inputs(t).reshape(len(t), *self.network.graph.input.shape)
+        known = {self.network.graph.input.name: Interval.point(x)}
+        slopes = self._rising(domain, bounds)
+        for node in self.network.graph.nodes[1:]:
+            if node.name in slopes:
+                known[node.name] = Interval.point(known[node.inputs[0]].lower * slopes[node.name])
+            else:
+                known[node.name] = Interval.point(self.network.interval(node, known).centre)
+        return {name: each.lower.flatten(1) for name, each in known.items()}
+
+    @staticmethod
+    def _open(bounds: Interval, settled: Tensor) -> Tensor:
+        """Whether an operator still bends, ``(1,)``: an entry without finite bounds is not split, whatever its sign."""
+        bends = (bounds.lower < 0) & (bounds.upper > 0)
+        return bends.index_fill(1, settled, False).any(dim=1)
+
+    def _rising(self, domain: Domains, bounds: Interval) -> dict[str, Tensor]:
+        """Return each operator's slopes ``(1, *shape)`` in a domain."""
+        preactivations = Preactivations.of(self.network)
+        splits = self._neuron_index.localised(domain.index, domain.sign)
+        positive = (bounds.lower >= 0).scatter(1, splits.index[splits.sign > 0][None], True)
+        above = preactivations.unflattened(positive.scatter(1, splits.index[splits.sign < 0][None], False))
+        slopes = {}
+        for node in self.network.nonlinear:
+            pieces = self.network.operator_of(node).pieces(node)
+            assert pieces is not None
+            slopes[node.name] = torch.where(above[node.inputs[0]], 1.0, pieces.slope).double()
+        return slopes
+
+
+def _solution(objectives: _Affine, constraints: _Affine) -> tuple[float, Array | None]:
+    """Return what is proved, −inf if nothing is, and otherwise the point where the solver sees the least."""
+    result = _program(objectives, constraints)
+    if result.status == 0:
+        weights, multipliers = _duals(result, len(objectives.constant))
+        both = _Affine(
+            np.concatenate([objectives.matrix, constraints.matrix]),
+            np.concatenate([objectives.constant, constraints.constant]),
+        )
+        margin = both.least(np.concatenate([weights, multipliers])) - ABSOLUTE_MARGIN[torch.float64]
+        return margin, None if margin > 0 else result.x[:-1]
+    empty = _program(constraints, None)
+    if empty.status == 0:
+        weights, _ = _duals(empty, len(constraints.constant))
+        if constraints.least(weights) > 0:
+            return inf, None
+    return -inf, None
+
+
+def _affine(values: Tensor) -> _Affine:
+    """Return the affine map through values at the centre and one unit along each input, ``(1 + inputs, entries)``."""
+    array = values.cpu().numpy()
+    return _Affine((array[1:] - array[0]).T, array[0])
+
+
+def _program(objectives: _Affine, constraints: _Affine | None):  # type: ignore[no-untyped-def]
+    """Minimise the largest objective where all constraints are at most 0. Variables are t and that maximum."""
+    inputs = objectives.matrix.shape[1]
+    above = np.hstack([objectives.matrix, -np.ones((len(objectives.constant), 1))])
+    limits = -objectives.constant
+    if constraints is not None:
+        above = np.vstack([above, np.hstack([constraints.matrix, np.zeros((len(constraints.constant), 1))])])
+        limits = np.concatenate([limits, -constraints.constant])
+    cost = np.concatenate([np.zeros(inputs), np.ones(1)])
+    return linprog(cost, A_ub=above, b_ub=limits, bounds=[(-1, 1)] * inputs + [(None, None)], method="highs")
+
+
+def _duals(result, objectives: int) -> tuple[Array, Array]:  # type: ignore[no-untyped-def]
+    """Return weights of the objectives that sum to 1, and multipliers of the constraints."""
+    multipliers = np.maximum(-np.asarray(result.ineqlin.marginals), 0)
+    total = multipliers[:objectives].sum()
+    if total <= 0:
+        return np.full(objectives, 1 / objectives), np.zeros(len(multipliers) - objectives)
+    return multipliers[:objectives] / total, multipliers[objectives:] / total

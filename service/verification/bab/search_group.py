@@ -1,0 +1,163 @@
+"""Ranks that search one specification together: each has subproblems of its own, and once a round they synchronise.
+
+That is one small all-gather. It tells every rank the status of all, so that all end together, and which ranks have no
+subproblem left, so that those that have plenty hand over half of theirs. A group of one rank does none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.memory import is_out_of_memory
+from service.parallel.mesh import SINGLE, Axis
+
+Counterexample = tuple[float, ...]
+AT_MOST = 512
+"""The most subproblems that one rank hands over in a round."""
+
+
+@dataclass(frozen=True)
+class SearchStatus:
+    """How far a rank is, or all are: subproblems that wait and that were bounded, and the least margin of all.
+
+    ``stuck`` says that a domain was given up, ``late`` that the time is over, ``is_slow`` that the search takes long.
+    ``width`` is how many numbers a domain has when it is handed over.
+    """
+
+    open: int = 0
+    domains: int = 0
+    bound: float = inf
+    stuck: bool = False
+    late: bool = False
+    is_slow: bool = False
+    width: int = 0
+
+
+@dataclass(frozen=True)
+class Move:
+    """``sender`` hands ``count`` domains to ``receiver``."""
+
+    sender: int
+    receiver: int
+    count: int
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """What all ranks know after a round: the status of all, a counterexample if any has one, and who hands over."""
+
+    all: SearchStatus
+    found: Counterexample | None
+    moves: tuple[Move, ...] = ()
+
+
+class WorkTransfer(Protocol):
+    """A rank's open subproblems, which can be handed over as rows of numbers."""
+
+    def give(self, count: int, width: int) -> Tensor:
+        """Take out ``count`` subproblems: float64 ``(count, width)``, where ``width`` is at least their own.
+
+        All of them stay where memory runs out.
+        """
+
+    def receive(self, rows: Tensor) -> None:
+        """Put in what another rank gave."""
+
+
+@dataclass(frozen=True)
+class SearchGroup:
+    """The ranks of ``axis``; every one calls the same methods in the same order."""
+
+    axis: Axis = SINGLE
+
+    @property
+    def is_first(self) -> bool:
+        return self.axis.rank == 0
+
+    @cached_property
+    def _exchange(self) -> Exchange:
+        return Exchange(self.axis)
+
+    def first(self, found: Counterexample | None, device: torch.device) -> Counterexample | None:
+        """Return the counterexample of the lowest rank that has one."""
+        if self.axis.size == 1:
+            return found
+        lengths = self._gathered([0 if found is None else len(found)], device)[:, 0].tolist()
+        finder = next((rank for rank, length in enumerate(lengths) if length), None)
+        if finder is None:
+            return None
+        own = torch.zeros(int(lengths[finder]), dtype=torch.float64, device=device)
+        if finder == self.axis.rank and found is not None:
+            own = torch.tensor(found, dtype=torch.float64, device=device)
+        return tuple(self._exchange.sum(own).tolist())
+
+    def anywhere(self, flag: bool, device: torch.device) -> bool:
+        """Return whether any rank has the flag set."""
+        return bool(self._exchange.largest(int(flag), device))
+
+    def synchronise(self, own: SearchStatus, found: Counterexample | None, device: torch.device) -> GroupState:
+        """Exchange the status of all ranks, and plan who hands over to whom."""
+        if self.axis.size == 1:
+            return GroupState(own, found)
+        each = self._gathered(
+            [own.open, own.domains, own.bound, own.stuck, own.late, own.is_slow, own.width], device
+        ).T.tolist()
+        opens, domains, bounds, stuck, late, is_slow, widths = each
+        everyone = SearchStatus(
+            int(sum(opens)), int(sum(domains)), min(bounds), any(stuck), any(late), any(is_slow), int(max(widths))
+        )
+        return GroupState(everyone, self.first(found, device), plan_moves([int(count) for count in opens]))
+
+    def rebalance(self, state: GroupState, transfer: WorkTransfer, device: torch.device) -> list[Tensor]:
+        """Carry out the moves that were planned, and return the rows that this rank is to receive.
+
+        Where a rank has no memory for a move, its rows go back to their sender.
+        """
+        received = []
+        for move in state.moves:
+            rows, is_sender = None, move.sender == self.axis.rank
+            try:
+                if is_sender:
+                    rows = transfer.give(move.count, state.all.width).to(device)
+                else:
+                    rows = torch.zeros(move.count, state.all.width, dtype=torch.float64, device=device)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            is_short = self.anywhere(rows is None, device)
+            if rows is None:
+                continue
+            if not is_short:
+                rows = self._exchange.sum(rows)
+            if self.axis.rank == (move.sender if is_short else move.receiver):
+                received.append(rows)
+        return received
+
+    def _gathered(self, numbers: Sequence[float], device: torch.device) -> Tensor:
+        return self._exchange.gather(torch.tensor([numbers], dtype=torch.float64, device=device), 0).cpu()
+
+
+SINGLE_RANK = SearchGroup()
+
+
+def plan_moves(opens: Sequence[int]) -> tuple[Move, ...]:
+    """Plan who hands over how much: ranks without domains get half of what the ones with the most have."""
+    left = list(opens)
+    found = []
+    for receiver in (rank for rank, count in enumerate(opens) if not count):
+        sender = max(range(len(left)), key=lambda rank: left[rank])
+        count = min(left[sender] // 2, AT_MOST)
+        if not count:
+            break
+        left[sender] -= count
+        left[receiver] += count
+        found.append(Move(sender, receiver, count))
+    return tuple(found)

@@ -1,0 +1,186 @@
+"""A specification: an input set with the disjuncts of output constraints that a counterexample in it may satisfy.
+
+A query's numbers are exact rationals. They are rounded here, once, to float64: what is bounded is a little more than
+what is asked about, so that a proof holds for that, too. Counterexamples are checked on the rationals themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from math import inf, isfinite
+
+import torch
+from torch import Tensor
+
+from service.bounds.ball import Ball
+from service.bounds.interval import Interval
+from service.formats.vnnlib import Case, Halfspace, Number, Query, Within, rounded_down, rounded_up
+from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
+
+UNSCALED = 64
+"""Binary orders of magnitude from 1 at which a row's largest coefficient is left as it is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Specification:
+    """A counterexample has ``rows · y ≤ thresholds`` for all rows of one disjunct, float64.
+
+    ``rows`` ``(rows, outputs)``; ``disjunct`` ``(rows,)`` numbers the disjunct of each row, from 0 without gaps. A row
+    is within ``residues`` ``(rows, outputs)`` of the exact one. Where that is far larger or smaller than 1, both are
+    multiples of it by a power of 2.
+    ``lower``, ``upper`` ``(features,)`` are ends around the exact box; ``first``, ``last`` the least and the greatest
+    float64 inputs in it. Where there is none, both are one input that is at most ``missed`` ``(features,)`` away from
+    it. With ``distance``, the set is also at most that far from ``middle`` ``(features,)``.
+    ``cases`` are the disjuncts themselves.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    first: Tensor
+    last: Tensor
+    missed: Tensor
+    rows: Tensor
+    residues: Tensor
+    thresholds: Tensor
+    disjunct: Tensor
+    middle: Tensor
+    cases: tuple[Case, ...]
+    within: Within | None = None
+
+    def on(self, device: torch.device) -> Specification:
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)  # type: ignore[arg-type]
+
+    @property
+    def distance(self) -> float | None:
+        return None if self.within is None else self.within.distance
+
+    @cached_property
+    def disjuncts(self) -> int:
+        return int(self.disjunct.max()) + 1
+
+    def box(self, dtype: torch.dtype) -> Interval:
+        """Return the set of inputs, as one instance of this dtype."""
+        if self.distance is not None:
+            return Ball.within(self.middle[None], self.distance, dtype)
+        return Interval.enclosing(self.lower[None], self.upper[None], dtype)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Return float64 inputs ``(n, features)`` moved into the exact set, or as near to its box as ``missed``."""
+        if self.distance is not None:
+            away = x - self.middle
+            # A little less than the distance: no rounding of the sum may lead outside.
+            rounding = torch.finfo(x.dtype).eps * (self.middle.norm() + self.distance)
+            room = (self.distance * (1 - 1e-12) - rounding).clamp(min=0)
+            share = (room / away.norm(dim=1, keepdim=True).clamp(min=1e-300)).clamp(max=1)
+            x = self.middle + share * away
+        return torch.minimum(torch.maximum(x, self.first), self.last)
+
+    def reached(self, x: Sequence[float], outputs: Interval) -> bool:
+        """Whether an input from :meth:`nearest` satisfies a disjunct exactly, by any outputs ``(outputs,)`` between
+        these.
+        """
+        if self.within is not None and not self.within.contains(x):
+            return False
+        lower, upper = outputs.lower.tolist(), outputs.upper.tolist()
+        return any(all(each.contains(lower, upper) for each in case.halfspaces) for case in self.cases)
+
+    def lost(self, dtype: torch.dtype, reach: Tensor) -> Tensor:
+        """Return by how much rows ``(rows,)`` in a type may differ from the exact ones.
+
+        Outputs are at most ``reach`` ``(outputs,)`` in size.
+        """
+        error = self.residues + (self.rows - self.rows.to(dtype).double()).abs()
+        return (1 + 1e-9) * torch.where(error > 0, error * reach, 0).sum(dim=1)
+
+    def allowing(self, lost: Tensor) -> Specification:
+        """Raise the thresholds by this much ``(rows,)``; where it is not finite, any output reaches them."""
+        known = lost.isfinite()
+        rows = torch.where(known[:, None], self.rows, 0)
+        thresholds = self.thresholds + torch.where(known, lost, 0)
+        above = torch.nextafter(thresholds, torch.full_like(thresholds, inf))
+        changed = torch.where(known, torch.where(lost > 0, above, self.thresholds), 0)
+        return replace(self, rows=rows, residues=torch.zeros_like(rows), thresholds=changed)
+
+    def excess(self, outputs: Tensor) -> Tensor:
+        """Return ``rows · y − thresholds`` of outputs ``(n, outputs)``: ``(n, rows)``."""
+        return outputs @ self.rows.to(outputs.dtype).T - self.thresholds.to(outputs.dtype)
+
+    def offsets(self, least: Tensor, most: Tensor) -> Tensor:
+        """Return what bounds ``(rows,)`` of ``rows · y`` must exceed: thresholds, and what rounding may explain.
+
+        Where a bound is not finite, rounding may explain whatever can be told in this type.
+        """
+        dtype, largest = least.dtype, torch.finfo(least.dtype).max
+        thresholds = self.thresholds.to(dtype)
+        reach = torch.maximum(least.abs(), most.abs()).nan_to_num(nan=largest, posinf=largest) + thresholds.abs()
+        return thresholds + ABSOLUTE_MARGIN[dtype] + RELATIVE_MARGIN[dtype] * reach
+
+    def per_disjunct(self, values: Tensor) -> Tensor:
+        """Return the largest of each disjunct's rows, ``(n, rows)`` to ``(n, disjuncts)``: all must be ≤ 0 at once."""
+        index = self.disjunct.expand(len(values), -1)
+        start = values.new_full((len(values), self.disjuncts), -torch.inf)
+        return start.scatter_reduce(1, index, values, "amax")
+
+
+def specifications(query: Query, device: torch.device) -> list[Specification]:
+    """Return one specification for each different box of the query."""
+    boxes: dict[tuple[int, int], list[Case]] = {}
+    for case in query.cases:
+        boxes.setdefault((id(case.lower), id(case.upper)), []).append(case)
+    grouped: dict[tuple[tuple[Number, ...], tuple[Number, ...]], list[Case]] = {}
+    for cases in boxes.values():
+        grouped.setdefault((cases[0].lower, cases[0].upper), []).extend(cases)
+    return [_specification(tuple(cases), query.outputs, query.within).on(device) for cases in grouped.values()]
+
+
+def _specification(cases: tuple[Case, ...], outputs: int, within: Within | None) -> Specification:
+    # A case without halfspaces asks for any output: a row of zeros is always satisfied.
+    flat = [(index, each) for index, case in enumerate(cases) for each in case.halfspaces or (ANYWHERE,)]
+    rows, residues = torch.zeros(2, len(flat), outputs, dtype=torch.float64)
+    thresholds = torch.zeros(len(flat), dtype=torch.float64)
+    for row, (_, halfspace) in enumerate(flat):
+        coefficients, threshold = _scaled(halfspace)
+        above = rounded_up(threshold)
+        if not isfinite(above):
+            continue  # every output of finite size satisfies it
+        thresholds[row] = above
+        for output, factor in coefficients:
+            nearest = float(factor)
+            rows[row, output], residues[row, output] = nearest, rounded_up(abs(factor - Fraction(nearest)))
+    ends = [_ends(low, high) for low, high in zip(cases[0].lower, cases[0].upper, strict=True)]
+    lower, upper, first, last, missed = torch.tensor(ends, dtype=torch.float64).T.contiguous()
+    middle = lower / 2 + upper / 2 if within is None else torch.tensor(within.middle, dtype=torch.float64)
+    disjunct = torch.tensor([index for index, _ in flat])
+    return Specification(lower, upper, first, last, missed, rows, residues, thresholds, disjunct, middle, cases, within)
+
+
+ANYWHERE = Halfspace((), 0)
+
+
+def _scaled(halfspace: Halfspace) -> tuple[list[tuple[int, Fraction]], Fraction]:
+    """Return its exact coefficients and threshold, multiplied by a power of 2 if the coefficients are far from 1."""
+    factors = [(index, Fraction(factor)) for index, factor in halfspace.coefficients]
+    threshold = Fraction(halfspace.threshold)
+    largest = max((abs(factor) for _, factor in factors), default=Fraction(0))
+    order = largest.numerator.bit_length() - largest.denominator.bit_length()
+    if largest and abs(order) > UNSCALED:
+        scale = Fraction(2) ** -order
+        factors, threshold = [(index, scale * factor) for index, factor in factors], scale * threshold
+    return factors, threshold
+
+
+def _ends(low: Number, high: Number) -> tuple[float, float, float, float, float]:
+    """Return ends around an input's interval, the first and the last number in it, and how far they are from it."""
+    below, first, last, above = rounded_down(low), rounded_up(low), rounded_down(high), rounded_up(high)
+    if first <= last:
+        return below, above, first, last, 0.0
+    nearest = min((below, above), key=lambda end: abs(Fraction(end) - Fraction(low)))
+    return below, above, nearest, nearest, rounded_up(_distance(Fraction(nearest), low, high))
+
+
+def _distance(point: Fraction, low: Number, high: Number) -> Fraction:
+    return max(Fraction(low) - point, point - Fraction(high), Fraction(0))

@@ -1,0 +1,78 @@
+"""How far a verification job is, and how long it is going to take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+
+from service.jobs.runtime import Reporter
+
+QUIET_S = 3.0
+"""A batch that takes less tells nothing but its end."""
+EVERY_S = 1.0
+
+
+@dataclass(eq=False)
+class JobProgress:
+    """Reports progress in instances, and within a batch of them; all that a group of ranks decides counts ``groups``
+    times.
+
+    ``first`` and ``last`` are the shares of an analysis between which this rank's stage of the model works: stages
+    bound their layers one after the other, and the later ones' rows go back through all before.
+    """
+
+    report: Reporter
+    total: int
+    groups: int = 1
+    first: float = 0.0
+    last: float = 1.0
+    now: Callable[[], float] = time.monotonic
+    done: int = 0
+    _began: float = field(init=False)
+    _share: float = 0.0
+    """When this attempt began, and what earlier ones had done then."""
+    _batch_began: float = field(init=False)
+    _told: float = -inf
+
+    def __post_init__(self) -> None:
+        self._began = self._batch_began = self.now()
+
+    @classmethod
+    def of_stage(cls, report: Reporter, total: int, groups: int, stage: int, stages: int) -> JobProgress:
+        """Where the model is in one stage, or stage number ``stage`` of several alike."""
+        return cls(report, total, groups, (stage / stages) ** 2, ((stage + 1) / stages) ** 2)
+
+    def resume(self, decided: int) -> None:
+        """Begin with what an earlier attempt decided."""
+        self._share = self._of_all(decided)
+        self.decide(decided)
+
+    def decide(self, more: int) -> None:
+        """Count decided instances; of several stages, which all decide alike, the first one tells."""
+        self.done += more
+        if more and self.first == 0:
+            self._report()
+
+    def begin_batch(self) -> None:
+        self._batch_began = self.now()
+
+    def analyse(self, size: int, share: float) -> None:
+        """Tell that ``share`` of this stage's part of the analysis of ``size`` instances is done."""
+        now = self.now()
+        if now - self._batch_began < QUIET_S or now - self._told < EVERY_S:
+            return
+        self._told = now
+        within = self.first + (self.last - self.first) * share
+        whole = self._of_all(self.done + size * within)
+        gained = whole - self._share
+        left_s = (now - self._began) * (1 - whole) / gained if gained > 0 else None
+        self._report(share=whole, phase="bounding", left_s=left_s)
+
+    def _of_all(self, decided: float) -> float:
+        return min(decided * self.groups / max(self.total, 1), 1.0)
+
+    def _report(self, share: float | None = None, phase: str | None = None, left_s: float | None = None) -> None:
+        done = min(self.done * self.groups, self.total)
+        self.report.progress(done, self.total, "instances", share=share, phase=phase, left_s=left_s)

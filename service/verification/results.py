@@ -1,0 +1,183 @@
+"""Rows and statistics of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.bounds.network import Network
+from service.jobs.bounds_row import ROW_VERDICTS, BoundsRow
+from service.parallel.collectives import reduce_from_group
+from service.parallel.mesh import Mesh
+from service.verification.certify import Outcome, Verdict
+from service.verification.counterexamples import CounterexampleOutputs
+from service.verification.properties import Property
+from service.verification.resume_log import Entry
+
+_DECIDED_BY = {Verdict.VERIFIED: "bounds", Verdict.FALSIFIED: "witness", Verdict.UNKNOWN: None}
+
+
+def rows_of(
+    outcome: Outcome, method: str, asked: Property, predictions: Sequence[int] | None = None
+) -> list[BoundsRow]:
+    """A row per instance, as the interface has it; numbers that are not finite are ``None``.
+
+    ``predictions`` are the model's classes of labelled samples.
+    """
+    lower, upper, margins = (tensor.tolist() for tensor in (outcome.output.lower, outcome.output.upper, outcome.margin))
+    witnesses = outcome.batch.witnesses
+    return [
+        BoundsRow(
+            instance=instance,
+            name=asked.name(instance),
+            label=asked.label(instance),
+            prediction=None if predictions is None else predictions[index],
+            verdict=verdict.value,
+            lower=[_finite(value) for value in lower[index]],
+            upper=[_finite(value) for value in upper[index]],
+            margin=_finite(margins[index]),
+            method=method,
+            decided_by=_DECIDED_BY[verdict],
+            reason=_undecided(asked, instance) if verdict is Verdict.UNKNOWN else None,
+            seconds=outcome.seconds,
+            domains=1,
+            counterexample=witnesses[index].double().tolist() if verdict is Verdict.FALSIFIED else None,
+        )
+        for index, (instance, verdict) in enumerate(zip(outcome.batch.instances, outcome.verdicts, strict=True))
+    ]
+
+
+def _undecided(asked: Property, instance: int) -> str:
+    return "only bounds were asked for" if asked.query(instance) is None else "the bounds do not decide it"
+
+
+def refused_row(instance: int, method: str, asked: Property, reason: str) -> BoundsRow:
+    """Return the row of an instance that could not be bounded."""
+    return BoundsRow(
+        instance=instance,
+        name=asked.name(instance),
+        label=asked.label(instance),
+        verdict=Verdict.UNKNOWN.value,
+        lower=[],
+        upper=[],
+        margin=None,
+        method=method,
+        reason=reason,
+        seconds=0.0,
+        domains=0,
+        counterexample=None,
+    )
+
+
+def at_counterexample(row: BoundsRow, outputs: CounterexampleOutputs) -> BoundsRow:
+    """Return the row with the model's outputs at its counterexample; those that are not finite are ``None``."""
+    return replace(
+        row,
+        counterexample_outputs=[_finite(value) for value in outputs.precise],
+        onnxruntime_outputs=None if outputs.runtime is None else [_finite(value) for value in outputs.runtime],
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A non-linear node of a whole network; ``neurons`` counts those of all ranks."""
+
+    name: str
+    operator: str
+    neurons: int
+
+
+def layers_of(network: Network, tp: int) -> list[Layer]:
+    """In execution order."""
+    nodes = network.nonlinear
+    return [
+        Layer(node.name, node.operator, node.size * (tp if network.is_own(node.inputs[0]) else 1)) for node in nodes
+    ]
+
+
+def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> Tensor:
+    """For each instance and non-linear node: width of its input's bounds, entries that a tighter relaxation would
+    gain from, all entries; float64 ``(batch, nodes, 3)``. Summed over the ranks that divide a value; each calls it.
+    """
+    nodes, batch = network.nonlinear, len(outcome.verdicts)
+    sums = outcome.margin.new_zeros(batch, len(nodes), 3, dtype=torch.float64)
+    for index, node in enumerate(nodes):
+        bounds = outcome.inputs[node.name]
+        undecided = network.operator_of(node).improvable_on(node, bounds)
+        for each, open_ in zip(bounds, undecided, strict=True):
+            sums[:, index] += torch.stack([_per_instance(each.width), _per_instance(open_), _count(each.width)], dim=1)
+    divided = torch.tensor([network.is_own(node.inputs[0]) for node in nodes], dtype=torch.bool, device=sums.device)
+    if nodes and mesh.tp.size > 1:
+        sums = torch.where(divided[:, None], reduce_from_group(sums, mesh.tp.group), sums)
+    return sums
+
+
+def _per_instance(entries: Tensor) -> Tensor:
+    return entries.flatten(1).double().sum(dim=1)
+
+
+def _count(entries: Tensor) -> Tensor:
+    return torch.full_like(entries.flatten(1)[:, 0], entries[0].numel(), dtype=torch.float64)
+
+
+def layer_means(layers: Sequence[Layer], entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return an entry for each layer; means are per instance."""
+    if not layers:
+        return []
+    totals = torch.zeros(len(layers), 3, dtype=torch.float64)
+    for entry in (each for each in entries if each.layers):  # the others could not be bounded
+        totals += torch.tensor(entry.layers, dtype=torch.float64)
+    return [_line(layer, sums) for layer, sums in zip(layers, totals.tolist(), strict=True)]
+
+
+def _line(layer: Layer, total: list[float]) -> dict[str, Any]:
+    width, unstable, entries = total
+    return {
+        "layer": layer.name,
+        "operator": layer.operator,
+        "neurons": layer.neurons,
+        "mean_width": _ratio(width, entries),
+        "mean_unstable": _ratio(unstable * layer.neurons, entries),
+    }
+
+
+def _ratio(total: float, count: float) -> float | None:
+    return _finite(total / count) if count else None
+
+
+def summary(rows: Sequence[BoundsRow], has_labels: bool, eps: float | None) -> Mapping[str, Any]:
+    """Verdicts, accuracies (fractions of all instances), mean width of the output bounds, seconds of work."""
+    verdicts = {name: sum(row.verdict == name for row in rows) for name in ROW_VERDICTS}
+    widths = list(_widths(rows))
+    finite = [width for width in widths if width is not None]
+    bounded = len(finite) == len(widths) and bool(widths)
+    count = len(rows)
+    # A sample that a search falsified was classified correctly: only witnesses, the samples themselves, were not.
+    wrong = sum(row.decided_by == "witness" for row in rows)
+    accuracies = {
+        "clean_accuracy": (count - wrong) / count if count else None,
+        "certified_accuracy": verdicts["verified"] / count if count else None,
+        "eps": eps,
+    }
+    return {
+        "verdicts": verdicts,
+        "mean_width": sum(finite) / len(finite) if bounded else None,
+        "seconds": sum(row.seconds for row in rows),
+        "instances": count,
+        **(accuracies if has_labels else {}),
+    }
+
+
+def _widths(rows: Iterable[BoundsRow]) -> Iterable[float | None]:
+    for row in rows:
+        for low, high in zip(row.lower, row.upper, strict=True):
+            yield high - low if low is not None and high is not None else None

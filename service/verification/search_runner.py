@@ -1,0 +1,162 @@
+"""From instances that bounds left open to decisions: one search for each, which is heard of while it runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, isfinite
+
+import torch
+
+from service.bounds.evaluated import Evaluated
+from service.formats.vnnlib import Query
+from service.jobs.bounds_row import BoundsRow
+from service.jobs.runtime import RunContext
+from service.verification.bab.decision import Decision, Technique
+from service.verification.bab.driver import DecisionProgress, decide
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.certify import Verdict
+from service.verification.clock import Clock
+from service.verification.counterexamples import CounterexampleChecker
+from service.verification.properties.queried import Queried
+from service.verification.task import Task
+
+EVERY_S = 0.5
+"""Between two reports of one search."""
+
+
+class StoppedError(Exception):
+    """The attempt was asked to end in the middle of a search."""
+
+
+class _SpentError(Exception):
+    """A search has bounded as many domains as it may."""
+
+
+@dataclass(frozen=True, eq=False)
+class SearchRunner:
+    """The searches of this rank."""
+
+    task: Task
+    context: RunContext
+    clock: Clock
+    checker: CounterexampleChecker
+
+    def wants(self, row: BoundsRow) -> bool:
+        """Whether a row of bounds leaves something for a search."""
+        asked, spec = self.task.asked, self.task.spec
+        if row.verdict != Verdict.UNKNOWN.value:
+            return False
+        return isinstance(asked, Queried) or (spec.method == "beta-crown" and self._query(row) is not None)
+
+    def decided(self, row: BoundsRow) -> BoundsRow:
+        """The row with what the search found. Raises :class:`StoppedError`."""
+        query = self._query(row)
+        assert query is not None
+        try:
+            decision, left, spent = self._searched(row.instance, query)
+        except Exception as error:
+            if not self.task.survives(error):
+                raise
+            return replace(row, reason=str(self.task.memory.shortage("the search", self.task.device, error)))
+        self.clock.seconds["attack"] += decision.attacking
+        self.clock.seconds["search"] += decision.seconds - decision.attacking
+        if decision.domains:
+            self._report(row.instance, DecisionProgress(decision.domains, left, decision.bound, decision.seconds))
+        found, limit = _found(decision, row), self._limit(row.instance)
+        if decision.verdict is not Verdict.UNKNOWN:
+            return replace(found, verdict=decision.verdict.value, reason=None)
+        if decision.seconds >= limit and decision.shortage is None:
+            return replace(found, verdict="timeout", reason=f"its {limit:g} seconds were spent")
+        short = None if decision.shortage is None else str(decision.shortage)
+        reason = short or spent or "what is left open cannot be split"
+        return replace(found, verdict=decision.verdict.value, reason=reason)
+
+    def _searched(self, instance: int, query: Query) -> tuple[Decision, int, str | None]:
+        """What was decided, how many domains were left open, and what part of the budget was spent before the time."""
+        budget, last = self.task.spec.budget, DecisionProgress(0, 1, -inf, 0.0)
+        report = self._reporting(instance)
+
+        def hear(progress: DecisionProgress) -> None:
+            nonlocal last
+            last = progress
+            report(progress)
+
+        try:
+            limit = self._limit(instance)
+            decision = decide(self._model, query, self.task.inside, limit, hear, restarts=budget.restarts)
+        except _SpentError:
+            halted = Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Technique.ACTIVATIONS)
+            return halted, last.open, f"budget.domains: {budget.domains} were bounded"
+        return decision, last.open if decision.verdict is Verdict.UNKNOWN else 0, None
+
+    def _limit(self, instance: int) -> float:
+        """Seconds."""
+        own = self.task.asked.seconds(instance)
+        return self.task.spec.budget.seconds if own is None else own
+
+    def _query(self, row: BoundsRow) -> Query | None:
+        return self.task.asked.query(row.instance)
+
+    @cached_property
+    def _model(self) -> ModelUnderVerification:
+        task = self.task
+        float64_module, rigorous = self.checker.precise, task.spec.rigorous
+        module, dtype = (float64_module, torch.float64) if rigorous else (task.module, torch.float32)
+        if task.mesh.tp.size > 1 and task.staged is None:
+            # The model's own collectives need not have gradients; those of its graph do.
+            module = Evaluated(task.network.graph)
+        return ModelUnderVerification(
+            module,
+            task.network,
+            float64_module,
+            task.runtime,
+            dtype,
+            task.search_group,
+            rigorous,
+            task.staged,
+            task.effort,
+        )
+
+    def _reporting(self, instance: int) -> Callable[[DecisionProgress], None]:
+        last = time.monotonic()
+
+        def report(progress: DecisionProgress) -> None:
+            nonlocal last
+            if self.task.anywhere(self.context.should_stop()):
+                raise StoppedError
+            if time.monotonic() - last >= EVERY_S:
+                last = time.monotonic()
+                self._report(instance, progress)
+            if progress.domains >= self.task.spec.budget.domains and progress.open:
+                raise _SpentError
+
+        return report
+
+    def _report(self, instance: int, progress: DecisionProgress) -> None:
+        if not self.task.leads:
+            return
+        self.context.report.search(
+            {
+                "instance": instance,
+                "domains": progress.domains,
+                "open": progress.open,
+                "bound": progress.bound if isfinite(progress.bound) else None,
+                "seconds": progress.seconds,
+            }
+        )
+
+
+def _found(decision: Decision, row: BoundsRow) -> BoundsRow:
+    """Return the row with all that a search decided but the verdict and its reason."""
+    known = [margin for margin in (row.margin, decision.bound) if margin is not None and isfinite(margin)]
+    return replace(
+        row,
+        margin=max(known, default=None),
+        decided_by=None if decision.verdict is Verdict.UNKNOWN else decision.technique.value,
+        counterexample=None if decision.counterexample is None else list(decision.counterexample),
+        domains=max(decision.domains, 1),
+        seconds=row.seconds + decision.seconds,
+    )

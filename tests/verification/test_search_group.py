@@ -1,0 +1,171 @@
+"""One search on several data-parallel ranks: who hands over, and that all end together with what one rank finds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from nets import mlp
+from torch import nn
+
+from service.bounds.interval import Interval
+from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer
+from service.verification.bab.search_group import AT_MOST, SINGLE_RANK, SearchStatus, plan_moves
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=8))
+def test_those_without_domains_get_half_of_what_the_most_have(opens: list[int]) -> None:
+    left = list(opens)
+    for move in plan_moves(opens):
+        assert opens[move.receiver] == 0
+        assert 0 < move.count <= min(AT_MOST, left[move.sender] // 2)
+        assert left[move.sender] == max(left)
+        left[move.sender] -= move.count
+        left[move.receiver] += move.count
+    assert sum(left) == sum(opens)
+    if max(opens) > 1:
+        assert (0 in opens) == bool(plan_moves(opens))
+
+
+def test_a_group_of_one_rank_waits_for_nobody() -> None:
+    state = SINGLE_RANK.synchronise(SearchStatus(3, 4, -1.0), (0.5,), torch.device("cpu"))
+    assert (state.all, state.found, state.moves) == (SearchStatus(3, 4, -1.0), (0.5,), ())
+
+
+def test_boxes_are_handed_over_as_they_were() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lower = torch.rand(5, 3, generator=generator)
+    boxes = Boxes(Interval(lower, lower + 1), torch.rand(5, generator=generator) - 1, lower[:, :2] > 0.5, {})
+    sender, receiver = BoxPool(torch.device("cpu")), BoxPool(torch.device("cpu"))
+    sender.put(boxes)
+    transfer = BoxTransfer(sender, 2, 3, torch.float32)
+    BoxTransfer(receiver, 2, 3, torch.float32).receive(transfer.give(5, transfer.width))
+    assert (sender.size, receiver.size) == (0, 5)
+    got = receiver.take(5)
+    for name in ("margins", "open"):
+        assert torch.equal(getattr(got, name), getattr(boxes, name))
+    assert torch.equal(got.box.lower, boxes.box.lower)
+    assert torch.equal(got.box.upper, boxes.box.upper)
+
+
+def subject_of(module: nn.Module, features: int, search_group: Any) -> Any:
+    from service.bounds.network import prepare
+    from service.verification.bab.model import ModelUnderVerification
+
+    module = module.double().eval().requires_grad_(False)
+    return ModelUnderVerification(module, prepare(module, (features,)), module, None, torch.float64, search_group)
+
+
+def goal_above(module: nn.Module, features: int, share: float, radius: float) -> Any:
+    """Is the first output ever more than so much above the largest of many samples, in units of its spread?"""
+    from service.formats.vnnlib import Case, Halfspace, Query
+    from service.verification.bab.specification import specifications
+
+    x = radius * (2 * torch.rand(20000, features, generator=torch.Generator().manual_seed(2), dtype=torch.float64) - 1)
+    y = module(x)[:, 0]
+    threshold = y.max() + share * (y.max() - y.min())
+    case = Case((-radius,) * features, (radius,) * features, (Halfspace(((0, -1.0),), -float(threshold)),))
+    (goal,) = specifications(Query(features, module(x[:1]).shape[1], (case,)), torch.device("cpu"))
+    return goal
+
+
+def search() -> list[dict[str, Any]]:
+    """Each search alone and as a group, with how many domains this rank bounded itself."""
+    from unittest.mock import patch
+
+    from service.jobs.spec.base import ParallelSpec
+    from service.parallel import distributed
+    from service.parallel.mesh import build as build_mesh
+    from service.verification.bab.activations import search as activations
+    from service.verification.bab.inputs import search as inputs
+    from service.verification.bab.search_group import SearchGroup
+
+    distributed.start("cpu")
+    mesh = build_mesh(ParallelSpec(dp_shard=2), "cpu")
+    search_group, found = SearchGroup(mesh.dp), []
+    cases = [
+        (inputs, inputs.BoxTransfer, "split_inputs", [3, 16, 16, 1], 3, 1.0, 0.08),
+        (activations, activations.DomainTransfer, "split_activations", [12, 10, 10, 1], 12, 0.5, 0.5),
+    ]
+    for module, transfer, name, widths, features, radius, above in cases:
+        net = mlp(widths, nn.ReLU(), 5, scale=2.0).double()
+        for share, limit in ((above, 60.0), (-0.02, 60.0), (above, 0.0)):
+            goal = goal_above(net, features, share, radius)
+            received = 0
+
+            def receive(self: Any, rows: Any, original: Any = transfer.receive) -> None:
+                nonlocal received
+                received += len(rows)
+                original(self, rows)
+
+            findings = []
+            with patch.object(transfer, "receive", receive):
+                for each in (SINGLE_RANK, search_group):
+                    subject = subject_of(net, features, each)
+                    started = time.monotonic()
+                    with patch.object(module, "LARGEST_BATCH", {"cpu": 16} if module is inputs else 16):
+                        findings.append(getattr(module, name)(subject, goal, "crown", started + limit, lambda _: None))
+            alone, together = findings
+            found.append(
+                {
+                    "case": f"{name} {share} in {limit} s",
+                    "alone": alone.verdict.value,
+                    "together": together.verdict.value,
+                    "domains": together.domains,
+                    "bound": together.bound,
+                    "counterexample": together.counterexample,
+                    "received": received,
+                }
+            )
+    distributed.stop()
+    return found
+
+
+@pytest.mark.distributed
+def test_two_ranks_decide_as_one_does(torchrun: Any) -> None:
+    first, second = torchrun(search, 2)
+    for one, other in zip(first, second, strict=True):
+        assert {**one, "received": 0} == {**other, "received": 0}, "ranks end with the same finding"
+        assert one["together"] == one["alone"] or one["together"] == "unknown"
+    expected = ["verified", "falsified", "unknown"] * 2
+    assert [each["together"] for each in first] == expected
+    for each in second:
+        if each["together"] == "verified":
+            assert each["received"] > 0, "the second rank never had a domain"
+
+
+def query_job(folder: str, query: str) -> dict[str, Any]:
+    import os
+
+    from test_onnx_job import specification
+    from test_verify_job import context
+
+    from service.jobs.layout import DataLayout
+    from service.parallel import distributed
+    from service.verification import job
+
+    ranked, report = context(DataLayout(Path(folder)), int(os.environ["RANK"]), 2)
+    data = DataLayout(Path(folder))
+    distributed.start("cpu")
+    spec = specification(data, query, parallel={"dp_shard": 2})  # uploads the files
+    torch.distributed.barrier()
+    result = job.run(spec, ranked)
+    distributed.stop()
+    return {"rows": report.bounds, "verdicts": None if result is None else result["verdicts"]}
+
+
+@pytest.mark.distributed
+def test_a_job_of_one_query_is_searched_by_all_its_ranks(tmp_path: Path, torchrun: Any) -> None:
+    from test_onnx_job import BOX, DECLARED, reach
+
+    least, most = reach()
+    query = f"{DECLARED}{BOX}(assert (>= Y_0 {most + 0.1 * (most - least)}))"
+    first, second = torchrun(query_job, 2, folder=str(tmp_path), query=query)
+    assert first["verdicts"]["verified"] == 1
+    assert [row["verdict"] for row in first["rows"]] == ["verified"]
+    assert second == {"rows": [], "verdicts": None}
