@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from api.checker import CheckUnavailable
-from api.locate import Locator
+from api.error_paths import Locator
 from api.problems import FieldError, ProblemError, from_refusals, from_validation, respond, summary
 from service.jobs.records import Conflict, NotFound, Rejected, Superseded
 from service.jobs.store import StoreUnavailable, TooLarge

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from api.locate import Locator, Place
+from api.error_paths import Locator, Place
 from service.jobs.records import LONGEST_TEXT, shortened
 from service.jobs.records import Problem as Refusal
 from service.jobs.spec.base import DISAGREEMENT, ID_EXPECTED, TOO_MANY_ERRORS

@@ -20,11 +20,11 @@ from pydantic import SecretStr
 from service.jobs.embedded import BrokerError, EmbeddedBroker, end_leftover
 from service.jobs.private import NotPrivateError, close_to_others, read_private
 from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
-from service.jobs.roster import Roster
 from service.jobs.settings import ENV_PREFIX, Settings
+from service.jobs.supervisor_registry import SupervisorRegistry
+from trivet.child_process import ENDS_WITHIN_S, ChildProcess, Restarts, how, lock_of
 from trivet.client import Client
 from trivet.errors import TrivetError
-from trivet.part import ENDS_WITHIN_S, Part, Restarts, how, lock_of
 
 READY_WITHIN_S = 60.0
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
@@ -48,7 +48,7 @@ class LocalService:
 
     settings: Settings
     broker: EmbeddedBroker | None = None
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, ChildProcess] = field(default_factory=dict)
     restarts: dict[str, Restarts] = field(default_factory=lambda: defaultdict(Restarts))
     listening: socket.socket | None = None
     lock: ProcessLock | None = None
@@ -157,7 +157,7 @@ class LocalService:
     def _log(self, name: str) -> Path:
         return self.settings.layout.root / "logs" / f"{name.lower()}.log"
 
-    def _end_jobs(self, worker: Part) -> None:
+    def _end_jobs(self, worker: ChildProcess) -> None:
         launched = _children(worker.process.pid)
         worker.end()
         end_supervisors(self.settings, launched)
@@ -192,7 +192,7 @@ class LocalService:
     def _spawn(
         self, name: str, arguments: list[str], environment: dict[str, str], descriptors: tuple[int, ...] = ()
     ) -> None:
-        self.parts[name] = Part(name, arguments, environment, self._log(name), descriptors)
+        self.parts[name] = ChildProcess(name, arguments, environment, self._log(name), descriptors)
 
     def _wait_until_ready(self) -> None:
         key_file = self.settings.admin_key_file
@@ -222,7 +222,7 @@ def end_supervisors(settings: Settings, launched: Sequence[psutil.Process] = ())
 
     ``launched`` are processes of the worker that may have a part to run and have not entered themselves yet.
     """
-    entered = Roster(settings.layout.host(settings.worker_name)).supervisors()
+    entered = SupervisorRegistry(settings.layout.host(settings.worker_name)).supervisors()
     processes = list({*_running(process.pid for process in entered), *launched})
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -271,5 +271,5 @@ def _until(holds: Callable[[], bool], otherwise: str) -> None:
         time.sleep(_POLL_S)
 
 
-def _obituary(part: Part) -> str:
+def _obituary(part: ChildProcess) -> str:
     return f"the {part.name} {how(part.process.poll() or 0)}; {part.log} says:\n{part.last_lines()}"

@@ -1,5 +1,5 @@
 import sys
 
-from workers.agent import main
+from workers.agent.agent import main
 
 sys.exit(main())

@@ -13,7 +13,7 @@ from worker_fleet import Fleet, MortalBroker, eventually, processes_of
 from api import history
 from service.jobs.event_files import rank_file
 from service.jobs.records import AttemptRef
-from workers.recovery import METRIC, key, unrelayed
+from workers.supervisor.recovery import METRIC, key, unrelayed
 
 STEPS = list(range(1, 401))
 

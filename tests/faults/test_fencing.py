@@ -16,8 +16,8 @@ from worker_fleet import Fleet, MortalBroker, all_gone, eventually, family, proc
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef
-from workers import keeper
-from workers.control import STOP, lease_until
+from workers.event_protocol import STOP, lease_until
+from workers.supervisor import keeper
 from workers.uptime import uptime
 
 LOYAL = "from workers.parentage import die_with_parent; die_with_parent(); import time; time.sleep(3600)"
@@ -64,7 +64,7 @@ def rank() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     ours, theirs = socket.socketpair()
     program = f"""
 import socket, time
-from workers.control import Control
+from workers.rank.control import Control
 control = Control(socket.socket(fileno={theirs.fileno()}), lambda: None)
 print("ready", flush=True)
 control.stop.wait()

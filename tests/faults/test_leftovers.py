@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from workers.group import Group, remove_leftovers
+from workers.supervisor.group import Group, remove_leftovers
 
 _SPARE = """
 import os, sys
-from workers.group import Group
+from workers.supervisor.group import Group
 print(Group(dict(os.environ)).folder, flush=True)
 sys.stdin.read()
 """

@@ -13,9 +13,9 @@ from worker_fleet import HOST, Fleet, eventually, processes_of, rank_process
 
 from service.jobs.processes import Process
 from service.jobs.records import JobError
-from service.jobs.roster import Entry, Roster
 from service.jobs.spec.train import TrainSpec
-from workers.stacks import innermost_frame
+from service.jobs.supervisor_registry import Entry, SupervisorRegistry
+from workers.rank.stacks import innermost_frame
 
 pytestmark = pytest.mark.distributed
 
@@ -131,9 +131,9 @@ def test_devices_are_not_free_while_a_compiler_of_a_lost_group_lives(fleet: Flee
     (folder / "job_orphaned.3.json").write_text(text.replace("'", '"'))
     try:
         eventually(lambda: b"sleep" in (psutil.Process(compiler.pid).cmdline()[-1].encode()))
-        assert Roster(folder).live() == ("job_orphaned:3",)
+        assert SupervisorRegistry(folder).live() == ("job_orphaned:3",)
         assert compiler.wait(60) == -signal.SIGKILL
-        assert Roster(folder).live() == ()
+        assert SupervisorRegistry(folder).live() == ()
         assert other.poll() is None
     finally:
         for process in (compiler, other):

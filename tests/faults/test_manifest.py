@@ -10,8 +10,8 @@ from worker_fleet import Fleet, eventually
 
 from service.jobs.layout import JobPaths
 from service.jobs.records import Artifact, AttemptRef
-from workers import artifacts
-from workers.artifacts import clear_unpublished, publish
+from workers.supervisor import artifacts
+from workers.supervisor.artifacts import clear_unpublished, publish
 
 
 def looked_at(fleet: Fleet, ref: AttemptRef) -> str:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
-from trivet.part import LONGEST_PAUSE_S, SETTLED_S, Restarts
+from trivet.child_process import LONGEST_PAUSE_S, SETTLED_S, Restarts
 
 
 @pytest.fixture

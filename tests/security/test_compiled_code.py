@@ -12,8 +12,8 @@ from worker_fleet import HOST, REAL_SUPERVISOR, Fleet, eventually, train_spec
 from service.jobs.records import Artifact, AttemptRef, Claim, HostShare
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.store.keyspace import JOB_ARTIFACTS
-from workers import policy
-from workers.policy import compile_cache, gate_artifacts
+from workers.supervisor import policy
+from workers.supervisor.policy import compile_cache, gate_artifacts
 
 
 def submit_gate(fleet: Fleet, owner: str) -> str:

@@ -16,10 +16,10 @@ from worker_fleet import HOST, Fleet, eventually
 
 from service.jobs.isolation import PARTS
 from service.jobs.records import AttemptRef
-from workers import confinement
-from workers.confinement import Confinement, ConfinementError, JobLimits
-from workers.orders import Order
-from workers.policy import JobPolicy
+from workers.launcher import confinement
+from workers.launcher.confinement import Confinement, ConfinementError, JobLimits
+from workers.supervisor.orders import Order
+from workers.supervisor.policy import JobPolicy
 
 AVAILABLE = confinement.available()
 needs_files = pytest.mark.skipif("files" not in AVAILABLE, reason="this kernel or container has no Landlock")
@@ -108,7 +108,7 @@ def test_limits_hold_with_any_isolation(fleet: Fleet, isolation: confinement.Mod
 def enforce(confined: Confinement, code: str) -> subprocess.CompletedProcess[str]:
     """Run Python ``code`` in a process that has confined itself, without the service around it."""
     script = (
-        "import json, sys; from workers.confinement import Confinement; from workers import namespaces\n"
+        "import json, sys; from workers.launcher.confinement import Confinement; from workers.launcher import namespaces\n"
         "inside = namespaces.enter_user_namespace()\n"
         f"Confinement.from_json(json.loads({json.dumps(confined.to_json())!r})).enforce(in_user_namespace=inside)\n"
     )

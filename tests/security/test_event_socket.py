@@ -12,8 +12,8 @@ from worker_fleet import Fleet, eventually, family
 
 from service.jobs.events import MalformedEvent
 from service.jobs.reporting import connect
-from workers.admission import Admission, is_descendant
-from workers.wire import Greeting
+from workers.event_protocol import Greeting
+from workers.supervisor.admission import Admission, is_descendant
 
 ME = os.getpid()
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from service.jobs.settings import Settings
-from workers.agent import Agent
+from workers.agent.agent import Agent
 
 if __name__ == "__main__":
     logging.basicConfig(level="INFO")

@@ -13,7 +13,7 @@ from typing import Any
 
 from service.jobs.event_files import rank_file
 from service.jobs.runtime import RefusedError, RunContext
-from workers.rank import Runner, main
+from workers.rank.program import Runner, main
 
 
 def succeed(context: RunContext) -> dict[str, Any]:

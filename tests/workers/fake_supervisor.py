@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from workers.supervisor import main
+from workers.supervisor.program import main
 
 if __name__ == "__main__":
     sys.exit(main((str(Path(__file__).with_name("fake_rank.py")),)))

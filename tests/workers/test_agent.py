@@ -11,7 +11,7 @@ import pytest
 from worker_fleet import HOST, Fleet, Worker, eventually, processes_of, train_spec
 
 from service.jobs.records import AttemptRef
-from workers.app import Dispatcher, create_app
+from workers.agent.celery_app import Dispatcher, create_app
 
 pytestmark = pytest.mark.distributed
 

@@ -10,9 +10,10 @@ import pytest
 from worker_fleet import train_spec
 
 from service.jobs.records import AttemptRef, Claim, HostShare
-from workers import command, inventory
-from workers.app import celery_url, create_app
-from workers.rendezvous import Rendezvous, interface_of
+from workers import inventory
+from workers.agent.celery_app import celery_url, create_app
+from workers.supervisor import command
+from workers.supervisor.rendezvous import Rendezvous, interface_of
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/root"}
 PLACES = command.Places(Path("/data"), Path("/events"), "s3cret", Path("/scratch"), Path("/compiled"))

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from worker_fleet import all_gone, eventually
 
-from workers import keeper
+from workers.supervisor import keeper
 
 DAEMON = "setsid sleep 3600 & setsid setsid sleep 3601 & trap '' TERM; "
 

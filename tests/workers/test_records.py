@@ -14,9 +14,9 @@ import pytest
 from service.jobs.layout import JobPaths
 from service.jobs.processes import Process
 from service.jobs.records import AttemptRef
-from service.jobs.roster import Roster
-from workers.artifacts import FOLDER, Unusable, publish
-from workers.logs import RankLog
+from service.jobs.supervisor_registry import SupervisorRegistry
+from workers.supervisor.artifacts import FOLDER, Unusable, publish
+from workers.supervisor.logs import RankLog
 
 REF = AttemptRef("job_1", 1, "alpha")
 
@@ -48,15 +48,15 @@ def test_what_is_missing_or_elsewhere_is_no_artifact(paths: JobPaths, name: str)
         publish(paths, name, "text/plain")
 
 
-def test_a_roster_entry_lasts_as_long_as_its_block(tmp_path: Path) -> None:
-    roster = Roster(tmp_path / "host")
-    with roster.entered(REF, os.getpid(), tmp_path / "scratch") as entered:
+def test_an_entry_of_the_registry_lasts_as_long_as_its_block(tmp_path: Path) -> None:
+    registry = SupervisorRegistry(tmp_path / "host")
+    with registry.entered(REF, os.getpid(), tmp_path / "scratch") as entered:
         assert entered
-        assert roster.live() == ("job_1:1",)
-        with roster.entered(REF, os.getpid(), tmp_path / "other") as again:
+        assert registry.live() == ("job_1:1",)
+        with registry.entered(REF, os.getpid(), tmp_path / "other") as again:
             assert not again
-        assert roster.live() == ("job_1:1",)
-    assert roster.live() == ()
+        assert registry.live() == ("job_1:1",)
+    assert registry.live() == ()
 
 
 def test_an_entry_of_the_dead_is_cleared_with_its_scratch(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_an_entry_of_the_dead_is_cleared_with_its_scratch(tmp_path: Path) -> Non
     dead = {"pid": os.getpid(), "started": "1"}
     entry = {"name": "job_1:1", "supervisor": dead, "keeper": dead, "scratch": str(scratch)}
     (tmp_path / "job_1.1.json").write_text(json.dumps(entry))
-    assert Roster(tmp_path).live() == ()
+    assert SupervisorRegistry(tmp_path).live() == ()
     assert not scratch.exists()
     assert not (tmp_path / "job_1.1.json").exists()
 
@@ -74,13 +74,13 @@ def test_an_entry_of_the_dead_is_cleared_with_its_scratch(tmp_path: Path) -> Non
 def test_c9_a_torn_entry_is_set_aside_and_harms_nobody(tmp_path: Path, text: str) -> None:
     torn = tmp_path / "job_1.1.json"
     torn.write_text(text)
-    roster = Roster(tmp_path)
-    assert roster.live() == ()
+    registry = SupervisorRegistry(tmp_path)
+    assert registry.live() == ()
     assert not torn.exists()
     assert torn.with_name("job_1.1.json.unreadable").read_text() == text
-    with roster.entered(REF, os.getpid(), tmp_path / "scratch") as entered:
+    with registry.entered(REF, os.getpid(), tmp_path / "scratch") as entered:
         assert entered
-        assert roster.live() == ("job_1:1",)
+        assert registry.live() == ("job_1:1",)
 
 
 def test_an_entry_lives_while_its_keeper_does(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_an_entry_lives_while_its_keeper_does(tmp_path: Path) -> None:
         "scratch": str(tmp_path / "scratch"),
     }
     (tmp_path / "job_1.1.json").write_text(json.dumps(entry))
-    assert Roster(tmp_path).live() == ("job_1:1",)
+    assert SupervisorRegistry(tmp_path).live() == ("job_1:1",)
     keeper.kill()
     keeper.wait()
-    assert Roster(tmp_path).live() == ()
+    assert SupervisorRegistry(tmp_path).live() == ()
 
 
 def test_a_log_file_has_a_largest_size(tmp_path: Path) -> None:

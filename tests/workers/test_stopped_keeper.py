@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worker_fleet import Fleet, all_gone, eventually, family
 
-from service.jobs.roster import Roster
+from service.jobs.supervisor_registry import SupervisorRegistry
 
 
 def test_a_stopped_keeper_does_not_hold_up_a_cancel(fleet: Fleet) -> None:
@@ -28,8 +28,8 @@ def test_a_worker_ends_the_group_of_a_stopped_keeper_whose_supervisor_is_dead(fl
     eventually(lambda: fleet.printed(ref, "working"))
     started = family(supervisor)
     started[0].suspend()
-    roster = Roster(fleet.data.host(ref.host))
-    roster.kill(ref)
+    registry = SupervisorRegistry(fleet.data.host(ref.host))
+    registry.kill(ref)
     supervisor.wait(20)
-    eventually(lambda: roster.kill(ref) or roster.live() == ())
+    eventually(lambda: registry.kill(ref) or registry.live() == ())
     assert all_gone(started)

@@ -13,9 +13,9 @@ from worker_fleet import Fleet
 
 from service.jobs.records import AttemptRef
 from service.jobs.store import Attempts, StoreUnavailable
-from workers import wire
-from workers.logs import GrowingFile
-from workers.uploader import Uploader
+from workers import event_protocol
+from workers.supervisor.logs import GrowingFile
+from workers.supervisor.uploader import Uploader
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def upload(
             capacity=capacity,
         )
         for number in range(lines):
-            uploader.put(wire.log_event(f"line {number}"))
+            uploader.put(event_protocol.log_event(f"line {number}"))
         for done in (1, 2, 3):
             uploader.put({"type": "progress", "time": 0.0, "rank": 0, "done": done, "total": 9, "unit": "steps"})  # type: ignore[typeddict-unknown-key]
         uploader.close()

@@ -21,12 +21,12 @@ import redis as redis_py
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Job
-from service.jobs.roster import Roster
 from service.jobs.spec.train import TrainSpec
 from service.jobs.spec.verify import VerifySpec
 from service.jobs.store import HostReport, Store, StoreLimits
-from workers.orders import Order
-from workers.policy import JobPolicy
+from service.jobs.supervisor_registry import SupervisorRegistry
+from workers.supervisor.orders import Order
+from workers.supervisor.policy import JobPolicy
 
 SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")))
 REAL_SUPERVISOR = (sys.executable, "-m", "workers.supervisor")
@@ -106,8 +106,8 @@ class Fleet:
             if process.poll() is None:
                 process.kill()
             process.wait()
-        roster = Roster(self.data.host(HOST))
-        eventually(lambda: roster.live() == ())
+        registry = SupervisorRegistry(self.data.host(HOST))
+        eventually(lambda: registry.live() == ())
         self.store.close()
 
     def beat(self, host: str = HOST, live: tuple[str, ...] = ()) -> tuple[AttemptRef, ...]:

@@ -1,4 +1,4 @@
-"""Celery as Trivet uses it: a wire that carries ``launch`` messages to a host, and nothing else.
+"""Celery as Trivet uses it: a transport that carries ``launch`` messages to a host, and nothing else.
 
 A message is acknowledged before it runs and takes milliseconds; what recovers a lost one is the store's outbox, never
 Celery's redelivery. The broker cannot be made to run anything but :data:`TASK`, with JSON arguments.
@@ -40,7 +40,7 @@ def celery_url(broker_url: str) -> str:
 
 
 def create_app(broker_url: str) -> Celery:
-    """A client of the dispatch wire; connects with its first use."""
+    """A client of the transport; connects with its first use."""
     app = Celery("trivet", broker=celery_url(broker_url), set_as_current=False)
     app.conf.update(
         accept_content=["json"],

@@ -18,18 +18,18 @@ from kombu.exceptions import OperationalError
 from service.jobs.cache import trim
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.records import AttemptRef, NotFound
-from service.jobs.roster import Roster
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store, StoreLimits, StoreUnavailable
+from service.jobs.supervisor_registry import SupervisorRegistry
 from service.jobs.text import log_to_stderr
-from workers.app import Dispatcher, create_app, serve
-from workers.confinement import available
-from workers.group import remove_leftovers
+from workers.agent.celery_app import Dispatcher, create_app, serve
+from workers.agent.supervisors import Supervisors
 from workers.inventory import cpu_slots, cuda_devices
-from workers.orders import Order
-from workers.policy import JobPolicy
-from workers.spawning import Supervisors
-from workers.supervisor import HOST_NAMESPACES
+from workers.launcher.confinement import available
+from workers.supervisor.group import remove_leftovers
+from workers.supervisor.orders import Order
+from workers.supervisor.policy import JobPolicy
+from workers.supervisor.program import HOST_NAMESPACES
 
 SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
 _POLL_S = 0.025
@@ -54,7 +54,7 @@ class Agent:
         self._app = create_app(settings.broker_url)
         self._dispatcher = Dispatcher(self._app)
         folder = settings.layout.host(self._host)
-        self._roster = Roster(folder)
+        self._registry = SupervisorRegistry(folder)
         self._policy = JobPolicy.of(settings)
         if self._policy.isolation == "none":
             supervisor = (*supervisor, HOST_NAMESPACES)
@@ -95,7 +95,7 @@ class Agent:
 
     def launch(self, ref: AttemptRef) -> None:
         """Start a supervisor for a part that was placed here."""
-        if f"{ref.job_id}:{ref.attempt}" in self._roster.live():
+        if f"{ref.job_id}:{ref.attempt}" in self._registry.live():
             return
         settings = self._settings
         self._supervisors.start(
@@ -113,10 +113,10 @@ class Agent:
         )
 
     def _beat(self) -> None:
-        orders = self._store.hosts.beat(replace(self._report, live=self._roster.live()))
+        orders = self._store.hosts.beat(replace(self._report, live=self._registry.live()))
         for ref in orders.kill:
             logger.warning("ending %s, which is no longer current", ref)
-            self._roster.kill(ref)
+            self._registry.kill(ref)
         self._supervisors.tend()
         self._fleet = max(1, sum(host.alive for host in self._store.hosts.list()))
 

@@ -25,9 +25,9 @@ from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
 from service.jobs.reporting import Channel, RankReporter, connect
 from service.jobs.runtime import GATE_ARTIFACTS, RefusedError, RunContext, Runner
-from workers.control import Control
 from workers.parentage import die_with_parent
-from workers.stacks import write_on_request
+from workers.rank.control import Control
+from workers.rank.stacks import write_on_request
 
 
 def installed_runner(kind: str) -> Runner:
@@ -114,14 +114,3 @@ def _give_up(report: RankReporter, error: BaseException, folder: Path) -> None:
     with contextlib.suppress(OSError):
         print(f"refused: {error}" if refused else text, file=sys.stderr, flush=True)
     os._exit(1)
-
-
-def _leave(status: int) -> NoReturn:
-    """End without finalising the interpreter: threads of gloo that outlive their group may abort it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-if __name__ == "__main__":
-    _leave(main())

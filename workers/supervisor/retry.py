@@ -16,7 +16,7 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
 
-async def insist(within_s: float, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+async def retry_until(within_s: float, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run a blocking store call in a thread until it gets through.
 
     Raises :class:`StoreUnavailable` when ``within_s`` seconds did not suffice, and at once whatever else it raises.

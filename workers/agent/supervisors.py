@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.orders import Order
+from workers.supervisor.orders import Order
 
 REFILL_AFTER_S = 5.0
 """A new spare imports torch; it waits until the start that took the last one is over."""

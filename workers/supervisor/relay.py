@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Literal, cast
 
 from service.jobs.events import ErrorEvent, Event, MalformedEvent
-from workers import wire
-from workers.admission import Admission
-from workers.control import STOP, lease_until
-from workers.lines import Line, LineSplitter
-from workers.logs import LONGEST_LINE, GrowingFile, RankLog, printable
-from workers.stacks import REQUEST
+from workers import event_protocol
+from workers.event_protocol import STOP, lease_until
+from workers.line_splitter import Line, LineSplitter
+from workers.rank.stacks import REQUEST
+from workers.supervisor.admission import Admission
+from workers.supervisor.logs import LONGEST_LINE, GrowingFile, RankLog, printable
 
 _CHUNK = 1 << 16
 _GREETING_WITHIN_S = 10.0
@@ -93,7 +93,7 @@ class Relay:
                 task.cancel()
         for number, log in self._logs.items():
             for text in log.close():
-                self.say(wire.log_event(text, rank=number))
+                self.say(event_protocol.log_event(text, rank=number))
         for rank in self.ranks.values():
             self._forget(rank)
             rank.requests.close()
@@ -118,7 +118,7 @@ class Relay:
         return sorted(rank.number for rank in self.ranks.values() if rank.process is not None)
 
     def ask_for_stacks(self) -> None:
-        """Have the ranks write where they are (:mod:`workers.stacks`)."""
+        """Have the ranks write where they are (:mod:`workers.rank.stacks`)."""
         for rank in self.ranks.values():
             if rank.process is not None:
                 with contextlib.suppress(ProcessLookupError):
@@ -160,7 +160,7 @@ class Relay:
         try:
             await self._serve(reader, writer)
         except MalformedEvent as error:
-            self.say(wire.log_event(str(error)))
+            self.say(event_protocol.log_event(str(error)))
         except (ConnectionError, TimeoutError):
             pass  # a rank that dies hangs up as it likes; its process tells the rest
         except asyncio.CancelledError:
@@ -171,7 +171,7 @@ class Relay:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(_GREETING_WITHIN_S):
-            greeting = wire.parse_greeting(await _first_line(reader))
+            greeting = event_protocol.parse_greeting(await _first_line(reader))
         self.admission.check(greeting, _peer(writer.get_extra_info("socket")))
         if greeting.channel == "control":
             self._meet(greeting.rank, writer.get_extra_info("socket"))
@@ -219,20 +219,20 @@ class Relay:
             rank.process = None
 
     async def _read_last_words(self, reader: asyncio.StreamReader, rank: int) -> None:
-        splitter = LineSplitter(wire.LONGEST_WORD)
+        splitter = LineSplitter(event_protocol.LONGEST_WORD)
         while chunk := await reader.read(_CHUNK):
             for line in splitter.feed(chunk):
                 self._hear(line, rank)
 
     def _hear(self, line: Line, rank: int) -> None:
         try:
-            word = wire.parse_last_word(line, rank)
+            word = event_protocol.parse_last_word(line, rank)
         except MalformedEvent as error:
-            self.say(wire.log_event(str(error), rank=rank))
+            self.say(event_protocol.log_event(str(error), rank=rank))
             return
-        if isinstance(word, wire.Done):
+        if isinstance(word, event_protocol.Done):
             self.ranks[rank].done = True
-        elif isinstance(word, wire.Terminated):
+        elif isinstance(word, event_protocol.Terminated):
             self.ranks[rank].terminated_at = word.time
             self.alarm()
         else:
@@ -259,14 +259,14 @@ class Relay:
 
     def _print(self, log: RankLog, line: Line, rank: int, stream: Literal["stdout", "stderr"]) -> None:
         for text in log.add(printable(line)):
-            self.say(wire.log_event(text, stream, rank))
+            self.say(event_protocol.log_event(text, stream, rank))
 
 
 async def _first_line(reader: asyncio.StreamReader) -> bytes:
     text = bytearray()
     while not text.endswith(b"\n"):
         byte = await reader.read(1)
-        if not byte or len(text) > wire.LONGEST_GREETING:
+        if not byte or len(text) > event_protocol.LONGEST_GREETING:
             raise MalformedEvent("a connection without a greeting")
         text += byte
     return bytes(text)

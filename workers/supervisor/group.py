@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.processes import Process
-from workers import keeper
-from workers.confinement import Confinement
+from workers.launcher.confinement import Confinement
+from workers.supervisor import keeper
 
 _TAIL = 20
 _KEEPER_GRACE_S = 5.0
@@ -66,7 +66,7 @@ class LaunchOrder:
     folder: str
     report: str
     confinement: Mapping[str, Any]
-    """See :class:`workers.confinement.Confinement`."""
+    """See :class:`workers.launcher.confinement.Confinement`."""
 
 
 class Group:

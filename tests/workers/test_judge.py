@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.jobs.events import ErrorEvent
-from workers.verdict import Evidence, judge, may_be_aftermath
+from workers.supervisor.outcome import Evidence, judge, may_be_aftermath
 
 WHOLE = {"completed": {"done": 3, "total": 3, "unit": "steps"}}
 GONE = "Connection closed by peer [127.0.0.1]:4711"

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from workers.lines import Line
+from workers.line_splitter import Line
 
 LONGEST_LINE = 8192
 """Bytes of a printed line that are kept."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from service.jobs.atomic import atomic_write
-from workers.confinement import Confinement
-from workers.namespaces import enter_user_namespace
+from workers.launcher.confinement import Confinement
+from workers.launcher.namespaces import enter_user_namespace
 from workers.parentage import die_with_parent
 
 OWN_NAMESPACES = "--own-namespaces"
@@ -32,7 +32,7 @@ def main() -> int:
     import torch.distributed.run as torchrun  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
 
-    from workers import folder_rendezvous  # noqa: PLC0415
+    from workers.launcher import folder_rendezvous  # noqa: PLC0415
 
     folder_rendezvous.register()
     order = _read_order()
@@ -62,11 +62,3 @@ def _read_order() -> dict[str, Any] | None:
 def _report(path: Path, exit_codes: dict[int, int]) -> None:
     """Write ``{rank: exit code}``, negative for signals, for the supervisor to find whole."""
     atomic_write(path, json.dumps(exit_codes).encode())
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The ranks have ended and nothing is held: taking torch apart would only delay the report.
-    os._exit(code)

@@ -48,7 +48,7 @@ class Entry:
         return bool(orphans)
 
 
-class Roster:
+class SupervisorRegistry:
     """The entries of one host: ``folder/{job}.{attempt}.json``, each an :class:`Entry`. ``trivet up`` reads them too,
     to end what it started.
     """

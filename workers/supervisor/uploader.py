@@ -12,9 +12,9 @@ import orjson
 from service.jobs.events import Event, ProgressEvent
 from service.jobs.records import AttemptRef, Superseded
 from service.jobs.store import Attempts, StoreUnavailable
-from workers import wire
-from workers.logs import GrowingFile
-from workers.outage import insist
+from workers import event_protocol
+from workers.supervisor.logs import GrowingFile
+from workers.supervisor.retry import retry_until
 
 _BATCH = 256
 _INTERVAL_S = 0.1
@@ -103,7 +103,9 @@ class Uploader:
     def close(self) -> None:
         """No more events will come; :meth:`run` ends when all are sent."""
         if self._missed and not self._lost:
-            notice = wire.log_event(f"{self._missed} events were not relayed; they are in the attempt's record")
+            notice = event_protocol.log_event(
+                f"{self._missed} events were not relayed; they are in the attempt's record"
+            )
             self._queue.append(notice)
         self._closing = True
         self._wake.set()
@@ -120,7 +122,7 @@ class Uploader:
         told = [event for event in batch if event["type"] != "progress" or event is newest]
         progress = cast(ProgressEvent | None, newest)
         try:
-            await insist(_PATIENCE_S, self._attempts.emit, self._ref, told, progress, self._batch)
+            await retry_until(_PATIENCE_S, self._attempts.emit, self._ref, told, progress, self._batch)
         except Superseded:
             self._lost = True
             self._queue.clear()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.jobs.events import MalformedEvent
-from workers.wire import Greeting
+from workers.event_protocol import Greeting
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Restarts:
 
 
 @dataclass
-class Part:
+class ChildProcess:
     """A child in a session of its own: Ctrl-C reaches its parent only, which ends the parts in order.
 
     It holds a lock beside its log. One that outlived the process which started it is ended before another is started.

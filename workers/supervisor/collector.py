@@ -9,9 +9,9 @@ from pathlib import Path
 
 from service.jobs.event_files import EventReader, rank_file
 from service.jobs.events import Event, MalformedEvent, parse_event
-from workers import wire
-from workers.relay import Relay
-from workers.uploader import Disk, Uploader
+from workers import event_protocol
+from workers.supervisor.relay import Relay
+from workers.supervisor.uploader import Disk, Uploader
 
 _INTERVAL_S = 0.1
 
@@ -70,7 +70,7 @@ class Collector:
             try:
                 event = parse_event(line, rank)
             except MalformedEvent as error:
-                self._uploader.put(wire.log_event(str(error), rank=rank))
+                self._uploader.put(event_protocol.log_event(str(error), rank=rank))
                 continue
             if event["type"] == "metric" and not self._has_recovered:
                 self._has_recovered = True

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.jobs.events import EVENT_TYPES, MalformedEvent, parse_event
-from workers.lines import Line, LineSplitter
-from workers.logs import Allowance, printable
-from workers.wire import Done, Greeting, Terminated, parse_greeting, parse_last_word
+from workers.event_protocol import Done, Greeting, Terminated, parse_greeting, parse_last_word
+from workers.line_splitter import Line, LineSplitter
+from workers.supervisor.logs import Allowance, printable
 
 
 def split(chunks: list[bytes], bound: int) -> list[Line]:

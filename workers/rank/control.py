@@ -13,17 +13,10 @@ from collections.abc import Callable
 
 import orjson
 
-from workers.lines import LineSplitter
+from workers.line_splitter import LineSplitter
 from workers.uptime import uptime
 
-STOP = b'{"type":"stop"}\n'
-"""The line that a supervisor sends to a rank that shall end its work early."""
 _LONGEST = 4096
-
-
-def lease_until(deadline: float) -> bytes:
-    """The line by which a supervisor lets a rank live until ``deadline`` (:func:`uptime`)."""
-    return orjson.dumps({"type": "lease", "until": deadline}) + b"\n"
 
 
 class Control:

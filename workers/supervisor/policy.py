@@ -20,7 +20,7 @@ from service.jobs.plugins.declarations import GROUPS
 from service.jobs.records import Claim
 from service.jobs.settings import Settings, config_file
 from service.jobs.store import Store
-from workers.confinement import Confinement, JobLimits, Mode
+from workers.launcher.confinement import Confinement, JobLimits, Mode
 
 _FILE = re.compile(r"file_[0-9a-f]{64}")
 
@@ -32,7 +32,7 @@ class JobPolicy:
     isolation: Mode = "auto"
     limits: JobLimits = field(default_factory=JobLimits)
     environment: tuple[str, ...] = ()
-    """Names of variables that ranks get besides those of :func:`workers.command.allowed`."""
+    """Names of variables that ranks get besides those of :func:`workers.supervisor.command.allowed`."""
     read: tuple[str, ...] = ()
     """What ranks may read besides the system, the installed packages and what their spec names."""
     secret: tuple[str, ...] = ()

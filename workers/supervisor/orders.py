@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits
-from workers.policy import JobPolicy
+from workers.supervisor.policy import JobPolicy
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The supervisor: a process of its own per attempt and host, which outlives the worker that started it.
 
-``python -m workers.supervisor`` reads one :class:`workers.orders.Order` from standard input. It starts its group's
-keeper and launcher before that, so one that waits for its order is a warm spare: everything slow to import is imported.
+``python -m workers.supervisor`` reads one :class:`workers.supervisor.orders.Order` from standard input. It starts its
+group's keeper and launcher before that, so one that waits for its order is a warm spare: everything slow to import is
+imported.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.command import allowed
-from workers.group import Group
+from workers.supervisor.command import allowed
+from workers.supervisor.group import Group
 
 HOST_NAMESPACES = "--host-namespaces"
 """The argument with which launchers stay in the namespaces of the host."""
@@ -32,20 +33,21 @@ def main(program: Sequence[str] = RANK_PROGRAM) -> int:
     try:
         # Imported while the launcher imports torch beside it.
         from service.jobs.layout import DataLayout  # noqa: PLC0415
-        from service.jobs.roster import Roster  # noqa: PLC0415
+        from service.jobs.supervisor_registry import SupervisorRegistry  # noqa: PLC0415
         from service.jobs.text import log_to_stderr  # noqa: PLC0415
-        from workers.attempt import give_back, supervise  # noqa: PLC0415
-        from workers.orders import Order  # noqa: PLC0415
+        from workers.supervisor.attempt import supervise  # noqa: PLC0415
+        from workers.supervisor.claim import give_back  # noqa: PLC0415
+        from workers.supervisor.orders import Order  # noqa: PLC0415
 
         line = sys.stdin.readline()
         if not line:
             return 0
         order = Order.from_line(line)
         log_to_stderr("info", f"%(asctime)s {order.ref} %(levelname)s %(message)s")
-        roster = Roster(DataLayout(Path(order.data)).host(order.host))
+        registry = SupervisorRegistry(DataLayout(Path(order.data)).host(order.host))
         with contextlib.ExitStack() as stack:
             try:
-                entered = stack.enter_context(roster.entered(order.ref, group.keeper_pid, group.folder))
+                entered = stack.enter_context(registry.entered(order.ref, group.keeper_pid, group.folder))
             except OSError as error:
                 asyncio.run(give_back(order, error))
                 return 0
@@ -54,7 +56,3 @@ def main(program: Sequence[str] = RANK_PROGRAM) -> int:
     finally:
         group.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,6 @@ import os
 import secrets
 import signal
 import time
-import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,42 +18,38 @@ from typing import Any, Literal, cast
 import orjson
 
 from service.jobs.atomic import atomic_write
-from service.jobs.disk import DISK_FULL, full_disk
+from service.jobs.disk import full_disk
 from service.jobs.event_files import host_file
 from service.jobs.events import ArtifactEvent, Event
 from service.jobs.layout import DataLayout
-from service.jobs.records import Artifact, Claim, JobError, Outcome, Superseded, UnknownSpec
+from service.jobs.records import Artifact, Claim, Superseded
 from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.store import Store, StoreUnavailable
-from workers import command, rendezvous, wire
-from workers.admission import Admission
-from workers.artifacts import Publisher, clear_unpublished
-from workers.collector import Collector
-from workers.group import Group
+from workers import event_protocol
 from workers.inventory import oom_kills, usable_cores
-from workers.lease import Lease, News
-from workers.logs import GrowingFile
-from workers.orders import Order
-from workers.outage import insist
-from workers.policy import compile_cache, gate_artifacts
-from workers.recovery import recover
-from workers.relay import Relay
-from workers.stacks import innermost_frame, stacks_file
-from workers.uploader import Uploader
+from workers.supervisor import command, rendezvous
+from workers.supervisor.admission import Admission
+from workers.supervisor.artifacts import Publisher, clear_unpublished
+from workers.supervisor.claim import CLAIM_WITHIN_S, REPORT_WITHIN_S, claim_part
+from workers.supervisor.collector import Collector
+from workers.supervisor.group import Group
+from workers.supervisor.lease import Lease, News
+from workers.supervisor.logs import GrowingFile
+from workers.supervisor.orders import Order
+from workers.supervisor.outcome import Cause, Evidence, judge, may_be_aftermath, traceback_name
+from workers.supervisor.policy import compile_cache, gate_artifacts
+from workers.supervisor.recovery import recover
+from workers.supervisor.relay import Relay
+from workers.supervisor.retry import retry_until
+from workers.supervisor.stall import StallWatch
+from workers.supervisor.uploader import Uploader
 from workers.uptime import uptime
-from workers.verdict import Cause, Evidence, judge, may_be_aftermath, traceback_name
 
-_CLAIM_WITHIN_S = 30.0
-_REPORT_WITHIN_S = 600.0
 _TORCHRUN_ENDS_S = 3.0
 """After a rank failed: time for torchrun to see it, end the others with SIGTERM and report their exit codes."""
 _TORCHRUN_REPORTS_S = 10.0
 """After all ranks were killed."""
 _OTHERS_WITHIN_S = 10.0
-_START_S = 600.0
-"""For the first rank to be heard of."""
-_STACKS_S = 1.0
-_STALL_LOOK_S = 1.0
 _FLUSH_S = 0.25
 
 logger = logging.getLogger(__name__)
@@ -68,35 +63,11 @@ async def supervise(order: Order, group: Group, program: Sequence[str]) -> None:
     """Claim the ordered part, run it, report how it ended. Returns quietly when the part is not to be had."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
     sent_at = uptime()
-    claim = await _claim(store, order)
+    claim = await claim_part(store, order)
     if claim is not None:
         # A claim that got through late was granted after some failed tries, the last no longer ago than the lease.
         sent_at = max(sent_at, uptime() - claim.lease_s / 2)
         await PartRun(store, claim, order, group, program, sent_at=sent_at).run()
-
-
-async def give_back(order: Order, error: OSError) -> None:
-    """Claim the ordered part only to say why this host cannot even enter it among those that it supervises."""
-    store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
-    if await _claim(store, order) is not None:
-        full = full_disk(error, Path(order.data))
-        said = JobError(type=DISK_FULL if full else type(error).__name__, message=full or str(error))
-        await insist(_REPORT_WITHIN_S, store.attempts.finish, order.ref, Outcome(status="lost", error=said))
-    store.close()
-
-
-async def _claim(store: Store, order: Order) -> Claim | None:
-    supervisor = f"{order.host}:{os.getpid()}:{uuid.uuid4().hex}"
-    try:
-        return await insist(_CLAIM_WITHIN_S, store.attempts.claim, order.ref, supervisor)
-    except Superseded as refusal:
-        logger.info("not claimed: %s", refusal)
-    except StoreUnavailable as outage:
-        logger.warning("%s was not claimed: %s", order.ref, outage)
-    except UnknownSpec as refusal:
-        failed = Outcome(status="failed", error=JobError(type="UnknownSpec", message=str(refusal)))
-        await insist(_REPORT_WITHIN_S, store.attempts.finish, order.ref, failed)
-    return None
 
 
 class PartRun:
@@ -115,7 +86,6 @@ class PartRun:
         self._urgent = asyncio.Event()
         self._lost = False
         self._fault = ""
-        self._hanging: dict[int, str] = {}
         self._ended_here = False
         self._oom_kills = oom_kills()
         self._leads = claim.shares[0].host == claim.ref.host
@@ -128,6 +98,13 @@ class PartRun:
         self._relay = Relay(group.socket, self._folder, self._uploader.put, lambda: self._end("rank_failed"), admission)
         self._collector = Collector(
             self._folder, self._relay, self._uploader, take=self._take, recover=self._recover, disk=self._on_disk
+        )
+        self._stall_watch = StallWatch(
+            self._relay,
+            self._folder,
+            claim.spec.stall_s,
+            disk=self._on_disk,
+            publish_stacks=self._publish_traceback,
         )
         self._lease = Lease(
             store.attempts, claim.ref, claim.lease_s, sent_at, extend=self._extend, tell=self._tell_of_lease
@@ -213,7 +190,7 @@ class PartRun:
 
     async def _launch(self) -> None:
         """Write the spec, agree on a meeting point, start torchrun."""
-        manifest = await insist(_CLAIM_WITHIN_S, self._store.artifacts.list, self._claim.ref.job_id)
+        manifest = await retry_until(CLAIM_WITHIN_S, self._store.artifacts.list, self._claim.ref.job_id)
         await self._on_disk(lambda: self._prepare(manifest))
         if self._ending.done():
             return
@@ -226,7 +203,7 @@ class PartRun:
             return
         order, scratch = self._order, self._group.folder / "scratch"
         scratch.mkdir(mode=0o700)
-        owner, digests = await insist(_REPORT_WITHIN_S, gate_artifacts, self._store, self._claim)
+        owner, digests = await retry_until(REPORT_WITHIN_S, gate_artifacts, self._store, self._claim)
         await self._on_disk(lambda: atomic_write(self._folder / GATE_ARTIFACTS, orjson.dumps(digests)))
         places = command.Places(
             data=self._layout.root,
@@ -265,29 +242,8 @@ class PartRun:
             self._end("timeout")
 
     async def _limit_silence(self) -> None:
-        """End the attempt when its ranks hang, having asked where. They get longer to come up, if need be."""
-        stall_s = self._claim.spec.stall_s
-        while stall_s is not None:
-            limit = stall_s if self._relay.ranks else max(stall_s, _START_S)
-            quiet = time.monotonic() - self._relay.heard_at
-            if quiet >= limit:
-                self._hanging = await self._where_ranks_are()
-                self._end("stalled")
-                return
-            await asyncio.sleep(min(limit - quiet, _STALL_LOOK_S))
-
-    async def _where_ranks_are(self) -> dict[int, str]:
-        """The innermost frame of each rank; the whole stacks are published beside tracebacks."""
-        self._relay.ask_for_stacks()
-        await asyncio.sleep(_STACKS_S)
-        found: dict[int, str] = {}
-        for rank in self._relay.running:
-            stacks: list[str] = []
-            await self._on_disk(lambda rank=rank, stacks=stacks: stacks.append(_stacks(self._folder, rank)))  # type: ignore[misc]
-            if stacks and stacks[0]:
-                await self._publish_traceback(rank, stacks[0])
-            found[rank] = innermost_frame(stacks[0] if stacks else "")
-        return found
+        if await self._stall_watch.stalled():
+            self._end("stalled")
 
     async def _watch(self, exited: asyncio.Task[int]) -> None:
         await asyncio.wait({exited})
@@ -340,7 +296,7 @@ class PartRun:
         if self._lost and outcome.status != "succeeded":
             return
         try:
-            await insist(_REPORT_WITHIN_S, self._store.attempts.finish, self._claim.ref, outcome)
+            await retry_until(REPORT_WITHIN_S, self._store.attempts.finish, self._claim.ref, outcome)
         except Superseded as refusal:
             logger.info("the end was not taken: %s", refusal)
 
@@ -377,7 +333,7 @@ class PartRun:
             result=result[0] if result else None,
             timeout_s=self._claim.spec.timeout_s,
             stall_s=self._claim.spec.stall_s,
-            hanging=self._hanging,
+            hanging=self._stall_watch.hanging,
             fault=self._fault,
             attempt=self._claim.ref.attempt,
         )
@@ -395,7 +351,7 @@ class PartRun:
             return
         ref, attempts = self._claim.ref, self._paths.attempts
         try:
-            found = await insist(_CLAIM_WITHIN_S, recover, self._store, ref, attempts, first)
+            found = await retry_until(CLAIM_WITHIN_S, recover, self._store, ref, attempts, first)
         except StoreUnavailable as outage:
             logger.warning("what earlier attempts left unrelayed stays on disk: %s", outage)
             return
@@ -417,14 +373,7 @@ class PartRun:
         )
 
     def _say(self, line: str) -> None:
-        self._uploader.put(wire.log_event(line))
-
-
-def _stacks(folder: Path, rank: int) -> str:
-    """What a rank wrote when it was asked for its stacks; empty when it could not."""
-    with contextlib.suppress(FileNotFoundError):
-        return stacks_file(folder, rank).read_text(errors="replace")
-    return ""
+        self._uploader.put(event_protocol.log_event(line))
 
 
 def _read_json(path: Path) -> Any:

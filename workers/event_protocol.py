@@ -1,4 +1,4 @@
-"""Checks what arrives on a group's socket: greetings and last words are input like any other."""
+"""What a supervisor and the ranks of its group say to each other; what arrives is checked like any other input."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import time
 from dataclasses import dataclass
 from typing import Literal, cast
 
+import orjson
+
 from service.jobs.events import ErrorEvent, Event, LogEvent, MalformedEvent, parse_event, parse_object
 from service.jobs.reporting import Channel
-from workers.lines import Line
+from workers.line_splitter import Line
 
+STOP = b'{"type":"stop"}\n'
+"""The line that a supervisor sends to a rank that shall end its work early."""
 LONGEST_WORD = 4 << 20
 """Bytes of a rank's last word, which may hold a traceback."""
 LONGEST_GREETING = 1024
@@ -20,7 +24,7 @@ class Greeting:
     rank: int
     channel: Channel
     secret: str
-    """That of the group, which :class:`workers.admission.Admission` checks."""
+    """That of the group, which :class:`workers.supervisor.admission.Admission` checks."""
 
 
 @dataclass(frozen=True)
@@ -59,3 +63,8 @@ def parse_last_word(line: Line, rank: int) -> ErrorEvent | Done | Terminated:
 
 def log_event(line: str, stream: Literal["stdout", "stderr", "service"] = "service", rank: int | None = None) -> Event:
     return LogEvent(type="log", time=time.time(), rank=rank, stream=stream, line=line)
+
+
+def lease_until(deadline: float) -> bytes:
+    """The line by which a supervisor lets a rank live until ``deadline`` (:func:`workers.uptime.uptime`)."""
+    return orjson.dumps({"type": "lease", "until": deadline}) + b"\n"

@@ -18,8 +18,8 @@ from service.jobs.layout import JobPaths
 from service.jobs.records import Artifact, AttemptRef, Superseded
 from service.jobs.store import Attempts, StoreUnavailable
 from service.jobs.store.artifacts import FOLDER
-from workers import wire
-from workers.outage import insist
+from workers import event_protocol
+from workers.supervisor.retry import retry_until
 
 _PATIENCE_S = 600.0
 _COPIED = 4 << 20
@@ -109,9 +109,9 @@ class Publisher:
         async with self._turn:
             try:
                 artifact = await asyncio.to_thread(publish, self._paths, event["name"], event["media_type"])
-                await insist(_PATIENCE_S, self._attempts.record_artifact, self._ref, artifact)
+                await retry_until(_PATIENCE_S, self._attempts.record_artifact, self._ref, artifact)
             except (Unusable, ValueError, OSError) as error:
-                self._say(wire.log_event(str(error), rank=event["rank"]))
+                self._say(event_protocol.log_event(str(error), rank=event["rank"]))
             except (Superseded, StoreUnavailable):
                 pass  # the attempt is not ours any more; its lease tells the supervisor
             else:

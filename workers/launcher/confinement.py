@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from service.jobs.isolation import PARTS
-from workers import landlock, namespaces
+from workers.launcher import landlock, namespaces
 
 Mode = Literal["auto", "required", "none"]
 """All that the host allows; the same, and no job where it is not everything; limits only."""
@@ -101,7 +101,7 @@ class Confinement:
 def system_paths() -> Iterator[Path]:
     """Where programs, libraries and installed packages are."""
     yield from map(Path, _SYSTEM)
-    installed = str(Path(__file__).parents[1])
+    installed = str(Path(__file__).parents[2])
     for entry in (sys.prefix, sys.base_prefix, sys.exec_prefix, installed, *sys.path):
         if entry:
             yield Path(entry)
@@ -145,7 +145,7 @@ def _host_memory() -> int:
 
 def available() -> tuple[str, ...]:
     """Which of :data:`PARTS` this host allows; tried in a process of its own."""
-    command = [sys.executable, "-m", "workers.confinement"]
+    command = [sys.executable, "-m", "workers.launcher.confinement"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/")
         found = re.findall(r"^([a-z]+)$", tried.stdout, re.MULTILINE)

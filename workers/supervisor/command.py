@@ -9,7 +9,7 @@ from pathlib import Path
 
 from service.jobs.records import Claim
 from service.jobs.rendezvous import VARIABLE as RENDEZVOUS
-from workers.rendezvous import Rendezvous
+from workers.supervisor.rendezvous import Rendezvous
 
 _ALLOWED = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|VIRTUAL_ENV|LD_LIBRARY_PATH"
@@ -35,7 +35,7 @@ def allowed(environment: Mapping[str, str], more: Collection[str] = ()) -> dict[
 def torchrun_arguments(claim: Claim, meeting: Rendezvous, folder: Path, program: Sequence[str]) -> list[str]:
     """Arguments of ``torch.distributed.run``; ``program`` is ``-m MODULE`` or a script with its arguments.
 
-    The rendezvous is :mod:`workers.folder_rendezvous`, which opens no port.
+    The rendezvous is :mod:`workers.launcher.folder_rendezvous`, which opens no port.
     """
     hosts = [share.host for share in claim.shares]
     host = hosts.index(claim.ref.host)

@@ -1,0 +1,1 @@
+"""A torchrun that waits for its order, confined before it starts ranks."""

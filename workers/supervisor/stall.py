@@ -1,0 +1,71 @@
+"""Notices that the ranks of a part hang, and finds out where."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from workers.rank.stacks import innermost_frame, stacks_file
+from workers.supervisor.relay import Relay
+from workers.supervisor.uploader import Disk
+
+_START_S = 600.0
+"""For the first rank to be heard of."""
+_STACKS_S = 1.0
+"""For a rank to write its stacks."""
+_LOOK_S = 1.0
+
+
+class StallWatch:
+    """Watches for ``stall_s`` seconds in which no rank reports or prints anything; for no limit where that is None."""
+
+    def __init__(
+        self,
+        relay: Relay,
+        folder: Path,
+        stall_s: float | None,
+        *,
+        disk: Disk,
+        publish_stacks: Callable[[int, str], Awaitable[None]],
+    ) -> None:
+        self._relay, self._folder, self._stall_s = relay, folder, stall_s
+        self._disk, self._publish_stacks = disk, publish_stacks
+        self.hanging: dict[int, str] = {}
+        """The innermost frame of each rank that hangs."""
+
+    async def stalled(self) -> bool:
+        """Return true once the ranks hang, having asked them where. They get longer to come up, if need be."""
+        while self._stall_s is not None:
+            limit = self._stall_s if self._relay.ranks else max(self._stall_s, _START_S)
+            quiet = time.monotonic() - self._relay.heard_at
+            if quiet >= limit:
+                self.hanging = await self._where_ranks_are()
+                return True
+            await asyncio.sleep(min(limit - quiet, _LOOK_S))
+        return False
+
+    async def _where_ranks_are(self) -> dict[int, str]:
+        """Return the innermost frame of each rank; the whole stacks are published beside tracebacks."""
+        self._relay.ask_for_stacks()
+        await asyncio.sleep(_STACKS_S)
+        frames: dict[int, str] = {}
+        for rank in self._relay.running:
+            stacks = await self._stacks(rank)
+            if stacks:
+                await self._publish_stacks(rank, stacks)
+            frames[rank] = innermost_frame(stacks)
+        return frames
+
+    async def _stacks(self, rank: int) -> str:
+        """Return what a rank wrote when it was asked for its stacks; empty when it could not."""
+        texts: list[str] = []
+
+        def read() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                texts.append(stacks_file(self._folder, rank).read_text(errors="replace"))
+
+        await self._disk(read)
+        return texts[0] if texts else ""
