@@ -13,7 +13,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from api.main import create_app
-from api.serving import PrivateSocket, Server, limited
+from api.serving import ApiServer, PrivateSocket, limited
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.settings import ENV_PREFIX, LOOPBACK, Settings
 from service.jobs.store import Store, StoreLimits, StoreUnavailable
@@ -104,7 +104,7 @@ def _serve(settings: Settings, store: Store, listening: socket.socket) -> int:
     host, port = listening.getsockname()[:2]
     scheme = "http" if settings.tls_cert is None else "https"
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    server = Server(config, PrivateSocket.bind(settings.layout, url))
+    server = ApiServer(config, PrivateSocket.bind(settings.layout, url))
     logging.getLogger("api").info("serving %s", url)
     server.run(sockets=[listening])
     return 0 if server.started else 1

@@ -31,7 +31,7 @@ from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
 from service.jobs.submission.confined import LENGTH, OUT_OF_MEMORY
 from service.jobs.submission.request import AnyRequest, CheckLimits, CheckRequest
-from service.jobs.submission.server import LARGEST_MESSAGE, Ending, Order
+from service.jobs.submission.server import LARGEST_MESSAGE, CheckOrder, Ending
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class CheckUnavailable(Exception):  # noqa: N818
 
 
 @dataclass
-class _Server:
+class _CheckServer:
     """A running fork server: its process, our end of its control socket, and the checks that it has in hand."""
 
     process: subprocess.Popen[bytes]
@@ -61,7 +61,7 @@ class _Server:
     listening: asyncio.Task[None] | None = None
 
     @classmethod
-    def start(cls) -> _Server:
+    def start(cls) -> _CheckServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "service.jobs.submission.server", str(theirs.fileno())]
@@ -78,7 +78,7 @@ class _Server:
         server.listening = asyncio.create_task(server._listen())
         return server
 
-    def order(self, order: Order, *connections: socket.socket) -> None:
+    def order(self, order: CheckOrder, *connections: socket.socket) -> None:
         """Raises :class:`CheckUnavailable` where the server is gone."""
         try:
             message = order.model_dump_json().encode()
@@ -119,7 +119,7 @@ class Checker:
         self._owners: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()
         self._numbers = itertools.count()
-        self._server: _Server | None = None
+        self._server: _CheckServer | None = None
 
     def start(self) -> None:
         """Begin to prepare the fork server; the first check waits for it."""
@@ -160,9 +160,9 @@ class Checker:
             if not self._waiting[owner]:
                 del self._waiting[owner], self._owners[owner]
 
-    def _running_server(self) -> _Server:
+    def _running_server(self) -> _CheckServer:
         if self._server is None or self._server.process.poll() is not None:
-            self._server = _Server.start()
+            self._server = _CheckServer.start()
         return self._server
 
     async def _answered(self, request: AnyRequest) -> bytes:
@@ -170,7 +170,7 @@ class Checker:
         ended = server.endings[number] = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair()
         with theirs:
-            server.order(Order(number=number, limits=self._limits), theirs)
+            server.order(CheckOrder(number=number, limits=self._limits), theirs)
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_LONGEST_LINE)
         said: dict[str, bytes] = {}
         ending: Ending | None = None
@@ -183,7 +183,7 @@ class Checker:
             writer.close()
             if not ended.done():
                 with contextlib.suppress(CheckUnavailable):
-                    server.order(Order(number=number, limits=None))
+                    server.order(CheckOrder(number=number, limits=None))
                     await ended
         if "answer" in said:
             return said["answer"]

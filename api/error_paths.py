@@ -17,7 +17,7 @@ _FIELD_KEYS = ("validation_alias", "alias")
 
 
 @dataclass(frozen=True)
-class Place:
+class ErrorPlace:
     """Where an error is: the user's path, and the fields that exist beside its last element and those below it."""
 
     path: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Place:
     def dotted(self) -> str:
         return ".".join(self.path)
 
-    def enter(self, name: str | int, siblings: Iterable[str] = ()) -> Place:
+    def enter(self, name: str | int, siblings: Iterable[str] = ()) -> ErrorPlace:
         return replace(self, path=(*self.path, str(name)), siblings=tuple(siblings))
 
 
@@ -42,8 +42,8 @@ class Locator:
             schema = schema["schema"]
         self._root = schema
 
-    def locate(self, location: Location) -> Place:
-        place, schemas = Place(), [self._root]
+    def locate(self, location: Location) -> ErrorPlace:
+        place, schemas = ErrorPlace(), [self._root]
         for element in location:
             place, schemas = self._step(place, schemas, element)
         return replace(place, fields=tuple(dict.fromkeys(self._below(schemas))))
@@ -58,7 +58,7 @@ class Locator:
             else:
                 yield from (name for name, _ in _fields(schema))
 
-    def _step(self, place: Place, schemas: list[Schema], element: str | int) -> tuple[Place, list[Schema]]:
+    def _step(self, place: ErrorPlace, schemas: list[Schema], element: str | int) -> tuple[ErrorPlace, list[Schema]]:
         """One element further. ``schemas`` are the candidates here: several below an untagged union, none if lost."""
         candidates = [self._unwrap(schema) for schema in schemas]
         if not candidates:
@@ -75,8 +75,8 @@ class Locator:
         return self._step_into_container(place, candidates, element)
 
     def _step_into_container(
-        self, place: Place, candidates: list[Schema], element: str | int
-    ) -> tuple[Place, list[Schema]]:
+        self, place: ErrorPlace, candidates: list[Schema], element: str | int
+    ) -> tuple[ErrorPlace, list[Schema]]:
         if any(schema["type"] in ("list", "tuple", "set", "dict") for schema in candidates):
             if element == "[key]":
                 return place, []

@@ -49,7 +49,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Batch:
+class FrameBatch:
     """Consecutive frames of one job."""
 
     job_id: str
@@ -61,7 +61,7 @@ class Batch:
         return b"".join(b"id: %b\n%b" % (frame.id.encode(), frame.body) for frame in self.frames)
 
 
-def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[Batch, ...]:
+def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[FrameBatch, ...]:
     """What one read gave, cut so that no event is left out before the last one that is kept.
 
     A job whose answer was cut at ``count`` has more events; those of other jobs that are younger than its last one
@@ -73,10 +73,10 @@ def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[Batch, 
         job_id: tuple(Frame.of(event) for event in events if horizon is None or event.position[0] <= horizon)
         for job_id, events in read.items()
     }
-    return tuple(Batch(job_id, frames) for job_id, frames in kept.items() if frames)
+    return tuple(FrameBatch(job_id, frames) for job_id, frames in kept.items() if frames)
 
 
-def in_order(found: Iterable[Batch]) -> list[Frame]:
+def in_order(found: Iterable[FrameBatch]) -> list[Frame]:
     """The frames of several jobs by time."""
     return sorted(
         (frame for batch in found for frame in batch.frames), key=lambda frame: (frame.position, frame.job_id)

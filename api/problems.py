@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from api.error_paths import Locator, Place
+from api.error_paths import ErrorPlace, Locator
 from service.jobs.records import LONGEST_TEXT, shortened
 from service.jobs.records import Problem as Refusal
 from service.jobs.spec.base import DISAGREEMENT, ID_EXPECTED, TOO_MANY_ERRORS
@@ -203,7 +203,7 @@ def _translate(error: Mapping[str, Any], locator: Locator | None) -> FieldError:
     if locator is not None and source == "body":
         place = locator.locate(location)
     else:
-        place = Place(tuple(str(element) for element in location) or (str(source),) * (source != "body"))
+        place = ErrorPlace(tuple(str(element) for element in location) or (str(source),) * (source != "body"))
     context = error.get("ctx", {})
     if error["type"] == DISAGREEMENT:
         path = ".".join((*place.path, context["field"]))
@@ -215,7 +215,7 @@ def _translate(error: Mapping[str, Any], locator: Locator | None) -> FieldError:
     return FieldError(path=place.dotted, message=message, got=echo(got), expected=expected)
 
 
-def _wrong_tag(error: Mapping[str, Any], place: Place, context: Mapping[str, Any]) -> FieldError:
+def _wrong_tag(error: Mapping[str, Any], place: ErrorPlace, context: Mapping[str, Any]) -> FieldError:
     field = str(context["discriminator"]).strip("'")
     path = place.enter(field).dotted
     if error["type"] == "union_tag_not_found":
@@ -232,7 +232,7 @@ def _wrong_tag(error: Mapping[str, Any], place: Place, context: Mapping[str, Any
     )
 
 
-def _words(error: Mapping[str, Any], place: Place, context: Mapping[str, Any]) -> tuple[str, str]:
+def _words(error: Mapping[str, Any], place: ErrorPlace, context: Mapping[str, Any]) -> tuple[str, str]:
     """(message, expected) of one error."""
     kind, message = error["type"], str(error["msg"])
     if kind == "extra_forbidden":
@@ -251,7 +251,7 @@ def _words(error: Mapping[str, Any], place: Place, context: Mapping[str, Any]) -
     return message, message if template is None else template.format_map(context)
 
 
-def _misspelt(given: Mapping[str, Any], place: Place) -> str:
+def _misspelt(given: Mapping[str, Any], place: ErrorPlace) -> str:
     """Which field one was probably meant to be that no member of the union at ``place`` has."""
     hints = (_hint(str(name), place.fields) for name in given if name not in place.fields)
     return next(filter(None, hints), "")
@@ -262,7 +262,7 @@ def _hint(name: str, fields: Sequence[str]) -> str:
     return f"; {name!r} is no field, did you mean {close[0]!r}?" if close else ""
 
 
-def _unknown_field(place: Place) -> tuple[str, str]:
+def _unknown_field(place: ErrorPlace) -> tuple[str, str]:
     name = place.path[-1]
     close = get_close_matches(name, place.siblings, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""

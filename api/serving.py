@@ -135,7 +135,7 @@ class PrivateSocket:
         self.lock.close()
 
 
-class Server(uvicorn.Server):
+class ApiServer(uvicorn.Server):
     """A server that also answers on a private socket, without TLS."""
 
     def __init__(self, config: uvicorn.Config, private: PrivateSocket | None = None) -> None:

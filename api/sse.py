@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from api import frames
-from api.frames import Batch, Cursor, Frame, in_order
+from api.frames import Cursor, Frame, FrameBatch, in_order
 from api.problems import ProblemError
 from api.security import Caller
 from api.stream import Hub, Subscription, TooManyStreams
@@ -34,7 +34,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 @dataclass
-class Stream:
+class EventStream:
     """What one client asked to see."""
 
     hub: Hub
@@ -58,7 +58,7 @@ class Stream:
                 yield chunk
         yield frames.BYE if self.hub.closing.is_set() or self.subscription.revoked else frames.END
 
-    async def rounds(self) -> AsyncIterator[list[Batch] | bytes | None]:
+    async def rounds(self) -> AsyncIterator[list[FrameBatch] | bytes | None]:
         """Batches as they arrive; bytes of a gap; ``None`` when there was nothing for a while."""
         subscription, checked = self.subscription, False
         while not self.hub.closing.is_set() and not subscription.revoked:
@@ -78,7 +78,7 @@ class Stream:
             if found := await self._caught_up():
                 yield self._delivered(found)
 
-    async def _caught_up(self) -> list[Batch]:
+    async def _caught_up(self) -> list[FrameBatch]:
         try:
             return await self.hub.catch_up(self.subscription)
         except StoreUnavailable:
@@ -101,7 +101,7 @@ class Stream:
             return False
         return True
 
-    def _delivered(self, found: list[Batch]) -> list[Batch]:
+    def _delivered(self, found: list[FrameBatch]) -> list[FrameBatch]:
         for batch in found:
             for frame in batch.frames:
                 if frame.state is not None:
@@ -114,7 +114,7 @@ class Stream:
         subscription = self.subscription
         return not subscription.everything and all(self.states.get(job_id) in TERMINAL for job_id in subscription.jobs)
 
-    def _encode(self, found: list[Batch]) -> bytes:
+    def _encode(self, found: list[FrameBatch]) -> bytes:
         cursor = self.subscription.cursor
         if self.composite:
             return b"".join(self._compose(cursor, frame) for frame in in_order(found))
@@ -154,7 +154,7 @@ def respond(
 
     async def body() -> AsyncIterator[bytes]:
         with hub.subscribe(caller.credential, cursor, states, everything=everything) as subscription:
-            stream = Stream(hub, subscription, composite=not single, types=types, states=dict(states))
+            stream = EventStream(hub, subscription, composite=not single, types=types, states=dict(states))
             async for chunk in stream.chunks():
                 yield chunk
 
@@ -171,7 +171,7 @@ async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, ca
         return job
     try:
         with hub.subscribe(caller.credential, Cursor(base=after), [job_id]) as subscription:
-            stream = Stream(hub, subscription, composite=False, states={job_id: job.state})
+            stream = EventStream(hub, subscription, composite=False, states={job_id: job.state})
             async with asyncio.timeout(within_s):
                 await _exhaust(stream.chunks())
             if subscription.revoked:

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from api.frames import Batch, Cursor, batches
+from api.frames import Cursor, FrameBatch, batches
 from service.jobs.store import Credential, StoreUnavailable
 from service.jobs.store.tail import StreamTail, parse_id
 
@@ -45,10 +45,10 @@ class Subscription:
     revoked: bool = False
     """What it was admitted by no longer admits anybody."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _queue: deque[Batch] = field(default_factory=deque)
+    _queue: deque[FrameBatch] = field(default_factory=deque)
     _queued: int = 0
 
-    def offer(self, found: Sequence[Batch]) -> bool:
+    def offer(self, found: Sequence[FrameBatch]) -> bool:
         """Queue what the hub read; ``False`` when there is no room."""
         size = sum(len(batch.frames) for batch in found)
         if self._queued + size > QUEUE_FRAMES:
@@ -58,7 +58,7 @@ class Subscription:
         self.wake.set()
         return True
 
-    def take(self) -> list[Batch]:
+    def take(self) -> list[FrameBatch]:
         """Everything queued and not delivered yet; the queue is empty afterwards."""
         taken = self.fresh(self._queue)
         self._queue.clear()
@@ -66,7 +66,7 @@ class Subscription:
         self.wake.clear()
         return taken
 
-    def fresh(self, found: Iterable[Batch]) -> list[Batch]:
+    def fresh(self, found: Iterable[FrameBatch]) -> list[FrameBatch]:
         """Without the frames that lie at or before the cursor."""
         kept = []
         for batch in found:
@@ -74,7 +74,7 @@ class Subscription:
             if batch.frames[0].position > cursor:
                 kept.append(batch)
             elif batch.frames[-1].position > cursor:
-                kept.append(Batch(batch.job_id, tuple(frame for frame in batch.frames if frame.position > cursor)))
+                kept.append(FrameBatch(batch.job_id, tuple(frame for frame in batch.frames if frame.position > cursor)))
         return kept
 
 
@@ -157,7 +157,7 @@ class Hub:
         if self._open[credential.key_id] >= self._max_streams_per_key:
             raise TooManyStreams(f"this key has {self._max_streams_per_key} event streams open, its limit")
 
-    async def catch_up(self, subscription: Subscription) -> list[Batch]:
+    async def catch_up(self, subscription: Subscription) -> list[FrameBatch]:
         """The next page after the subscription's cursor; empty, and joined, when there is none."""
         cursors = {job_id: subscription.cursor.of(job_id) for job_id in subscription.jobs}
         found = subscription.fresh(batches(await self.tail.read(cursors, count=PAGE), PAGE))
@@ -203,8 +203,8 @@ class Hub:
                 continue
             self._dispatch(batches(read, PAGE))
 
-    def _dispatch(self, found: tuple[Batch, ...]) -> None:
-        addressed: dict[Subscription, list[Batch]] = {}
+    def _dispatch(self, found: tuple[FrameBatch, ...]) -> None:
+        addressed: dict[Subscription, list[FrameBatch]] = {}
         for batch in found:
             if batch.job_id in self._cursors:
                 self._cursors[batch.job_id] = batch.frames[-1].id

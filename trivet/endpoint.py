@@ -38,7 +38,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenSetting:
     """One thing that was chosen, and by what: ``argument``, ``environment``, or a file's path."""
 
     value: str
@@ -78,7 +78,7 @@ def same_service(one: str, other: str) -> bool:
     return _origin(one) == _origin(other)
 
 
-def _check_meant(secret: Choice, address: Choice, beside: str | None) -> None:
+def _check_meant(secret: ChosenSetting, address: ChosenSetting, beside: str | None) -> None:
     """Refuse to send a key to an address that comes from elsewhere, unless the key's own source names the same one."""
     if beside is not None and same_service(beside, address.value):
         return
@@ -90,7 +90,7 @@ def _check_meant(secret: Choice, address: Choice, beside: str | None) -> None:
         )
 
 
-def _url_beside(secret: Choice, settings: Settings, chosen: dict[str, str]) -> str | None:
+def _url_beside(secret: ChosenSetting, settings: Settings, chosen: dict[str, str]) -> str | None:
     """The URL that the key's own source gives, if any, whether or not another source overrides it."""
     if secret.source == "argument":
         return None
@@ -99,7 +99,7 @@ def _url_beside(secret: Choice, settings: Settings, chosen: dict[str, str]) -> s
     return None if secret.source == "environment" else in_file().get("url")
 
 
-def _of_data_folder(data: DataLayout, secret: Choice | None) -> Endpoint:
+def _of_data_folder(data: DataLayout, secret: ChosenSetting | None) -> Endpoint:
     """The service whose data is here. Its own key, or one that the user has from elsewhere, goes to its socket only."""
     url = f"unix://{data.api_socket}"
     own = _own_key(data)
@@ -119,7 +119,7 @@ def _of_data_folder(data: DataLayout, secret: Choice | None) -> Endpoint:
     return Endpoint(url, secret.value if secret else own, advice=f"the key is {named}")
 
 
-def _known_here(data: DataLayout, address: Choice, ca_cert: Path | None) -> Endpoint:
+def _known_here(data: DataLayout, address: ChosenSetting, ca_cert: Path | None) -> Endpoint:
     """An address without a key: where it is that of the data folder's own service, it is reached by the socket."""
     recorded = read_private(data.api_address)
     if recorded is not None and same_service(recorded, address.value):
@@ -133,12 +133,12 @@ def _own_key(data: DataLayout) -> str | None:
     return read_private(data.admin_key) if data.root.is_dir() else None
 
 
-def _choice(name: str, argument: str | None, setting: str | None, chosen: dict[str, str]) -> Choice | None:
+def _choice(name: str, argument: str | None, setting: str | None, chosen: dict[str, str]) -> ChosenSetting | None:
     if argument:
-        return Choice(argument, "argument", found=False)
+        return ChosenSetting(argument, "argument", found=False)
     if not setting:
         return None
-    return Choice(setting.rstrip("/") if name == "url" else setting, chosen[name], found=_is_found(chosen[name]))
+    return ChosenSetting(setting.rstrip("/") if name == "url" else setting, chosen[name], found=_is_found(chosen[name]))
 
 
 def _is_found(source: str) -> bool:
@@ -146,11 +146,11 @@ def _is_found(source: str) -> bool:
     return source == "trivet.toml" and f"{ENV_PREFIX}CONFIG" not in os.environ
 
 
-def _same_side(source: str | None, address: Choice) -> bool:
+def _same_side(source: str | None, address: ChosenSetting) -> bool:
     return source is not None and _is_found(source) == address.found
 
 
-def _named(name: str, choice: Choice) -> str:
+def _named(name: str, choice: ChosenSetting) -> str:
     if choice.source == "environment":
         return f"{ENV_PREFIX}{name.upper()}"
     return f"the argument '{name}'" if choice.source == "argument" else f"{Path(choice.source).resolve()}"

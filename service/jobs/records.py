@@ -119,7 +119,7 @@ class Host(Record):
     held: tuple[Holding, ...] = ()
     """What they hold; together with ``free`` all devices."""
     failing: FailingHost | None = None
-    """Set while parts that are placed here do not start; :meth:`Hosts.resume` clears it, and so does a start."""
+    """Set while parts that are placed here do not start; :meth:`HostStore.resume` clears it, and so does a start."""
     seen_at: datetime
     versions: dict[str, str]
     isolation: tuple[str, ...] = ()

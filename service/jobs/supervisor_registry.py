@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Entry:
+class SupervisedAttempt:
     """A supervised attempt. It counts as live until the keeper, which ends last, has ended too, and nothing that one of
     its ranks started is left: where both were killed, a compiler may live on.
     """
@@ -49,8 +49,8 @@ class Entry:
 
 
 class SupervisorRegistry:
-    """The entries of one host: ``folder/{job}.{attempt}.json``, each an :class:`Entry`. ``trivet up`` reads them too,
-    to end what it started.
+    """The entries of one host: ``folder/{job}.{attempt}.json``, each a :class:`SupervisedAttempt`. ``trivet up`` reads
+    them too, to end what it started.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,7 +67,7 @@ class SupervisorRegistry:
             yield False
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        entry = Entry(f"{ref.job_id}:{ref.attempt}", me, keeper, str(scratch))
+        entry = SupervisedAttempt(f"{ref.job_id}:{ref.attempt}", me, keeper, str(scratch))
         atomic_write(path, json.dumps(asdict(entry)).encode())
         try:
             yield True
@@ -100,7 +100,7 @@ class SupervisorRegistry:
         elif entry is not None and entry.keeper.alive:
             end_tree(entry.keeper.pid)
 
-    def _entries(self) -> Iterator[tuple[Path, Entry]]:
+    def _entries(self) -> Iterator[tuple[Path, SupervisedAttempt]]:
         for path in sorted(self._folder.glob("*.json")):
             if (entry := _read(path)) is not None:
                 yield path, entry
@@ -109,7 +109,7 @@ class SupervisorRegistry:
         return self._folder / f"{job_id}.{attempt}.json"
 
 
-def _read(path: Path) -> Entry | None:
+def _read(path: Path) -> SupervisedAttempt | None:
     """Return the entry, or None when it is gone or torn. A loss of power can tear a file, but no process outlives
     one, so an entry that cannot be read has nothing left to supervise: it is set aside.
     """
@@ -119,7 +119,8 @@ def _read(path: Path) -> Entry | None:
         return None
     try:
         fields = json.loads(text)
-        return Entry(fields["name"], Process(**fields["supervisor"]), Process(**fields["keeper"]), fields["scratch"])
+        supervisor, keeper = Process(**fields["supervisor"]), Process(**fields["keeper"])
+        return SupervisedAttempt(fields["name"], supervisor, keeper, fields["scratch"])
     except (ValueError, KeyError, TypeError):
         logger.warning("set aside %s, which is no entry of a supervisor: %.80r", set_aside(path), text)
         return None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.frames import Batch, Cursor, Frame, batches, in_order
+from api.frames import Cursor, Frame, FrameBatch, batches, in_order
 from service.jobs.store.tail import RawEvent, parse_id
 
 JOBS = ["job_a", "job_b", "job_c"]
@@ -87,4 +87,4 @@ def test_a_frame_carries_its_job_and_id_and_stays_one_line() -> None:
     assert head == "event: log"
     assert json.loads(data.removeprefix("data: ")) == {"job": "job_a", "id": "5-1", "type": "log", "line": "a\nb"}
     assert rest == ["", ""]
-    assert Batch("job_a", (frame,)).encoded.startswith(b"id: 5-1\nevent: log\n")
+    assert FrameBatch("job_a", (frame,)).encoded.startswith(b"id: 5-1\nevent: log\n")

@@ -14,7 +14,7 @@ from worker_fleet import HOST, Fleet, eventually, processes_of, rank_process
 from service.jobs.processes import Process
 from service.jobs.records import JobError
 from service.jobs.spec.train import TrainSpec
-from service.jobs.supervisor_registry import Entry, SupervisorRegistry
+from service.jobs.supervisor_registry import SupervisedAttempt, SupervisorRegistry
 from workers.rank.stacks import innermost_frame
 
 pytestmark = pytest.mark.distributed
@@ -125,7 +125,7 @@ def test_devices_are_not_free_while_a_compiler_of_a_lost_group_lives(fleet: Flee
     gone = Process(compiler.pid, "1")
     folder = fleet.data.host(HOST)
     folder.mkdir(parents=True)
-    entry = Entry("job_orphaned:3", gone, gone, str(folder / "scratch"))
+    entry = SupervisedAttempt("job_orphaned:3", gone, gone, str(folder / "scratch"))
     fields = {"pid": gone.pid, "started": gone.started}
     text = f'{{"name": "{entry.name}", "supervisor": {fields}, "keeper": {fields}, "scratch": "{entry.scratch}"}}'
     (folder / "job_orphaned.3.json").write_text(text.replace("'", '"'))

@@ -108,7 +108,9 @@ def test_limits_hold_with_any_isolation(fleet: Fleet, isolation: confinement.Mod
 def enforce(confined: Confinement, code: str) -> subprocess.CompletedProcess[str]:
     """Run Python ``code`` in a process that has confined itself, without the service around it."""
     script = (
-        "import json, sys; from workers.launcher.confinement import Confinement; from workers.launcher import namespaces\n"
+        "import json, sys\n"
+        "from workers.launcher import namespaces\n"
+        "from workers.launcher.confinement import Confinement\n"
         "inside = namespaces.enter_user_namespace()\n"
         f"Confinement.from_json(json.loads({json.dumps(confined.to_json())!r})).enforce(in_user_namespace=inside)\n"
     )

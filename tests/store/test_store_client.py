@@ -15,7 +15,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.store import scripts as store_scripts
-from service.jobs.store.client import Client
+from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import KEYS
 from service.jobs.store.scripts import HeaderMismatch, Script
 
@@ -82,7 +82,7 @@ def test_scripts_are_sent_again_when_the_server_forgot_them(store: Store, redis:
 
 def test_errors_of_our_own_making_are_not_hidden(broker: str, store: Store) -> None:
     with pytest.raises(redis_py.ResponseError, match="unknown command"):
-        Client(broker).call("NONSENSE")
+        BrokerClient(broker).call("NONSENSE")
 
 
 def test_one_store_serves_many_threads(store: Store) -> None:

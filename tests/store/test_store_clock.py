@@ -14,7 +14,7 @@ from store_builders import train
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef
 from service.jobs.store import Store, StoreLimits
-from service.jobs.store.client import Client, translated
+from service.jobs.store.client import BrokerClient, translated
 from service.jobs.store.hosts import HostReport
 from service.jobs.store.scripts import assemble
 
@@ -39,11 +39,11 @@ class TimeOfDay:
 def time_of_day(monkeypatch: pytest.MonkeyPatch) -> TimeOfDay:
     standing_in = TimeOfDay()
 
-    def script(client: Client, sha: str, text: str, arguments: Any) -> Any:
+    def script(client: BrokerClient, sha: str, text: str, arguments: Any) -> Any:
         with translated():
             return client._run("EVAL", standing_in.put_in(text), 0, *(str(argument) for argument in arguments))
 
-    monkeypatch.setattr(Client, "script", script)
+    monkeypatch.setattr(BrokerClient, "script", script)
     return standing_in
 
 

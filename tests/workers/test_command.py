@@ -16,7 +16,7 @@ from workers.supervisor import command
 from workers.supervisor.rendezvous import Rendezvous, interface_of
 
 ENVIRONMENT = {"PATH": "/bin", "HOME": "/root"}
-PLACES = command.Places(Path("/data"), Path("/events"), "s3cret", Path("/scratch"), Path("/compiled"))
+PLACES = command.GroupPaths(Path("/data"), Path("/events"), "s3cret", Path("/scratch"), Path("/compiled"))
 GANG = Rendezvous(Path("/shared/rendezvous"), "10.0.0.1", "eth0")
 ALONE = Rendezvous(Path("/scratch/rendezvous"), "127.0.0.1", "lo")
 

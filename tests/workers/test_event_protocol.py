@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from service.jobs.events import EVENT_TYPES, MalformedEvent, parse_event
 from workers.event_protocol import Done, Greeting, Terminated, parse_greeting, parse_last_word
 from workers.line_splitter import Line, LineSplitter
-from workers.supervisor.logs import Allowance, printable
+from workers.supervisor.logs import TokenBucket, printable
 
 
 def split(chunks: list[bytes], bound: int) -> list[Line]:
@@ -52,7 +52,7 @@ def test_lines_as_on_a_terminal(line: Line, shown: str) -> None:
 
 
 def test_allowance_refills_with_time_and_never_beyond_its_burst() -> None:
-    allowance = Allowance(rate=2, burst=3, now=0)
+    allowance = TokenBucket(rate=2, burst=3, now=0)
     assert [allowance.take(0) for _ in range(4)] == [True, True, True, False]
     assert [allowance.take(1) for _ in range(3)] == [True, True, False]
     assert [allowance.take(100) for _ in range(4)] == [True, True, True, False]

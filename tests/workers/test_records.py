@@ -15,7 +15,7 @@ from service.jobs.layout import JobPaths
 from service.jobs.processes import Process
 from service.jobs.records import AttemptRef
 from service.jobs.supervisor_registry import SupervisorRegistry
-from workers.supervisor.artifacts import FOLDER, Unusable, publish
+from workers.supervisor.artifacts import FOLDER, UnusableArtifact, publish
 from workers.supervisor.logs import RankLog
 
 REF = AttemptRef("job_1", 1, "alpha")
@@ -44,7 +44,7 @@ def test_files_are_hashed_and_folders_measured(paths: JobPaths) -> None:
 def test_what_is_missing_or_elsewhere_is_no_artifact(paths: JobPaths, name: str) -> None:
     (paths.root.parent / "outside").write_text("secret")
     (paths.artifacts / "link").symlink_to("/etc/passwd")
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableArtifact):
         publish(paths, name, "text/plain")
 
 

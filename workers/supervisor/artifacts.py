@@ -26,13 +26,13 @@ _COPIED = 4 << 20
 """Bytes up to which a published file is copied."""
 
 
-class Unusable(Exception):  # noqa: N818
+class UnusableArtifact(Exception):  # noqa: N818
     """What was announced as an artifact is not one; the message says why."""
 
 
 def publish(paths: JobPaths, name: str, media_type: str) -> Artifact:
     """Take the content of an announced artifact as it is now into ``paths.published``, under its hash; of a folder only
-    the size. Raises :class:`Unusable` when it is missing or outside the job's folder.
+    the size. Raises :class:`UnusableArtifact` when it is missing or outside the job's folder.
     """
     path = _locate(paths, name)
     now = datetime.now(UTC)
@@ -74,10 +74,10 @@ def _locate(paths: JobPaths, name: str) -> Path:
     for home in (paths.artifacts, paths.root):
         path = (home / name).resolve()
         if not path.is_relative_to(home.resolve()) or path == home.resolve():
-            raise Unusable(f"artifact {name!r} lies outside the job's folder")
+            raise UnusableArtifact(f"artifact {name!r} lies outside the job's folder")
         if path.is_file() or path.is_dir():
             return path
-    raise Unusable(f"artifact {name!r} was announced, but there is no such file")
+    raise UnusableArtifact(f"artifact {name!r} was announced, but there is no such file")
 
 
 class Publisher:
@@ -110,7 +110,7 @@ class Publisher:
             try:
                 artifact = await asyncio.to_thread(publish, self._paths, event["name"], event["media_type"])
                 await retry_until(_PATIENCE_S, self._attempts.record_artifact, self._ref, artifact)
-            except (Unusable, ValueError, OSError) as error:
+            except (UnusableArtifact, ValueError, OSError) as error:
                 self._say(event_protocol.log_event(str(error), rank=event["rank"]))
             except (Superseded, StoreUnavailable):
                 pass  # the attempt is not ours any more; its lease tells the supervisor

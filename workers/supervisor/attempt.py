@@ -205,7 +205,7 @@ class PartRun:
         scratch.mkdir(mode=0o700)
         owner, digests = await retry_until(REPORT_WITHIN_S, gate_artifacts, self._store, self._claim)
         await self._on_disk(lambda: atomic_write(self._folder / GATE_ARTIFACTS, orjson.dumps(digests)))
-        places = command.Places(
+        places = command.GroupPaths(
             data=self._layout.root,
             events=self._group.socket,
             secret=self._relay.admission.secret,

@@ -54,7 +54,7 @@ def torchrun_arguments(claim: Claim, meeting: Rendezvous, folder: Path, program:
 
 
 @dataclass(frozen=True)
-class Places:
+class GroupPaths:
     """Where the ranks of a group find things on their host."""
 
     data: Path
@@ -71,7 +71,7 @@ class Places:
 def rank_environment(
     claim: Claim,
     meeting: Rendezvous,
-    places: Places,
+    places: GroupPaths,
     *,
     cores: int,
     environment: Mapping[str, str],

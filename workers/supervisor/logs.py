@@ -20,7 +20,7 @@ def printable(line: Line) -> str:
     return f"{text} … [{line.cut} more bytes]" if line.cut else text
 
 
-class Allowance:
+class TokenBucket:
     """A token bucket: ``rate`` lines a second on average, ``burst`` at once."""
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
@@ -80,7 +80,7 @@ class RankLog:
         self._name = path.name
         self._room = file_bytes
         self.file = GrowingFile(path)
-        self._allowance = Allowance(rate, burst, time.monotonic())
+        self._allowance = TokenBucket(rate, burst, time.monotonic())
         self._held_back = 0
         self.tail: deque[str] = deque(maxlen=_TAIL)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from sys import float_info
 
 from service.formats.vnnlib.query import Case, Halfspace, VnnlibError
-from service.formats.vnnlib.terms import Linear
+from service.formats.vnnlib.terms import LinearConstraint
 
 LARGEST = Fraction(float_info.max)
 """End of an interval."""
@@ -23,7 +23,7 @@ class Ends:
     lower: dict[int, Fraction] = field(default_factory=dict)
     upper: dict[int, Fraction] = field(default_factory=dict)
 
-    def narrowed(self, constraint: Linear) -> bool:
+    def narrowed(self, constraint: LinearConstraint) -> bool:
         """In place; whether anything is left of the input's interval. Raises :class:`VnnlibError`."""
         if len(constraint.terms) > 1:
             expected = "inputs one at a time: only boxes of inputs are supported, for a comparison"
@@ -58,7 +58,7 @@ class Conditions:
     halfspaces: tuple[Halfspace, ...] = ()
     empty: bool = False
 
-    def adding(self, constraints: Sequence[Linear]) -> Conditions:
+    def adding(self, constraints: Sequence[LinearConstraint]) -> Conditions:
         halfspaces, on_inputs, empty = list(self.halfspaces), [], self.empty
         for constraint in constraints:
             names = {name for name, _, _ in constraint.terms}
@@ -72,7 +72,7 @@ class Conditions:
         made = replace(self, halfspaces=tuple(halfspaces), empty=empty)
         return made._within(on_inputs) if on_inputs else made
 
-    def _within(self, constraints: Sequence[Linear]) -> Conditions:
+    def _within(self, constraints: Sequence[LinearConstraint]) -> Conditions:
         ends = replace(self.ends, lower=dict(self.ends.lower), upper=dict(self.ends.upper))
         something = [ends.narrowed(constraint) for constraint in constraints]
         return replace(self, ends=ends, empty=self.empty or not all(something))

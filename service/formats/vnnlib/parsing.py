@@ -16,7 +16,7 @@ from math import prod
 
 from service.formats.vnnlib.boxes import Conditions, Ends
 from service.formats.vnnlib.query import Query, VnnlibError
-from service.formats.vnnlib.terms import MOST_BITS, Expression, Linear, number, total
+from service.formats.vnnlib.terms import MOST_BITS, Expression, LinearConstraint, number, total
 from service.formats.vnnlib.tokens import Token, Tree, first, trees
 
 _VARIABLE = re.compile(r"([XY])_(\d{1,9})", re.ASCII)
@@ -26,7 +26,7 @@ MOST_COMPARISONS = 2_000_000
 MOST_ENDS = 20_000_000
 """Numbers in the boxes of all cases together."""
 
-Conjunction = tuple[Linear, ...]
+Conjunction = tuple[LinearConstraint, ...]
 ONE, MINUS_ONE = Fraction(1), Fraction(-1)
 
 
@@ -129,7 +129,7 @@ def _formula(tree: Tree, declared: _Declared, expansion: _Expansion, near: Token
             raise head.refuse(f"two sides, not {len(rest)}, for the comparison")
         low, high = (rest[0], rest[1]) if head.text == "<=" else (rest[1], rest[0])
         difference = total([_expression(low, declared, head), _expression(high, declared, head).times(MINUS_ONE)])
-        return [(Linear.of(difference, head),)]
+        return [(LinearConstraint.of(difference, head),)]
     raise head.refuse("and, or, <= or >=")
 
 

@@ -50,7 +50,7 @@ def total(parts: Sequence[Expression]) -> Expression:
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearConstraint:
     """``Σ terms + constant ≤ 0``, no factor of which is 0; ``token`` is where it came from."""
 
     terms: tuple[tuple[str, int, Fraction], ...]
@@ -58,7 +58,7 @@ class Linear:
     token: Token
 
     @classmethod
-    def of(cls, expression: Expression, token: Token) -> Linear:
+    def of(cls, expression: Expression, token: Token) -> LinearConstraint:
         terms = tuple((name, index, factor) for (name, index), factor in expression.terms.items() if factor)
         return cls(terms, expression.constant, token)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import redis
 
 from service.jobs.layout import DataLayout
-from service.jobs.store.artifacts import Artifacts
+from service.jobs.store.artifacts import ArtifactStore
 from service.jobs.store.attempts import Attempts, parse_ref
-from service.jobs.store.client import Client, StoreUnavailable
+from service.jobs.store.client import BrokerClient, StoreUnavailable
 from service.jobs.store.events import EventPage, Events, StoredEvent
 from service.jobs.store.files import Files, FileWriter, TooLarge
 from service.jobs.store.gauges import Gauges
-from service.jobs.store.hosts import HostOrders, HostReport, Hosts
+from service.jobs.store.hosts import HostOrders, HostReport, HostStore
 from service.jobs.store.jobs import JobFilter, Jobs
 from service.jobs.store.keys import ApiKeys, Credential
 from service.jobs.store.limits import StoreLimits
@@ -27,12 +27,12 @@ class Store:
     """Synchronous and safe to share between threads. Any call may raise :class:`StoreUnavailable`."""
 
     url: str
-    client: Client
+    client: BrokerClient
     jobs: Jobs
     attempts: Attempts
-    hosts: Hosts
+    hosts: HostStore
     events: Events
-    artifacts: Artifacts
+    artifacts: ArtifactStore
     files: Files
     keys: ApiKeys
     sessions: Sessions
@@ -43,8 +43,8 @@ class Store:
     def connect(cls, url: str, data: DataLayout, limits: StoreLimits | None = None) -> Store:
         """A store at ``url`` (``redis://…``, ``rediss://…``, ``unix://…``); it connects with its first call."""
         limits = limits or StoreLimits()
-        client = Client(url)
-        hosts = Hosts(client, limits)
+        client = BrokerClient(url)
+        hosts = HostStore(client, limits)
         keys = ApiKeys(client)
         return cls(
             url=url,
@@ -53,7 +53,7 @@ class Store:
             attempts=Attempts(client, limits),
             hosts=hosts,
             events=Events(client),
-            artifacts=Artifacts(client, data),
+            artifacts=ArtifactStore(client, data),
             files=Files(client, data, limits.max_upload_bytes),
             keys=keys,
             sessions=Sessions(client, keys, limits.session_idle_s, limits.session_s),
@@ -84,7 +84,7 @@ class Store:
 
 __all__ = [
     "ApiKeys",
-    "Artifacts",
+    "ArtifactStore",
     "Attempts",
     "Credential",
     "EventPage",
@@ -94,7 +94,7 @@ __all__ = [
     "Gauges",
     "HostOrders",
     "HostReport",
-    "Hosts",
+    "HostStore",
     "JobFilter",
     "Jobs",
     "Sessions",

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from service.jobs.layout import DataLayout, JobPaths
 from service.jobs.records import Artifact, NotFound
-from service.jobs.store.client import Client
+from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import JOB_ARTIFACTS
 
 FOLDER = "inode/directory"
@@ -33,10 +33,10 @@ def checked_name(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Artifacts:
+class ArtifactStore:
     """Artifacts by job id and name."""
 
-    client: Client
+    client: BrokerClient
     data: DataLayout
 
     def list(self, job_id: str) -> list[Artifact]:

@@ -21,7 +21,7 @@ from service.jobs.records import Artifact, AttemptRef, Claim, Directive, Job, Jo
 from service.jobs.spec.base import CommonSpec
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import checked_name
-from service.jobs.store.client import Client
+from service.jobs.store.client import BrokerClient
 from service.jobs.store.limits import StoreLimits
 
 _BATCH = 256
@@ -38,7 +38,7 @@ def parse_ref(text: str) -> AttemptRef:
 class Attempts:
     """Placement, fencing and leases. Every change is one atomic script on the broker's clock."""
 
-    client: Client
+    client: BrokerClient
     limits: StoreLimits
 
     def place(self) -> list[str]:

@@ -22,7 +22,7 @@ class StoreUnavailable(Exception):  # noqa: N818
     """The broker cannot be reached, or cannot write. Whether the last command took effect is unknown."""
 
 
-class Client:
+class BrokerClient:
     """Commands and scripts over a connection pool; safe to share between threads.
 
     A command is never repeated behind the caller's back: one that timed out may have taken effect.

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from service.jobs.records import Problem, Rejected
-from service.jobs.store.client import Client
+from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import JOB_EVENTS
 from service.jobs.store.tail import LARGEST_ID_PART
 
@@ -53,7 +53,7 @@ def checked_id(stream_id: str) -> str:
 class Events:
     """Streams by job id. A job that does not exist has an empty one."""
 
-    client: Client
+    client: BrokerClient
 
     def page(
         self, job_id: str, after: str = START, types: Collection[str] | None = None, limit: int = 500

@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import NotFound, StoredFile
-from service.jobs.store.client import Client
+from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import FILES
 
 _CHUNK = 1 << 20
@@ -33,7 +33,7 @@ class TooLarge(Exception):  # noqa: N818
 class FileWriter:
     """An upload in progress: write chunks, then :meth:`commit`. Leaving the context without a commit keeps nothing."""
 
-    def __init__(self, client: Client, folder: Path, most_bytes: int) -> None:
+    def __init__(self, client: BrokerClient, folder: Path, most_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=_DRAFT, dir=folder)
         self._client = client
@@ -81,7 +81,7 @@ def path_of(folder: Path, digest: str) -> Path:
 class Files:
     """Uploaded files by id (``file_`` and the SHA-256 of the content)."""
 
-    client: Client
+    client: BrokerClient
     data: DataLayout
     most_bytes: int
 

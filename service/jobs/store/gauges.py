@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from service.jobs.states import STATES, JobState
 from service.jobs.store import stubs
-from service.jobs.store.client import Client, StoreUnavailable
+from service.jobs.store.client import BrokerClient, StoreUnavailable
 from service.jobs.store.keyspace import JOBS_BY, PREFIX
 
 
@@ -16,7 +16,7 @@ from service.jobs.store.keyspace import JOBS_BY, PREFIX
 class Gauges:
     """Read at each scrape; nothing is counted in the process."""
 
-    client: Client
+    client: BrokerClient
 
     def jobs(self) -> dict[JobState, int]:
         """Jobs by state."""

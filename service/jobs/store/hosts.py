@@ -10,7 +10,7 @@ import orjson
 
 from service.jobs.records import AttemptRef, FailingHost, Holding, Host, NotFound
 from service.jobs.store import decode, stubs
-from service.jobs.store.client import Client
+from service.jobs.store.client import BrokerClient
 from service.jobs.store.limits import StoreLimits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -45,10 +45,10 @@ class HostOrders:
 
 
 @dataclass(frozen=True)
-class Hosts:
+class HostStore:
     """The fleet. A host's free set is always its declared devices less those that parts on it hold."""
 
-    client: Client
+    client: BrokerClient
     limits: StoreLimits
 
     def beat(self, report: HostReport) -> HostOrders:

@@ -17,8 +17,8 @@ from service.jobs.records import Conflict, Job, JobPage, NotFound, Problem, Reje
 from service.jobs.spec.base import CommonSpec
 from service.jobs.states import TERMINAL
 from service.jobs.store import decode, stubs
-from service.jobs.store.client import Client
-from service.jobs.store.hosts import Hosts
+from service.jobs.store.client import BrokerClient
+from service.jobs.store.hosts import HostStore
 from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY
 from service.jobs.store.limits import StoreLimits
 from service.jobs.submission.request import CheckRequest
@@ -66,10 +66,10 @@ class Submission:
 class Jobs:
     """The jobs of the service. Every change is one atomic script."""
 
-    client: Client
+    client: BrokerClient
     limits: StoreLimits
     data: DataLayout
-    hosts: Hosts
+    hosts: HostStore
 
     def submit(
         self, spec: CommonSpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None

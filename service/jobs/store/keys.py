@@ -17,7 +17,7 @@ import orjson
 
 from service.jobs.records import ApiKey, NotFound, Problem, Rejected, Scope
 from service.jobs.store import decode, stubs
-from service.jobs.store.client import Client
+from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import API_KEYS, API_KEYS_USED, PEPPER
 
 _SCOPES: tuple[Scope, ...] = ("read", "submit", "admin")
@@ -42,7 +42,7 @@ class Credential:
 class ApiKeys:
     """The service's API keys. A secret is ``tvt_<id>_<random>`` and is shown once, when it is made."""
 
-    client: Client
+    client: BrokerClient
 
     def create(self, name: str, scopes: Sequence[Scope]) -> tuple[ApiKey, str]:
         """A new key and its secret. Raises :class:`Rejected` for no scopes, or unknown ones."""

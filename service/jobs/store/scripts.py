@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from service.jobs.states import MOVES
-from service.jobs.store.client import Client
+from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import KEYS
 
 P = ParamSpec("P")
@@ -48,7 +48,7 @@ class Script(Generic[P, R]):
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self.__doc__ = stub.__doc__
 
-    def __call__(self, client: Client, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, client: BrokerClient, *args: P.args, **kwargs: P.kwargs) -> R:
         bound = self._signature.bind(*args, **kwargs)
         words: list[object] = []
         for name, value in bound.arguments.items():

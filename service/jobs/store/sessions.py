@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from service.jobs.records import ApiKey
 from service.jobs.store import stubs
-from service.jobs.store.client import Client
+from service.jobs.store.client import BrokerClient
 from service.jobs.store.keys import ApiKeys, Credential
 from service.jobs.store.keyspace import SESSION, SESSION_TICKET
 
@@ -35,7 +35,7 @@ class Sessions:
     key.
     """
 
-    client: Client
+    client: BrokerClient
     keys: ApiKeys
     idle_s: float
     longest_s: float

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from service.jobs.store import stubs
-from service.jobs.store.client import Client
+from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import SIGN_INS
 
 ALLOWED = 10
@@ -17,7 +17,7 @@ WINDOW_S = 60.0
 class SignIns:
     """An address may be refused :data:`ALLOWED` times in :data:`WINDOW_S` seconds; then it has to wait."""
 
-    client: Client
+    client: BrokerClient
 
     def wait_s(self, address: str) -> int:
         """Whole seconds until this address may try again; 0 when it may now."""

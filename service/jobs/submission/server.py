@@ -26,7 +26,7 @@ _NO_NEW_PRIVILEGES = 38
 """``PR_SET_NO_NEW_PRIVS`` of Linux's prctl."""
 
 
-class Order(Record):
+class CheckOrder(Record):
     """Begin the check ``number`` within ``limits``, or end it where there are none."""
 
     number: int
@@ -43,7 +43,7 @@ class Ending(Record):
 
 
 @dataclass
-class Server:
+class ForkServer:
     """Forks, ends and reaps the processes of checks; single-threaded, as a process that forks must be."""
 
     control: socket.socket
@@ -76,7 +76,7 @@ class Server:
         text, descriptors, _, _ = socket.recv_fds(self.control, LARGEST_MESSAGE, 1)
         if not text:
             raise EOFError
-        order = Order.model_validate_json(text)
+        order = CheckOrder.model_validate_json(text)
         if order.limits is not None:
             with socket.socket(fileno=descriptors[0]) as connection:
                 self._begin(order.number, order.limits, connection)
@@ -116,7 +116,7 @@ def main(descriptor: int) -> None:
     gc.collect()
     gc.freeze()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        Server(socket.socket(fileno=descriptor)).serve()
+        ForkServer(socket.socket(fileno=descriptor)).serve()
 
 
 if __name__ == "__main__":
