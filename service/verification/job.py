@@ -21,7 +21,7 @@ from service.verification import report, results
 from service.verification.certify import certify
 from service.verification.clock import PHASES, Clock, peak_memory_gib
 from service.verification.counterexamples import CounterexampleChecker
-from service.verification.making import Prepared, make
+from service.verification.load import LoadedTasks, load_tasks
 from service.verification.mesh_reduction import MeshReduction
 from service.verification.progress import JobProgress
 from service.verification.resume_log import Entry, ResumeLog
@@ -55,37 +55,37 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
 def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: float) -> dict[str, Any] | None:
     clock = Clock(device)
     with clock.phase("prepare"):
-        prepared = make(spec, context, device)
-    first = prepared.assignment
+        loaded = load_tasks(spec, context, device)
+    first = loaded.assignment
     ranks = MeshReduction(first.mesh, device)
     count = first.asked.count
     instances = f"{count} instance{'' if count == 1 else 's'}"
     if context.rank == 0:
         context.report.log(f"{instances} by {first.method_name} on {spec.parallel.arithmetic} ranks")
-        for note in dict.fromkeys(note for task in prepared.tasks for note in task.notes):
+        for note in dict.fromkeys(note for task in loaded.tasks for note in task.notes):
             context.report.log(note)
-    own = _InstanceRunner(prepared, context, clock, ranks)
+    own = _InstanceRunner(loaded, context, clock, ranks)
     own.run()
     spent = ranks.mean(torch.tensor(list(clock.seconds.values()), dtype=torch.float64))
     memory = ranks.most(peak_memory_gib(device))
     if context.rank != 0:
         return None
     return {
-        **_result(prepared, own.resume_log, context),
+        **_result(loaded, own.resume_log, context),
         "time": dict(zip(PHASES, spent, strict=True)),
         "memory_gib": memory,
         "wall_seconds": time.monotonic() - started,
     }
 
 
-def _result(prepared: Prepared, resume_log: ResumeLog, context: RunContext) -> dict[str, Any]:
+def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> dict[str, Any]:
     """What all ranks' rows say, which become an artifact."""
     entries = sorted(resume_log.everything().values(), key=lambda entry: entry.instance)
-    rows, first = [entry.row for entry in entries], prepared.assignment
+    rows, first = [entry.row for entry in entries], loaded.assignment
     context.report.artifact(report.write(rows, context.paths.artifacts), report.MEDIA_TYPE)
     layers = (
         results.layer_means(task.layers, [each for each in entries if task.is_about(each.instance)])
-        for task in prepared.tasks
+        for task in loaded.tasks
     )
     return {
         **results.summary(rows, first.asked.has_labels, first.asked.eps),
@@ -99,7 +99,7 @@ def _result(prepared: Prepared, resume_log: ResumeLog, context: RunContext) -> d
 class _InstanceRunner:
     """The instances of this rank, on the way from open to decided; a task has those of one model."""
 
-    prepared: Prepared
+    loaded: LoadedTasks
     context: RunContext
     clock: Clock
     ranks: MeshReduction
@@ -110,20 +110,20 @@ class _InstanceRunner:
         mesh = self.ranks.mesh
         self.resume_log = ResumeLog(self.context.paths.checkpoints, self.context.attempt, mesh.dp.rank)
         if mesh.tp.rank == 0 and mesh.dp.rank == 0:
-            asked, groups = self.prepared.assignment.asked, self.prepared.assignment.groups
+            asked, groups = self.loaded.assignment.asked, self.loaded.assignment.groups
             self.progress = JobProgress.of_stage(self.context.report, asked.count, groups, mesh.pp.rank, mesh.pp.size)
 
     def run(self) -> None:
         """Until every instance is decided or the attempt is asked to end."""
         decided = self._resumed()
-        for each in self.prepared.refused:
+        for each in self.loaded.refused:
             self._refuse(each, decided)
         with suppress(StoppedError):
-            for task in self.prepared.tasks:
+            for task in self.loaded.tasks:
                 self._run(task, decided)
 
     def _refuse(self, refused: Refused, decided: set[int]) -> None:
-        first = self.prepared.assignment
+        first = self.loaded.assignment
         own = [instance for instance in first.own if instance in refused.part and instance not in decided]
         method, asked = first.method_name, first.asked
         self._decided([Entry(results.refused_row(instance, method, asked, refused.reason), []) for instance in own])
@@ -143,10 +143,10 @@ class _InstanceRunner:
     def _resumed(self) -> set[int]:
         """Instances that all ranks know as decided. Their rows are told again: the last ones may not have arrived."""
         earlier = self.resume_log.earlier()
-        known = torch.zeros(self.prepared.assignment.asked.count, dtype=torch.float64)
+        known = torch.zeros(self.loaded.assignment.asked.count, dtype=torch.float64)
         known[list(earlier)] = 1
         decided = {index for index, share in enumerate(self.ranks.mean(known)) if share == 1}
-        own = [earlier[instance] for instance in self.prepared.assignment.own if instance in decided]
+        own = [earlier[instance] for instance in self.loaded.assignment.own if instance in decided]
         for entry in own:
             self._tell(entry)
         if self.progress is not None:
@@ -201,7 +201,7 @@ class _InstanceRunner:
         return replace(task.effort, progress=ProgressMeter(lambda share: progress.analyse(size, share)))
 
     def _decided(self, entries: list[Entry]) -> None:
-        if self.prepared.assignment.leads:
+        if self.loaded.assignment.leads:
             self.resume_log.add(entries)
             for entry in entries:
                 self._tell(entry)
@@ -209,7 +209,7 @@ class _InstanceRunner:
             self.progress.decide(len(entries))
 
     def _tell(self, entry: Entry) -> None:
-        if self.prepared.assignment.leads:
+        if self.loaded.assignment.leads:
             self.context.report.bound(entry.row)
 
 

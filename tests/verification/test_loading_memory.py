@@ -32,7 +32,7 @@ def peaks_of_loading(folder: str) -> list[float]:
     from service.models import initialize
     from service.parallel import distributed
     from service.training import job as training
-    from service.verification.making import make
+    from service.verification.load import load_tasks
 
     data, initialize.AT_ONCE = DataLayout(Path(folder)), 2**12
     device = distributed.start("cpu")
@@ -47,7 +47,7 @@ def peaks_of_loading(folder: str) -> list[float]:
             spec = VerifySpec.model_validate(asked)
 
             def load(spec: VerifySpec = spec, ranked: RunContext = ranked) -> None:
-                make(spec, ranked, device)
+                load_tasks(spec, ranked, device)
 
             found.append(peak_allocated(load, data.root) / WHOLE)
     distributed.stop()
@@ -66,7 +66,7 @@ def peaks_of_onnx(folder: str, file: str, whole: int) -> list[float]:
 
     from service.jobs.spec.verify import VerifySpec
     from service.parallel import distributed
-    from service.verification.making import make
+    from service.verification.load import load_tasks
 
     data, device = DataLayout(Path(folder)), distributed.start("cpu")
     found = []
@@ -76,7 +76,7 @@ def peaks_of_onnx(folder: str, file: str, whole: int) -> list[float]:
         spec = VerifySpec.model_validate(asked)
 
         def load(spec: VerifySpec = spec, ranked: RunContext = ranked) -> None:
-            make(spec, ranked, device)
+            load_tasks(spec, ranked, device)
 
         found.append(peak_allocated(load, data.root) / (2 * whole if rigorous else whole))
     distributed.stop()

@@ -23,7 +23,8 @@ from service.jobs.spec.model import MlpConfig
 from service.jobs.spec.verify import VerifySpec
 from service.models import build, load_into
 from service.models.data import load
-from service.verification import job, making
+from service.verification import job
+from service.verification.load import trained as trained_models
 from service.verification.properties import PropertyError
 
 TRAINED = "job_" + "0" * 20
@@ -182,7 +183,7 @@ def test_numbers_that_are_not_finite_are_null(data: DataLayout, monkeypatch: pyt
                 parameter.fill_(1e30)
         return module
 
-    monkeypatch.setattr(making, "build", huge)
+    monkeypatch.setattr(trained_models, "build", huge)
     ranked, report = context(data)
     model = {"family": "mlp", "in_features": 64, "hidden": [4, 4], "out_features": 10}
     result = job.run(specification(model=model), ranked)

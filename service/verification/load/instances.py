@@ -1,0 +1,68 @@
+"""Archives of instances: pairs of a model and a query, as the competitions of the field publish them (VNN-COMP)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from service.bounds.graph import UnsupportedModelError
+from service.formats.vnnlib import Bundle, Pair, VnnlibError, bundle
+from service.jobs.layout import DataLayout
+from service.verification.load.onnx import OnnxSource, load_onnx
+from service.verification.load.placement import Placement
+from service.verification.properties import PropertyError
+from service.verification.properties.queried import Queried, check_sizes, paired
+from service.verification.task import Refused, Task
+
+
+def load_instances(file: str, data: DataLayout, placement: Placement) -> Iterator[Task | Refused]:
+    """Yield a task for each model of the archive, with the instances that are about it, or why there is none.
+
+    Raises what a model cannot do where models are divided over ranks: each of them would have to know of it.
+    """
+    archive = data.file(file)
+    try:
+        with bundle(archive) as opened:
+            asked, parts = paired(opened), defaultdict[str, list[int]](list)
+            for instance, pair in enumerate(opened.pairs):
+                parts[pair.model].append(instance)
+            for name, part in parts.items():
+                read = partial(_content, archive, opened.pairs[part[0]])
+                source = OnnxSource(data.cache, f"{file}:{name}", read)
+                try:
+                    loaded = load_onnx(source, placement, partial(_checked, opened, asked, part))
+                except UnsupportedModelError as error:
+                    if not placement.is_alone:
+                        raise UnsupportedModelError(f"{name}: {error}") from error
+                    yield Refused(frozenset(part), f"{name}: {error}")
+                    continue
+                yield _named(loaded, name, asked, part)
+    except (OSError, VnnlibError) as error:
+        raise PropertyError(f"property.instances: {error}") from error
+
+
+def _named(loaded: Task | Refused, name: str, asked: Queried, part: Sequence[int]) -> Task | Refused:
+    """Return what was loaded as one of several models: for its instances alone, its layers under its name."""
+    if isinstance(loaded, Refused):
+        return Refused(frozenset(part), f"{name}: {loaded.reason}", asked)
+    layers = [replace(layer, name=f"{name}: {layer.name}") for layer in loaded.layers]
+    return replace(loaded, layers=layers, part=frozenset(part))
+
+
+def _content(archive: Path, pair: Pair) -> bytes:
+    """Read the ONNX file of a pair."""
+    with bundle(archive) as opened:
+        content = opened.model(pair)
+    if content is None:
+        raise PropertyError(f"property.instances: {pair.model} is larger than an ONNX file can be")
+    return content
+
+
+def _checked(opened: Bundle, asked: Queried, part: Sequence[int], sizes: tuple[int, int]) -> Queried:
+    """Return the queries, once those of a model are known to fit its sizes."""
+    for instance in part:
+        check_sizes(opened.pairs[instance].name, asked.queries[instance], sizes)
+    return asked

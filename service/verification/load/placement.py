@@ -1,0 +1,106 @@
+"""Where this rank puts the models of a job, and what becomes of those that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from service.bounds.graph import UnsupportedModelError
+from service.bounds.memory import is_out_of_memory, make_room
+from service.bounds.network import Network
+from service.bounds.stages import InStages, Line, Staged
+from service.jobs.spec.verify import VerifySpec
+from service.parallel.collectives import resolve
+from service.parallel.mesh import Mesh
+from service.parallel.tensor import local_copy
+from service.verification.properties import Property
+from service.verification.results import Layer, layers_of
+from service.verification.task import Assignment, Refused, Task, memory_of
+
+if TYPE_CHECKING:
+    from service.bounds.onnx.model import Running
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedTasks:
+    """A task for each model that can be bounded, and the models that cannot; all are of one ``assignment``."""
+
+    assignment: Assignment
+    tasks: tuple[Task, ...]
+    refused: tuple[Refused, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """This rank of the job's mesh; ``line`` connects the stages that all models of the job are divided into."""
+
+    spec: VerifySpec
+    mesh: Mesh
+    device: torch.device
+    line: Line | None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank has models whole, so that no other waits while it prepares one."""
+        return self.line is None and self.mesh.tp.size == 1
+
+    def bounded(self, module: nn.Module) -> nn.Module:
+        """Return the module to bound: for rigorous bounds, the float64 function that has the module's weights."""
+        return local_copy(module).double() if self.spec.rigorous else module
+
+    def task(
+        self, module: nn.Module, prepared: Network | Staged, asked: Property, runtime: Running | None = None
+    ) -> Task:
+        """Return the task of a module, or of a stage of one, and the network that bounds it."""
+        tp = self.mesh.tp.size
+        if isinstance(prepared, Staged):
+            layers, network, staged = self._layers_of_stages(prepared), prepared.network, prepared
+            module = InStages(module, prepared.line)
+        else:
+            layers, network, staged = layers_of(prepared, tp), prepared, None
+        return Task(self.spec, self.mesh, self.device, asked, module, network, layers, runtime, staged)
+
+    def _layers_of_stages(self, staged: Staged) -> list[Layer]:
+        """Return the layers of all stages, in order; every stage calls it."""
+        own = layers_of(staged.network, self.mesh.tp.size)
+        gathered: list[list[Layer]] = [[] for _ in range(self.mesh.pp.size)]
+        named = [replace(layer, name=f"stage {staged.line.rank}: {layer.name}") for layer in own]
+        dist.all_gather_object(gathered, named, group=resolve(self.mesh.pp.group))
+        return [layer for layers in gathered for layer in layers]
+
+    def unless_too_large(self, load: Callable[[], Task], asked: Callable[[], Property]) -> Task | Refused:
+        """Return the task, or that there is not enough memory to prepare it, where no other rank waits."""
+        try:
+            return load()
+        except Exception as error:
+            if not self.is_alone or not is_out_of_memory(error):
+                raise
+            shortage = memory_of(self.spec).shortage("preparing the model", self.device, error)
+        make_room(self.device)
+        refused = asked()
+        return Refused(frozenset(range(refused.count)), str(shortage), refused)
+
+    def collected(self, loaded: Sequence[Task | Refused]) -> LoadedTasks:
+        """Gather what was loaded; raises :class:`UnsupportedModelError` where no model can be bounded."""
+        tasks = tuple(each for each in loaded if isinstance(each, Task))
+        refused = tuple(each for each in loaded if isinstance(each, Refused))
+        assignment = tasks[0] if tasks else self._assignment_of(refused)
+        is_large = any(each.asked is not None for each in refused)
+        group = assignment.search_group
+        if group.axis.size > 1 and group.anywhere(is_large, self.device):
+            # Ranks that search together need the model on every one of them.
+            reason = next((each.reason for each in refused), "out of memory in preparing the model on another rank")
+            every = Refused(frozenset(range(assignment.asked.count)), reason, assignment.asked)
+            return LoadedTasks(assignment, (), (every,))
+        return LoadedTasks(assignment, tasks, refused)
+
+    def _assignment_of(self, refused: Sequence[Refused]) -> Assignment:
+        asked = next((each.asked for each in refused if each.asked is not None), None)
+        if asked is None:
+            raise UnsupportedModelError(refused[0].reason)
+        return Assignment(self.spec, self.mesh, self.device, asked)
