@@ -34,7 +34,7 @@ class Clock:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Of the device; on CPU of this process, which includes what it loaded."""
+    """Return the peak of the device, or on CPU of this process, which includes what it loaded."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,4 +1,4 @@
-"""Violations that a single forward pass can show, checked again in float64 before they count."""
+"""Counterexamples that a single forward pass shows, checked again in float64 before they count."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CounterexampleOutputs:
-    """At one input: in float64 by the model itself, and by onnxruntime where it came from ONNX."""
+    """The outputs at one input: the model's own in float64, and onnxruntime's for a model from ONNX."""
 
     precise: tuple[float, ...]
     runtime: tuple[float, ...] | None
@@ -49,7 +49,7 @@ class CounterexampleChecker:
 
     @torch.no_grad()
     def violated(self, batch: InstanceBatch) -> Tensor:
-        """Which witnesses violate the property, bool ``(batch,)``: judged in float64, and compared exactly."""
+        """Return which witnesses violate the property, bool ``(batch,)``: judged in float64, and compared exactly."""
         suspects = self._least(batch) < 0
         if not bool(suspects.any()):
             return suspects
@@ -69,20 +69,20 @@ class CounterexampleChecker:
 
     @torch.no_grad()
     def predictions(self, batch: InstanceBatch) -> list[int]:
-        """The class that the model gives each witness; all ranks of the group call it."""
+        """Return the class that the model gives each witness; all ranks of the group call it."""
         dtype = _dtype_of(self.module) or batch.rows.dtype
         found: list[int] = self.exchange.agree(self.module(batch.witnesses.to(dtype))).argmax(dim=1).tolist()
         return found
 
     @torch.no_grad()
     def outputs(self, x: Tensor) -> CounterexampleOutputs:
-        """Of one input ``(features,)`` in float64; all ranks of the group call it."""
+        """Return the outputs at one input ``(features,)`` in float64; all ranks of the group call it."""
         found = self.exchange.agree(self.precise(x[None]))[0]
         there = None if self.runtime is None else self.runtime.flat(np.asarray(x.cpu()))
         return CounterexampleOutputs(tuple(found.tolist()), None if there is None else tuple(there.tolist()))
 
     def _least(self, batch: InstanceBatch) -> Tensor:
-        """The smallest of ``rows · y − thresholds`` at each witness, the same to the last bit on all ranks.
+        """Return the smallest of ``rows · y − thresholds`` at each witness, the same to the last bit on all ranks.
 
         In the module's type: it only tells where to look again.
         """
@@ -100,6 +100,6 @@ def _contained(halfspaces: Sequence[Halfspace], outputs: Interval) -> bool:
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype | None:
-    """Of its parameters, or of its buffers where it has none; bounds may be computed in another one."""
+    """Return the dtype of its parameters, or of its buffers; bounds may be computed in another one."""
     held = (each.dtype for each in (*module.parameters(), *module.buffers()) if each.is_floating_point())
     return next(held, None)

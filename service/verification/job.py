@@ -79,7 +79,7 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
 
 
 def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> dict[str, Any]:
-    """What all ranks' rows say, which become an artifact."""
+    """Return the result of all ranks' rows, which become an artifact."""
     entries = sorted(resume_log.everything().values(), key=lambda entry: entry.instance)
     rows, first = [entry.row for entry in entries], loaded.assignment
     context.report.artifact(report.write(rows, context.paths.artifacts), report.MEDIA_TYPE)
@@ -114,7 +114,7 @@ class _InstanceRunner:
             self.progress = JobProgress.of_stage(self.context.report, asked.count, groups, mesh.pp.rank, mesh.pp.size)
 
     def run(self) -> None:
-        """Until every instance is decided or the attempt is asked to end."""
+        """Run until every instance is decided or the attempt is asked to end."""
         decided = self._resumed()
         for each in self.loaded.refused:
             self._refuse(each, decided)
@@ -129,7 +129,7 @@ class _InstanceRunner:
         self._decided([Entry(results.refused_row(instance, method, asked, refused.reason), []) for instance in own])
 
     def _run(self, task: Task, decided: set[int]) -> None:
-        """Raises :class:`StoppedError`."""
+        """Decide the instances of one model. Raises :class:`StoppedError`."""
         enclosed = task.enclosed if task.spec.rigorous else None
         checker = CounterexampleChecker(task.module, task.network.exchange, task.runtime, enclosed)
         searches, method = SearchRunner(task, self.context, self.clock, checker), task.method()
@@ -141,7 +141,9 @@ class _InstanceRunner:
                 self._decided([Entry(_shown(searches.decided(entry.row), task, checker), entry.layers)])
 
     def _resumed(self) -> set[int]:
-        """Instances that all ranks know as decided. Their rows are told again: the last ones may not have arrived."""
+        """Return the instances that all ranks know as decided. Their rows are told again: the last ones may not have
+        arrived.
+        """
         earlier = self.resume_log.earlier()
         known = torch.zeros(self.loaded.assignment.asked.count, dtype=torch.float64)
         known[list(earlier)] = 1
@@ -167,7 +169,7 @@ class _InstanceRunner:
         return waiting
 
     def _entries(self, task: Task, instances: list[int], method: Method, checker: CounterexampleChecker) -> list[Entry]:
-        """Of a batch, in smaller ones where memory runs out; an instance that alone is too large stays undecided."""
+        """Bound a batch, in smaller ones where memory runs out; an instance too large by itself stays undecided."""
         try:
             return self._at_once(task, instances, method, checker)
         except Exception as error:
@@ -194,7 +196,7 @@ class _InstanceRunner:
         return [Entry(row, sums) for row, sums in zip(rows, layers, strict=True)]
 
     def _metered(self, task: Task, size: int) -> Effort:
-        """The task's effort, which tells how far the analysis of a batch of ``size`` instances is."""
+        """Return the task's effort, which tells how far the analysis of a batch of ``size`` instances is."""
         if (progress := self.progress) is None:
             return task.effort
         progress.begin_batch()
@@ -214,7 +216,7 @@ class _InstanceRunner:
 
 
 def _shown(row: BoundsRow, task: Task, checker: CounterexampleChecker) -> BoundsRow:
-    """With the outputs at the counterexample, where there is one; all ranks that bound the instance call it."""
+    """Return the row with the outputs at its counterexample, if any; all ranks that bound the instance call it."""
     if row.counterexample is None:
         return row
     x = torch.tensor(row.counterexample, dtype=torch.float64, device=task.device)

@@ -1,4 +1,4 @@
-"""Numbers of all ranks of a mesh; every rank calls, and goes on when all have."""
+"""Reductions over all ranks of a mesh; every rank calls, and goes on when all have."""
 
 from __future__ import annotations
 

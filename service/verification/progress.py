@@ -1,4 +1,4 @@
-"""How far a verification job is, and how long it is going to take."""
+"""How far a verification job is, and how long it will take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import inf
 from service.jobs.runtime import Reporter
 
 QUIET_S = 3.0
-"""A batch that takes less tells nothing but its end."""
+"""A batch that takes less time reports nothing but its end."""
 EVERY_S = 1.0
 
 
@@ -41,7 +41,7 @@ class JobProgress:
 
     @classmethod
     def of_stage(cls, report: Reporter, total: int, groups: int, stage: int, stages: int) -> JobProgress:
-        """Where the model is in one stage, or stage number ``stage`` of several alike."""
+        """Return the progress of a model in one stage, or of stage number ``stage`` of several alike."""
         return cls(report, total, groups, (stage / stages) ** 2, ((stage + 1) / stages) ** 2)
 
     def resume(self, decided: int) -> None:

@@ -25,7 +25,7 @@ _DECIDED_BY = {Verdict.VERIFIED: "bounds", Verdict.FALSIFIED: "witness", Verdict
 def rows_of(
     outcome: Outcome, method: str, asked: Property, predictions: Sequence[int] | None = None
 ) -> list[BoundsRow]:
-    """A row per instance, as the interface has it; numbers that are not finite are ``None``.
+    """Return a row per instance; numbers that are not finite are ``None``.
 
     ``predictions`` are the model's classes of labelled samples.
     """
@@ -97,7 +97,7 @@ class Layer:
 
 
 def layers_of(network: Network, tp: int) -> list[Layer]:
-    """In execution order."""
+    """Return the non-linear nodes of a network, in execution order."""
     nodes = network.nonlinear
     return [
         Layer(node.name, node.operator, node.size * (tp if network.is_own(node.inputs[0]) else 1)) for node in nodes
@@ -105,8 +105,9 @@ def layers_of(network: Network, tp: int) -> list[Layer]:
 
 
 def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> Tensor:
-    """For each instance and non-linear node: width of its input's bounds, entries that a tighter relaxation would
-    gain from, all entries; float64 ``(batch, nodes, 3)``. Summed over the ranks that divide a value; each calls it.
+    """Return for each instance and non-linear node: width of its input's bounds, entries that a tighter relaxation
+    would gain from, all entries; float64 ``(batch, nodes, 3)``. Summed over the ranks that divide a value; each calls
+    it.
     """
     nodes, batch = network.nonlinear, len(outcome.verdicts)
     sums = outcome.margin.new_zeros(batch, len(nodes), 3, dtype=torch.float64)
@@ -155,7 +156,7 @@ def _ratio(total: float, count: float) -> float | None:
 
 
 def summary(rows: Sequence[BoundsRow], has_labels: bool, eps: float | None) -> Mapping[str, Any]:
-    """Verdicts, accuracies (fractions of all instances), mean width of the output bounds, seconds of work."""
+    """Return verdicts, accuracies (fractions of all instances), mean width of the output bounds, seconds of work."""
     verdicts = {name: sum(row.verdict == name for row in rows) for name in ROW_VERDICTS}
     widths = list(_widths(rows))
     finite = [width for width in widths if width is not None]

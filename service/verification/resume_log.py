@@ -34,11 +34,11 @@ class ResumeLog:
         self._own = folder / _name(attempt, rank)
 
     def earlier(self) -> dict[int, Entry]:
-        """By instance, of all ranks: what earlier attempts decided."""
+        """Return what earlier attempts decided on all ranks, by instance."""
         return self._read(range(self._attempt))
 
     def everything(self) -> dict[int, Entry]:
-        """By instance, of all ranks and attempts up to this one; other ranks must have written theirs."""
+        """Return what all attempts up to this one decided, by instance; other ranks must have written theirs."""
         return self._read(range(self._attempt + 1))
 
     def add(self, entries: list[Entry]) -> None:

@@ -1,4 +1,4 @@
-"""From instances that bounds left open to decisions: one search for each, which is heard of while it runs."""
+"""Runs one search for each instance that bounds left open, and reports how far it is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from service.verification.properties.queried import Queried
 from service.verification.task import Task
 
 EVERY_S = 0.5
-"""Between two reports of one search."""
+"""The time between two reports of one search."""
 
 
 class StoppedError(Exception):
@@ -45,14 +45,14 @@ class SearchRunner:
     checker: CounterexampleChecker
 
     def wants(self, row: BoundsRow) -> bool:
-        """Whether a row of bounds leaves something for a search."""
+        """Return whether a row of bounds leaves something for a search."""
         asked, spec = self.task.asked, self.task.spec
         if row.verdict != Verdict.UNKNOWN.value:
             return False
         return isinstance(asked, Queried) or (spec.method == "beta-crown" and self._query(row) is not None)
 
     def decided(self, row: BoundsRow) -> BoundsRow:
-        """The row with what the search found. Raises :class:`StoppedError`."""
+        """Return the row with what the search found. Raises :class:`StoppedError`."""
         query = self._query(row)
         assert query is not None
         try:
@@ -75,7 +75,7 @@ class SearchRunner:
         return replace(found, verdict=decision.verdict.value, reason=reason)
 
     def _searched(self, instance: int, query: Query) -> tuple[Decision, int, str | None]:
-        """What was decided, how many domains were left open, and what part of the budget was spent before the time."""
+        """Return the decision, how many domains stayed open, and what part of the budget ran out before the time."""
         budget, last = self.task.spec.budget, DecisionProgress(0, 1, -inf, 0.0)
         report = self._reporting(instance)
 
@@ -93,7 +93,7 @@ class SearchRunner:
         return decision, last.open if decision.verdict is Verdict.UNKNOWN else 0, None
 
     def _limit(self, instance: int) -> float:
-        """Seconds."""
+        """Return the seconds that the instance's search may take."""
         own = self.task.asked.seconds(instance)
         return self.task.spec.budget.seconds if own is None else own
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
 
 FLOATS = 8
-"""That are held for each value of an instance: bounds, the lines of its relaxation, and what they are found by."""
+"""Numbers held for each value of an instance: its bounds, the lines of its relaxation, and what finds them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Assignment:
 
     @property
     def method_name(self) -> str:
-        """As rows and the result say it."""
+        """The method as rows and the result name it."""
         return self.spec.method + self._fixed + (" (rigorous)" if self.spec.rigorous else "")
 
     @property
@@ -69,7 +69,7 @@ class Assignment:
 
     @property
     def memory(self) -> MemoryBudget:
-        """What the job may take on each device."""
+        """The memory that the job may take on each device."""
         return memory_of(self.spec)
 
     @property
@@ -95,36 +95,36 @@ class Task(Assignment):
     notes: tuple[str, ...] = ()
 
     def is_about(self, instance: int) -> bool:
-        """Whether the instance is about this task's model."""
+        """Return whether the instance is about this task's model."""
         return self.part is None or instance in self.part
 
     @property
     def inside(self) -> str:
-        """Name of the method that bounds: of a search, its domains and the batches before it."""
+        """The name of the method that bounds batches, and the domains of a search."""
         return "crown" if self.spec.method == "beta-crown" else self.spec.method + self._fixed
 
     @property
     def like(self) -> Tensor:
-        """Of the dtype and on the device in which bounds are computed."""
+        """An empty tensor of the dtype and on the device in which bounds are computed."""
         return torch.empty(0, dtype=torch.float64 if self.spec.rigorous else torch.float32, device=self.device)
 
     def method(self) -> Method:
-        """It bounds the whole model: all stages call it. What it keeps to be faster next time ends with it."""
+        """Return the method that bounds the whole model, which all stages call; what it caches ends with it."""
         method: Method = RIGOROUS[self.inside] if self.spec.rigorous else METHODS[self.inside]
         return repeatedly(method, self.device) if self.staged is None else self.staged.method(method)
 
     def enclosed(self, x: Tensor) -> Interval:
-        """Bounds ``(outputs,)`` at one input ``(features,)``, rigorous if the job is; all ranks call it."""
+        """Bound the outputs ``(outputs,)`` at one input ``(features,)``, rigorous if the job is; all ranks call it."""
         method: Method = (RIGOROUS if self.spec.rigorous else METHODS)["ibp"]
         return bounds_by(method, self.staged or self.network, Interval.point(x[None].to(self.like)), self.effort)
 
     def anywhere(self, flag: bool) -> bool:
-        """Whether the flag is set on a rank that bounds the same instances; all of them call it."""
+        """Return whether the flag is set on a rank that bounds the same instances; all of them call it."""
         found = self.network.exchange.largest(int(self.search_group.anywhere(flag, self.device)), self.device)
         return bool(self.of_all_stages(torch.tensor([[found]])).any())
 
     def of_all_stages(self, values: Tensor) -> Tensor:
-        """``(batch, own)`` numbers of this stage to ``(batch, all)``, on the host."""
+        """Gather ``(batch, own)`` numbers of this stage to ``(batch, all)``, on the host."""
         return values.cpu() if self.staged is None else self.staged.line.joined(values, 1).cpu()
 
     @property
@@ -132,7 +132,7 @@ class Task(Assignment):
         return Effort(ascent=Ascent(iterations=self.spec.budget.iterations), memory=self.memory)
 
     def survives(self, error: Exception) -> bool:
-        """Whether the job can go on after this error: memory ran out, and no other rank waits for this one."""
+        """Return whether the job can go on after this error: memory ran out, and no other rank waits for this one."""
         return self.bounds_survive(error) and (
             self.search_group.axis.size == 1 or isinstance(error, MemoryShortageError)
         )
@@ -144,7 +144,7 @@ class Task(Assignment):
 
     @property
     def _at_once(self) -> int:
-        """Instances of a batch; all ranks that bound them ask."""
+        """How many instances a batch has; all ranks that bound them ask."""
         each = FLOATS * sum(node.size for node in self.network.graph.nodes) * self.like.element_size()
 
         def least(count: int) -> int:
@@ -162,7 +162,7 @@ class Task(Assignment):
 
 
 def memory_of(spec: VerifySpec) -> MemoryBudget:
-    """What a job may take on each device."""
+    """Return the memory that a job may take on each device."""
     limit = spec.budget.memory_gib
     return MemoryBudget() if limit is None else MemoryBudget(int(limit * GIB))
 

@@ -49,21 +49,21 @@ class Property(Protocol):
         """Whether the witnesses are labelled samples, so that their violations measure accuracy."""
 
     def name(self, instance: int) -> str | None:
-        """What the user calls it, where there is such a name."""
+        """Return what the user calls the instance, where there is such a name."""
 
     def label(self, instance: int) -> int | None:
-        """The class of its sample, where there is one."""
+        """Return the class of its sample, where there is one."""
 
     def seconds(self, instance: int) -> float | None:
-        """Of search, where the property says so itself."""
+        """Return the seconds of search, where the property says so itself."""
 
     def query(self, instance: int) -> Query | None:
-        """What a counterexample of the instance must satisfy; ``None`` where nothing has to hold."""
+        """Return what a counterexample of the instance must satisfy; ``None`` where nothing has to hold."""
 
     def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
         """Return these instances as tensors, in the dtype and on the device of ``like``."""
 
 
 def below(coefficients: Mapping[int, float], threshold: float) -> Halfspace:
-    """``Σ coefficients[j]·y[j] < threshold``."""
+    """Return the halfspace ``Σ coefficients[j]·y[j] < threshold``."""
     return Halfspace(tuple(coefficients.items()), threshold, strict=True)

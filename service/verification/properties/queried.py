@@ -56,7 +56,7 @@ class Queried:
 
 
 def _around(query: Query) -> tuple[Tensor, Tensor]:
-    """Ends of the smallest box around all of the query's, float64."""
+    """Return the ends of the smallest box around all of the query's, float64."""
     boxes = {(id(case.lower), id(case.upper)): (case.lower, case.upper) for case in query.cases}
     lower = [[rounded_down(end) for end in ends] for ends, _ in boxes.values()]
     upper = [[rounded_up(end) for end in ends] for _, ends in boxes.values()]
@@ -72,7 +72,9 @@ def queried(spec: VnnlibProperty, features: int, outputs: int, layout: DataLayou
 
 
 def paired(opened: Bundle) -> Queried:
-    """Of an archive's rows, about models of their own. :class:`PropertyError` where a query cannot be read."""
+    """Read the queries of an archive's pairs, each about a model of its own. :class:`PropertyError` where a query
+    cannot be read.
+    """
     queries: dict[str, Query] = {}
     for pair in opened.pairs:
         if pair.query not in queries:
