@@ -147,6 +147,7 @@ def test_a_search_that_supposes_failure_at_once_decides_as_it_should(
 ) -> None:
     """Two disjuncts, and verdicts of a mixed-integer program; a proof says no more than that it is one."""
     monkeypatch.setattr(activations, "QUICK_SHARE", 0.0)
+    monkeypatch.setattr(activations, "QUICK_SECONDS", 30.0)  # enough to tighten bounds on a busy machine
     supposed, tighten = [], Invprop.tighten
     monkeypatch.setattr(Invprop, "tighten", lambda *args: (supposed.append(args[1]), tighten(*args))[1])
     net = mlp([3, 7, 6, 2], nn.ReLU(), seed).double().requires_grad_(False)
