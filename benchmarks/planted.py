@@ -21,7 +21,7 @@ from programs import storing
 from programs.registry import CLEAN, DEFECTS, Planted
 
 from service.compilation.ladder import Result, climb
-from service.compilation.run.run_rung import plan_for
+from service.compilation.run.run_rung import plan_run
 from service.compilation.rungs import RUNGS
 from service.jobs.spec.compile import Tolerance
 
@@ -63,7 +63,7 @@ def climbed(planted: Planted, device: torch.device) -> Result:
     """The result on CUDA graphs, with all rungs below it where they apply."""
     program = planted.program(device)
     rungs = [RUNGS["inductor"], RUNGS["reduce-overhead"]] if device.type == "cuda" else [RUNGS["reduce-overhead"]]
-    plan = plan_for(program, STEPS, Tolerance(), lambda seconds: seconds)
+    plan = plan_run(program, STEPS, Tolerance(), lambda seconds: seconds)
     return list(climb(program, rungs, [planted.phase], plan))[-1]
 
 

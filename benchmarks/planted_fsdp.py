@@ -25,7 +25,7 @@ from programs.sharded import Sharded, blocks, sequential
 from service.compilation.ladder import Result, climb
 from service.compilation.program import Phase
 from service.compilation.ranks.group import slowest
-from service.compilation.run.run_rung import plan_for
+from service.compilation.run.run_rung import plan_run
 from service.compilation.rungs import LADDER, Rung
 from service.compilation.selftest import backends
 from service.jobs.spec.compile import Tolerance
@@ -57,7 +57,7 @@ def main() -> int:
 
 def report(name: str, program: Sharded, phase: Phase, expected: set[str], rungs: Sequence[Rung]) -> bool:
     began = time.perf_counter()
-    results = list(climb(program, rungs, [phase], plan_for(program, STEPS, Tolerance(), slowest)))
+    results = list(climb(program, rungs, [phase], plan_run(program, STEPS, Tolerance(), slowest)))
     verdicts = [(each.case.rung.name, each.verdict) for each in results]
     right = as_expected(results, expected)
     if read_launch(os.environ).rank == 0:

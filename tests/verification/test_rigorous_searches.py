@@ -82,7 +82,7 @@ def above(features: int, radius: float, *thresholds: float) -> Query:
 @pytest.fixture(params=[Technique.INPUTS, Technique.ACTIVATIONS])
 def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Technique:
     if request.param is Technique.ACTIVATIONS:
-        monkeypatch.setattr(DECIDING, "means_for", lambda goal: Technique.ACTIVATIONS)
+        monkeypatch.setattr(DECIDING, "technique_for", lambda specification: Technique.ACTIVATIONS)
     found: Technique = request.param
     return found
 
@@ -115,7 +115,7 @@ def test_what_is_verified_holds_over_the_rational_numbers(splits: Technique, see
     least, most = values.amin(dim=0), values.amax(dim=0)
     query = above(4, 1.0, *(most + share * (most - least)).tolist())
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(DECIDING, "means_for", lambda goal: splits)
+        patched.setattr(DECIDING, "technique_for", lambda specification: splits)
         plain, rigorous = (
             decide(subject(net, 4, DOUBLE, rigorous=each), query, "crown", 20.0) for each in (False, True)
         )
