@@ -23,7 +23,7 @@ from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.pipeline.runtime import PipelineRuntime, Unobserved, Work
 from service.parallel.pipeline.stage import Part
 from service.parallel.tensor.placement import sharded_dimensions
-from service.schedules.one_f_one_b import one_f_one_b
+from service.schedules import generator
 from service.schedules.schedule import Instruction
 
 TRANSFORMER = TransformerConfig(vocab_size=16, dim=8, layers=3, heads=4, kv_heads=2, max_sequence=6)
@@ -100,7 +100,7 @@ def test_one_process_runs_a_schedule_too() -> None:
             return nullcontext()
 
     runtime = PipelineRuntime({0: model}, grid, device=torch.device("cpu"), observer=Recorder())
-    plan = one_f_one_b(1, 1, 3)
+    plan = generator("1f1b")(1, 1, 3)
     runtime.run(plan, Work(loss, x.chunk(3), targets.chunk(3)))
     for parameter, gradient in zip(model.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-12)

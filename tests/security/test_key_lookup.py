@@ -15,7 +15,7 @@ import redis as redis_py
 
 from service.jobs.layout import DataLayout
 from service.jobs.store import Store, keys
-from service.jobs.store.client import Client
+from service.jobs.store.client import BrokerClient
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Work:
     comparisons: int = 0
 
 
-class Counting(Client):
+class Counting(BrokerClient):
     """A client that notes what it sends, without what differs from secret to secret."""
 
     work: Work

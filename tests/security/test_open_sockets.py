@@ -26,7 +26,7 @@ from serving import wait_until
 
 from api.hostnames import is_known, known_names
 from api.main import create_app
-from api.serving import LEAST_BODY, LONGEST_HEAD, Server, limited
+from api.serving import LEAST_BODY, LONGEST_HEAD, ApiServer, limited
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.settings import Settings
 from service.jobs.store import Store
@@ -46,7 +46,7 @@ def address(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     store = Store.connect(settings.broker_url, settings.layout)
     app = create_app(settings, store)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", http=limited(HEAD_S, BODY_S), ws="none")
-    server, listening = Server(config), config.bind_socket()
+    server, listening = ApiServer(config), config.bind_socket()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     wait_until(lambda: server.started)

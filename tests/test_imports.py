@@ -1,0 +1,34 @@
+"""Benchmarks run rarely, and tests import within functions that only ranks call: what they take from us exists."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("api", "service", "trivet", "workers")
+FILES = sorted(path for room in ("benchmarks", "tests") for path in (ROOT / room).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield module and name of each ``from … import …`` of our packages, in functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def exists(module: str, name: str) -> bool:
+    try:
+        if hasattr(importlib.import_module(module), name):
+            return True
+        importlib.import_module(f"{module}.{name}")
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+def test_what_benchmarks_and_tests_import_exists() -> None:
+    entries = [(str(path.relative_to(ROOT)), *entry) for path in FILES for entry in imported(path)]
+    assert [entry for entry in entries if not exists(*entry[1:])] == []
