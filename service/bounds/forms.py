@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from service.bounds.backward import Pass
+from service.bounds.effort import Effort
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Effort, parts_of_rows, passing_at_once
+from service.bounds.methods.base import parts_of_rows, passing_at_once
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, OPERATORS
 from service.bounds.operators.base import UnitRows

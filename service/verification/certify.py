@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.bounds.methods import Analysis, Effort, Method
+from service.bounds.methods import Analysis, Bounder, Effort
 from service.bounds.network import Network
 from service.bounds.stages import Staged
 from service.verification.clock import Clock
@@ -50,7 +50,7 @@ class Outcome:
 def certify(
     network: Network,
     checker: CounterexampleChecker,
-    method: Method,
+    method: Bounder,
     effort: Effort,
     batch: InstanceBatch,
     *,
@@ -77,7 +77,7 @@ def certify(
 
 
 @torch.no_grad()
-def bounds_by(method: Method, bounded: Network | Staged, box: Interval, effort: Effort) -> Interval:
+def bounds_by(method: Bounder, bounded: Network | Staged, box: Interval, effort: Effort) -> Interval:
     """Bound all outputs ``(outputs,)`` in one box ``(1, features)``, in its dtype.
 
     All ranks and all stages of the model call it; ``method`` is one for a network, not for stages.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from service.bounds.memory import is_out_of_memory, make_room
-from service.bounds.methods import Effort, Method, ProgressMeter
+from service.bounds.methods import Bounder, Effort, ProgressMeter
 from service.bounds.methods.repeated import Repeating
 from service.bounds.workspace import keep_workspaces_small
 from service.jobs.bounds_row import BoundsRow
@@ -158,7 +158,12 @@ class _InstanceRunner:
         return decided
 
     def _bounded(
-        self, task: Task, instances: list[int], method: Method, checker: CounterexampleChecker, searches: SearchRunner
+        self,
+        task: Task,
+        instances: list[int],
+        method: Bounder,
+        checker: CounterexampleChecker,
+        searches: SearchRunner,
     ) -> list[Entry]:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
         begun = time.time()
@@ -168,7 +173,9 @@ class _InstanceRunner:
         self._decided([entry for entry in entries if entry not in waiting])
         return waiting
 
-    def _entries(self, task: Task, instances: list[int], method: Method, checker: CounterexampleChecker) -> list[Entry]:
+    def _entries(
+        self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker
+    ) -> list[Entry]:
         """Bound a batch, in smaller ones where memory runs out; an instance too large by itself stays undecided."""
         try:
             return self._at_once(task, instances, method, checker)
@@ -186,7 +193,9 @@ class _InstanceRunner:
         parts = instances[:half], instances[half:]
         return [entry for part in parts for entry in self._entries(task, part, method, checker)]
 
-    def _at_once(self, task: Task, instances: list[int], method: Method, checker: CounterexampleChecker) -> list[Entry]:
+    def _at_once(
+        self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker
+    ) -> list[Entry]:
         batch, effort = task.asked.batch(instances, task.like), self._metered(task, len(instances))
         outcome = certify(task.network, checker, method, effort, batch, clock=self.clock)
         predictions = checker.predictions(batch) if task.asked.has_labels else None

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.memory import GIB, MemoryBudget, MemoryShortageError, is_out_of_memory
-from service.bounds.methods import METHODS, Effort, Method, repeatedly
+from service.bounds.methods import IBP, METHODS, Bounder, Effort, repeatedly
 from service.bounds.network import Network
 from service.bounds.optimise import Ascent
-from service.bounds.rigorous import RIGOROUS
 from service.bounds.stages import Staged
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.mesh import Mesh
@@ -108,14 +107,14 @@ class Task(Assignment):
         """An empty tensor of the dtype and on the device in which bounds are computed."""
         return torch.empty(0, dtype=torch.float64 if self.spec.rigorous else torch.float32, device=self.device)
 
-    def method(self) -> Method:
+    def method(self) -> Bounder:
         """Return the method that bounds the whole model, which all stages call; what it caches ends with it."""
-        method: Method = RIGOROUS[self.inside] if self.spec.rigorous else METHODS[self.inside]
+        method = METHODS[self.inside].rigorous if self.spec.rigorous else METHODS[self.inside].plain
         return repeatedly(method, self.device) if self.staged is None else self.staged.method(method)
 
     def enclosed(self, x: Tensor) -> Interval:
         """Bound the outputs ``(outputs,)`` at one input ``(features,)``, rigorous if the job is; all ranks call it."""
-        method: Method = (RIGOROUS if self.spec.rigorous else METHODS)["ibp"]
+        method = IBP.rigorous if self.spec.rigorous else IBP.plain
         return bounds_by(method, self.staged or self.network, Interval.point(x[None].to(self.like)), self.effort)
 
     def anywhere(self, flag: bool) -> bool:

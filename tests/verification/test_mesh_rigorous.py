@@ -101,14 +101,13 @@ def bounds_of(network: Any, box: Any, method: str) -> Tensor:
     """``(2, outputs)``: lower ones, and upper ones."""
     from test_rigorous import both_sides
 
-    from service.bounds.methods import Effort
+    from service.bounds.methods import METHODS, Effort
     from service.bounds.optimise import Ascent
-    from service.bounds.rigorous import RIGOROUS
 
     output = network.graph.output
     rows = both_sides(output.size).reshape(1, -1, *output.shape)
     effort = Effort(elements=2**14, ascent=Ascent(iterations=4))
-    lower, negated = RIGOROUS[method](network, box, effort).lower_bounds(rows)[0].chunk(2)
+    lower, negated = METHODS[method].rigorous(network, box, effort).lower_bounds(rows)[0].chunk(2)
     return torch.stack([lower, -negated])
 
 
@@ -231,7 +230,6 @@ def cancelling(axis: Any) -> dict[str, dict[str, float]]:
     from service.bounds.operators.allowance import Roundings
     from service.bounds.operators.base import LinearOperator
     from service.bounds.operators.collectives import CopyToGroup, ReduceFromGroup
-    from service.bounds.rigorous import RIGOROUS
 
     def upper(network: Any, x: list[float], row: list[float], method: Any) -> float:
         point = torch.tensor([x], dtype=torch.float64)
@@ -248,11 +246,11 @@ def cancelling(axis: Any) -> dict[str, dict[str, float]]:
             patch.object(CopyToGroup, "roundings", lambda self, node: Roundings()),
             patch.object(ReduceFromGroup, "widened", LinearOperator.widened),
         ):
-            unaccounted = upper(network, x, row, RIGOROUS[method])
+            unaccounted = upper(network, x, row, METHODS[method].rigorous)
         found[type(module).__name__] = {
             "plain": upper(network, x, row, METHODS[method]),
             "not accounted for": unaccounted,
-            "rigorous": upper(network, x, row, RIGOROUS[method]),
+            "rigorous": upper(network, x, row, METHODS[method].rigorous),
         }
     return found
 
@@ -331,10 +329,9 @@ def in_stages() -> dict[str, dict[str, Any]]:
     from nets import box_around
     from test_rigorous import both_sides
 
-    from service.bounds.methods import Effort
+    from service.bounds.methods import METHODS, Effort
     from service.bounds.network import prepare
     from service.bounds.optimise import Ascent
-    from service.bounds.rigorous import RIGOROUS
     from service.bounds.stages import Line, prepare_stages
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
@@ -351,7 +348,7 @@ def in_stages() -> dict[str, dict[str, Any]]:
         rows = both_sides(2)
         for method in ("ibp", "crown", "alpha-crown"):
             box, effort = box_around(x, 0.1), Effort(elements=2**14, ascent=Ascent(iterations=4))
-            analysis = staged.method(RIGOROUS[method])(staged.network, box, effort)
+            analysis = staged.method(METHODS[method].rigorous)(staged.network, box, effort)
             lower, negated = analysis.lower_bounds(rows)[0].chunk(2)
             ours, expected = torch.stack([lower, -negated]), bounds_of(alone, box, method)
             corners = (torch.rand(4, *shape, generator=torch.Generator().manual_seed(2)) < 0.5).unbind()

@@ -14,7 +14,6 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort, ProgressMeter
 from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
-from service.bounds.rigorous import RIGOROUS
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter
 from service.verification import progress
@@ -36,7 +35,7 @@ def test_a8_the_share_grows_to_one_and_the_bounds_stay(method: str, rigorous: bo
     told: list[float] = []
     few = Effort(elements=64, ascent=Ascent(iterations=3))
     metered = Effort(elements=64, ascent=Ascent(iterations=3), progress=ProgressMeter(told.append))
-    bounding = (RIGOROUS if rigorous else METHODS)[method]
+    bounding = METHODS[method].rigorous if rigorous else METHODS[method].plain
     with torch.no_grad():
         plain, counted = (bounding(network, Interval(x - 0.1, x + 0.1), e).lower_bounds(rows) for e in (few, metered))
     assert torch.equal(plain, counted)

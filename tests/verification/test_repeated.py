@@ -33,7 +33,7 @@ from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.properties import read
 
-PASSES = [name for name, method in METHODS.items() if isinstance(method, Passes)]
+PASSES = [name for name, method in METHODS.items() if isinstance(method.plain, Passes)]
 
 
 class Images(nn.Module):
@@ -68,7 +68,7 @@ def network_of(name: str) -> tuple[Network, int]:
 
 
 def rehearsed(name: str, repeat: Callable[[], Any] = Rehearsed) -> Repeating:
-    method = METHODS[name]
+    method = METHODS[name].plain
     assert isinstance(method, Passes)
     return Repeating(method, lambda memory: repeat())
 
@@ -252,8 +252,8 @@ def test_shapes_that_were_not_used_for_longest_make_room() -> None:
 
 def test_only_passes_on_a_cuda_device_are_worth_it() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
-    assert [name for name in METHODS if isinstance(repeatedly(METHODS[name], cuda), Repeating)] == PASSES
-    assert all(repeatedly(method, cpu) is method for method in METHODS.values())
+    assert [name for name in METHODS if isinstance(repeatedly(METHODS[name].plain, cuda), Repeating)] == PASSES
+    assert all(repeatedly(method.plain, cpu) is method.plain for method in METHODS.values())
     assert PASSES == ["ibp", "crown-ibp", "crown"]
 
 
@@ -267,7 +267,7 @@ def test_records_of_a_device_give_what_runs_there(method: str, name: str, monkey
     device = torch.device("cuda", 0)
     build, features = NETS[name]
     network = prepare(copy.deepcopy(build()).double().to(device), (features,))
-    repeated = repeatedly(METHODS[method], device)
+    repeated = repeatedly(METHODS[method].plain, device)
     assert isinstance(repeated, Repeating)
     rows = rows_for(network, 1).to(device)
     for batch in (1, 3):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from service.bounds.effort import BYTES_FOR_AN_ELEMENT
 from service.bounds.methods import Effort
-from service.bounds.methods.base import BYTES_FOR_AN_ELEMENT
 from service.bounds.replay import WARM, Plain, Recorded
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

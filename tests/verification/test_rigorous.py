@@ -29,7 +29,7 @@ from service.bounds.operators.base import LinearOperator, Pulled
 from service.bounds.operators.smooth import SmoothActivation
 from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Lines, Relaxation
-from service.bounds.rigorous import RIGOROUS, rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
+from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
 from service.bounds.rigorous.optimised import Climbed
 from service.models.embedded import AfterEmbedding, embedded
 
@@ -349,7 +349,7 @@ def test_what_attention_masks_counts_for_nothing() -> None:
     module, x = AfterEmbedding(model, 3), embedded(model, tokens(3))
     network, box = prepared(module, 3, 8), box_around(x, 1e-3)
     for method in ("crown-ibp", "crown"):
-        lower, negated = RIGOROUS[method](network, box, Effort()).lower_bounds(both_sides(16)).chunk(2, dim=1)
+        lower, negated = METHODS[method].rigorous(network, box, Effort()).lower_bounds(both_sides(16)).chunk(2, dim=1)
         plain = output_bounds(network, box, method)
         torch.testing.assert_close(lower, plain.lower, rtol=1e-6, atol=1e-9)
         torch.testing.assert_close(-negated, plain.upper, rtol=1e-6, atol=1e-9)

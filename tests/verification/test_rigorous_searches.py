@@ -26,7 +26,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
-from service.bounds.rigorous import RIGOROUS, RigorousAnalysis, rigorous_crown
+from service.bounds.rigorous import RigorousAnalysis, rigorous_crown
 from service.bounds.split import Preactivations
 from service.formats.vnnlib import Case, Halfspace, Query
 from service.jobs.layout import DataLayout
@@ -193,13 +193,13 @@ def test_an_optimised_domain_is_certified_to_rounding_and_an_empty_one_is_done()
     assert net is not network
 
 
-@pytest.mark.parametrize("method", RIGOROUS)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_a_rigorous_form(method: str) -> None:
     """No rational value leaves its bounds, and they are the plain ones but for rounding."""
     net, _, network = cancelling(2)
     x = torch.randn(1, 4, generator=torch.Generator().manual_seed(5), dtype=DOUBLE)
     box, effort = Interval(x - 2, x + 2), Effort(ascent=Ascent(iterations=5))
-    analysis = RIGOROUS[method](network, box, effort)
+    analysis = METHODS[method].rigorous(network, box, effort)
     assert isinstance(analysis, RigorousAnalysis)
     found = analysis.lower_bounds(both_sides(2))
     plain = METHODS[method](network, box, effort).lower_bounds(both_sides(2)).detach()

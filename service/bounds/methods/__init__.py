@@ -1,23 +1,50 @@
-"""Methods by the names that a specification uses: one file and one line each."""
+"""Bounding methods: one file and one line each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from service.bounds.effort import Effort
 from service.bounds.methods.alpha import alpha_crown, alpha_crown_fixed
-from service.bounds.methods.base import Analysis, Effort, Method
+from service.bounds.methods.base import Analysis, Bounder, IntermediateBounds, Method
 from service.bounds.methods.crown import crown
 from service.bounds.methods.crown_ibp import crown_ibp
 from service.bounds.methods.ibp import ibp
-from service.bounds.methods.progress import ProgressMeter
 from service.bounds.methods.repeated import repeatedly
+from service.bounds.progress import ProgressMeter
+from service.bounds.rigorous.method import (
+    rigorous_alpha_crown,
+    rigorous_alpha_crown_fixed,
+    rigorous_crown,
+    rigorous_crown_ibp,
+    rigorous_ibp,
+)
+
+IBP = Method("ibp", ibp, rigorous_ibp, IntermediateBounds.INTERVALS)
+CROWN_IBP = Method("crown-ibp", crown_ibp, rigorous_crown_ibp, IntermediateBounds.INTERVALS)
+CROWN = Method("crown", crown, rigorous_crown, IntermediateBounds.LINEAR)
+ALPHA_CROWN = Method("alpha-crown", alpha_crown, rigorous_alpha_crown, IntermediateBounds.OPTIMISED, optimises=True)
+ALPHA_CROWN_FIXED = Method(
+    "alpha-crown", alpha_crown_fixed, rigorous_alpha_crown_fixed, IntermediateBounds.LINEAR, optimises=True
+)
 
 METHODS: Mapping[str, Method] = {
-    "ibp": ibp,
-    "crown-ibp": crown_ibp,
-    "crown": crown,
-    "alpha-crown": alpha_crown,
-    "alpha-crown (fixed intermediate bounds)": alpha_crown_fixed,
+    method.label: method for method in (IBP, CROWN_IBP, CROWN, ALPHA_CROWN, ALPHA_CROWN_FIXED)
 }
+"""All methods by their labels."""
 
-__all__ = ["METHODS", "Analysis", "Effort", "Method", "ProgressMeter", "repeatedly"]
+__all__ = [
+    "ALPHA_CROWN",
+    "ALPHA_CROWN_FIXED",
+    "CROWN",
+    "CROWN_IBP",
+    "IBP",
+    "METHODS",
+    "Analysis",
+    "Bounder",
+    "Effort",
+    "IntermediateBounds",
+    "Method",
+    "ProgressMeter",
+    "repeatedly",
+]

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from service.bounds.backward import Pass
+from service.bounds.effort import Effort, affordable
 from service.bounds.interval import Interval
 from service.bounds.memory import halving
-from service.bounds.methods.base import Analysis, Effort, affordable, elements_of_row, rows_at_once
+from service.bounds.methods.base import Analysis, elements_of_row, rows_at_once
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network

@@ -1,71 +1,23 @@
-"""What every method gives: bounds on the non-linear operators' inputs, and bounds of any rows of the output."""
+"""What a bounding method is, and what it gives: bounds on the non-linear operators' inputs, and of any output rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from service.bounds.backward import Pass
+from service.bounds.effort import Effort
 from service.bounds.extent import entries_of_a_row
 from service.bounds.interval import Interval
-from service.bounds.memory import UNLIMITED, MemoryBudget, in_parts
-from service.bounds.methods.progress import ProgressMeter
+from service.bounds.memory import in_parts
 from service.bounds.network import Network
-from service.bounds.optimise import Ascent
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How much a method may spend.
-
-    ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
-    in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory:
-    more rows than fit walk in parts. ``memory`` is what may be taken at all, and ``is_planned`` says that ``elements``
-    fit into it, as far as all ranks know. ``ascent`` is for methods that optimise. ``progress`` is told how far an
-    analysis is; efforts that differ in it alone are equal.
-    """
-
-    intersect: bool = True
-    elements: int = 2**26
-    ascent: Ascent = field(default_factory=Ascent)
-    memory: MemoryBudget = UNLIMITED
-    is_planned: bool = False
-    progress: ProgressMeter | None = field(default=None, compare=False)
-
-    def within(self, device: torch.device, least: Callable[[int], int] = lambda count: count) -> Effort:
-        """Less where a device has little memory left, on all ranks the ``least`` that fits on any.
-
-        Raises :class:`~service.bounds.memory.MemoryShortageError`.
-        """
-        if self.is_planned:
-            return self
-        elements = self.memory.plan(device, BYTES_FOR_AN_ELEMENT, self.elements, least=least)
-        return replace(self, elements=elements, is_planned=True)
-
-    def passing(self, total: int) -> Effort:
-        """For ``total`` elements of coefficients: parts are larger where there is much, since each costs launches."""
-        return replace(self, elements=min(self.elements, max(USUAL, total // 3)))
-
-    def optimising(self, total: int) -> Effort:
-        """For ``total`` elements of coefficients: a gradient keeps several tensors of each layer.
-
-        Small parts stay in the device's cache, but too many of them cost launches.
-        """
-        return replace(self, elements=max(1, self.elements // 32, min(self.elements // 8, total // 8)))
-
-
-USUAL = 2**24
-"""Elements of a part of a pass, unless there would be more than three parts."""
-LITTLE = 2**29
-"""Bytes that are not worth asking about."""
-BYTES_FOR_AN_ELEMENT = 256
-"""Of the largest coefficient tensor, in all that a pass through a deep network holds at once, with its gradient."""
 
 
 class Analysis(Protocol):
@@ -79,8 +31,51 @@ class Analysis(Protocol):
         """Lower bounds ``(batch, rows)`` of ``rows · output``, for rows ``(batch or 1, rows, *output shape)``."""
 
 
-Method = Callable[[Network, Interval, Effort], Analysis]
+class PlaneAnalysis(Analysis, Protocol):
+    """An analysis that also gives affine functions of the model's input below rows of the output."""
+
+    def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return coefficients ``(batch, rows, features)`` and constants ``(batch, rows)`` of the functions.
+
+        ``rows`` ``(batch or 1, rows, outputs)`` are flat. All ranks that have a part of the network call it.
+        """
+
+
+Bounder = Callable[[Network, Interval, Effort], Analysis]
 """``(network, box, effort)``; the box is ``(batch, *input shape)``, replicated over the tensor-parallel ranks."""
+
+
+class IntermediateBounds(Enum):
+    """How a method bounds the inputs of non-linear nodes, from the loosest to the tightest."""
+
+    INTERVALS = "intervals"
+    LINEAR = "linear"
+    OPTIMISED = "optimised"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A bounding method: how it bounds a network in either arithmetic, and how it is shown.
+
+    ``name`` is what a specification calls it. ``plain`` bounds in the box's own floating-point type, rounded to
+    nearest; ``rigorous`` accounts for every rounding, and takes networks and boxes of float64. ``optimises`` says that
+    the slopes of relaxations are optimised for the rows of the output. Called, a method bounds in plain arithmetic.
+    """
+
+    name: str
+    plain: Bounder
+    rigorous: Callable[[Network, Interval, Effort], PlaneAnalysis]
+    intermediate: IntermediateBounds
+    optimises: bool = False
+
+    def __call__(self, network: Network, box: Interval, effort: Effort) -> Analysis:
+        return self.plain(network, box, effort)
+
+    @property
+    def label(self) -> str:
+        """Return the method's name in results, which tells what a specification's name leaves open."""
+        is_fixed = self.optimises and self.intermediate is not IntermediateBounds.OPTIMISED
+        return f"{self.name} (fixed intermediate bounds)" if is_fixed else self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,18 +113,6 @@ def passing_at_once(backward: Pass, start: str, rows: int, effort: Effort) -> in
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
     """``run`` for ``at_once`` of ``total`` rows at a time, fewer where memory runs out and no other rank waits."""
     return in_parts(total, at_once, run, backward.device, alone=backward.network.is_alone)
-
-
-def affordable(network: Network, box: Interval, effort: Effort) -> Effort:
-    """Within the memory of the device, or of the one that has the least: ranks take the same parts.
-
-    Asked once for each analysis, and not for a small one unless memory is limited: a driver takes its time to answer.
-    """
-    device, exchange = box.lower.device, network.exchange
-    is_little = 2 * len(box.lower) * network.widest**2 * BYTES_FOR_AN_ELEMENT <= LITTLE
-    if exchange.axis.size == 1 and is_little and effort.memory.limit is None:
-        return effort
-    return effort.within(device, lambda count: exchange.least(count, device))
 
 
 def elements_of_row(backward: Pass, start: str) -> int:

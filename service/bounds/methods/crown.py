@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from service.bounds.effort import Effort, affordable
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Effort, LinearAnalysis, affordable
+from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import Choose, bound_layers, one_pass
 from service.bounds.methods.passes import Passes

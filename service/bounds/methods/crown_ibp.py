@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from service.bounds.backward import Pass
+from service.bounds.effort import Effort
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Effort, LinearAnalysis
+from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.ibp import inputs_of, propagate
 from service.bounds.methods.layers import Choose
 from service.bounds.methods.passes import Passes

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from service.bounds.effort import Effort
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Effort, LinearAnalysis
+from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.layers import Choose, wanted_rows
 from service.bounds.network import Network
 
@@ -18,7 +19,7 @@ def whole(network: Network, box: Interval, effort: Effort) -> Effort:
 
 @dataclass(frozen=True)
 class Passes:
-    """A :data:`~service.bounds.methods.base.Method`.
+    """A :data:`~service.bounds.methods.base.Bounder`.
 
     ``bounded`` is what it does with an effort that it can afford and a choice of the entries that are worth a row.
     ``affordable`` may ask the device, and ranks each other.

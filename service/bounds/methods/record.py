@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from service.bounds.contents import overwrite
+from service.bounds.effort import Effort
 from service.bounds.interval import Interval
-from service.bounds.methods.base import Effort, LinearAnalysis
+from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.passes import Passes
 from service.bounds.methods.rows import Plan, Planned
 from service.bounds.network import Network

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from service.bounds.contents import own_copy
+from service.bounds.effort import Effort
 from service.bounds.interval import Interval
 from service.bounds.memory import is_out_of_memory, make_room
-from service.bounds.methods.base import Analysis, Effort, LinearAnalysis, Method, elements_of_a_row
+from service.bounds.methods.base import Analysis, Bounder, LinearAnalysis, elements_of_a_row
 from service.bounds.methods.passes import Passes
 from service.bounds.methods.record import Record
 from service.bounds.methods.rows import Noted, Plan, planned
@@ -134,7 +135,7 @@ class Repeating:
         self.memory = Memory()
 
 
-def repeatedly(method: Method, device: torch.device) -> Method:
+def repeatedly(method: Bounder, device: torch.device) -> Bounder:
     """A method whose analyses on a device are many."""
     return Repeating.on(device, method) if isinstance(method, Passes) and device.type == "cuda" else method
 

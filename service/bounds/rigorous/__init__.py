@@ -1,11 +1,10 @@
-"""Bounds that hold in real arithmetic although they are computed in float64."""
+"""Bounds that hold in real arithmetic, although they are computed in float64: every rounding is accounted for."""
 
 from service.bounds.rigorous.method import (
-    RIGOROUS,
     RigorousAnalysis,
     rigorous_alpha_crown,
     rigorous_crown,
     rigorous_lower_bounds,
 )
 
-__all__ = ["RIGOROUS", "RigorousAnalysis", "rigorous_alpha_crown", "rigorous_crown", "rigorous_lower_bounds"]
+__all__ = ["RigorousAnalysis", "rigorous_alpha_crown", "rigorous_crown", "rigorous_lower_bounds"]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from service.bounds.backward import Pass
+from service.bounds.effort import Effort, affordable
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.memory import in_parts
-from service.bounds.methods.base import Effort, affordable
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, NONLINEAR, OPERATORS
 from service.bounds.operators.allowance import Step
@@ -109,16 +109,6 @@ def rigorous_alpha_crown_fixed(network: Network, box: Interval, effort: Effort) 
     """Intermediate bounds are CROWN's; only the rows asked for are optimised."""
     analysis = rigorous_crown(network, box, effort)
     return replace(analysis, effort=_smaller(analysis.effort), bounding=Climbed(effort.ascent))
-
-
-RIGOROUS: Mapping[str, Callable[[Network, Interval, Effort], RigorousAnalysis]] = {
-    "ibp": rigorous_ibp,
-    "crown-ibp": rigorous_crown_ibp,
-    "crown": rigorous_crown,
-    "alpha-crown": rigorous_alpha_crown,
-    "alpha-crown (fixed intermediate bounds)": rigorous_alpha_crown_fixed,
-}
-"""By the names of :data:`~service.bounds.methods.METHODS`."""
 
 
 def rigorous_lower_bounds(network: Network, box: Interval, rows: Tensor, effort: Effort | None = None) -> Tensor:

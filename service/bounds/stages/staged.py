@@ -13,7 +13,7 @@ from service.bounds.capture import capture
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.interval import Interval
-from service.bounds.methods import Analysis, Effort, Method
+from service.bounds.methods import Analysis, Bounder, Effort
 from service.bounds.methods.alpha import OptimisedAnalysis
 from service.bounds.methods.base import LinearAnalysis, elements_of_a_row
 from service.bounds.network import Network
@@ -48,7 +48,7 @@ class Staged:
     entries: int
     widest: int
 
-    def method(self, method: Method) -> Method:
+    def method(self, method: Bounder) -> Bounder:
         """``method`` for the whole network, called by all stages; the analysis answers for the last one's output.
 
         The box is the first stage's. Boxes and rows may also come flattened.

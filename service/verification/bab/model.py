@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryBudget, MemoryShortageError, in_parts, is_out_of_memory, make_room
-from service.bounds.methods import METHODS, Effort, Method
+from service.bounds.methods import METHODS, Bounder, Effort
 from service.bounds.network import Network, prepare
-from service.bounds.rigorous import RIGOROUS
 from service.bounds.stages import Staged
 from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
@@ -128,14 +127,14 @@ class ModelUnderVerification:
         exchange = self.network.exchange
         return exchange.agree(self.module(exchange.agree(x)))
 
-    def method(self, name: str) -> Method:
+    def method(self, name: str) -> Bounder:
         """Return the bounding method of that name; for a model in stages, one that all stages run together."""
-        found: Method = (RIGOROUS if self.rigorous else METHODS)[name]
+        found = METHODS[name].rigorous if self.rigorous else METHODS[name].plain
         return found if self.staged is None else self.staged.method(found)
 
     def output_bounds(self, box: Interval, name: str) -> Interval:
         """Bound all outputs ``(outputs,)`` in one box ``(1, features)`` of ``dtype`` by the method of that name."""
-        method = (RIGOROUS if self.rigorous else METHODS)[name]
+        method = METHODS[name].rigorous if self.rigorous else METHODS[name].plain
         return bounds_by(method, self.staged or self.network, box, self.effort)
 
     @torch.no_grad()

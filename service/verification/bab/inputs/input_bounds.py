@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from service.bounds.backward import Pass
+from service.bounds.effort import affordable
 from service.bounds.folded import Folded, fold
 from service.bounds.forms import forward_forms
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
-from service.bounds.methods.base import LinearAnalysis, affordable
+from service.bounds.methods.base import LinearAnalysis, PlaneAnalysis
 from service.bounds.network import Network
 from service.bounds.planes import Known, Planes, Walk, minimum
-from service.bounds.rigorous import RIGOROUS
 
 WEAK = ("ibp", "crown-ibp")
 PAIRS, SLOPES, FORMS, ENDS = 10, 4, 8, 8
@@ -49,13 +49,6 @@ InputBoundsFactory = Callable[[], InputBounds | None]
 """Makes input bounds, which takes memory, too; ``None`` where they do not apply."""
 
 
-class PlaneAnalysis(Protocol):
-    """A rigorous analysis of the whole network; all ranks that have a part of it call it."""
-
-    def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Below ``(1, rows, outputs)`` rows of the output: ``(batch, rows, features)`` and ``(batch, rows)``."""
-
-
 def factories_of(network: Network, method: str, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
     """For boxes within ``whole`` ``(1, features)``, in its dtype and on its device: the best first, and those that take
     less memory after it.
@@ -78,7 +71,7 @@ def factories_of(network: Network, method: str, whole: Interval, effort: Effort)
 
 def rigorous_factories(network: Network, method: str, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
     """For boxes of float64 within ``whole``."""
-    graph, bound = network.graph, RIGOROUS[method if method in WEAK else "crown"]
+    graph, bound = network.graph, METHODS[method if method in WEAK else "crown"].rigorous
     sizes = [node.size for node in graph.nodes]
 
     def analyse(box: Interval) -> PlaneAnalysis:

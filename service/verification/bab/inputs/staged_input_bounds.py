@@ -15,7 +15,6 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.planes import Known, Planes, minimum
-from service.bounds.rigorous import RIGOROUS
 from service.bounds.stages import Staged, StagedAnalysis
 from service.verification.bab.inputs.input_bounds import ENDS, RigorousInputBounds
 
@@ -63,7 +62,7 @@ def rigorous_staged_input_bounds(staged: Staged, method: str, effort: Effort) ->
     """The same for boxes of float64, with planes that lie below in real arithmetic."""
 
     def analyse(box: Interval) -> StagedAnalysis:
-        analysis = staged.method(RIGOROUS[method])(staged.network, box, effort)
+        analysis = staged.method(METHODS[method].rigorous)(staged.network, box, effort)
         assert isinstance(analysis, StagedAnalysis)
         return analysis
 

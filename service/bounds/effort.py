@@ -1,0 +1,74 @@
+"""How much a bounding method may spend: rows at a time, memory, and steps of its optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from service.bounds.interval import Interval
+from service.bounds.memory import UNLIMITED, MemoryBudget
+from service.bounds.network import Network
+from service.bounds.optimise import Ascent
+from service.bounds.progress import ProgressMeter
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a method may spend.
+
+    ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
+    in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory:
+    more rows than fit walk in parts. ``memory`` is what may be taken at all, and ``is_planned`` says that ``elements``
+    fit into it, as far as all ranks know. ``ascent`` is for methods that optimise. ``progress`` is told how far an
+    analysis is; efforts that differ in it alone are equal.
+    """
+
+    intersect: bool = True
+    elements: int = 2**26
+    ascent: Ascent = field(default_factory=Ascent)
+    memory: MemoryBudget = UNLIMITED
+    is_planned: bool = False
+    progress: ProgressMeter | None = field(default=None, compare=False)
+
+    def within(self, device: torch.device, least: Callable[[int], int] = lambda count: count) -> Effort:
+        """Less where a device has little memory left, on all ranks the ``least`` that fits on any.
+
+        Raises :class:`~service.bounds.memory.MemoryShortageError`.
+        """
+        if self.is_planned:
+            return self
+        elements = self.memory.plan(device, BYTES_FOR_AN_ELEMENT, self.elements, least=least)
+        return replace(self, elements=elements, is_planned=True)
+
+    def passing(self, total: int) -> Effort:
+        """For ``total`` elements of coefficients: parts are larger where there is much, since each costs launches."""
+        return replace(self, elements=min(self.elements, max(USUAL, total // 3)))
+
+    def optimising(self, total: int) -> Effort:
+        """For ``total`` elements of coefficients: a gradient keeps several tensors of each layer.
+
+        Small parts stay in the device's cache, but too many of them cost launches.
+        """
+        return replace(self, elements=max(1, self.elements // 32, min(self.elements // 8, total // 8)))
+
+
+USUAL = 2**24
+"""Elements of a part of a pass, unless there would be more than three parts."""
+LITTLE = 2**29
+"""Bytes that are not worth asking about."""
+BYTES_FOR_AN_ELEMENT = 256
+"""Of the largest coefficient tensor, in all that a pass through a deep network holds at once, with its gradient."""
+
+
+def affordable(network: Network, box: Interval, effort: Effort) -> Effort:
+    """Within the memory of the device, or of the one that has the least: ranks take the same parts.
+
+    Asked once for each analysis, and not for a small one unless memory is limited: a driver takes its time to answer.
+    """
+    device, exchange = box.lower.device, network.exchange
+    is_little = 2 * len(box.lower) * network.widest**2 * BYTES_FOR_AN_ELEMENT <= LITTLE
+    if exchange.axis.size == 1 and is_little and effort.memory.limit is None:
+        return effort
+    return effort.within(device, lambda count: exchange.least(count, device))
