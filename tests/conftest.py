@@ -8,6 +8,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+# The vector instructions that the processor names are there: Inductor would try them out in a process of its own for
+# each of them, with an import of PyTorch, at the first kernel of every process.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 import pytest
 import redis as redis_py
 from hypothesis import settings

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from climbing import quick_plan
 
 # Two ranks trace at once: on a busy machine of few cores that takes its time.
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
@@ -31,6 +32,7 @@ def climb_in_group(parallel: dict[str, int], model: dict[str, Any], folder: str,
     from service.jobs.spec.compile import CompileSpec
     from service.parallel import distributed
 
+    job.plan_run = quick_plan
     job.self_test = lambda: (Proof("none", "nothing", False, ""),)  # type: ignore[assignment]  # it takes its time
     distributed.start("cpu")
     spec = CompileSpec.model_validate(
@@ -56,10 +58,8 @@ def artifacts_of(folder: Path) -> Path:
 def climb_all(models: list[dict[str, Any]], folder: str) -> Any:
     """The whole ladder under FSDP2, for each model in turn: on every rank, what the rungs' losses came to."""
     from service.compilation import ladder
-    from service.compilation.run import timing
     from service.parallel import distributed
 
-    timing.RACE_S = timing.BLOCK_S = 1e-3
     kept: list[Any] = []
     original = ladder.run_rung
     ladder.run_rung = lambda *given: kept.append(original(*given)) or kept[-1]  # type: ignore[func-returns-value]
@@ -81,9 +81,7 @@ def verdict_of_one_failing_rank() -> Any:
 
     from service.compilation.ladder import climb
     from service.compilation.program.model import ModelProgram, SampleBatch
-    from service.compilation.run.run_rung import plan_run
     from service.compilation.rungs import LADDER, Rung
-    from service.jobs.spec.compile import Tolerance
     from service.parallel import distributed
 
     def crashes(_graph: Any, _inputs: Any) -> Any:
@@ -102,7 +100,7 @@ def verdict_of_one_failing_rank() -> Any:
     program = ModelProgram(lambda dtype: Linear().to(dtype), (SampleBatch((torch.ones(3, 4),), torch.zeros(3).long()),))
     rung = Rung("planted", crashes if dist.get_rank() else "aot_eager", compiles_backward=False)
     torch.manual_seed(0)
-    plan = plan_run(program, 3, Tolerance(), lambda seconds: 1e-3)
+    plan = quick_plan(program, 3, agree=lambda seconds: 1e-3)
     results = list(climb(program, [rung, LADDER[1]], ["inference"], plan))
     distributed.stop()
     return [[result.verdict, [finding.message for finding in result.findings]] for result in results]
@@ -245,11 +243,9 @@ def test_the_subject_is_sharded_as_a_training_job_of_its_pattern(
 
 def climb_stages_and_train(folder: str) -> Any:
     """The check of two pipeline stages; the losses of training jobs over them, eager and compiled by its gate."""
-    from service.compilation.run import timing
     from service.parallel import distributed
     from tests.training.training_runs import train
 
-    timing.RACE_S = timing.BLOCK_S = 1e-3
     stages = {"pp": 2}
     deep = {**MLP, "hidden": [8, 8], "in_features": 64, "out_features": 10}
     checked = climb_in_group(stages, deep, folder, phases=["train", "inference"], shapes=[4, 3])
@@ -287,13 +283,11 @@ def climb_with_a_failing_stage(folder: str) -> Any:
     import torch.distributed as dist
 
     from service.compilation import rungs
-    from service.compilation.run import timing
     from service.parallel import distributed
 
     def crashes(_graph: Any, _inputs: Any) -> Any:
         raise RuntimeError("planted")
 
-    timing.RACE_S = timing.BLOCK_S = 1e-3
     distributed.start("cpu")
     if dist.get_rank() == 1:
         broken = {"aot_eager": rungs.Rung("aot_eager", crashes)}
@@ -323,11 +317,8 @@ def diagnose_on_a_mesh(folder: str) -> Any:
     from service.compilation.diagnosis import diagnose
     from service.compilation.ladder import climb
     from service.compilation.program.model import ModelProgram, SampleBatch
-    from service.compilation.run import timing
-    from service.compilation.run.run_rung import plan_run
     from service.compilation.rungs import Rung
     from service.jobs.spec.base import ParallelSpec
-    from service.jobs.spec.compile import Tolerance
     from service.parallel import distributed
     from service.parallel import mesh as meshes
     from service.parallel.fsdp import Precision, apply_fsdp
@@ -340,9 +331,8 @@ def diagnose_on_a_mesh(folder: str) -> Any:
         torch.manual_seed(3)
         return apply_fsdp(Deep().to(dtype), mesh, Precision())
 
-    timing.RACE_S = timing.BLOCK_S = 1e-3
     program = ModelProgram(build, (SampleBatch((torch.ones(4, 6),), torch.zeros(4).long()),))
-    plan = plan_run(program, 3, Tolerance(), lambda seconds: 1e-3)
+    plan = quick_plan(program, 3, agree=lambda seconds: 1e-3)
     (result,) = climb(program, [Rung("planted", WRONG, compiles_backward=False)], ["inference"], plan)
     found = diagnose(program, result, plan, Path(folder))
     distributed.stop()

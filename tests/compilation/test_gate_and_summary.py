@@ -11,7 +11,7 @@ from service.compilation.report.gate import break_even_steps, gate, highest_safe
 from service.compilation.report.rows import counts, metrics, rung_row
 from service.compilation.report.summary import summary, unproved
 from service.compilation.run.observation import Cost, Observation, RungCase, Timed
-from service.compilation.run.timing import Race, plan_race, summarise
+from service.compilation.run.timing import Race, RaceSettings, plan_race, summarise
 from service.compilation.rungs import LADDER, climb_to
 from service.compilation.selftest import Proof
 from service.compilation.verdicts import SEVERITY, Finding, Verdict, worst
@@ -147,15 +147,15 @@ def test_a_rung_that_was_not_reached_has_the_same_fields_all_unmeasured() -> Non
 
 @given(st.floats(1e-6, 100))
 def test_a_race_has_enough_rounds_and_blocks_long_enough(seconds: float) -> None:
-    repeats, rounds = plan_race(seconds)
+    repeats, rounds = plan_race(seconds, RaceSettings())
     assert 5 <= rounds <= 9
     assert repeats * seconds >= 0.02 - 1e-9
 
 
 def test_a_race_is_won_only_in_three_quarters_of_the_rounds() -> None:
-    steady = summarise([(1.0, 0.9)] * 8)
+    steady = summarise([(1.0, 0.9)] * 8, RaceSettings())
     assert (steady.faster, steady.noisy, steady.ratio) == (True, False, 0.9)
-    wild = summarise([(1.0, 0.5), (1.0, 1.5)] * 4)
+    wild = summarise([(1.0, 0.5), (1.0, 1.5)] * 4, RaceSettings())
     assert (wild.faster, wild.noisy) == (False, True)
 
 

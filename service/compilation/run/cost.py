@@ -13,7 +13,7 @@ import torch
 from service.compilation.program import Program
 from service.compilation.run.observation import RungCase, Timed
 from service.compilation.run.program_run import ProgramRun, build
-from service.compilation.run.timing import Runner, race
+from service.compilation.run.timing import RaceSettings, Runner, race
 from service.compilation.torch_internals.caches import empty_caches, forget_compiled
 from service.compilation.torch_internals.profile import Profile, profiled
 
@@ -23,11 +23,11 @@ PROFILED = (3, 9)
 LONG_S = 0.1
 
 
-def pace(program_run: ProgramRun, agree: Callable[[float], float]) -> Timed:
+def pace(program_run: ProgramRun, agree: Callable[[float], float], settings: RaceSettings) -> Timed:
     """Time the compiled ``program_run`` beside the uncompiled program, both from their first step on."""
     program = program_run.program
     eager, compiled = build(program, program_run.phase).restarted(), program_run.restarted()
-    raced = race(_runner(eager), _runner(compiled), program.device, agree)
+    raced = race(_runner(eager), _runner(compiled), program.device, agree, settings)
     steps = max(program.period, PROFILED[agree(raced.step_s) < LONG_S])
     return Timed(raced, _profile(compiled, steps), _profile(eager, steps))
 

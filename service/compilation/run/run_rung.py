@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from service.compilation.run.cost import cold_seconds, pace, warm_seconds
 from service.compilation.run.observation import Cost, Observation, RungCase, TrainingOutcome
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step
 from service.compilation.run.reference import Reference, Run, follow, seed
+from service.compilation.run.timing import RaceSettings
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.caches import empty_caches, portable_cache
 from service.compilation.torch_internals.memory import peak, reset_peak
@@ -42,6 +43,7 @@ class RunPlan:
     settled: int
     tolerance: Tolerance
     agree: Callable[[float], float]
+    race: RaceSettings = field(default_factory=RaceSettings)
 
 
 def plan_run(program: Program, steps: int, tolerance: Tolerance, agree: Callable[[float], float]) -> RunPlan:
@@ -107,7 +109,7 @@ class _RungRun:
         run, cold_s = self._judged_run(program_run)
         memory = peak(self.program.device)
         self._settle(program_run)
-        timed = pace(program_run, self.plan.agree)
+        timed = pace(program_run, self.plan.agree, self.plan.race)
         self.records.end_iteration()
         evidence = self.records.evidence(self.plan.warm_up, self.plan.settled, switches)
         cache = portable_cache() if self.case.rung.generates_code else None

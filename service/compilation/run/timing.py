@@ -10,18 +10,29 @@ from statistics import median, quantiles
 
 import torch
 
-BLOCK_S = 0.02
-RACE_S = 3.0
-ROUNDS = (5, 9)
-NOISY_SPREAD = 0.2
+
+@dataclass(frozen=True)
+class RaceSettings:
+    """How long a race lasts, and when its result is called noisy.
+
+    Calls are timed in blocks of at least ``block_s`` seconds. A round is one block of each program; there are from
+    ``fewest_rounds`` to ``most_rounds`` of them, as many as take about ``budget_s`` seconds. A race is noisy where the
+    middle half of its ratios spans more than ``noisy_spread`` of their median.
+    """
+
+    block_s: float = 0.02
+    budget_s: float = 3.0
+    fewest_rounds: int = 5
+    most_rounds: int = 9
+    noisy_spread: float = 0.2
 
 
 @dataclass(frozen=True)
 class Race:
     """Median seconds per step of both; ``ratio`` is compiled over eager, the median over rounds.
 
-    ``noisy``: the middle half of the ratios spans more than a fifth of their median. ``faster``: compiled won
-    in three quarters of the rounds.
+    ``noisy``: the ratios are too far apart (:class:`RaceSettings`). ``faster``: compiled won in three quarters of the
+    rounds.
     """
 
     step_s: float
@@ -43,7 +54,8 @@ def race(
     eager: Runner,
     compiled: Runner,
     device: torch.device,
-    agree: Callable[[float], float] = lambda seconds: seconds,
+    agree: Callable[[float], float],
+    settings: RaceSettings,
 ) -> Race:
     """Time both in turns.
 
@@ -52,19 +64,19 @@ def race(
     for runner in (eager, compiled):
         runner.call()
     slower = agree(max(_block(eager, 1, device), _block(compiled, 1, device)))
-    repeats, rounds = plan_race(slower)
+    repeats, rounds = plan_race(slower, settings)
     pairs = [(_block(eager, repeats, device), _block(compiled, repeats, device)) for _ in range(rounds)]
-    return summarise([(first / eager.steps, second / compiled.steps) for first, second in pairs])
+    return summarise([(first / eager.steps, second / compiled.steps) for first, second in pairs], settings)
 
 
-def plan_race(seconds: float) -> tuple[int, int]:
-    """Calls per block and rounds, for a call of ``seconds``: blocks long enough to time, within a fixed budget."""
-    repeats = max(1, math.ceil(BLOCK_S / max(seconds, 1e-9)))
-    rounds = int(RACE_S / (2 * repeats * max(seconds, 1e-9)))
-    return repeats, min(max(rounds, ROUNDS[0]), ROUNDS[1])
+def plan_race(seconds: float, settings: RaceSettings) -> tuple[int, int]:
+    """Return the calls per block and the rounds, for a call of ``seconds``."""
+    repeats = max(1, math.ceil(settings.block_s / max(seconds, 1e-9)))
+    rounds = int(settings.budget_s / (2 * repeats * max(seconds, 1e-9)))
+    return repeats, min(max(rounds, settings.fewest_rounds), settings.most_rounds)
 
 
-def summarise(pairs: list[tuple[float, float]]) -> Race:
+def summarise(pairs: list[tuple[float, float]], settings: RaceSettings) -> Race:
     """Return the race from per-round ``(eager, compiled)`` seconds per step; two rounds at least."""
     ratios = [compiled / eager for eager, compiled in pairs]
     lower, middle, upper = quantiles(ratios, n=4, method="inclusive")
@@ -72,7 +84,7 @@ def summarise(pairs: list[tuple[float, float]]) -> Race:
         step_s=median(compiled for _, compiled in pairs),
         eager_step_s=median(eager for eager, _ in pairs),
         ratio=middle,
-        noisy=(upper - lower) > NOISY_SPREAD * middle,
+        noisy=(upper - lower) > settings.noisy_spread * middle,
         faster=upper < 1,
     )
 
