@@ -86,7 +86,7 @@ def _climb_phase(
 
 
 def _not_applicable(case: RungCase, look: Callable[[RungCase], Observation], program: Program) -> Result:
-    """CUDA graphs without a CUDA device: rehearsed, for what can be found out without one."""
+    """Rehearse CUDA graphs without a CUDA device, for what can be found out without one."""
     message = f"CUDA graphs need a CUDA device; this program runs on {program.device.type}"
     rehearsed = _judged(look(RungCase(REHEARSAL, case.phase)))
     found = (replace(each, message=f"rehearsed without CUDA: {each.message}") for each in rehearsed.findings)
@@ -133,8 +133,8 @@ def _judged(observation: Observation) -> Result:
 
 
 def _nothing_compared(observation: Observation) -> tuple[Finding, ...]:
-    """Agreement of all ranks on nothing at all, or on no gradient of those that there are. Of a pipeline some ranks
-    have no results: so no rank can tell alone.
+    """Return a finding for agreement of all ranks on nothing at all, or on no gradient of those that there are. Of a
+    pipeline some ranks have no results: so no rank can tell alone.
     """
     seen = gather((observation.error, observation.kinds, frozenset(each.kind for each in observation.comparisons)))
     finite, found = (frozenset[str]().union(*(each[index] for each in seen)) for index in (1, 2))

@@ -13,7 +13,8 @@ APART = {"triton.cudagraph_unexpected_rerecord_limit": 127}
 
 
 def copying_inductor(graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None) -> Callable[..., Any]:
-    """Inductor, a backend of ``torch.compile``, for modules whose parameters do not stay where they are.
+    """Compile with Inductor, as a backend of ``torch.compile``, for modules whose parameters do not stay where they
+    are.
 
     CUDA graphs take it that parameters, and what a forward saves of its inputs, stay in their place, and are recorded
     again where they do not: in every step, under FSDP2. Here each replay copies them into the graph's own memory
@@ -28,7 +29,7 @@ def copying_inductor(graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str 
 
 
 def _reset() -> None:
-    """What ``torch._dynamo.reset`` does for Inductor itself: forget all CUDA graphs."""
+    """Forget all CUDA graphs, as ``torch._dynamo.reset`` does for Inductor itself."""
     from torch._inductor.cudagraph_trees import reset_cudagraph_trees  # noqa: PLC0415
 
     reset_cudagraph_trees()
@@ -40,7 +41,7 @@ copying_inductor.reset = _reset  # type: ignore[attr-defined]
 def _copying(
     graph: fx.GraphModule, inputs: Sequence[Any], *, static_input_idxs: Sequence[int] = (), **options: Any
 ) -> Any:
-    """One graph, forward or backward. What it updates stays as it is: a copy would not do."""
+    """Compile one graph, forward or backward. What it updates stays as it is: a copy would not do."""
     from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
 
     places = graph.graph.find_nodes(op="placeholder")

@@ -114,7 +114,9 @@ def _full(parameter: Tensor) -> Tensor:
 
 
 def _own_part(parameter: Tensor) -> tuple[slice, ...]:
-    """Of the whole, in every dimension; where a rank has nothing, its start may lie behind the end."""
+    """Return this rank's part of the whole, in every dimension; where a rank has nothing, its start may lie behind the
+    end.
+    """
     shape, offset = tuple(parameter.shape), (0,) * parameter.dim()
     if isinstance(parameter, DTensor):
         shape, offset = compute_local_shape_and_global_offset(shape, parameter.device_mesh, parameter.placements)

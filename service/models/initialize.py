@@ -69,7 +69,7 @@ def key_of(seed: int, name: str) -> int:
 
 
 def random_bits(key: int, counters: Tensor) -> Tensor:
-    """SplitMix64 at int64 ``counters``; products and sums wrap around."""
+    """Compute SplitMix64 at int64 ``counters``; products and sums wrap around."""
     state = (counters + 1) * _signed(0x9E3779B97F4A7C15) + key
     state = (state ^ _shifted(state, 30)) * _signed(0xBF58476D1CE4E5B9)
     state = (state ^ _shifted(state, 27)) * _signed(0x94D049BB133111EB)
@@ -82,7 +82,7 @@ def _signed(word: int) -> int:
 
 
 def _shifted(state: Tensor, places: int) -> Tensor:
-    """Right shift that brings in zeros; that of int64 tensors brings in the sign."""
+    """Shift right and bring in zeros; that of int64 tensors brings in the sign."""
     shifted: Tensor = (state >> places) & (2 ** (64 - places) - 1)
     return shifted
 
@@ -111,7 +111,7 @@ def draw(
 
 
 def _counters(sizes: tuple[int, ...], first: list[int], shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Row-major places, in a tensor of ``shape``, of the block of ``sizes`` that begins at ``first``."""
+    """Return the row-major places, in a tensor of ``shape``, of the block of ``sizes`` that begins at ``first``."""
     places = torch.zeros((), dtype=torch.int64, device=device)
     for index, (size, start) in enumerate(zip(sizes, first, strict=True)):
         stride = prod(shape[index + 1 :])

@@ -1,4 +1,4 @@
-"""From a model reference to a configuration and the weights to start from."""
+"""Resolve a model reference to a configuration and the weights to start from."""
 
 from __future__ import annotations
 

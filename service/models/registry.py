@@ -1,4 +1,4 @@
-"""From a family's configuration to a model on this rank."""
+"""Build a model on this rank from its family's configuration."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class RMSNorm(nn.Module):
 
 
 def explicit_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention in plain operators; heads of ``key`` and ``value`` are shared by groups of query heads."""
+    """Compute causal attention in plain operators; groups of query heads share heads of ``key`` and ``value``."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(-2, -1) / sqrt(query.shape[-1])
@@ -67,7 +67,8 @@ def explicit_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Causal attention ``(batch, heads, seq, head_dim)``: fused where it runs, explicit where a graph is exported.
+    """Compute causal attention ``(batch, heads, seq, head_dim)``: fused where it runs, explicit where a graph is
+    exported.
 
     Whoever exports wants to read matrix products and a softmax, not a backend's kernel; the values are the same.
     """
@@ -179,7 +180,7 @@ class Transformer(nn.Module):
         return self.replicated
 
     def distribution(self, name: str) -> Distribution:
-        """Normal weights; those that write to the residual stream are scaled by 1/√(2·layers) (GPT-2)."""
+        """Draw normal weights; those that write to the residual stream are scaled by 1/√(2·layers) (GPT-2)."""
         if "norm" in name:
             return Constant(1.0)
         into_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))

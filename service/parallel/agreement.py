@@ -51,7 +51,7 @@ def _shortened(value: str) -> str:
 
 
 def _difference(by_rank: Sequence[Mapping[str, str]]) -> str:
-    """The first one: of what follows from it, as other instructions for other numbers, nobody needs to read."""
+    """Return the first difference; what follows from it, as other instructions, nobody needs to read."""
     for name in dict.fromkeys(name for values in by_rank for name in values):
         found = [values.get(name, "nothing") for values in by_rank]
         if len(set(found)) > 1:

@@ -145,7 +145,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _adjoint(operator: Any) -> Any:
-    """Backward formula that applies ``operator`` with the forward call's own arguments."""
+    """Return a backward formula that applies ``operator`` with the forward call's own arguments."""
 
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return operator(gradient, *ctx.arguments), *(None for _ in ctx.arguments)
@@ -206,5 +206,5 @@ def reduce_scatter_to_group(x: Tensor, dim: int, group: str, size: int) -> Tenso
 
 
 def gather_with_reduce_from_group(x: Tensor, dim: int, group: str, size: int) -> Tensor:
-    """Shards joined along ``dim`` for computations that differ by rank; the gradient is reduce-scattered."""
+    """Join shards along ``dim`` for computations that differ by rank; the gradient is reduce-scattered."""
     return x if not group else _gather_with_reduce_from_group(x, dim, group, size)

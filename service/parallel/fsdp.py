@@ -133,7 +133,7 @@ def await_gradients(model: nn.Module) -> None:
 
 
 def _parameter_groups(model: nn.Module) -> list[Any]:
-    """FSDP's bookkeeping of each sharded module, last module first as in a backward; a plain model has none.
+    """Return FSDP's bookkeeping of each sharded module, last module first as in a backward; a plain model has none.
 
     FSDP2 has no public call for a reduction outside of a backward. ``torch.distributed.pipelining`` makes the same
     private ones; torch 2.11 has one group per module, 2.13 a list.

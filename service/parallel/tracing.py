@@ -1,4 +1,4 @@
-"""Who is reading the code that runs."""
+"""Tell who is reading the code that runs: Dynamo, an exporter or the interpreter."""
 
 from __future__ import annotations
 

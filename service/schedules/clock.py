@@ -66,7 +66,7 @@ class Clock:
         return len(spans) > before
 
     def _ready(self, instruction: Instruction) -> float | None:
-        """When the neighbouring stage has what an instruction consumes; ``None`` if not yet known."""
+        """Return when the neighbouring stage has what an instruction consumes; ``None`` if not yet known."""
         forward = instruction.op is Op.FORWARD
         if not forward and instruction.op not in BACKWARDS:
             return 0.0

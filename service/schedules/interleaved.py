@@ -20,7 +20,7 @@ def _orders(pp: int, virtual_stages: int, micro_batches: int) -> list[list[Instr
 
 
 def _groups(micro_batches: int, count: int) -> Iterator[range]:
-    """Consecutive groups, larger ones first."""
+    """Return consecutive groups, larger ones first."""
     share, extra = divmod(micro_batches, count)
     start = 0
     for index in range(count):

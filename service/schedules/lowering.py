@@ -1,4 +1,4 @@
-"""From the order of computations per rank to full instruction lists: communication and reductions added."""
+"""Lower the order of computations per rank to full instruction lists: communication and reductions added."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _sends(compute: Instruction, owners: tuple[int, ...]) -> Iterator[Instructio
 
 
 def _receives(compute: Instruction, owners: tuple[int, ...]) -> Iterator[Instruction]:
-    """The other side of what is sent after ``compute``."""
+    """Return the other side of what is sent after ``compute``."""
     for send in _sends(compute, owners):
         forward = send.op is Op.SEND_ACTIVATION
         op, stage = (Op.RECV_ACTIVATION, send.stage + 1) if forward else (Op.RECV_GRADIENT, send.stage - 1)

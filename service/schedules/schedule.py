@@ -62,7 +62,7 @@ class Schedule:
         return len(self.owners)
 
     def is_local(self, boundary: int) -> bool:
-        """Whether stages ``boundary`` and ``boundary + 1`` are on one rank, so that nothing is sent."""
+        """Return whether stages ``boundary`` and ``boundary + 1`` are on one rank, so that nothing is sent."""
         return self.owners[boundary] == self.owners[boundary + 1]
 
 
@@ -76,12 +76,12 @@ class ScheduleError(ValueError):
 
 
 def loop(pp: int, virtual_stages: int) -> tuple[int, ...]:
-    """Owners of stages that go round the ranks: 0 … pp - 1, 0 … pp - 1, and so on."""
+    """Return the owners of stages that go round the ranks: 0 … pp - 1, 0 … pp - 1, and so on."""
     return tuple(range(pp)) * virtual_stages
 
 
 def vee(pp: int, virtual_stages: int = 2) -> tuple[int, ...]:
-    """Owners of two stages per rank that go down the ranks and back up: 0 … pp - 1, pp - 1 … 0."""
+    """Return the owners of two stages per rank that go down the ranks and back up: 0 … pp - 1, pp - 1 … 0."""
     assert virtual_stages == 2
     return (*range(pp), *reversed(range(pp)))
 

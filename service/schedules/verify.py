@@ -38,7 +38,9 @@ class Report:
 
 
 def verify(schedule: Schedule) -> Report:
-    """What the schedule will cost; raises :class:`ScheduleError` if it is not complete, ordered and deadlock-free."""
+    """Check the schedule and return what it will cost; raises :class:`ScheduleError` if it is not complete, ordered and
+    deadlock-free.
+    """
     for rank in range(len(schedule.ranks)):
         _check_complete(schedule, rank)
         _check_order(schedule, rank)
@@ -50,12 +52,12 @@ def verify(schedule: Schedule) -> Report:
 
 
 def predict(schedule: Schedule) -> tuple[Span, ...]:
-    """When each rank will compute what, under the assumptions of :class:`Report`, rank by rank in order of time."""
+    """Return when each rank will compute what, rank by rank in order of time, as :class:`Report` assumes."""
     return tuple(span for spans in _clock(schedule).spans for span in spans)
 
 
 def bubble(schedule: Schedule) -> float:
-    """Predicted idle share of all ranks, under the assumptions of :class:`Report`."""
+    """Return the predicted idle share of all ranks, under the assumptions of :class:`Report`."""
     clock = _clock(schedule)
     busy = sum(span.end - span.start for spans in clock.spans for span in spans)
     return 1 - busy / (len(schedule.ranks) * clock.makespan)
@@ -66,13 +68,13 @@ def _clock(schedule: Schedule) -> Clock:
 
 
 def peer(instruction: Instruction) -> Instruction:
-    """The other side of a send or a receive."""
+    """Return the other side of a send or a receive."""
     stage = instruction.stage + STEP_TO_PEER[instruction.op]
     return Instruction(_OPPOSITE[instruction.op], stage, instruction.micro_batch)
 
 
 def _expected(schedule: Schedule, rank: int) -> Iterator[Instruction]:
-    """Every instruction that the rank must have exactly once. One split backward of a stage splits all of them."""
+    """Yield what the rank must have exactly once. One split backward of a stage splits all of them."""
     last = schedule.stages - 1
     halves = {Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT, Op.REDUCE}
     split = {each.stage for each in schedule.ranks[rank] if each.op in halves}
@@ -111,7 +113,7 @@ def _check_complete(schedule: Schedule, rank: int) -> None:
 
 
 def _needs(schedule: Schedule, instruction: Instruction, done: set[Instruction]) -> Iterator[Instruction]:
-    """What must come before an instruction on its own rank."""
+    """Return what must come before an instruction on its own rank."""
     op, stage, each = instruction.op, instruction.stage, instruction.micro_batch
     if op is Op.FORWARD and stage > 0:
         local = schedule.is_local(stage - 1)
@@ -132,7 +134,7 @@ def _needs(schedule: Schedule, instruction: Instruction, done: set[Instruction])
 
 
 def _backward(stage: int, micro_batch: int, done: set[Instruction]) -> Instruction:
-    """The instruction that passes on the gradient of a stage's input: whole, or the first half."""
+    """Return the instruction that passes on the gradient of a stage's input: whole, or the first half."""
     whole = Instruction(Op.BACKWARD, stage, micro_batch)
     return whole if whole in done else Instruction(Op.BACKWARD_INPUT, stage, micro_batch)
 
@@ -147,7 +149,9 @@ def _check_order(schedule: Schedule, rank: int) -> None:
 
 
 def channel(schedule: Schedule, instruction: Instruction) -> Channel:
-    """Sending rank, receiving rank and whether gradients flow: what a backend without tags matches in order."""
+    """Return the sending rank, the receiving rank and whether gradients flow: what a backend without tags matches in
+    order.
+    """
     there = schedule.owners[instruction.stage + STEP_TO_PEER[instruction.op]]
     here = schedule.owners[instruction.stage]
     backwards = instruction.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT)
@@ -189,7 +193,7 @@ def _check_progress(schedule: Schedule) -> None:
 
 
 def _waits_for(instruction: Instruction, done: set[Instruction]) -> Instruction | None:
-    """What another rank must do first."""
+    """Return what another rank must do first."""
     if instruction.op in SENDS:
         awaited = peer(instruction)
     elif instruction.op is Op.FORWARD or instruction.op in BACKWARDS:
@@ -204,7 +208,9 @@ def _waits_for(instruction: Instruction, done: set[Instruction]) -> Instruction 
 
 
 def _peaks(schedule: Schedule, instructions: tuple[Instruction, ...]) -> tuple[int, int, int]:
-    """Most activations, unused messages and receive buffers at once on a rank; a backward ends with its weights."""
+    """Return the most activations, unused messages and receive buffers at once on a rank; a backward ends with its
+    weights.
+    """
     kept = waiting = buffers = 0
     peaks = (0, 0, 0)
     held: Counter[tuple[int, int]] = Counter()

@@ -41,7 +41,7 @@ class Engine(Protocol):
         """Return the objective's totals over the first ``valid`` samples, float64 ``(measures,)``; zero likewise."""
 
     def undivided_backwards(self) -> int:
-        """After a step: layers whose backward was to be split on this rank and could not be."""
+        """Return, after a step, the layers whose backward was to be split on this rank and could not be."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def build_engine(
 
 @contextmanager
 def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
-    """No gradients, and evaluation behaviour where a layer has one."""
+    """Compute no gradients within, and let layers behave as in evaluation."""
     models = list(models)
     for model in models:
         model.eval()

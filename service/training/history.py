@@ -49,7 +49,7 @@ class History:
         return rows
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Values of one step; a second call for the newest step adds to its row."""
+        """Add the values of one step; a second call for the newest step adds to its row."""
         if not self.rows or self.rows[-1]["step"] != step:
             self.rows.append({"step": step, "time": time.time()})
         self.rows[-1].update(values)
@@ -66,7 +66,9 @@ class History:
 
 
 def _recorded(attempts: Path) -> dict[float, Row]:
-    """By step, what the metrics among the recorded events say; a step that ran again counts as it did the last time."""
+    """Return by step what the metrics among the recorded events say; a step that ran again counts as it did the last
+    time.
+    """
     rows: dict[float, Row] = {}
     files = sorted(attempts.glob("*/events*.jsonl"), key=lambda path: (int(path.parent.name), path.name))
     for path in files:

@@ -44,7 +44,7 @@ def run(spec: TrainSpec, context: RunContext) -> dict[str, Any] | None:
 
 
 def publish(training: Training, loop: Loop) -> None:
-    """The finished model and the checkpoints that were kept; no collective."""
+    """Publish the finished model and the checkpoints that were kept, without a collective."""
     paths, report = training.context.paths, training.context.report
     saved = checkpoint.require(paths.checkpoints / f"step_{loop.step}")
     weights, about = export_model(saved, paths.artifacts, training.config, training.origin)
@@ -58,7 +58,8 @@ def publish(training: Training, loop: Loop) -> None:
 
 @contextmanager
 def joined(device_type: str) -> Iterator[torch.device]:
-    """This rank's device, in the launcher's process group; leaves the group if this call joined it and all went well.
+    """Yield this rank's device, in the launcher's process group; leave the group if this call joined it and all
+    went well.
 
     After an error the process is about to end, and leaving would wait for peers that may never come.
     """

@@ -109,7 +109,7 @@ class Loop:
         }
 
     def advance(self) -> StepTotals:
-        """One optimizer step and its metrics."""
+        """Run one optimizer step and return its metrics."""
         training, began = self.training, time.time()
         with self._step_span("data"):
             batch = self.feed.batch(self.step)
@@ -154,13 +154,13 @@ class Loop:
         return reduction
 
     def _report(self, metrics: Mapping[str, float]) -> None:
-        """Metrics are the same everywhere, so the first rank speaks for all."""
+        """Report the metrics from the first rank: they are the same everywhere."""
         if self.context.rank == 0:
             self.history.add(self.step, metrics)
             self.context.report.metric(self.step, metrics)
 
     def _report_pipeline(self) -> None:
-        """What the pipeline did in the step that has just ended, for some of them."""
+        """Report what the pipeline did in the step that has just ended, for some of the steps."""
         engine, report = self.training.engine, self.context.report
         if not self.reported_undivided and (layers := engine.undivided_backwards()):
             schedule = self.spec.pipeline.schedule

@@ -73,7 +73,7 @@ class Training:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where weights come from, as checkpoints and exported models tell it."""
+        """Return where weights come from, as checkpoints and exported models tell it."""
         return {"parallel": self.spec.parallel.model_dump(), "data_sha256": self.dataset.sha256}
 
 

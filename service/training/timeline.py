@@ -124,7 +124,9 @@ class Timeline(Generic[Mark]):
         self._current.computations.append((instruction, start, self.clock.mark()))
 
     def load(self) -> Load:
-        """Of the newest run that the device has finished: without waiting, that is the one before on CUDA."""
+        """Return the load of the newest run that the device has finished: without waiting, that is the one before on
+        CUDA.
+        """
         for recording in reversed(self._finished):
             if recording.end is not None and self.clock.has_passed(recording.end):
                 busy = sum(self.clock.seconds(start, end) for _, start, end in recording.computations)

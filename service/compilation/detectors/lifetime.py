@@ -18,7 +18,9 @@ Group = TypeVar("Group", bound=Hashable)
 
 
 def detect(observation: Observation) -> Iterator[Finding]:
-    """Only where results are overwritten: elsewhere a result may be held for as long as one likes."""
+    """Find results that outlive a replay, only where results are overwritten: elsewhere a result may be held for as
+    long as one likes.
+    """
     if observation.case.rung.overwrites:
         messages = list(_messages(observation.usage)) or list(_suspects(observation))
         yield from (Finding("fail_lifetime", message) for message in messages)
@@ -44,7 +46,9 @@ def _messages(usage: Usage) -> Iterator[str]:
 
 
 def _suspects(observation: Observation) -> Iterator[str]:
-    """Where results went wrong: those that were alive when they were overwritten, and may have been read after it."""
+    """Yield a message, where results went wrong, on those that were alive when they were overwritten, and may have
+    been read after it.
+    """
     alive = [each for each in observation.usage.overlapping if each.holders]
     wrong = not all(comparison.passed for comparison in observation.comparisons) or "overwritten" in observation.error
     if alive and wrong:

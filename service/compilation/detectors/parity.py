@@ -11,7 +11,9 @@ from service.compilation.verdicts import Finding
 
 
 def detect(observation: Observation) -> Iterator[Finding]:
-    """One finding per kind of tensor, for the first iteration in which it went wrong. Noise is one only without any."""
+    """Yield one finding per kind of tensor, for the first iteration in which it went wrong. Noise is one only without
+    any.
+    """
     failed = [each for each in observation.comparisons if each.excess > 1 and not each.is_noisy]
     for comparison in _first(failed):
         yield Finding("fail_parity", f"{_place(comparison)}: {_how(comparison)}")

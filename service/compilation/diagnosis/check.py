@@ -9,7 +9,9 @@ import torch
 def evaluate(
     function: Callable[..., Any], inputs: Sequence[Any], dtype: torch.dtype | None = None
 ) -> list[torch.Tensor]:
-    """Outputs of ``function``, and gradients of their sum for the inputs that require one; in ``dtype`` if given."""
+    """Return outputs of ``function``, and gradients of their sum for the inputs that require one; in ``dtype`` if
+    given.
+    """
     given = [fresh(value, dtype) for value in inputs]
     outputs = function(*given)
     found = [value for value in (outputs if isinstance(outputs, tuple | list) else [outputs]) if torch.is_tensor(value)]
@@ -22,12 +24,12 @@ def evaluate(
 
 
 def weights(value: torch.Tensor) -> torch.Tensor:
-    """Different for every element, so that errors do not cancel in the sum."""
+    """Return weights that differ for every element, so that errors do not cancel in the sum."""
     return torch.linspace(0.5, 1.5, value.numel(), device=value.device).reshape(value.shape)
 
 
 def fresh(value: Any, dtype: torch.dtype | None) -> Any:
-    """A copy that may be overwritten and differentiated."""
+    """Return a copy that may be overwritten and differentiated."""
     if not torch.is_tensor(value):
         return value
     wanted = dtype if dtype is not None and value.is_floating_point() else value.dtype
@@ -37,7 +39,7 @@ def fresh(value: Any, dtype: torch.dtype | None) -> Any:
 def difference(
     function: Callable[..., Any], compiled: Callable[..., Any], inputs: Sequence[Any], absolute: float, ratio: float
 ) -> str:
-    """What is wrong with ``compiled``, empty if nothing: further from float64 than ``ratio`` times eager is."""
+    """Tell what is wrong with ``compiled``, empty if nothing: further from float64 than ``ratio`` times eager is."""
     eager = evaluate(function, inputs)
     try:
         exact: list[Any] = evaluate(function, inputs, torch.float64)

@@ -1,4 +1,4 @@
-"""From a rung that failed to what a person can work on."""
+"""Turn a rung that failed into what a person can work on."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Of the lowest rung of a phase that failed. ``module`` is the smallest that fails alone (``None``: only several
-    do together), ``fault`` how; ``trace`` is the folder of the compiler's own trace. Paths are names of artifacts.
+    """The cause of a failure of the lowest rung of a phase that failed. ``module`` is the smallest that fails alone
+    (``None``: only several do together), ``fault`` how; ``trace`` is the folder of the compiler's own trace. Paths are
+    names of artifacts.
     """
 
     rung: str
@@ -89,7 +90,7 @@ def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -
 
 
 def _reproduction(search: ModuleSearch, unit: str, folder: Path) -> Reproduction:
-    """Captured on all ranks, minimised and written by the first; the others wait."""
+    """Capture on all ranks, minimise and write on the first; the others wait."""
     program, case = search.program, search.case
     about = f"{search.faults[unit]}\n\nRung {case.rung.name}, module {unit}."
     try:

@@ -131,7 +131,8 @@ def _process(command: list[str], timeout_s: float) -> ScriptOutcome:
 
 
 def _ended(command: list[str], environment: Mapping[str, str], folder: Path, timeout_s: float) -> tuple[int, str, str]:
-    """Exit status, and what was written to stdout and stderr; raises ``TimeoutExpired`` with nothing left running.
+    """Return the exit status, and what was written to stdout and stderr; raises ``TimeoutExpired`` with nothing left
+    running.
 
     Into files: a pipe is not at its end before all those processes have ended that the command has started.
     """
@@ -147,7 +148,9 @@ def _ended(command: list[str], environment: Mapping[str, str], folder: Path, tim
 
 
 def _kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
-    """The bisector runs the script in a process of its own, which would outlive it; so would compile workers."""
+    """Kill a process and its descendants: the bisector runs the script in a process of its own, which would outlive it;
+    so would compile workers.
+    """
     started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.kill()
     for each in started:

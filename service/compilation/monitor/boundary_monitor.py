@@ -49,7 +49,7 @@ def monitored(
     transfers: Transfers | None = None,
     sees_reads: bool = True,
 ) -> Iterator[BoundaryMonitor]:
-    """BoundaryMonitor the compiled ``units``, by name, of a program that trains ``trainable``.
+    """Monitor the compiled ``units``, by name, of a program that trains ``trainable``.
 
     ``copied`` names the units whose results the boundary copies, ``modules`` the program's. ``transfers`` are those
     of a rehearsal. Whatever else the program has compiled is compiled anew when eager code is watched no longer: so
@@ -155,7 +155,7 @@ class BoundaryMonitor:
         return graphs_captured() > self._graphs
 
     def entering(self, inputs: Sequence[tuple[Tensor, CallSite | None]]) -> None:
-        """A rehearsed graph runs, with inputs that it reads first at these places."""
+        """Note that a rehearsed graph runs, with inputs that it reads first at these places."""
         call = self._calls.current
         if call is None:  # a backward, with what its forward has saved
             return
@@ -165,7 +165,7 @@ class BoundaryMonitor:
             self._read(implicit, site or call.origin.site, inputs)
 
     def made(self, results: Sequence[Tensor]) -> None:
-        """A rehearsed graph has run."""
+        """Note that a rehearsed graph has run."""
         if self._calls.current is None:
             self._results.note(self._backward, results, returned=False)
         else:
@@ -196,13 +196,13 @@ class BoundaryMonitor:
         self._backward = Origin("a backward", caller(outside=FOREIGN), self.iteration)
 
     def marked(self) -> None:
-        """A step mark is about to be set."""
+        """Note that a step mark is about to be set."""
         self._gradients.confirm()
         waiting = graphs_wait(self._device) if self._device else None
         self._marks.append(Mark(self.iteration, caller(outside=FOREIGN), self._pending.origins(), waiting))
 
     def stepping(self, *_: Any) -> None:
-        """An optimizer is about to use gradients."""
+        """Note that an optimizer is about to use gradients."""
         self._gradients.confirm()
 
     def usage(self) -> Usage:
@@ -313,8 +313,8 @@ class _Gradients:
         self.backward_ran = False
 
     def confirm(self) -> None:
-        """When a backward runs, an optimizer steps, or replays begin again: a gradient that is still the parameter's is
-        used. Until then it may yet be dropped.
+        """Count those suspects that are used: gradients that are still their parameter's when a backward runs, an
+        optimizer steps, or replays begin again. Until then they may yet be dropped.
         """
         for outputs, stale in self._suspects:
             gradient = self.trainable[stale.parameter].grad
@@ -330,7 +330,7 @@ class _Gradients:
 
 
 def _place(gradient: Tensor) -> int:
-    """Where it is; ``INVALID`` if CUDA graphs have reused its memory while they were being recorded."""
+    """Return where a gradient is; ``INVALID`` if CUDA graphs have reused its memory while they were being recorded."""
     try:
         return address_of(gradient)
     except RuntimeError:

@@ -37,7 +37,9 @@ class Recorder:
         self.captures.recorded[-1] = 0
 
     def evidence(self, warm_up: int, settled: int, switches: Iterable[str] = ()) -> CompilerEvidence:
-        """From iteration ``warm_up`` on nothing should be compiled, from ``settled`` on no CUDA graph recorded."""
+        """Return the evidence: from iteration ``warm_up`` on nothing should be compiled, from ``settled`` on no CUDA
+        graph recorded.
+        """
         graphs = self.captures.evidence(self.device, settled) if self.rung.cuda_graphs else None
         seen = self.recording.evidence(warm_up, switches)
         return replace(

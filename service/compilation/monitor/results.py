@@ -46,7 +46,9 @@ class ResultLifetimes:
     def note(
         self, origin: Origin, outputs: Iterable[Tensor], aliased: Iterable[Tensor] = (), *, returned: bool = True
     ) -> None:
-        """A call has returned ``outputs``, or left them elsewhere; not new is what is in the memory of ``aliased``."""
+        """Note that a call has returned ``outputs``, or left them elsewhere; not new is what is in the memory of
+        ``aliased``.
+        """
         newest = self._rounds[-1]
         known = () if returned else (output.address for output in newest.alive())
         fresh: dict[int, Tensor] = {}
@@ -96,7 +98,7 @@ class ResultLifetimes:
     def read(
         self, tensor: Tensor, output: CallResult, site: CallSite, iteration: int, ignored: Sequence[Any] = ()
     ) -> None:
-        """What has been written over is read at ``site``; references by ``ignored`` are the reader's own."""
+        """Note that what has been written over is read at ``site``; references by ``ignored`` are the reader's own."""
         line = (output.origin.module, output.origin.site, site)
         self._looks[line] += 1
         holders = dict.fromkeys(self._holders.get(output.address, ()))
@@ -122,7 +124,7 @@ class ResultLifetimes:
         return None if output is None or address in self._gradients() else output
 
     def _gradients(self) -> set[int]:
-        """Where gradients are, which have a detector of their own."""
+        """Return where gradients are, which have a detector of their own."""
         found = set()
         for parameter in self._trainable.values():
             if parameter.grad is not None:

@@ -76,10 +76,10 @@ class Program(Protocol):
         """
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
-        """Training steps."""
+        """Yield the training steps."""
 
     def inference(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
-        """Inference-style repeated calls."""
+        """Yield the steps of inference: repeated calls."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def batches(
     part: int = 0,
     layout: DataLayout | None = None,
 ) -> tuple[SampleBatch, ...]:
-    """One batch for each step: ``spec.forwards`` forwards with the sizes of ``spec.shapes`` in turn.
+    """Return one batch for each step: ``spec.forwards`` forwards with the sizes of ``spec.shapes`` in turn.
 
     ``part`` is the data-parallel rank: each sees samples of its own. ``layout`` has uploaded files. Raises
     ``ValueError`` when the data set does not fit the model.

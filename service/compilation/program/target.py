@@ -1,4 +1,4 @@
-"""From a spec to the program that is checked: the job's model on its mesh, with its inputs and its loss."""
+"""Build the program that is checked from a spec: the job's model on its mesh, with its inputs and its loss."""
 
 from __future__ import annotations
 

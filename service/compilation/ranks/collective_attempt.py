@@ -83,7 +83,7 @@ class _GroupAttempt:
         return _GroupAttempt(store, dist.get_rank(), dist.get_world_size())
 
     def tell(self, problem: str) -> None:
-        """How this rank ended: ``STUCK`` where others had failed before it did."""
+        """Tell how this rank ended: ``STUCK`` where others had failed before it did."""
         late = any(state == FAILED for state, _ in self.told().values())
         state = WELL if not problem else STUCK if late or self.is_left() else FAILED
         self.store.set(str(self.rank), f"{state} {problem}")
@@ -119,7 +119,7 @@ class _GroupAttempt:
 
 @contextmanager
 def _freed(group_attempt: _GroupAttempt) -> Iterator[None]:
-    """While this runs, abort what this rank waits for over NCCL as soon as another has left."""
+    """Abort, within, what this rank waits for over NCCL as soon as another has left."""
     if not distributed.can_abort():
         yield
         return

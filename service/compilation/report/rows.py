@@ -18,7 +18,7 @@ from service.parallel.boundary import Shapes
 
 
 def rung_row(result: Result) -> dict[str, Any]:
-    """One entry of ``rungs``. A field is ``None`` where it was not measured, never where it was found empty.
+    """Return one entry of ``rungs``. A field is ``None`` where it was not measured, never where it was found empty.
 
     Times are in seconds (``compile_s``) and milliseconds (``step_ms``), memory in GiB.
     """
@@ -117,7 +117,7 @@ def _cost(cost: Cost | None) -> dict[str, Any]:
 
 
 def _profile(found: Profile | None) -> dict[str, Any] | None:
-    """Of one step: what launching it costs the host, and how much of it ran compiled."""
+    """Return, for one step, what launching it costs the host, and how much of it ran compiled."""
     if found is None:
         return None
     return {
@@ -169,7 +169,7 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: ``None`` stands for what is beyond any measure."""
+    """Return ``None`` for what is beyond any measure: JSON has no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -26,7 +26,7 @@ WORDS: dict[Verdict, str] = {
 
 
 def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
-    """Per phase what is allowed, what stopped the climb and what it is worth; then what was seen on the way."""
+    """Tell what is allowed per phase, what stopped the climb and what it is worth; then what was seen on the way."""
     sentences = [f"Nothing may be compiled: {gate['closed']}."] if gate["closed"] else []
     for phase in gate["worth"]:
         of_phase = [result for result in results if result.case.phase == phase]
@@ -92,13 +92,13 @@ def _breaks(results: Sequence[Result]) -> list[str]:
 
 
 def causes(diagnoses: Sequence[Diagnosis]) -> list[str]:
-    """Of each rung that failed the smallest module that does, and the script that shows it."""
+    """Tell for each rung that failed the smallest module that does, and the script that shows it."""
     return [_cause(found) for found in diagnoses]
 
 
 def unproved(proofs: Sequence[Proof]) -> str:
-    """Why what the detectors say of the model proves nothing: the self-test found them blind, or seeing things, or has
-    not run. Empty where each of them was proved.
+    """Tell why what the detectors say of the model proves nothing: the self-test found them blind, or seeing things, or
+    has not run. Empty where each of them was proved.
     """
     if not proofs:
         return "the self-test has not run, so no detector is proved"

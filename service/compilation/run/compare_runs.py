@@ -25,7 +25,7 @@ def compare_runs(run: Run, reference: Reference, tolerance: Tolerance) -> Iterat
 
 
 def worth_keeping(comparisons: Iterable[Comparison]) -> tuple[Comparison, ...]:
-    """Of each kind the worst, and besides it the first failures."""
+    """Return of each kind the worst, and besides it the first failures."""
     by_kind: dict[str, list[Comparison]] = defaultdict(list)
     for comparison in comparisons:
         by_kind[comparison.kind].append(comparison)

@@ -64,7 +64,7 @@ def warm_seconds(program: Program, case: RungCase, step_s: float, cache: bytes |
 
 
 def _runner(program_run: ProgramRun) -> Runner:
-    """Each call visits every input shape."""
+    """Return a runner, each of whose calls visits every input shape."""
     period = program_run.program.period
 
     def call() -> None:

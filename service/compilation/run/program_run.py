@@ -115,7 +115,7 @@ def units_of(parts: Parts) -> dict[str, nn.Module]:
 
 
 def record_step(program_run: ProgramRun) -> StepRecord:
-    """One step, and everything it computed."""
+    """Run one step and return everything that it computed."""
     gradients: dict[Key, Tensor] = {}
     with ExitStack() as stack:
         backwards = stack.enter_context(watched_backwards())
@@ -143,7 +143,7 @@ def _steps(program: Program, phase: Phase, parts: Parts, boundary: StepBoundary)
 
 
 def _trainable(parts: Parts) -> dict[str, Tensor]:
-    """By name what the optimizers hold, as they hold it; FSDP may replace what the modules hold meanwhile."""
+    """Return by name what the optimizers hold, as they hold it; FSDP may replace what the modules hold meanwhile."""
     held = frozenset[int]().union(*(_held(optimizer) for optimizer in parts.optimizers))
     parameters = named_in(parts.modules, lambda module: module.named_parameters())
     return {name: value for name, value in parameters.items() if id(value) in held}

@@ -172,7 +172,7 @@ def follow(program_run: ProgramRun, iterations: int, step: Callable[[int], StepR
 
 
 def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
-    """Each loss over time, as one tensor: single numbers may come close to the truth, or not, by chance."""
+    """Return each loss over time, as one tensor: single numbers may come close to the truth, or not, by chance."""
     names = dict.fromkeys(name for tensors in free for kind, name in tensors if kind == "loss")
     series = {
         name: [tensors["loss", name].flatten() for tensors in free if ("loss", name) in tensors] for name in names

@@ -47,7 +47,7 @@ class RunPlan:
 
 
 def plan_run(program: Program, steps: int, tolerance: Tolerance, agree: Callable[[float], float]) -> RunPlan:
-    """At least ``steps`` iterations, and enough to see every input shape again after warm-up.
+    """Plan at least ``steps`` iterations, and enough to see every input shape again after warm-up.
 
     Warm-up is one pass over the shapes and one iteration more, which may make a dimension or a number dynamic. A CUDA
     graph is recorded at the second call that needs it, and its faults show from the second replay on.
@@ -120,7 +120,7 @@ class _RungRun:
         )
 
     def _settle(self, program_run: ProgramRun) -> None:
-        """The program's own compiled functions are compiled anew now that nobody watches it any more."""
+        """Let the program's own compiled functions be compiled anew now that nobody watches them any more."""
         others = self.case.rung.overwrites and self.monitor is not None and self.monitor.others_compile
         if self.plan.agree(float(others)):
             for _ in range(self.plan.warm_up):
@@ -128,7 +128,7 @@ class _RungRun:
             self.records.excuse()
 
     def judged(self) -> Observation:
-        """Without what it costs."""
+        """Return the observation without what the rung costs."""
         program_run = build(self.program, self.case.phase, self.case.rung)
         run, _ = self._judged_run(program_run)
         return self._compared(program_run, run, self.records.evidence(self.plan.warm_up, self.plan.settled))
@@ -191,7 +191,9 @@ class _RungRun:
 
 
 def describe(error: Exception) -> str:
-    """Class, first line of the message, and the last place outside of installed packages, and of what watches them."""
+    """Return the class, the first line of the message, and the last place outside of installed packages, and of what
+    watches them.
+    """
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

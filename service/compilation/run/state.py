@@ -45,7 +45,7 @@ class Snapshot:
         )
 
     def restore(self) -> None:
-        """In place: compiled code knows tensors by where they are."""
+        """Restore in place: compiled code knows tensors by where they are."""
         with torch.no_grad():
             for value, before in self.values:
                 local_part(value).copy_(before, non_blocking=True)

@@ -38,7 +38,7 @@ wrong_outputs = aot_autograd(fw_compiler=_altered(_five_percent_off), bw_compile
 
 
 def forgets_parameters(graph: fx.GraphModule, _inputs: Sequence[Tensor]) -> Callable[..., Any]:
-    """The output keeps a gradient of its own, but none reaches a parameter."""
+    """Compile to code whose output keeps a gradient of its own, of which none reaches a parameter."""
 
     def run(*values: Any) -> Any:
         with torch.no_grad():

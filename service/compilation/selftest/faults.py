@@ -103,7 +103,7 @@ def reads_late(loop: FaultyLoop) -> Step:
 
 
 def marks_while_pending(loop: FaultyLoop) -> Step:
-    """Another loop's boundary, which knows nothing of this one's forwards."""
+    """Mark a step by another loop's boundary, which knows nothing of this one's forwards."""
     other = StepBoundary(loop.parts.modules)
 
     def scored(micro: int) -> Tensor:
@@ -142,7 +142,7 @@ def changes_late(loop: FaultyLoop) -> Step:
 
 
 def never_alike(loop: FaultyLoop) -> Step:
-    """2 % more than the time before, whoever runs it."""
+    """Return 2 % more than the time before, whoever runs it."""
     loop.boundary.step_boundary()
     return loop.update(lambda: loop.score(loop.batch()).square().mean() * (1 + 0.02 * next(TIMES)))
 

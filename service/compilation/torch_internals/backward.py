@@ -16,7 +16,7 @@ COMPILED_NODE = "CompiledFunctionBackward"
 
 @contextmanager
 def watched_backwards() -> Iterator[list[int]]:
-    """For each backward within: the nodes of its autograd graph that run a graph compiled by AOTAutograd.
+    """Count, for each backward within, the nodes of its autograd graph that run a graph compiled by AOTAutograd.
 
     ``Tensor.backward`` and pipelines come by ``torch.autograd`` too.
     """
@@ -39,7 +39,7 @@ def watched_backwards() -> Iterator[list[int]]:
 
 
 def compiled_backwards(roots: Sequence[Tensor | GradientEdge]) -> int:
-    """Nodes of the autograd graph behind ``roots`` that run a backward graph compiled by AOTAutograd."""
+    """Return the nodes of the autograd graph behind ``roots`` that run a backward graph compiled by AOTAutograd."""
     return sum(COMPILED_NODE in node.name() for node in _nodes(roots))
 
 

@@ -34,7 +34,7 @@ def empty_caches() -> Iterator[Path]:
 
 @contextmanager
 def owned_folder() -> Iterator[Path]:
-    """A folder that this process holds a lock on; it gets its name when it has it."""
+    """Yield a folder that this process holds a lock on; it gets its name when it has it."""
     made = Path(tempfile.mkdtemp(prefix="trivet-new-"))
     folder = made.with_name(made.name.replace("trivet-new-", FOLDERS, 1))
     handle = os.open(made, os.O_RDONLY)

@@ -54,7 +54,7 @@ class CompilationRecords:
         return [record for record in _records() if not any(record is each for each in self.excused)]
 
     def evidence(self, warm_up: int, switches: Iterable[str]) -> CompilerEvidence:
-        """Everything seen; iterations from ``warm_up`` on that compiled something are late."""
+        """Return everything seen; iterations from ``warm_up`` on that compiled something are late."""
         records = self._records()
         forward = [record for record in records if record.is_forward is not False]
         failed = [record for record in forward if record.fail_type]
@@ -82,7 +82,7 @@ class CompilationRecords:
 
 
 def _records() -> list[Any]:
-    """Compilations only: a record of what happened at run time is none."""
+    """Return the records of compilations; one of what happened at run time is none."""
     return [record for record in utils.get_compilation_metrics() if not getattr(record, "is_runtime", False)]
 
 
@@ -108,7 +108,7 @@ def _is_limit(record: Any) -> bool:
 
 
 def _is_silent_failure(record: Any) -> bool:
-    """A failure other than code that Dynamo declines (it reports that as a graph break)."""
+    """Return whether a failure is other than code that Dynamo declines (it reports that as a graph break)."""
     return not _is_limit(record) and record.fail_type not in {"Unsupported", "SkipFrame"}
 
 
@@ -122,7 +122,7 @@ def _failure(record: Any) -> str:
 
 
 def _graph_breaks() -> tuple[GraphBreak, ...]:
-    """Breaks with their user frame, and those that only the counters know, without one."""
+    """Return the breaks with their user frame, and those that only the counters know, without one."""
     placed = Counter(_placed(reason) for reason in utils.graph_break_reasons)
     breaks = [GraphBreak(*place, count=count) for place, count in placed.items()]
     known = {found.reason for found in breaks}
@@ -139,5 +139,5 @@ def _placed(reason: Any) -> tuple[str, str, int, str]:
 
 
 def _readable(reason: str) -> str:
-    """Dynamo's own name for a jump on a tensor says little to a user."""
+    """Return words for a reason: Dynamo's own name for a jump on a tensor says little to a user."""
     return f"data-dependent branch ({reason})" if reason.startswith("generic_jump") else reason

@@ -34,7 +34,7 @@ class Captures:
     said: Counter[str] = field(default_factory=Counter)
 
     def note(self, arguments: Any) -> None:
-        """A compile callback: count it if a CUDA graph is about to be recorded."""
+        """Count a recording where a compile callback says that a CUDA graph is about to be recorded."""
         if "CUDAGRAPH" in str(getattr(arguments, "callback_trigger", "")).upper():
             self.recorded[-1] += 1
 

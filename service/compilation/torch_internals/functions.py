@@ -44,7 +44,7 @@ class FunctionCall:
 
     @property
     def asks_about(self) -> bool:
-        """Whether it needs no numbers of any tensor: shapes, types and settings at most."""
+        """Return whether a function needs no numbers of any tensor: shapes, types and settings at most."""
         return self.name in ABOUT or self.name.endswith("_like") or self.name.startswith("new_")
 
     def reads(self, tensor: Tensor, result: Any) -> bool:
@@ -99,7 +99,7 @@ class EagerFunctions(TorchFunctionMode):
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Without this mode in this thread: what is compiled meanwhile would hold it in its graphs and guards."""
+        """Leave this mode in this thread, within: what is compiled meanwhile would hold it in its graphs and guards."""
         with self._stack(lambda others: others):
             outer, self._thread.suspended = self._is_suspended, True
             try:
@@ -125,7 +125,7 @@ class EagerFunctions(TorchFunctionMode):
 
     @contextmanager
     def _stack(self, of: Callable[[list[TorchFunctionMode]], list[TorchFunctionMode]]) -> Iterator[None]:
-        """With the modes that ``of`` makes of this thread's others."""
+        """Enter, within, the modes that ``of`` makes of this thread's others."""
         modes = _modes()
         _replace(of([mode for mode in modes if mode is not self]))
         try:

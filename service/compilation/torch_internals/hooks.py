@@ -14,8 +14,9 @@ HOOKS = "torch/distributed/fsdp/"
 
 @contextmanager
 def traced_hooks() -> Iterator[list[str]]:
-    """Functions of FSDP that Dynamo inlines into a graph within; from ``InliningInstructionTranslator.inline_call``,
-    which is private and the same on torch 2.11 to 2.13 in what is used here.
+    """Yield a list that gets the functions of FSDP which Dynamo inlines into a graph within, from
+    ``InliningInstructionTranslator.inline_call``, which is private and the same on torch 2.11 to 2.13 in what is used
+    here.
     """
     found: list[str] = []
     translator: Any = symbolic_convert.InliningInstructionTranslator

@@ -26,7 +26,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak(device: torch.device) -> Peak | None:
-    """Since ``reset_peak``; ``None`` where nothing counts it."""
+    """Return the peak since ``reset_peak``; ``None`` where nothing counts it."""
     if device.type != "cuda":
         return None
     return Peak(torch.cuda.max_memory_allocated(device) / GIB, torch.cuda.max_memory_reserved(device) / GIB)

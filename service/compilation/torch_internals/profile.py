@@ -22,8 +22,8 @@ QUIET = "6"
 
 @dataclass(frozen=True)
 class Profile:
-    """Per step. ``compiled_share``, in the median one: of the host's time in operators and compiled code, the part in
-    compiled code; what it waits, as for other ranks, is in neither.
+    """Figures per step. ``compiled_share``, in the median one: of the host's time in operators and compiled code, the
+    part in compiled code; what it waits, as for other ranks, is in neither.
 
     ``enqueue_s``: seconds until the host had queued the step. The rest is ``None`` without CUDA: ``launches`` of
     kernels and ``graph_launches`` of CUDA graphs, ``busy_s`` in which the device computed.
@@ -65,7 +65,8 @@ def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profi
 
 
 def _events(profiler: profile) -> list[Any]:
-    """As the profiler has recorded them: what it makes of them for people takes many seconds for a large model.
+    """Return the events as the profiler has recorded them: what it makes of them for people takes many seconds for a
+    large model.
 
     ``profiler.profiler.kineto_results`` has no public name on torch 2.11 to 2.13.
     """
@@ -96,7 +97,7 @@ def _is_compiled(name: str) -> bool:
 
 
 def _covered(events: Iterable[Any]) -> float:
-    """Nanoseconds in which at least one of ``events`` was under way."""
+    """Return the nanoseconds in which at least one of ``events`` was under way."""
     spans = sorted((event.start_ns(), event.start_ns() + event.duration_ns()) for event in events)
     total, reached = 0.0, float("-inf")
     for start, end in spans:

@@ -29,13 +29,13 @@ class ReplayMonitor(Protocol):
 
     @property
     def functions(self) -> EagerFunctions:
-        """The program's eager calls, of which those within a graph are none."""
+        """Return the watch over the program's eager calls, of which those within a graph are none."""
 
     def entering(self, inputs: Sequence[tuple[Tensor, CallSite | None]]) -> None:
-        """A graph runs, with these inputs, which it reads first there."""
+        """Note that a graph runs, with these inputs, which it reads first there."""
 
     def made(self, results: Sequence[Tensor]) -> None:
-        """A graph has run, and its results are in memory that it will write over."""
+        """Note that a graph has run, and that its results are in memory that it will write over."""
 
 
 class Replays:
@@ -56,7 +56,7 @@ class Replays:
         self._lower: Callable[..., Any] = aot_autograd(fw_compiler=self._compile, bw_compiler=self._compile)
 
     def backend(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """For ``torch.compile``."""
+        """Compile a graph; a backend for ``torch.compile``."""
         run: Callable[..., Any] = self._lower(with_transfers(graph), inputs)
         return run
 
@@ -146,7 +146,7 @@ def _on_host(graph: fx.GraphModule) -> frozenset[int]:
 
 
 def _readers(graph: fx.GraphModule) -> list[CallSite | None]:
-    """For each input of the graph the line that reads it first, where that is known."""
+    """Return for each input of the graph the line that reads it first, where that is known."""
     return [_read_at(node) for node in graph.graph.nodes if node.op == "placeholder"]
 
 

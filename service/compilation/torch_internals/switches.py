@@ -11,7 +11,7 @@ from torch import nn
 
 
 def silent_switches(module: nn.Module) -> tuple[str, ...]:
-    """Settings of this process and marks on ``module`` that let it run uncompiled without an error."""
+    """Return settings of this process and marks on ``module`` that let it run uncompiled without an error."""
     config: Any = torch._dynamo.config
     found = []
     if getattr(config, "suppress_errors", False):

@@ -22,7 +22,7 @@ BY_ARGUMENT = frozenset({"to", "type", "as_tensor", "asarray"})
 
 @torch.library.custom_op("trivet::copy_to_host", mutates_args=())
 def copy_to_host(x: Tensor) -> Tensor:
-    """In a graph, the place of a transfer that the host's own compiler would leave out."""
+    """Copy to the host: in a graph, the place of a transfer that the host's own compiler would leave out."""
     return x.clone()
 
 

@@ -48,7 +48,7 @@ class ArraySamples:
         return Split(scaled, self.labels[indices])
 
     def to(self, device: torch.device) -> ArraySamples:
-        """They stay where they are."""
+        """Return the samples as they are: they stay where they lie."""
         return self
 
 
@@ -60,7 +60,7 @@ def read(path: Path, field: str) -> Mapping[str, Tensor]:
 
 
 def samples(arrays: Mapping[str, Tensor], spec: FileArrays, prefix: str, field: str) -> ArraySamples:
-    """One split; ``ValueError`` where its arrays do not agree with the spec or with each other."""
+    """Return one split; ``ValueError`` where its arrays do not agree with the spec or with each other."""
     names = (prefix + INPUTS, prefix + TARGETS)
     missing = [name for name in names if name not in arrays]
     if missing:
@@ -78,7 +78,7 @@ def samples(arrays: Mapping[str, Tensor], spec: FileArrays, prefix: str, field: 
 
 
 def divide(whole: ArraySamples, test_fraction: float) -> tuple[ArraySamples, ArraySamples]:
-    """Training and test split: the latter is the last ``test_fraction``, one sample at least."""
+    """Divide into training and test split: the latter is the last ``test_fraction``, one sample at least."""
     held_out = max(int(len(whole) * test_fraction), 1)
     rest = len(whole) - held_out
     if rest < 1:

@@ -19,7 +19,7 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class ResidentFeed:
-    """From samples that lie on the device."""
+    """A feed of samples that lie on the device."""
 
     samples: Samples
     order: BatchOrder
@@ -31,7 +31,7 @@ class ResidentFeed:
 
 
 class StreamFeed:
-    """From samples that are read where they lie: a thread reads the next batch while this one is trained on.
+    """A feed of samples that are read where they lie: a thread reads the next batch while this one is trained on.
 
     Copies to a CUDA device leave from pinned memory and don't hold the host up.
     """

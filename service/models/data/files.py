@@ -19,7 +19,9 @@ def load(spec: FileTokens | FileArrays, layout: DataLayout | None) -> Dataset:
 
 
 def _digest(spec: FileTokens | FileArrays) -> str:
-    """That of the spec, since a file's id is the hash of its content; and of what else decides how a text is cut."""
+    """Return the digest of the spec, since a file's id is the hash of its content, and of what else decides how a text
+    is cut.
+    """
     cut_by = tokenizer_version() if isinstance(spec, FileTokens) and spec.tokenizer is not None else ""
     return hashlib.sha256(f"{spec.model_dump_json()}{cut_by}".encode()).hexdigest()
 
@@ -50,7 +52,7 @@ def _arrays(spec: FileArrays, layout: DataLayout | None) -> tuple[Samples, Sampl
 
 
 def uploaded(layout: DataLayout | None, file: str, field: str) -> Path:
-    """Where an uploaded file lies. Raises ``ValueError`` naming the field when it is not there."""
+    """Return where an uploaded file lies. Raises ``ValueError`` naming the field when it is not there."""
     path = None if layout is None else layout.file(file)
     if path is None or not path.is_file():
         raise ValueError(f"{field}: there is no uploaded file {file} in the data directory")

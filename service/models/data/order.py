@@ -56,7 +56,7 @@ class BatchOrder:
 
 
 def scatter(positions: Tensor, samples: int, key: str) -> Tensor:
-    """Where a keyed permutation of ``range(samples)`` takes each position, without a list of them all.
+    """Return where a keyed permutation of ``range(samples)`` takes each position, without a list of them all.
 
     A Feistel network permutes the next power of four; what falls outside the range goes through it again until it is
     inside (Black & Rogaway, 2002, "cycle walking"), four times at most on average.
@@ -78,7 +78,7 @@ def _feistel(values: Tensor, half: int, key: str) -> Tensor:
 
 
 def _mix(values: Tensor) -> Tensor:
-    """Mixes the lower 32 bits (the finaliser of MurmurHash3); a product keeps them even where it wraps."""
+    """Mix the lower 32 bits (the finaliser of MurmurHash3); a product keeps them even where it wraps."""
     low = 0xFFFF_FFFF
     values = (values ^ values >> 16) * 0x85EB_CA6B & low
     values = (values ^ values >> 13) * 0xC2B2_AE35 & low
@@ -87,7 +87,7 @@ def _mix(values: Tensor) -> Tensor:
 
 @lru_cache(maxsize=2)
 def _permutation(seed: int, epoch: int, samples: int) -> Tensor:
-    """Seeded by a hash, so that neighbouring seeds and epochs share nothing."""
+    """Return a permutation seeded by a hash, so that neighbouring seeds and epochs share nothing."""
     digest = hashlib.sha256(f"{seed}:{epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return torch.randperm(samples, generator=generator)

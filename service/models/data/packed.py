@@ -66,7 +66,7 @@ class PackedTokens:
         return Split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
     def to(self, device: torch.device) -> PackedTokens:
-        """They stay where they are."""
+        """Return the samples as they are: they stay where they lie."""
         return self
 
 
@@ -86,7 +86,7 @@ def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
 
 
 def divide(tokens: PackedTokens, test_fraction: float) -> tuple[PackedTokens, PackedTokens]:
-    """Training and test split: the latter is the last ``test_fraction``, one sequence at least."""
+    """Divide into training and test split: the latter is the last ``test_fraction``, one sequence at least."""
     held_out = max(int(len(tokens) * test_fraction), 1)
     rest = len(tokens) - held_out
     if rest < 1:

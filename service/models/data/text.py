@@ -51,7 +51,7 @@ def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> Toke
 
 
 def tokenizer_version() -> str:
-    """Another version of the library may cut the same text otherwise."""
+    """Return the library's version: another one may cut the same text otherwise."""
     return version("tokenizers")
 
 

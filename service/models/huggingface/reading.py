@@ -1,4 +1,4 @@
-"""From an uploaded archive to our configuration and weights."""
+"""Read our configuration and weights from an uploaded archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From whole weights to a folder that Hugging Face's libraries read."""
+"""Write whole weights as a folder that Hugging Face's libraries read."""
 
 from __future__ import annotations
 

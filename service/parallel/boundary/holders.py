@@ -141,7 +141,7 @@ class _Search:
             yield from self._through(referrer, target, (*ignored, referrers), depth)
 
     def _through(self, referrer: Any, target: Any, ignored: Sequence[Any], depth: int) -> Iterator[Holder]:
-        """By way of one object that refers to it."""
+        """Yield ways by one object that refers to it."""
         if isinstance(referrer, GeneratorType):
             yield from _suspended(referrer, target)
         elif isinstance(referrer, dict):

@@ -67,7 +67,9 @@ class CallResult:
 
     @property
     def _invalidated(self) -> bool:
-        """While they are recorded, CUDA graphs take a tensor's memory away; whoever still asks for it gets an error."""
+        """Return whether a CUDA graph has taken the tensor's memory away while it was recorded; asking for it raises an
+        error.
+        """
         tensor = self.tensor()
         try:
             return tensor is not None and tensor.untyped_storage() is None
@@ -110,7 +112,7 @@ class LiveResults:
 
 
 def held_of(outputs: Sequence[CallResult]) -> tuple[Held, ...]:
-    """Who holds the outputs, where it is more than the CUDA graph that made them."""
+    """Return who holds the outputs, where it is more than the CUDA graph that made them."""
     alive = [output for output in outputs if output.alive]
     return tuple(held for _, held in held_by_output(alive, located(alive)))
 
@@ -127,7 +129,8 @@ def held_by_output(
     names: Mapping[int, str] = NO_NAMES,
     ignored: Sequence[Any] = (),
 ) -> list[tuple[CallResult, Held]]:
-    """As :func:`held_of`, each with its output; ``tensors`` as :func:`located`, the rest as in ``holders_of``.
+    """Return what :func:`held_of` does, each with its output; ``tensors`` as :func:`located`, the rest as in
+    ``holders_of``.
 
     One that was not returned is held only where its holders are known.
     """

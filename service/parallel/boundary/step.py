@@ -78,7 +78,7 @@ class StepBoundary:
         return self._calls_made.counts()
 
     def held(self) -> tuple[Held, ...]:
-        """Audit now: results alive that are older than the step before this one."""
+        """Audit now and return the results alive that are older than the step before this one."""
         return self._outputs.held(self.step)
 
     def _watch(self, name: str, module: Callable[..., Any], results: Any, arguments: Any) -> None:
@@ -97,7 +97,7 @@ class StepBoundary:
         return self.audit_every > 0 and step % self.audit_every == 0
 
     def _audit(self) -> None:
-        """A step after an audited one: then whatever is left of it has been held over a replay."""
+        """Audit in a step after an audited one: whatever is left of that has been held over a replay."""
         if self.audit_every and self.step > 0 and self._audits(self.step - 1) and (held := self.held()):
             self.on_held(held)
 

@@ -62,7 +62,7 @@ def require(path: Path) -> Checkpoint:
 
 
 def working_folder(folder: Path, step: int) -> Path:
-    """Where a checkpoint is written before it is published."""
+    """Return where a checkpoint is written before it is published."""
     return folder / f"{UNFINISHED}step_{step}"
 
 

@@ -52,7 +52,7 @@ class DirectSaver:
         self._folder, self._keep = folder, keep
 
     def expect(self, state: Mapping[str, Tensor]) -> None:
-        """No copy is kept."""
+        """Do nothing: no copy is kept."""
 
     def save(self, step: int, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         save(self._folder, step, state, meta, self._keep)
@@ -62,7 +62,7 @@ class DirectSaver:
         return False
 
     def wait(self) -> None:
-        """Nothing is ever under way."""
+        """Do nothing: no write is ever under way."""
 
     def __enter__(self) -> DirectSaver:
         return self
@@ -116,7 +116,7 @@ class BackgroundSaver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """After an error elsewhere, what is under way still gets a little time to become a checkpoint."""
+        """Close; after an error elsewhere, what is under way still gets a little time to become a checkpoint."""
         if kind is None:
             self.wait()
         elif self._writing is not None:

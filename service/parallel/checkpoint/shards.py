@@ -51,7 +51,7 @@ def _chunk(item: WriteItem) -> ChunkStorageMetadata:
 
 
 def _alone(tensor: Tensor | BytesIO) -> Tensor:
-    """On the CPU, and without the rest of a storage that it is a part of."""
+    """Return the tensor on the CPU, without the rest of a storage that it is a part of."""
     if isinstance(tensor, BytesIO):
         raise TypeError("a checkpoint holds tensors only")
     own = tensor.detach().cpu()

@@ -201,7 +201,7 @@ class PipelineRuntime:
             self._verified[id(schedule)] = schedule, digest
 
     def _check_kinds(self, schedule: Schedule, inputs: Sequence[Tensor], work: Work) -> None:
-        """Other stages have receives of one kind of tensor posted."""
+        """Raise ``ValueError`` unless inputs are of the kind of tensor that other stages have posted receives for."""
         known = self._kinds.get(self._shapes_of(schedule, work), TensorKind.of(inputs[0]))
         for index, each in enumerate(inputs):
             if TensorKind.of(each) != known:
@@ -249,7 +249,9 @@ class PipelineRuntime:
                 self.transport.release(buffer)
 
     def _splitting_backward(self, step: _Step, place: Place) -> AbstractContextManager[None]:
-        """Where a stage's backward is split, both of its passes set aside what its weights' gradients need."""
+        """Split a stage's backward within, where it is to be split; both of its passes set aside what its weights'
+        gradients need.
+        """
         if place[0] not in step.split:
             return nullcontext()
         return splitting_backward(step.weights.setdefault(place, WeightGradients()))
@@ -291,7 +293,7 @@ class PipelineRuntime:
         return x.requires_grad_(step.schedule.trains and x.is_floating_point())
 
     def _backward(self, step: _Step, instruction: Instruction) -> None:
-        """Gradients of the input and, unless they are left for later, of the weights."""
+        """Compute the gradients of the input and, unless they are left for later, of the weights."""
         place = _place(instruction)
         stage, each = place
         is_loss, is_split = stage == step.schedule.stages - 1, stage in step.split

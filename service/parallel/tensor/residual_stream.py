@@ -27,13 +27,13 @@ class ResidualStream(Protocol):
     """Ways between the stream and layers that are divided over tensor-parallel ranks, on ``(batch, sequence, dim)``."""
 
     def enter(self, x: Tensor) -> Tensor:
-        """From the stream to column-parallel layers: all tokens, replicated."""
+        """Lead from the stream to column-parallel layers: all tokens, replicated."""
 
     def leave(self, partial: Tensor) -> Tensor:
-        """From row-parallel layers, whose results are to be summed over the ranks, to the stream."""
+        """Lead from row-parallel layers, whose results are to be summed over the ranks, to the stream."""
 
     def divide(self, x: Tensor) -> Tensor:
-        """From a value that is replicated to the stream."""
+        """Divide a replicated value into the stream."""
 
     def shared(self, weight: Tensor) -> Tensor:
         """Return a replicated parameter, for use on what this rank has of the stream; its gradient is complete

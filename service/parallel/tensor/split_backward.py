@@ -46,7 +46,8 @@ _active: list[WeightGradients] = []
 
 @contextmanager
 def splitting_backward(queue: WeightGradients) -> Iterator[None]:
-    """Linear layers that run forward here can be split; those that run backward here leave their weights to ``queue``.
+    """Split linear layers within: those that run forward here can be split; those that run backward here leave their
+    weights to ``queue``.
 
     Wrap both passes of a micro-batch; one that runs backward outside computes everything at once.
     """

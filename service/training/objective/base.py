@@ -44,13 +44,13 @@ class Objective(ABC):
 
     @abstractmethod
     def summary(self, totals: Tensor, samples: int) -> dict[str, float]:
-        """Evaluation metrics, named ``eval_…``, from the totals over all ranks."""
+        """Return evaluation metrics, named ``eval_…``, from the totals over all ranks."""
 
     def begin(self, step: int) -> None:  # noqa: B027 - most objectives are the same at every step
-        """Called before each step, counted from 0: whatever changes in training is a function of it alone."""
+        """Prepare for ``step``, counted from 0, before it runs. What changes in training is a function of it alone."""
 
     def adapt(self, stage: nn.Module, part: Part) -> None:  # noqa: B027 - most need the outputs only
-        """Called once for each stage of this rank after it was built, before it is sharded."""
+        """Adapt a stage of this rank; called once for each after it was built, before it is sharded."""
 
     def units(self, stage: nn.Module) -> Iterable[nn.Module]:
         """Return the modules that the stage's forward calls as a whole: FSDP gathers each by itself."""

@@ -74,7 +74,7 @@ class CertifiedObjective(Objective):
         stage.forward = BoundedForward(self, stage, prepared, part)
 
     def units(self, stage: nn.Module) -> Iterable[nn.Module]:
-        """None: bounds go through a stage as one graph, so its parameters are gathered together."""
+        """Return no units: bounds go through a stage as one graph, so its parameters are gathered together."""
         return ()
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class BoundedForward:
 
 
 def _check_within(x: Tensor, config: Certified) -> None:
-    """Compared in the samples' own type, in which 0.1 is a float32 and no more than a limit of 0.1."""
+    """Compare in the samples' own type, in which 0.1 is a float32 and no more than a limit of 0.1."""
     if config.lower is None and config.upper is None:
         return  # the host waits for a device only where there is something to compare
     for extreme in x.detach().aminmax():

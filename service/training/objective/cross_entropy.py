@@ -18,7 +18,7 @@ from service.training.objective.base import Objective, ObjectiveContext
 
 @dataclass(frozen=True)
 class ClassCrossEntropy(Objective):
-    """Of class logits ``(batch, classes)``; evaluation adds the accuracy."""
+    """The cross-entropy of class logits ``(batch, classes)``; evaluation adds the accuracy."""
 
     measures: int = 2
 
@@ -38,7 +38,7 @@ class ClassCrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class TokenCrossEntropy(Objective):
-    """Of token logits ``(batch, seq, vocabulary / size of axis)``; evaluation adds the perplexity."""
+    """The cross-entropy of token logits ``(batch, seq, vocabulary / size of axis)``; evaluation adds the perplexity."""
 
     axis: Axis = SINGLE
     measures: int = 1

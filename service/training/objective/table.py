@@ -1,4 +1,4 @@
-"""From an objective's configuration to the objective."""
+"""Build an objective from its configuration."""
 
 from __future__ import annotations
 
