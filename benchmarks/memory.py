@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from biasfield import REAL, SMALL, problem
 
 from service.bounds.memory import SYSTEM, MemoryBudget, MemoryShortageError
-from service.bounds.methods import Effort
+from service.bounds.methods import CROWN, Effort
 from service.bounds.workspace import keep_workspaces_small
 from service.formats.vnnlib import Query, parse
 from service.verification.bab.decision import Decision, SearchResult, Technique
@@ -79,10 +79,10 @@ def filled(left: int, device: torch.device) -> Iterator[None]:
 def decided(subject: ModelUnderVerification, query: Query, limit: float, means: Technique) -> Decision | SearchResult:
     """As a job decides, which has few inputs to split, or by activations alone."""
     if means is Technique.INPUTS:
-        return decide(subject, query, "crown", limit)
+        return decide(subject, query, CROWN, limit)
     (specification,) = specifications(query, subject.device)
     try:
-        return SEARCHES[means](subject, specification, "crown", time.monotonic() + limit, lambda _: None)
+        return SEARCHES[means](subject, specification, CROWN, time.monotonic() + limit, lambda _: None)
     except MemoryShortageError as error:
         return SearchResult(Verdict.UNKNOWN, None, 0, -inf, error)
 

@@ -107,7 +107,7 @@ def run(instance: Instance, choices: Choices) -> Row:
         return row(instance, f"unsupported: {error}")
     used, started = time.process_time(), time.monotonic()
     try:
-        decision = decide(under, query, choices.method, instance.limit)
+        decision = decide(under, query, METHODS[choices.method], instance.limit)
     except Exception as error:  # one instance that fails must show, and not hide the rest
         return row(instance, f"{FAILED}: {type(error).__name__}: {error}")
     return replace(

@@ -14,7 +14,6 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.methods import Analysis, Bounder, Effort
 from service.bounds.network import Network
-from service.bounds.stages import Staged
 from service.verification.clock import Clock
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.properties import InstanceBatch
@@ -74,22 +73,6 @@ def certify(
     verdicts = tuple(_verdict(bad, good) for bad, good in zip(violated.tolist(), proved.tolist(), strict=True))
     seconds = (time.monotonic() - start) / len(verdicts)
     return Outcome(batch, verdicts, output, margin, dict(analysis.inputs), seconds)
-
-
-@torch.no_grad()
-def bounds_by(method: Bounder, bounded: Network | Staged, box: Interval, effort: Effort) -> Interval:
-    """Bound all outputs ``(outputs,)`` in one box ``(1, features)``, in its dtype.
-
-    All ranks and all stages of the model call it; ``method`` is one for a network, not for stages.
-    """
-    if isinstance(bounded, Staged):
-        network, method = bounded.network, bounded.method(method)
-        shape: Sequence[int] = (bounded.outputs,)
-    else:
-        network, shape = bounded, bounded.graph.output.shape
-        box = box.arranged(lambda end: end.reshape(1, *network.graph.input.shape))
-    found = _output_bounds(method(network, box, effort), shape, box.lower)
-    return found.map(lambda end: network.exchange.agree(end)[0])
 
 
 def _output_bounds(analysis: Analysis, shape: Sequence[int], like: Tensor) -> Interval:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from service.bounds.interval import Interval
 from service.bounds.memory import is_out_of_memory, make_room
 from service.bounds.methods import Bounder, Effort, ProgressMeter
 from service.bounds.methods.repeated import Repeating
@@ -26,7 +30,7 @@ from service.verification.mesh_reduction import MeshReduction
 from service.verification.progress import JobProgress
 from service.verification.resume_log import Entry, ResumeLog
 from service.verification.search_runner import SearchRunner, StoppedError
-from service.verification.task import Refused, Task, memory_of
+from service.verification.task import Refused, Task, memory_of, method_of
 
 
 def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
@@ -61,7 +65,7 @@ def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: f
     count = first.asked.count
     instances = f"{count} instance{'' if count == 1 else 's'}"
     if context.rank == 0:
-        context.report.log(f"{instances} by {first.method_name} on {spec.parallel.arithmetic} ranks")
+        context.report.log(f"{instances} by {first.method_label} on {spec.parallel.arithmetic} ranks")
         for note in dict.fromkeys(note for task in loaded.tasks for note in task.notes):
             context.report.log(note)
     own = _InstanceRunner(loaded, context, clock, ranks)
@@ -89,7 +93,7 @@ def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> 
     )
     return {
         **results.summary(rows, first.asked.has_labels, first.asked.eps),
-        "method": first.method_name,
+        "method": first.method_label,
         "layers": [line for each in layers for line in each],
         "completed": Completion(done=len(rows), total=first.asked.count, unit="instances"),
     }
@@ -125,14 +129,17 @@ class _InstanceRunner:
     def _refuse(self, refused: Refused, decided: set[int]) -> None:
         first = self.loaded.assignment
         own = [instance for instance in first.own if instance in refused.part and instance not in decided]
-        method, asked = first.method_name, first.asked
+        method, asked = first.method_label, first.asked
         self._decided([Entry(results.refused_row(instance, method, asked, refused.reason), []) for instance in own])
 
     def _run(self, task: Task, decided: set[int]) -> None:
         """Decide the instances of one model. Raises :class:`StoppedError`."""
-        enclosed = task.enclosed if task.spec.rigorous else None
-        checker = CounterexampleChecker(task.module, task.network.exchange, task.runtime, enclosed)
-        searches, method = SearchRunner(task, self.context, self.clock, checker), task.method()
+        engine, enclosed = task.engine, None
+        if (enclose := engine.enclosure(task.effort)) is not None:
+            enclosed = partial(_at_input, enclose, task.like)
+        checker = CounterexampleChecker(task.module, engine.network.exchange, task.runtime, enclosed)
+        searches = SearchRunner(task, self.context, self.clock, checker)
+        method = engine.repeated_bounder(method_of(task.spec))
         for instances in task.batches(without=decided):
             # A group stops as one: its ranks would otherwise wait for each other in a collective.
             if task.anywhere(self.context.should_stop()):
@@ -180,14 +187,14 @@ class _InstanceRunner:
         try:
             return self._at_once(task, instances, method, checker)
         except Exception as error:
-            if not task.bounds_survive(error):
+            if not task.engine.survives(error):
                 raise
             shortage = task.memory.shortage("the bounds", task.device, error)
         if isinstance(method, Repeating):
             method.forget()
         make_room(task.device)
         if len(instances) == 1:
-            row = results.refused_row(instances[0], task.method_name, task.asked, str(shortage))
+            row = results.refused_row(instances[0], task.method_label, task.asked, str(shortage))
             return [Entry(row, [])]
         half = len(instances) // 2
         parts = instances[:half], instances[half:]
@@ -197,11 +204,11 @@ class _InstanceRunner:
         self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker
     ) -> list[Entry]:
         batch, effort = task.asked.batch(instances, task.like), self._metered(task, len(instances))
-        outcome = certify(task.network, checker, method, effort, batch, clock=self.clock)
+        outcome = certify(task.engine.network, checker, method, effort, batch, clock=self.clock)
         predictions = checker.predictions(batch) if task.asked.has_labels else None
-        found = results.rows_of(outcome, task.method_name, task.asked, predictions)
+        found = results.rows_of(outcome, task.method_label, task.asked, predictions)
         rows = [_shown(row, task, checker) for row in found]
-        layers = task.of_all_stages(results.layer_sums(task.network, outcome, task.mesh)).tolist()
+        layers = task.engine.gathered(results.layer_sums(task.engine.network, outcome, task.mesh), 1).tolist()
         return [Entry(row, sums) for row, sums in zip(rows, layers, strict=True)]
 
     def _metered(self, task: Task, size: int) -> Effort:
@@ -230,3 +237,8 @@ def _shown(row: BoundsRow, task: Task, checker: CounterexampleChecker) -> Bounds
         return row
     x = torch.tensor(row.counterexample, dtype=torch.float64, device=task.device)
     return results.at_counterexample(row, checker.outputs(x))
+
+
+def _at_input(enclose: Callable[[Interval], Interval], like: Tensor, x: Tensor) -> Interval:
+    """Return bounds ``(outputs,)`` of the outputs at one input ``(features,)``."""
+    return enclose(Interval.point(x[None].to(like)))

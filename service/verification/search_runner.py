@@ -10,7 +10,6 @@ from math import inf, isfinite
 
 import torch
 
-from service.bounds.evaluated import Evaluated
 from service.formats.vnnlib import Query
 from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import RunContext
@@ -21,7 +20,7 @@ from service.verification.certify import Verdict
 from service.verification.clock import Clock
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.properties.queried import Queried
-from service.verification.task import Task
+from service.verification.task import Task, method_of
 
 EVERY_S = 0.5
 """The time between two reports of one search."""
@@ -86,7 +85,7 @@ class SearchRunner:
 
         try:
             limit = self._limit(instance)
-            decision = decide(self._model, query, self.task.inside, limit, hear, restarts=budget.restarts)
+            decision = decide(self._model, query, method_of(self.task.spec), limit, hear, restarts=budget.restarts)
         except _SpentError:
             halted = Decision(Verdict.UNKNOWN, None, last.domains, last.seconds, last.bound, Technique.ACTIVATIONS)
             return halted, last.open, f"budget.domains: {budget.domains} were bounded"
@@ -102,21 +101,16 @@ class SearchRunner:
 
     @cached_property
     def _model(self) -> ModelUnderVerification:
-        task = self.task
-        float64_module, rigorous = self.checker.precise, task.spec.rigorous
-        module, dtype = (float64_module, torch.float64) if rigorous else (task.module, torch.float32)
-        if task.mesh.tp.size > 1 and task.staged is None:
-            # The model's own collectives need not have gradients; those of its graph do.
-            module = Evaluated(task.network.graph)
+        task, float64_module = self.task, self.checker.precise
+        # A module of the arithmetic's type: a rigorous search attacks what it bounds.
+        module = float64_module if task.engine.arithmetic.dtype is torch.float64 else task.module
         return ModelUnderVerification(
-            module,
-            task.network,
+            task.engine.differentiable(module),
+            task.engine,
             float64_module,
             task.runtime,
-            dtype,
+            task.engine.arithmetic.dtype,
             task.search_group,
-            rigorous,
-            task.staged,
             task.effort,
         )
 

@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from service.bounds.interval import Interval
-from service.bounds.memory import GIB, MemoryBudget, MemoryShortageError, is_out_of_memory
-from service.bounds.methods import IBP, METHODS, Bounder, Effort, repeatedly
-from service.bounds.network import Network
+from service.bounds.memory import GIB, MemoryBudget, MemoryShortageError
+from service.bounds.methods import (
+    ALPHA_CROWN,
+    ALPHA_CROWN_FIXED,
+    BETA_CROWN,
+    CROWN,
+    CROWN_IBP,
+    IBP,
+    Effort,
+    Method,
+)
 from service.bounds.optimise import Ascent
-from service.bounds.stages import Staged
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.mesh import Mesh
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
-from service.verification.certify import bounds_by
+from service.verification.engine import PLAIN, RIGOROUS, Arithmetic, Engine
 from service.verification.properties import Property
 from service.verification.results import Layer
 
@@ -58,13 +64,9 @@ class Assignment:
         return list(range(self.mesh.dp.rank % self.groups, self.asked.count, self.groups))
 
     @property
-    def method_name(self) -> str:
+    def method_label(self) -> str:
         """The method as rows and the result name it."""
-        return self.spec.method + self._fixed + (" (rigorous)" if self.spec.rigorous else "")
-
-    @property
-    def _fixed(self) -> str:
-        return " (fixed intermediate bounds)" if self.spec.intermediate == "fixed" else ""
+        return method_of(self.spec).label + arithmetic_of(self.spec).note
 
     @property
     def memory(self) -> MemoryBudget:
@@ -81,15 +83,15 @@ class Assignment:
 class Task(Assignment):
     """A property of a model, on this rank of a mesh.
 
-    A model from ONNX has a ``runtime``. Of a model in stages ``network`` is this rank's, ``layers`` are those of all.
-    ``part`` are the instances that are about this model, where there are several. ``notes`` are lines for the log.
+    ``module`` is checked for counterexamples, ``engine`` bounds it; a model from ONNX has a ``runtime``. ``layers`` are
+    those of all stages. ``part`` are the instances that are about this model, where there are several. ``notes`` are
+    lines for the log.
     """
 
     module: nn.Module
-    network: Network
+    engine: Engine
     layers: Sequence[Layer]
     runtime: Running | None = None
-    staged: Staged | None = None
     part: frozenset[int] | None = None
     notes: tuple[str, ...] = ()
 
@@ -98,66 +100,48 @@ class Task(Assignment):
         return self.part is None or instance in self.part
 
     @property
-    def inside(self) -> str:
-        """The name of the method that bounds batches, and the domains of a search."""
-        return "crown" if self.spec.method == "beta-crown" else self.spec.method + self._fixed
-
-    @property
     def like(self) -> Tensor:
         """An empty tensor of the dtype and on the device in which bounds are computed."""
-        return torch.empty(0, dtype=torch.float64 if self.spec.rigorous else torch.float32, device=self.device)
-
-    def method(self) -> Bounder:
-        """Return the method that bounds the whole model, which all stages call; what it caches ends with it."""
-        method = METHODS[self.inside].rigorous if self.spec.rigorous else METHODS[self.inside].plain
-        return repeatedly(method, self.device) if self.staged is None else self.staged.method(method)
-
-    def enclosed(self, x: Tensor) -> Interval:
-        """Bound the outputs ``(outputs,)`` at one input ``(features,)``, rigorous if the job is; all ranks call it."""
-        method = IBP.rigorous if self.spec.rigorous else IBP.plain
-        return bounds_by(method, self.staged or self.network, Interval.point(x[None].to(self.like)), self.effort)
+        return torch.empty(0, dtype=self.engine.arithmetic.dtype, device=self.device)
 
     def anywhere(self, flag: bool) -> bool:
         """Return whether the flag is set on a rank that bounds the same instances; all of them call it."""
-        found = self.network.exchange.largest(int(self.search_group.anywhere(flag, self.device)), self.device)
-        return bool(self.of_all_stages(torch.tensor([[found]])).any())
-
-    def of_all_stages(self, values: Tensor) -> Tensor:
-        """Gather ``(batch, own)`` numbers of this stage to ``(batch, all)``, on the host."""
-        return values.cpu() if self.staged is None else self.staged.line.joined(values, 1).cpu()
+        return self.engine.anywhere(self.search_group.anywhere(flag, self.device))
 
     @property
     def effort(self) -> Effort:
         return Effort(ascent=Ascent(iterations=self.spec.budget.iterations), memory=self.memory)
 
     def survives(self, error: Exception) -> bool:
-        """Return whether the job can go on after this error: memory ran out, and no other rank waits for this one."""
-        return self.bounds_survive(error) and (
-            self.search_group.axis.size == 1 or isinstance(error, MemoryShortageError)
-        )
-
-    def bounds_survive(self, error: Exception) -> bool:
-        """Whether bounds can go on after this error; in them the ranks of a search group ask each other nothing."""
-        alone = self.network.is_alone and self.staged is None
-        return is_out_of_memory(error) and (alone or isinstance(error, MemoryShortageError))
+        """Return whether a search can go on after this error: memory ran out, and no other rank waits for this one."""
+        is_single = self.search_group.axis.size == 1
+        return self.engine.survives(error) and (is_single or isinstance(error, MemoryShortageError))
 
     @property
     def _at_once(self) -> int:
         """How many instances a batch has; all ranks that bound them ask."""
-        each = FLOATS * sum(node.size for node in self.network.graph.nodes) * self.like.element_size()
-
-        def least(count: int) -> int:
-            own = self.network.exchange.least(count, self.device)
-            return int(self.of_all_stages(torch.tensor([[own]])).min())
-
+        each = FLOATS * sum(node.size for node in self.engine.network.graph.nodes) * self.like.element_size()
         with suppress(MemoryShortageError):
-            return self.memory.plan(self.device, each, self.spec.budget.batch, share=2, least=least)
+            return self.memory.plan(self.device, each, self.spec.budget.batch, share=2, least=self.engine.least)
         return 1
 
     def batches(self, without: Container[int]) -> Iterator[list[int]]:
         left = [instance for instance in self.own if self.is_about(instance) and instance not in without]
         size = self._at_once
         return (left[start : start + size] for start in range(0, len(left), size))
+
+
+def method_of(spec: VerifySpec) -> Method:
+    """Return the method that bounds instances, and the subproblems of a search for their verdicts."""
+    return ALPHA_CROWN_FIXED if spec.intermediate == "fixed" else _METHODS[spec.method]
+
+
+def arithmetic_of(spec: VerifySpec) -> Arithmetic:
+    """Return the arithmetic in which a job bounds its models."""
+    return RIGOROUS if spec.rigorous else PLAIN
+
+
+_METHODS = {method.name: method for method in (IBP, CROWN_IBP, CROWN, ALPHA_CROWN, BETA_CROWN)}
 
 
 def memory_of(spec: VerifySpec) -> MemoryBudget:

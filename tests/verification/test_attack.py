@@ -15,6 +15,7 @@ from service.formats.vnnlib import Case, Halfspace, Query
 from service.verification.bab.attack import attack, attack_boxes, attack_nearby
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications
+from service.verification.engine import NetworkEngine
 
 CPU = torch.device("cpu")
 
@@ -30,7 +31,7 @@ class Wells(nn.Module):
 
 def subject(module: nn.Module, features: int) -> ModelUnderVerification:
     module = module.double().eval().requires_grad_(False)
-    return ModelUnderVerification(module, prepare(module, (features,)), module, None, torch.float64)
+    return ModelUnderVerification(module, NetworkEngine(prepare(module, (features,))), module, None, torch.float64)
 
 
 def specification_of(

@@ -14,6 +14,7 @@ from service.formats.vnnlib import Case, Halfspace, Query, Within
 from service.verification.bab.attack import attack
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications
+from service.verification.engine import NetworkEngine
 
 
 def around(middle: list[float], distance: float, threshold: float = 0.0) -> Specification:
@@ -50,7 +51,7 @@ def test_the_least_value_over_a_ball_is_approached(seed: int, distance: float) -
     """Of a linear function, whose least value is known: far from any corner of the box around the ball."""
     torch.manual_seed(seed)
     module = nn.Linear(50, 1).double().requires_grad_(False)
-    subject = ModelUnderVerification(module, prepare(module, (50,)), module, None, torch.float64)
+    subject = ModelUnderVerification(module, NetworkEngine(prepare(module, (50,))), module, None, torch.float64)
     middle = torch.rand(50, dtype=torch.float64)
     deepest = distance * float(module.weight.norm())
     specification = around(middle.tolist(), distance, float(module(middle)) - 0.999 * deepest)

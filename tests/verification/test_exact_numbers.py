@@ -19,6 +19,7 @@ from test_onnx_job import upload
 from test_rigorous_searches import linear, subject
 from test_verify_job import context
 
+from service.bounds.methods import CROWN
 from service.formats.vnnlib import Query, parse, rounded_down, rounded_up
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VerifySpec
@@ -160,7 +161,7 @@ def test_no_verdict_contradicts_the_exact_one(kind: str, data: st.DataObject) ->
     _, _, weights = KINDS[kind]
     index = data.draw(st.integers(0, len(weights) - 1))
     asked = data.draw(queries(weights[index]))
-    decision = decide(affine(kind, index), asked.query, "crown", 0.2, restarts=2)
+    decision = decide(affine(kind, index), asked.query, CROWN, 0.2, restarts=2)
     assert decision.verdict is not (Verdict.VERIFIED if asked.is_reachable else Verdict.FALSIFIED)
 
 
@@ -216,7 +217,7 @@ def test_coefficients_that_a_type_rounds_prove_no_more_than_the_exact_ones(kind:
     box = "".join(f"(declare-const {name} Real)" for name in ("X_0", "X_1", "Y_0", "Y_1"))
     box += "".join(f"(assert (and (<= X_{index} 1000000) (>= X_{index} 1000000)))" for index in range(2))
     query = parse(f"{box}(assert (<= (- Y_0 (* 1.00000001 Y_1)) -0.005))")
-    decision = decide(affine(kind, 0), query, "crown", 0.5, restarts=0)
+    decision = decide(affine(kind, 0), query, CROWN, 0.5, restarts=0)
     assert decision.verdict is not Verdict.VERIFIED
 
 
@@ -227,5 +228,5 @@ def test_what_is_verified_of_a_long_coefficient_allows_for_its_rounding() -> Non
     combined = "(+ (* 0.1234567890123456789 Y_0) (* 0.8765432109876543211 Y_1))"
     for kind in KINDS:
         below, far = (parse(f"{box}(assert (<= {combined} {end}))") for end in ("100000000000000000000", "1e19"))
-        assert decide(affine(kind, 0), below, "crown", 0.5, restarts=0).verdict is not Verdict.VERIFIED
-        assert decide(affine(kind, 0), far, "crown", 20.0, restarts=0).verdict is Verdict.VERIFIED
+        assert decide(affine(kind, 0), below, CROWN, 0.5, restarts=0).verdict is not Verdict.VERIFIED
+        assert decide(affine(kind, 0), far, CROWN, 20.0, restarts=0).verdict is Verdict.VERIFIED

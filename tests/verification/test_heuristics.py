@@ -11,6 +11,7 @@ import torch
 from nets import mlp
 from torch import Tensor, nn
 
+from service.bounds.methods import CROWN
 from service.bounds.network import prepare
 from service.formats.vnnlib import Case, Halfspace, Query
 from service.verification.bab.activations.search import split_activations
@@ -28,6 +29,7 @@ from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import specifications
 from service.verification.certify import Verdict
+from service.verification.engine import NetworkEngine
 
 FEATURES = 3
 shapes: list[tuple[int, ...]] = []
@@ -61,7 +63,7 @@ def problem() -> tuple[ModelUnderVerification, Query, float]:
     module = mlp([FEATURES, 8, 8, 1], nn.ReLU(), seed=3).double().eval().requires_grad_(False)
     samples = torch.rand(20000, FEATURES, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2 - 1
     most = float(module(samples).max())
-    subject = ModelUnderVerification(module, prepare(module, (FEATURES,)), module, None, torch.float64)
+    subject = ModelUnderVerification(module, NetworkEngine(prepare(module, (FEATURES,))), module, None, torch.float64)
     ends = (-1.0,) * FEATURES, (1.0,) * FEATURES
     return subject, Query(FEATURES, 1, (Case(*ends, (Halfspace(((0, -1.0),), -most),)),)), most
 
@@ -78,7 +80,7 @@ def test_a_search_branches_by_a_score_of_the_users_own(split: Callable[..., Sear
     for margin in (0.1, -0.05):
         (specification,) = specifications(above(query, most + margin), torch.device("cpu"))
         shapes.clear()
-        found = split(replace(subject, heuristics=OWN), specification, "crown", time.monotonic() + 60, lambda _: None)
+        found = split(replace(subject, heuristics=OWN), specification, CROWN, time.monotonic() + 60, lambda _: None)
         verdicts[margin] = found.verdict
         if margin > 0:
             assert found.domains > 1
@@ -92,11 +94,11 @@ def test_every_score_of_the_tables_branches_alone() -> None:
     (specification,) = specifications(above(query, most + 0.1), torch.device("cpu"))
     for activation in ACTIVATION_SCORES.values():
         own = replace(subject, heuristics=Heuristics(activations=(activation,)))
-        found = split_activations(own, specification, "crown", time.monotonic() + 60, lambda _: None)
+        found = split_activations(own, specification, CROWN, time.monotonic() + 60, lambda _: None)
         assert (found.verdict, found.domains > 1) == (Verdict.VERIFIED, True)
     for score in INPUT_SCORES.values():
         own = replace(subject, heuristics=Heuristics(inputs=score))
-        found = split_inputs(own, specification, "crown", time.monotonic() + 60, lambda _: None)
+        found = split_inputs(own, specification, CROWN, time.monotonic() + 60, lambda _: None)
         assert (found.verdict, found.domains > 1) == (Verdict.VERIFIED, True)
 
 

@@ -28,7 +28,7 @@ from service.bounds.memory import (
     in_parts,
     is_out_of_memory,
 )
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import CROWN, METHODS, Effort
 from service.bounds.optimise import Ascent
 from service.bounds.replay import Plain
 from service.verification.bab.activations import search as activations
@@ -247,7 +247,7 @@ def test_searches_decide_the_same_in_little_memory(search: Search, honest: bool)
             limited = LimitedMemory(int(multiple * size_of(module)), module)
             subject = on(module, limited, honest=honest)
             with limited:
-                finding = search(subject, specification, "crown", time.monotonic() + 60, lambda _: None)
+                finding = search(subject, specification, CROWN, time.monotonic() + 60, lambda _: None)
             assert finding.verdict is verdict, (multiple, finding)
             assert finding.shortage is None
 
@@ -260,7 +260,7 @@ def test_a_search_without_memory_for_the_smallest_step_says_so(search: Search) -
     limited = LimitedMemory(size_of(module) + 4096, module)
     subject = on(module, limited, honest=False)
     with limited:
-        finding = unknown_of(lambda: search(subject, specification, "crown", time.monotonic() + 60, lambda _: None))
+        finding = unknown_of(lambda: search(subject, specification, CROWN, time.monotonic() + 60, lambda _: None))
     assert finding.verdict is Verdict.UNKNOWN
     assert finding.shortage is not None
     assert "are needed" in str(finding.shortage)
@@ -286,10 +286,10 @@ def test_a_decision_without_memory_is_unknown_with_the_reason() -> None:
     limited = LimitedMemory(size_of(module) + 1024, module)
     subject = on(module, limited, honest=False)
     with limited:
-        decision = decide(subject, query, "crown", 30.0)
+        decision = decide(subject, query, CROWN, 30.0)
     assert decision.verdict is Verdict.UNKNOWN
     assert decision.shortage is not None
-    whole = decide(replace(subject, effort=Effort()), query, "crown", 30.0)
+    whole = decide(replace(subject, effort=Effort()), query, CROWN, 30.0)
     assert (whole.verdict, whole.shortage) == (Verdict.VERIFIED, None)
 
 
@@ -321,7 +321,7 @@ def test_no_domain_is_lost_when_memory_fails_anywhere(
         failures = RandomFailures(seed, 10.0 ** -(2 + seed % 3))
         with failures:
             finding = unknown_of(
-                lambda: search(subject, specification, "crown", time.monotonic() + 1.0, lambda _: None)  # noqa: B023
+                lambda: search(subject, specification, CROWN, time.monotonic() + 1.0, lambda _: None)  # noqa: B023
             )
         failed += failures.count
         assert finding.verdict is Verdict.UNKNOWN, (seed, finding)
@@ -339,7 +339,7 @@ def test_searches_prove_in_spite_of_failures(search: Search) -> None:
         specification = specification_of(lower, upper, ROW, [exact_minimum(net, lower, upper, ROW[0]) - 0.05], [0])
         subject = replace(subject_from(net, 3), effort=Effort(memory=OPTIMISTIC))
         with RandomFailures(seed, 1e-5):
-            finding = unknown_of(lambda: search(subject, specification, "crown", time.monotonic() + 60, lambda _: None))  # noqa: B023
+            finding = unknown_of(lambda: search(subject, specification, CROWN, time.monotonic() + 60, lambda _: None))  # noqa: B023
         assert finding.verdict is not Verdict.FALSIFIED
         proved += finding.verdict is Verdict.VERIFIED
     assert proved
@@ -356,7 +356,7 @@ def test_leaf_programs_without_memory_leave_their_domains_open(monkeypatch: pyte
     least = exact_minimum(net, lower, upper, ROW[0])
     subject = replace(subject_from(net, 3), float64_module=Unconvinced())
     specification = specification_of(lower, upper, ROW, [least + 1e-6], [0])
-    finding = split_activations(subject, specification, "crown", time.monotonic() + 20, lambda _: None)
+    finding = split_activations(subject, specification, CROWN, time.monotonic() + 20, lambda _: None)
     assert finding.verdict is Verdict.UNKNOWN
     assert finding.shortage is None or finding.shortage.stage == activations.PROGRAMS
 

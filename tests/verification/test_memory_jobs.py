@@ -16,6 +16,7 @@ from test_onnx_job import BOX, DECLARED, upload
 from test_verify_job import context, specification, trained
 
 from service.bounds.memory import SystemMeter
+from service.bounds.methods import CROWN
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
@@ -156,7 +157,7 @@ def together_on_a_crew_and_on_a_mesh() -> dict[str, Any]:
         for room in (1000, 20_000, 2**30):
             with LimitedMemory(size_of(net) + room if rank else 2**30, net):
                 try:
-                    finding = search(subject, goal, "crown", time.monotonic() + 60, lambda _: None)
+                    finding = search(subject, goal, CROWN, time.monotonic() + 60, lambda _: None)
                     found[f"{search.__name__} {room}"] = finding.verdict.value
                 except MemoryShortageError:
                     found[f"{search.__name__} {room}"] = "short"

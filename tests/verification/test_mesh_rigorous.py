@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from service.bounds.methods import CROWN
 from service.bounds.rigorous.tally import Tally, _with_parts
 
 pytestmark = pytest.mark.distributed
@@ -260,10 +261,11 @@ def cut(graph: Any, axis: Any) -> Any:
     from service.bounds.network import from_graph
     from service.bounds.shard import shard
     from service.verification.bab.model import ModelUnderVerification
+    from service.verification.engine import RIGOROUS, NetworkEngine
 
     network = from_graph(shard(graph, axis), axis)
     module = Evaluated(network.graph)
-    return ModelUnderVerification(module, network, module, None, torch.float64, rigorous=True)
+    return ModelUnderVerification(module, NetworkEngine(network, RIGOROUS), module, None, torch.float64)
 
 
 def cut_into_stages(graph: Any, axis: Any, line: Any) -> Any:
@@ -271,10 +273,11 @@ def cut_into_stages(graph: Any, axis: Any, line: Any) -> Any:
     from service.bounds.shard import shard
     from service.bounds.stages import InStages, divide_into_stages
     from service.verification.bab.model import ModelUnderVerification
+    from service.verification.engine import RIGOROUS, StagesEngine
 
     staged = divide_into_stages(shard(graph, axis), axis, line)
     module = InStages(Evaluated(staged.network.graph), line)
-    return ModelUnderVerification(module, staged.network, module, None, torch.float64, rigorous=True, staged=staged)
+    return ModelUnderVerification(module, StagesEngine.of(staged, RIGOROUS), module, None, torch.float64)
 
 
 def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]]:
@@ -307,7 +310,7 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
     for means in (Technique[each] for each in splits):
         with patch("service.verification.bab.driver.technique_for", lambda specification, means=means: means):
             for name, (each, query, limit) in cases.items():
-                decision = decide(each, query, "crown", limit, restarts=0)
+                decision = decide(each, query, CROWN, limit, restarts=0)
                 assert decision.technique is means
                 found.setdefault(name, []).append(decision.verdict.value)
     return found

@@ -21,6 +21,7 @@ def search() -> list[dict[str, Any]]:
 
     from service.bounds.capture import capture
     from service.bounds.interval import Interval
+    from service.bounds.methods import CROWN
     from service.bounds.network import from_graph, prepare
     from service.bounds.shard import shard
     from service.jobs.spec.base import ParallelSpec
@@ -37,13 +38,14 @@ def search() -> list[dict[str, Any]]:
     from service.verification.bab.inputs import search as inputs
     from service.verification.bab.lp import LinearPrograms
     from service.verification.bab.model import ModelUnderVerification
+    from service.verification.engine import NetworkEngine
 
     distributed.start("cpu")
     mesh = build_mesh(ParallelSpec(tp=2), "cpu")
     axis = mesh.tp
 
     def subject(module: nn.Module, network: Any) -> ModelUnderVerification:
-        return ModelUnderVerification(module, network, module, None, torch.float64)
+        return ModelUnderVerification(module, NetworkEngine(network), module, None, torch.float64)
 
     def built(activation: str, *hidden: int) -> list[ModelUnderVerification]:
         config = MlpConfig(in_features=8, hidden=hidden, out_features=1, activation=activation)  # type: ignore[arg-type]
@@ -62,7 +64,7 @@ def search() -> list[dict[str, Any]]:
 
     def pattern(each: ModelUnderVerification, specification: Any) -> float:
         """The margin of the domain in which every operator does what it does at one input, by a linear program."""
-        root = rooted.bound_root(each, specification, "crown", time.monotonic() + 60)
+        root = rooted.bound_root(each, specification, CROWN, time.monotonic() + 60)
         domain_bounds = DomainBounds(DualObjective(each.network, root.box, root.bounds, root.specification_rows))
         graph, neuron_index = each.network.graph, domain_bounds.neuron_index
         known = {graph.input.name: Interval.point(specification.lower[None] / 2)}
@@ -98,9 +100,7 @@ def search() -> list[dict[str, Any]]:
                 weak = {name: OptimiserSettings(1, slopes=0.1) for name in ("FROM_SCRATCH", "ONWARD")}
                 deadline = time.monotonic() + limit
                 with patch.multiple(activations, **weak):
-                    findings.append(
-                        getattr(module, search_name)(each, specification, "crown", deadline, lambda _: None)
-                    )
+                    findings.append(getattr(module, search_name)(each, specification, CROWN, deadline, lambda _: None))
             found.append(
                 {
                     "case": f"{name} {search_name} {share} in {limit} s",

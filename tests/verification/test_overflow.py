@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import CROWN, METHODS, Effort
 from service.bounds.network import prepare
 from service.formats.vnnlib import Case, Halfspace, Query
 from service.verification.bab.driver import decide
@@ -18,6 +18,7 @@ from service.verification.bab.inputs.search import FEW_INPUTS
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import specifications
 from service.verification.certify import Verdict
+from service.verification.engine import NetworkEngine
 
 TERMS = 32
 
@@ -30,7 +31,9 @@ def overflowing(features: int) -> ModelUnderVerification:
         each.zero_()
     inner.bias.fill_(3e37)
     outer.weight[:, : TERMS // 2], outer.weight[:, TERMS // 2 :] = 3.0, -4.0
-    return ModelUnderVerification(module, prepare(module, (features,)), deepcopy(module).double(), None, torch.float32)
+    return ModelUnderVerification(
+        module, NetworkEngine(prepare(module, (features,))), deepcopy(module).double(), None, torch.float32
+    )
 
 
 class Summed(nn.Module):
@@ -56,7 +59,9 @@ def narrow(features: int) -> ModelUnderVerification:
     for layer in (outer, last):
         layer.weight.fill_(-1.0)
         layer.bias.fill_(1.0)
-    return ModelUnderVerification(module, prepare(module, (features,)), deepcopy(module).double(), None, torch.float32)
+    return ModelUnderVerification(
+        module, NetworkEngine(prepare(module, (features,))), deepcopy(module).double(), None, torch.float32
+    )
 
 
 def asked(features: int, lower: float = 0.0, upper: float = 1.0, threshold: float = -1e38) -> Query:
@@ -75,7 +80,7 @@ def test_an_infinite_sum_is_no_bound(method: str) -> None:
 
 @pytest.mark.parametrize("features", [2, FEW_INPUTS + 1])
 def test_an_infinite_sum_is_no_proof(features: int) -> None:
-    decision = decide(overflowing(features), asked(features), "crown", 0.1)
+    decision = decide(overflowing(features), asked(features), CROWN, 0.1)
     assert decision.verdict is not Verdict.VERIFIED
 
 
@@ -87,7 +92,7 @@ def test_a_narrow_dip_in_a_wide_box_is_not_rounded_away(features: int) -> None:
         for method in METHODS.values():
             with torch.no_grad():
                 assert float(method(subject.network, box, Effort()).lower_bounds(torch.ones(1, 1, 1))) <= 0
-        decision = decide(subject, asked(features, -0.7 * width, width, 0.5), "crown", 0.3)
+        decision = decide(subject, asked(features, -0.7 * width, width, 0.5), CROWN, 0.3)
         assert decision.verdict is not Verdict.VERIFIED
 
 
@@ -101,13 +106,15 @@ def test_an_infinite_sum_has_no_sign_for_the_next_layer(first: Callable[[int], n
     module = nn.Sequential(first(features), nn.ReLU(), last).requires_grad_(False)
     float64_module = deepcopy(module).double()
     assert float(float64_module(torch.zeros(1, features, dtype=torch.float64))) == 0
-    subject = ModelUnderVerification(module, prepare(module, (features,)), float64_module, None, torch.float32)
+    subject = ModelUnderVerification(
+        module, NetworkEngine(prepare(module, (features,))), float64_module, None, torch.float32
+    )
     box = Interval(torch.zeros(1, features), torch.ones(1, features))
     for method in METHODS.values():
         with torch.no_grad():
             lower, negated = method(subject.network, box, Effort()).lower_bounds(torch.tensor([[[1.0], [-1.0]]]))[0]
         assert lower <= 0 <= -negated
-    decision = decide(subject, asked(features, threshold=0.1), "crown", 0.1, restarts=0)
+    decision = decide(subject, asked(features, threshold=0.1), CROWN, 0.1, restarts=0)
     assert decision.verdict is not Verdict.VERIFIED
 
 

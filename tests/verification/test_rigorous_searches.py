@@ -23,7 +23,7 @@ from torch import nn
 
 from service.bounds.forms import Form, _linear
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import CROWN, METHODS, Effort
 from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
 from service.bounds.rigorous import RigorousAnalysis, rigorous_crown
@@ -40,6 +40,7 @@ from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.certify import Verdict
+from service.verification.engine import PLAIN, RIGOROUS, NetworkEngine
 
 __all__ = ["trained"]
 
@@ -67,7 +68,8 @@ def vanishing(bits: int) -> nn.Sequential:
 def subject(module: nn.Module, features: int, dtype: torch.dtype, *, rigorous: bool) -> ModelUnderVerification:
     float64_module = copy.deepcopy(module).double().eval().requires_grad_(False)
     own = copy.deepcopy(float64_module).to(dtype)
-    return ModelUnderVerification(own, prepare(own, (features,)), float64_module, None, dtype, rigorous=rigorous)
+    engine = NetworkEngine(prepare(own, (features,)), RIGOROUS if rigorous else PLAIN)
+    return ModelUnderVerification(own, engine, float64_module, None, dtype)
 
 
 def above(features: int, radius: float, *thresholds: float) -> Query:
@@ -97,7 +99,7 @@ def test_a_plain_search_verifies_what_a_point_violates_and_a_rigorous_one_does_n
     query = Query(1, 1, (Case((0.5,), (1.0,), (Halfspace(((0, -1.0),), -0.5),)),))
 
     def decided(dtype: torch.dtype, *, rigorous: bool) -> Decision:
-        return decide(subject(net, 1, dtype, rigorous=rigorous), query, "crown", 2.0, restarts=0)
+        return decide(subject(net, 1, dtype, rigorous=rigorous), query, CROWN, 2.0, restarts=0)
 
     plain = decided(dtype, rigorous=False)
     assert (plain.verdict, plain.technique) == (Verdict.VERIFIED, means)
@@ -116,9 +118,7 @@ def test_what_is_verified_holds_over_the_rational_numbers(splits: Technique, see
     query = above(4, 1.0, *(most + share * (most - least)).tolist())
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(DECIDING, "technique_for", lambda specification: splits)
-        plain, rigorous = (
-            decide(subject(net, 4, DOUBLE, rigorous=each), query, "crown", 20.0) for each in (False, True)
-        )
+        plain, rigorous = (decide(subject(net, 4, DOUBLE, rigorous=each), query, CROWN, 20.0) for each in (False, True))
     assert rigorous.verdict == plain.verdict != Verdict.UNKNOWN
     if rigorous.verdict is Verdict.VERIFIED:
         for point in x[values.argmax(dim=0)].tolist():

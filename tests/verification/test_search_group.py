@@ -14,6 +14,7 @@ from nets import mlp
 from torch import nn
 
 from service.bounds.interval import Interval
+from service.bounds.methods import CROWN
 from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer
 from service.verification.bab.search_group import AT_MOST, SINGLE_RANK, SearchStatus, plan_moves
 
@@ -56,9 +57,12 @@ def test_boxes_are_handed_over_as_they_were() -> None:
 def subject_of(module: nn.Module, features: int, search_group: Any) -> Any:
     from service.bounds.network import prepare
     from service.verification.bab.model import ModelUnderVerification
+    from service.verification.engine import NetworkEngine
 
     module = module.double().eval().requires_grad_(False)
-    return ModelUnderVerification(module, prepare(module, (features,)), module, None, torch.float64, search_group)
+    return ModelUnderVerification(
+        module, NetworkEngine(prepare(module, (features,))), module, None, torch.float64, search_group
+    )
 
 
 def goal_above(module: nn.Module, features: int, share: float, radius: float) -> Any:
@@ -109,7 +113,7 @@ def search() -> list[dict[str, Any]]:
                     subject = subject_of(net, features, each)
                     started = time.monotonic()
                     with patch.object(module, "LARGEST_BATCH", {"cpu": 16} if module is inputs else 16):
-                        findings.append(getattr(module, name)(subject, goal, "crown", started + limit, lambda _: None))
+                        findings.append(getattr(module, name)(subject, goal, CROWN, started + limit, lambda _: None))
             alone, together = findings
             found.append(
                 {

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from service.bounds.folded import fold
 from service.bounds.forms import forward_forms
 from service.bounds.interval import Interval
-from service.bounds.methods import Effort
+from service.bounds.methods import CROWN, Effort
 from service.bounds.network import prepare
 from service.bounds.planes import Walk, minimum
 from service.formats.vnnlib import Case, Halfspace, Query
@@ -28,6 +28,7 @@ from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import specifications
 from service.verification.certify import Verdict
+from service.verification.engine import NetworkEngine
 
 CPU = torch.device("cpu")
 deciding = importlib.import_module("service.verification.bab.driver")
@@ -35,7 +36,7 @@ deciding = importlib.import_module("service.verification.bab.driver")
 
 def subject(module: nn.Module, features: int) -> ModelUnderVerification:
     module = module.double().eval().requires_grad_(False)
-    return ModelUnderVerification(module, prepare(module, (features,)), module, None, torch.float64)
+    return ModelUnderVerification(module, NetworkEngine(prepare(module, (features,))), module, None, torch.float64)
 
 
 def dense(seed: int, *sizes: int) -> nn.Sequential:
@@ -94,7 +95,7 @@ def vertices(module: nn.Sequential) -> Tensor:
 def search(under: ModelUnderVerification, asked: Query, seconds: float = 30.0) -> SearchResult:
     """The search alone, without the attack before it."""
     (specification,) = specifications(asked, CPU)
-    return split_inputs(under, specification, "crown", time.monotonic() + seconds, lambda _: None)
+    return split_inputs(under, specification, CROWN, time.monotonic() + seconds, lambda _: None)
 
 
 def violates(under: ModelUnderVerification, asked: Query, decision: Decision | SearchResult) -> bool:
@@ -147,7 +148,7 @@ def test_a_bound_is_below_the_margin_of_every_input(seed: int, shares: list[floa
     cases = [[(row.tolist(), float(each))] for row, each in zip(rows, thresholds, strict=True)]
     moments: list[SearchProgress] = []
     (specification,) = specifications(query([-1.0, -0.5], [1.0, 1.0], *cases), CPU)
-    found = split_inputs(subject(module, 2), specification, "crown", time.monotonic() + 30, moments.append)
+    found = split_inputs(subject(module, 2), specification, CROWN, time.monotonic() + 30, moments.append)
     assert max(found.bound, *(each.bound for each in moments)) <= float((values - thresholds).min()) + 1e-9
 
 
@@ -156,11 +157,11 @@ def test_of_goals_whose_turn_has_not_come_no_bound_is_known() -> None:
     with torch.no_grad():
         under.module.get_parameter("0.weight").fill_(1.0)
     cases = [Case((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -1.5),)) for low in (1.0, 0.0, 2.0)]
-    falsified = decide(under, Query(1, 1, tuple(cases)), "crown", 20.0, restarts=0)
+    falsified = decide(under, Query(1, 1, tuple(cases)), CROWN, 20.0, restarts=0)
     assert (falsified.verdict, falsified.bound) == (Verdict.FALSIFIED, -math.inf)
     told: list[DecisionProgress] = []
     verified = decide(
-        under, Query(1, 1, (cases[1], Case((-1.0,), (0.0,), cases[1].halfspaces))), "crown", 20.0, told.append
+        under, Query(1, 1, (cases[1], Case((-1.0,), (0.0,), cases[1].halfspaces))), CROWN, 20.0, told.append
     )
     assert verified.verdict is Verdict.VERIFIED
     assert told[0].bound == -math.inf
@@ -247,9 +248,9 @@ def test_every_box_of_a_query_counts() -> None:
     with torch.no_grad():
         under.module.get_parameter("0.weight").fill_(1.0)
     apart = [Case((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -1.5),)) for low in (-2.0, -1.0, 0.0)]
-    assert decide(under, Query(1, 1, tuple(apart)), "crown", 20.0).verdict is Verdict.VERIFIED
+    assert decide(under, Query(1, 1, tuple(apart)), CROWN, 20.0).verdict is Verdict.VERIFIED
     further = (*apart, Case((1.0,), (1.6,), (Halfspace(((0, -1.0),), -1.5),)))
-    decision = decide(under, Query(1, 1, further), "crown", 20.0)
+    decision = decide(under, Query(1, 1, further), CROWN, 20.0)
     assert decision.verdict is Verdict.FALSIFIED
     assert decision.counterexample is not None
     assert 1.5 <= decision.counterexample[0] <= 1.6
@@ -261,14 +262,14 @@ def test_a_search_without_time_tells_what_it_knows() -> None:
     asked = query([-1.0, -1.0], [1.0, 1.0], [([1.0], float(module(vertices(module)).min()) - 1e-6)])
     moments: list[SearchProgress] = []
     (specification,) = specifications(asked, CPU)
-    found = split_inputs(under, specification, "crown", time.monotonic() + 30, moments.append)
+    found = split_inputs(under, specification, CROWN, time.monotonic() + 30, moments.append)
     bounds = [moment.bound for moment in moments]
     assert found.verdict is Verdict.VERIFIED
     assert bounds == sorted(bounds)
     assert bounds[0] == -math.inf
     assert any(-math.inf < bound < 0 for bound in bounds)
     told: list[DecisionProgress] = []
-    none = decide(under, asked, "crown", 0.0, told.append)
+    none = decide(under, asked, CROWN, 0.0, told.append)
     assert none.verdict is Verdict.UNKNOWN
     assert none.technique is Technique.INPUTS
     assert told
@@ -295,7 +296,7 @@ def test_a_box_of_several_inputs_is_looked_at_as_a_whole_before_it_is_halved(
     """Where splits of activations decide, that is the answer; else the search goes on from what they have shown."""
     features = deciding.SEVERAL_INPUTS + 1
     lower, upper, under = [-0.1] * features, [0.1] * features, subject(dense(0, features, 8, 1), features)
-    far = decide(under, query(lower, upper, [([1.0], -1e3)]), "crown", 5.0, restarts=0)
+    far = decide(under, query(lower, upper, [([1.0], -1e3)]), CROWN, 5.0, restarts=0)
     if not suffices:
 
         def undecided(*_: object) -> SearchResult:
@@ -304,7 +305,7 @@ def test_a_box_of_several_inputs_is_looked_at_as_a_whole_before_it_is_halved(
         monkeypatch.setitem(deciding.SEARCHES, Technique.ACTIVATIONS, undecided)
     heard: list[DecisionProgress] = []
     asked = query(lower, upper, [([1.0], far.bound - 1e3 - 0.05)])
-    found = decide(under, asked, "crown", 5.0, heard.append, restarts=0)
+    found = decide(under, asked, CROWN, 5.0, heard.append, restarts=0)
     assert found.verdict is Verdict.VERIFIED
     assert found.technique is (Technique.ACTIVATIONS if suffices else Technique.INPUTS)
     assert min(each.bound for each in heard) >= (-math.inf if suffices else 0.01)

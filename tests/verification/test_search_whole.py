@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from service.bounds.methods import CROWN
 from service.bounds.network import prepare
 from service.formats.vnnlib import Case, Halfspace, Query, Within
 from service.verification.bab.decision import Technique
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.certify import Verdict
+from service.verification.engine import PLAIN, RIGOROUS, NetworkEngine
 
 FEATURES = 70
 
@@ -24,14 +26,18 @@ def test_affine_models_are_decided_next_to_their_exact_minimum(ball: bool, rigor
     module = nn.Sequential(nn.Unflatten(1, (7, 10)), nn.Flatten(), last).double()
     module.requires_grad_(False)
     subject = ModelUnderVerification(
-        module, prepare(module, (FEATURES,)), module, None, torch.float64, rigorous=rigorous
+        module,
+        NetworkEngine(prepare(module, (FEATURES,)), RIGOROUS if rigorous else PLAIN),
+        module,
+        None,
+        torch.float64,
     )
     weight, bias = last.weight[0], float(last.bias[0])
     least = bias - float(weight.norm() if ball else weight.abs().sum())
     within = Within((0.0,) * FEATURES, 1.0) if ball else None
     for above, verdict in ((1e-3, Verdict.FALSIFIED), (-1e-3, Verdict.VERIFIED)):
         case = Case((-1.0,) * FEATURES, (1.0,) * FEATURES, (Halfspace(((0, 1.0),), least + above),))
-        decision = decide(subject, Query(FEATURES, 2, (case,), within), "crown", 20.0)
+        decision = decide(subject, Query(FEATURES, 2, (case,), within), CROWN, 20.0)
         assert decision.verdict is verdict
         assert decision.verdict is Verdict.FALSIFIED or decision.technique is Technique.ACTIVATIONS
         assert decision.verdict is Verdict.FALSIFIED or decision.bound == pytest.approx(1e-3, rel=1e-3)

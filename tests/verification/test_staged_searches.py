@@ -21,6 +21,7 @@ def decisions() -> dict[str, dict[str, Any]]:
     import torch
     from nets import box_around, output_bounds
 
+    from service.bounds.methods import CROWN
     from service.bounds.network import prepare
     from service.bounds.stages import InStages, Line, prepare_stages
     from service.jobs.spec.base import ParallelSpec
@@ -33,6 +34,7 @@ def decisions() -> dict[str, dict[str, Any]]:
     from service.verification.bab.driver import decide
     from service.verification.bab.model import ModelUnderVerification
     from service.verification.bab.search_group import SearchGroup
+    from service.verification.engine import NetworkEngine, StagesEngine
 
     device, double = distributed.start("cpu"), torch.float64
     config = MlpConfig(in_features=70, hidden=(8, 8, 8, 8), out_features=2)
@@ -62,11 +64,11 @@ def decisions() -> dict[str, dict[str, Any]]:
         search_group = SearchGroup(mesh.dp)
         subjects = {
             "stages": ModelUnderVerification(
-                model, staged.network, local_copy(model), None, double, search_group, staged=staged
+                model, StagesEngine.of(staged), local_copy(model), None, double, search_group
             )
         }
         if line.is_last and degrees == MESHES[0]:
-            subjects["one process"] = ModelUnderVerification(whole, network, whole, None, double)
+            subjects["one process"] = ModelUnderVerification(whole, NetworkEngine(network), whole, None, double)
         for place, subject in subjects.items():
             margins = domain_margins(subject, query_above(lower, upper, most))
             found.setdefault(f"domains on {degrees}", {})[place] = margins
@@ -74,7 +76,7 @@ def decisions() -> dict[str, dict[str, Any]]:
             limit = least + SHARES[share] * (most - least)
             # One process would tighten what its domains share when it has searched for long, on a busy host at once.
             with patch.multiple(activations, QUICK_SECONDS=1e9, QUICK_SHARE=1e9):
-                decision = decide(subject, query_above(lower, upper, limit), "crown", 60.0, restarts=0)
+                decision = decide(subject, query_above(lower, upper, limit), CROWN, 60.0, restarts=0)
             case = found.setdefault(f"{share} on {degrees}", {})
             case[place] = [decision.verdict.value, decision.technique.value, decision.domains]
             if decision.counterexample is not None:
@@ -95,14 +97,16 @@ def domain_margins(subject: Any, query: Any) -> list[float]:
     """Of domains that are split at two values each, anywhere, optimised for some steps."""
     import torch
 
+    from service.bounds.methods import CROWN
     from service.verification.bab.activations import root_bounds as rooted
-    from service.verification.bab.activations import search as activations
+    from service.verification.bab.activations.domain_bounds import DomainBounds
     from service.verification.bab.activations.optimiser import OptimiserSettings
     from service.verification.bab.specification import specifications
 
     (specification,) = specifications(query, subject.device)
-    root = rooted.bound_root(subject, specification, "crown", float("inf"))
-    domain_bounds = activations._domain_bounds(subject, root)
+    root = rooted.bound_root(subject, specification, CROWN, float("inf"))
+    objective = subject.engine.dual_objective(root.box, root.bounds, root.specification_rows)
+    domain_bounds = DomainBounds(objective, subject.memory)
     roots = domain_bounds.roots(root.margins)
     domain_bounds.calibrate(roots)
     generator, count = torch.Generator().manual_seed(5), 40

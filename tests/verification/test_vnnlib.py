@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_models import dense, model, node
 
+from service.bounds.methods import CROWN, IBP
 from service.formats.vnnlib import Halfspace, Query, VnnlibError, parse
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
@@ -150,7 +151,7 @@ def test_small_networks_are_always_decided(network: ModelUnderVerification, shar
     threshold = most - share * size if above else least + share * size
     asked = f"(>= (- Y_0 Y_1) {threshold})" if above else f"(<= (- Y_0 Y_1) {threshold})"
     box = "".join(f"(assert (<= X_{index} 1))(assert (>= X_{index} -1))" for index in (0, 1))
-    decision = decide(network, parse(f"{DECLARED}{box}(assert (or (and {asked}) (>= Y_0 1e9)))"), "crown", 30.0)
+    decision = decide(network, parse(f"{DECLARED}{box}(assert (or (and {asked}) (>= Y_0 1e9)))"), CROWN, 30.0)
     assert decision.verdict is (Verdict.FALSIFIED if reached else Verdict.VERIFIED)
     if decision.counterexample is not None:
         outputs = network.float64_module(torch.tensor([decision.counterexample], dtype=torch.float64))[0]
@@ -165,8 +166,8 @@ def test_a_conjunction_needs_all_of_its_halfspaces_at_one_input() -> None:
     )
     declared = "".join(f"(declare-const {name} Real)" for name in ("X_0", "Y_0", "Y_1"))
     text = f"{declared}(assert (<= -1 X_0))(assert (<= X_0 1))"
-    both = decide(subject, parse(f"{text}(assert (>= Y_0 0.1))(assert (>= Y_1 0.1))"), "crown", 20.0)
-    one = decide(subject, parse(f"{text}(assert (or (>= Y_0 0.1) (>= Y_1 0.1)))"), "crown", 20.0)
+    both = decide(subject, parse(f"{text}(assert (>= Y_0 0.1))(assert (>= Y_1 0.1))"), CROWN, 20.0)
+    one = decide(subject, parse(f"{text}(assert (or (>= Y_0 0.1) (>= Y_1 0.1)))"), CROWN, 20.0)
     assert (both.verdict, one.verdict) == (Verdict.VERIFIED, Verdict.FALSIFIED)
 
 
@@ -174,11 +175,11 @@ def test_no_time_is_no_verdict(network: ModelUnderVerification) -> None:
     least, _ = extremes(network)
     box = "".join(f"(assert (<= X_{index} 1))(assert (>= X_{index} -1))" for index in (0, 1))
     asked = parse(f"{DECLARED}{box}(assert (<= (- Y_0 Y_1) {least - 0.02}))")
-    assert decide(network, asked, "ibp", 0.0).verdict is Verdict.UNKNOWN
+    assert decide(network, asked, IBP, 0.0).verdict is Verdict.UNKNOWN
 
 
 def test_a_query_without_cases_holds(network: ModelUnderVerification) -> None:
-    assert decide(network, query("(assert (<= 1 0))"), "crown", 1.0).verdict is Verdict.VERIFIED
+    assert decide(network, query("(assert (<= 1 0))"), CROWN, 1.0).verdict is Verdict.VERIFIED
 
 
 @pytest.mark.parametrize(("factor", "end"), [("3.0", "0.1"), ("-3.0", "0.1"), ("7.0", "1e-300"), ("0.1", "0.3")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from service.bounds.effort import Effort
 from service.bounds.methods.alpha import alpha_crown, alpha_crown_fixed
@@ -27,15 +28,18 @@ ALPHA_CROWN = Method("alpha-crown", alpha_crown, rigorous_alpha_crown, Intermedi
 ALPHA_CROWN_FIXED = Method(
     "alpha-crown", alpha_crown_fixed, rigorous_alpha_crown_fixed, IntermediateBounds.LINEAR, optimises=True
 )
+BETA_CROWN = replace(CROWN, name="beta-crown")
+"""The bounds of CROWN, before a search that splits activations and optimises its subproblems' multipliers."""
 
 METHODS: Mapping[str, Method] = {
     method.label: method for method in (IBP, CROWN_IBP, CROWN, ALPHA_CROWN, ALPHA_CROWN_FIXED)
 }
-"""All methods by their labels."""
+"""The methods that bound by themselves, by their labels."""
 
 __all__ = [
     "ALPHA_CROWN",
     "ALPHA_CROWN_FIXED",
+    "BETA_CROWN",
     "CROWN",
     "CROWN_IBP",
     "IBP",

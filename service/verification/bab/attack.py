@@ -45,9 +45,9 @@ def attack(
 
     Raises as :func:`inputs_at_once` does.
     """
-    samples = max(restarts, min(SAMPLES, EFFORT // model.entries))
+    samples = max(restarts, min(SAMPLES, EFFORT // model.engine.entries))
     made = _Attack(model, specification, deadline, seed, max(restarts, 2 * specification.disjuncts))
-    return halving(samples, made.everywhere, model.device, alone=model.is_alone)
+    return halving(samples, made.everywhere, model.device, alone=model.engine.is_alone)
 
 
 def attack_nearby(
@@ -55,7 +55,7 @@ def attack_nearby(
 ) -> Counterexample | None:
     """Attack by short steps from the best of very many random inputs: counterexamples may be rare."""
     made = _Attack(model, specification, deadline, seed, 4 * max(RESTARTS, specification.disjuncts))
-    return halving(samples, made.nearby, model.device, alone=model.is_alone)
+    return halving(samples, made.nearby, model.device, alone=model.engine.is_alone)
 
 
 def inputs_at_once(model: ModelUnderVerification) -> int:
@@ -63,9 +63,9 @@ def inputs_at_once(model: ModelUnderVerification) -> int:
 
     Raises :class:`~service.bounds.memory.MemoryShortageError` where there is no memory for one.
     """
-    floats = COPIES * model.entries + COPIES_OF_INPUT * model.network.graph.input.size
+    floats = COPIES * model.engine.entries + COPIES_OF_INPUT * model.network.graph.input.size
     each = floats * torch.finfo(model.dtype).bits // 8
-    return model.memory.plan(model.device, each, AT_ONCE, share=2, least=model.least)
+    return model.memory.plan(model.device, each, AT_ONCE, share=2, least=model.engine.least)
 
 
 class _Attack:
@@ -148,7 +148,7 @@ class _Attack:
             values, gradient = descent(self.model, self.specification, x, self.at_once, aim=self.aim, scale=scale)
             if found := self._convinced(x, values):
                 return found
-            if self.model.late(self.deadline):
+            if self.model.engine.late(self.deadline):
                 return None
             size = sizes * ((1 - step / STEPS) ** 2 + 0.002)
             x = inside(x - size * ahead(gradient), self.box)

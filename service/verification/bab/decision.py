@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from service.bounds.memory import MemoryShortageError
+from service.bounds.methods import Method
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification
 from service.verification.certify import Verdict
@@ -56,7 +57,7 @@ class SearchResult:
 class Search(Protocol):
     """A branch and bound over one specification, ``UNKNOWN`` when ``deadline`` (``time.monotonic``) has passed.
 
-    ``method`` names one of :data:`~service.bounds.methods.METHODS`. ``listener`` hears of every round. Raises
+    ``method`` bounds the root, and boxes of inputs. ``listener`` hears of every round. Raises
     :class:`~service.bounds.memory.MemoryShortageError`, on all ranks that decide together, where it cannot begin.
     """
 
@@ -64,7 +65,7 @@ class Search(Protocol):
         self,
         model: ModelUnderVerification,
         specification: Specification,
-        method: str,
+        method: Method,
         deadline: float,
         listener: ProgressListener,
     ) -> SearchResult: ...

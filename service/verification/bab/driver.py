@@ -10,11 +10,11 @@ from math import inf
 import torch
 
 from service.bounds.memory import MemoryShortageError, make_room
+from service.bounds.methods import CROWN, IntermediateBounds, Method
 from service.formats.vnnlib import Query
 from service.verification.bab.activations.search import split_activations
 from service.verification.bab.attack import RESTARTS, attack
 from service.verification.bab.decision import Decision, Search, SearchProgress, SearchResult, Technique
-from service.verification.bab.inputs.input_bounds import WEAK
 from service.verification.bab.inputs.search import FEW_INPUTS, split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications
@@ -41,7 +41,7 @@ class DecisionProgress:
 def decide(
     model: ModelUnderVerification,
     query: Query,
-    method: str,
+    method: Method,
     limit: float,
     progress: Callable[[DecisionProgress], None] = lambda _: None,
     *,
@@ -59,12 +59,13 @@ def decide(
     return run.searched() if found is None else run.end(Verdict.FALSIFIED, Technique.ATTACK, found)
 
 
-def _allowing(model: ModelUnderVerification, specification: Specification, method: str) -> Specification:
+def _allowing(model: ModelUnderVerification, specification: Specification, method: Method) -> Specification:
     """Raise the thresholds to make up for coefficients that are rounded, in float64 or in the bounds' type."""
     unbounded = torch.full_like(specification.rows[0], inf)
     if not bool(specification.lost(model.dtype, unbounded).any()):
         return specification
-    bounds = model.output_bounds(specification.box(model.dtype), method if method in WEAK else "crown")
+    bounding = method if method.intermediate is IntermediateBounds.INTERVALS else CROWN
+    bounds = model.engine.output_bounds(bounding, specification.box(model.dtype), model.effort)
     reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs()).double().nan_to_num(nan=inf)
     return specification.allowing(specification.lost(model.dtype, reach))
 
@@ -85,7 +86,7 @@ class _Run:
 
     model: ModelUnderVerification
     specifications: Sequence[Specification]
-    method: str
+    method: Method
     started: float
     limit: float
     progress: Callable[[DecisionProgress], None]
@@ -113,7 +114,7 @@ class _Run:
         try:
             return attack(self.model, specification, deadline, self.model.search_group.axis.rank, restarts)
         except Exception as error:
-            if not self.model.survives(error):
+            if not self.model.engine.survives(error):
                 raise
         make_room(self.model.device)
         return None
@@ -158,7 +159,7 @@ class _Run:
             )
         except Exception as error:
             agreed = isinstance(error, MemoryShortageError) or self.model.search_group.axis.size == 1
-            if not agreed or not self.model.survives(error):
+            if not agreed or not self.model.engine.survives(error):
                 raise
             shortage = self.model.memory.shortage("the search", self.model.device, error)
             result = SearchResult(Verdict.UNKNOWN, None, 0, -inf, shortage)

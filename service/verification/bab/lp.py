@@ -74,7 +74,7 @@ class LinearPrograms:
         """Whether the model is piecewise linear and not in stages, where no rank has the whole matrix."""
         network = self.model.network
         piecewise_linear = all(network.operator_of(node).pieces(node) is not None for node in network.nonlinear)
-        return piecewise_linear and self.model.staged is None
+        return piecewise_linear and self.model.engine.has_all_layers
 
     def solved(self, domain: Domains, bounds: Interval) -> LpResult:
         """Solve one domain whose splits leave only affine operators, given the root's bounds of all preactivations."""

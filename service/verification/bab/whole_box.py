@@ -6,9 +6,9 @@ from functools import partial
 from math import inf
 
 import torch
-from torch import Tensor
 
 from service.bounds.memory import MemoryShortageError
+from service.bounds.methods import ALPHA_CROWN, IntermediateBounds, Method
 from service.bounds.split import Preactivations
 from service.verification.bab.activations.root_bounds import STAGE
 from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
@@ -16,30 +16,29 @@ from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification
 from service.verification.certify import Verdict
 
-TIGHTER = {"crown": "alpha-crown"}
-
 
 def has_activations(model: ModelUnderVerification) -> bool:
-    """In every stage; all ranks must ask together."""
+    """Return whether every stage of the model has some; all ranks must ask together."""
     own = torch.tensor([Preactivations.of(model.network).entries])
-    return bool((own if model.staged is None else model.staged.line.joined(own)).all())
+    return bool(model.engine.gathered(own).all())
 
 
 @torch.no_grad()
 def bound_whole(
     model: ModelUnderVerification,
     specification: Specification,
-    method: str,
+    method: Method,
     deadline: float,
     listener: ProgressListener,
 ) -> SearchResult:
     """A :class:`~service.verification.bab.decision.Search` of one domain for each disjunct."""
     bound, shortage = -inf, None
-    for name in (method, TIGHTER.get(method)):
-        late = model.search_group.anywhere(model.late(deadline), model.device)
-        if name is not None and bound <= 0 and not late:
+    is_crown = method.intermediate is IntermediateBounds.LINEAR and not method.optimises
+    for bounding in (method, ALPHA_CROWN) if is_crown else (method,):
+        late = model.search_group.anywhere(model.engine.late(deadline), model.device)
+        if bound <= 0 and not late:
             try:
-                bound = max(bound, model.together(STAGE, partial(_least_margin, model, specification, name)))
+                bound = max(bound, model.together(STAGE, partial(_least_margin, model, specification, bounding)))
             except MemoryShortageError as error:
                 shortage = error
     listener(SearchProgress(specification.disjuncts, 0 if bound > 0 else specification.disjuncts, bound))
@@ -48,16 +47,11 @@ def bound_whole(
     )
 
 
-def _least_margin(model: ModelUnderVerification, specification: Specification, name: str) -> float:
+def _least_margin(model: ModelUnderVerification, specification: Specification, method: Method) -> float:
     """Over the disjuncts, of the best of their rows."""
-    network = model.network
-    box, rows = specification.box(model.dtype), specification.rows.to(model.dtype)
-    both = torch.cat([rows, -rows])
-    if model.staged is None:
-        box = box.arranged(lambda end: end.reshape(1, *network.graph.input.shape))
-        both = both.reshape(-1, *network.graph.output.shape)
-    analysis = model.method(name)(network, box, model.effort)
-    below: Tensor = network.exchange.agree(analysis.lower_bounds(both[None])[0])
+    engine, rows = model.engine, specification.rows.to(model.dtype)
+    analysis = engine.analyse(method, specification.box(model.dtype), model.effort)
+    below = engine.lower_bounds(analysis, torch.cat([rows, -rows]))
     least, most = below[: len(rows)], -below[len(rows) :]
     margins = (least - specification.offsets(least, most)).nan_to_num(nan=-torch.inf)
     return float(specification.per_disjunct(margins[None]).min())

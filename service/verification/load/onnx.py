@@ -54,7 +54,7 @@ def load_onnx(source: OnnxSource, placement: Placement, property_of: PropertyOfS
         module = load_module(content)
         asked, runtime = property_of((module.features, module.outputs)), Runtime.of(parse(content))
         module = module.to(placement.device)
-        return placement.task(module, prepare(placement.bounded(module), (module.features,)), asked, runtime)
+        return placement.task(module, prepare(placement.arithmetic.bounded(module), (module.features,)), asked, runtime)
 
     return placement.unless_too_large(load, lambda: property_of(describe(parse(content)).sizes))
 
@@ -65,7 +65,7 @@ def _load_divided(source: OnnxSource, placement: Placement, property_of: Propert
     from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
     from service.bounds.onnx.stored import store, stored, type_of  # noqa: PLC0415
 
-    dtype, tp = torch.float64 if placement.spec.rigorous else torch.float32, placement.mesh.tp
+    dtype, tp = placement.arithmetic.dtype, placement.mesh.tp
     line, device = placement.line, placement.device
     folder = build_once(source.folder(dtype), lambda path: store(path, source.read(), dtype))
     module = stored(folder, dtype)
@@ -78,7 +78,7 @@ def _load_divided(source: OnnxSource, placement: Placement, property_of: Propert
     graph = shard(capture(module, sizes[:1]), tp, notes.append)
     if line is not None:
         staged = divide_into_stages(graph, tp, line)
-        task = placement.task(Evaluated(staged.network.graph), staged, asked, runtime)
+        task = placement.staged_task(Evaluated(staged.network.graph), staged, asked, runtime)
     else:
         graph = graph.to(device)
         task = placement.task(Evaluated(graph), from_graph(graph, tp), asked, runtime)

@@ -17,10 +17,10 @@ from service.bounds.stages import InStages, Line, Staged
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
-from service.parallel.tensor import local_copy
+from service.verification.engine import Arithmetic, Engine, NetworkEngine, StagesEngine
 from service.verification.properties import Property
 from service.verification.results import Layer, layers_of
-from service.verification.task import Assignment, Refused, Task, memory_of
+from service.verification.task import Assignment, Refused, Task, arithmetic_of, memory_of
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
@@ -49,21 +49,25 @@ class Placement:
         """Whether this rank has models whole, so that no other waits while it prepares one."""
         return self.line is None and self.mesh.tp.size == 1
 
-    def bounded(self, module: nn.Module) -> nn.Module:
-        """Return the module to bound: for rigorous bounds, the float64 function that has the module's weights."""
-        return local_copy(module).double() if self.spec.rigorous else module
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """The arithmetic in which models are bounded."""
+        return arithmetic_of(self.spec)
 
-    def task(
-        self, module: nn.Module, prepared: Network | Staged, asked: Property, runtime: Running | None = None
+    def task(self, module: nn.Module, network: Network, asked: Property, runtime: Running | None = None) -> Task:
+        """Return the task of a module that this rank has whole, or its shards of, and the network that bounds it."""
+        engine = NetworkEngine(network, self.arithmetic, self.device)
+        return self._task(module, engine, asked, layers_of(network, self.mesh.tp.size), runtime)
+
+    def staged_task(self, module: nn.Module, staged: Staged, asked: Property, runtime: Running | None = None) -> Task:
+        """Return the task of a model of which ``module`` is this rank's stage; every stage calls it."""
+        layers, line = self._layers_of_stages(staged), staged.line
+        return self._task(InStages(module, line), StagesEngine.of(staged, self.arithmetic), asked, layers, runtime)
+
+    def _task(
+        self, module: nn.Module, engine: Engine, asked: Property, layers: Sequence[Layer], runtime: Running | None
     ) -> Task:
-        """Return the task of a module, or of a stage of one, and the network that bounds it."""
-        tp = self.mesh.tp.size
-        if isinstance(prepared, Staged):
-            layers, network, staged = self._layers_of_stages(prepared), prepared.network, prepared
-            module = InStages(module, prepared.line)
-        else:
-            layers, network, staged = layers_of(prepared, tp), prepared, None
-        return Task(self.spec, self.mesh, self.device, asked, module, network, layers, runtime, staged)
+        return Task(self.spec, self.mesh, self.device, asked, module, engine, layers, runtime)
 
     def _layers_of_stages(self, staged: Staged) -> list[Layer]:
         """Return the layers of all stages, in order; every stage calls it."""

@@ -48,9 +48,10 @@ def load_trained(data: DataLayout, placement: Placement) -> Task | Refused:
             asked, module = _of_tokens(module, data, placement)
             shape = (asked.samples.inputs.shape[1],)
         tp, line = placement.mesh.tp, placement.line
+        bounded = placement.arithmetic.bounded(module)
         if line is not None:
-            return placement.task(module, prepare_stages(placement.bounded(module), shape, tp, line), asked)
-        return placement.task(module, prepare(placement.bounded(module), shape, tp), asked)
+            return placement.staged_task(module, prepare_stages(bounded, shape, tp, line), asked)
+        return placement.task(module, prepare(bounded, shape, tp), asked)
 
     return placement.unless_too_large(load, features_property)
 

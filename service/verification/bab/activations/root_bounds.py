@@ -12,14 +12,12 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError
-from service.bounds.methods import Analysis
+from service.bounds.methods import CROWN, Analysis, IntermediateBounds, Method
 from service.bounds.split import Preactivations
-from service.bounds.stages import StagedAnalysis
 from service.verification.bab.activations.dual_objective import DisjunctRows
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification
 
-CHEAPER = {"alpha-crown": "crown"}
 STAGE = "the bounds of the whole box"
 COST = 60
 """How many times the cheaper method's time the other may take."""
@@ -37,40 +35,34 @@ class RootBounds:
 
 
 @torch.no_grad()
-def bound_root(model: ModelUnderVerification, specification: Specification, method: str, deadline: float) -> RootBounds:
+def bound_root(
+    model: ModelUnderVerification, specification: Specification, method: Method, deadline: float
+) -> RootBounds:
     """Bound the whole box by CROWN, and by an optimising method where there is reason and time for it."""
-    network, box = model.network, model.together(STAGE, lambda: specification.box(model.dtype))
-    if model.staged is None:
-        box = box.arranged(lambda end: end.reshape(1, *network.graph.input.shape))
+    engine, box = model.engine, model.together(STAGE, lambda: specification.box(model.dtype))
     started = time.monotonic()
-    first = CHEAPER.get(method, method)
+    first = CROWN if method.intermediate is IntermediateBounds.OPTIMISED else method
 
-    def analysed(name: str) -> tuple[Analysis, DisjunctRows, Tensor]:
-        analysis = model.method(name)(network, box, model.effort)
+    def analysed(method: Method) -> tuple[Analysis, DisjunctRows, Tensor]:
+        analysis = engine.analyse(method, box, model.effort)
         return analysis, *_asked(model, specification, analysis)
 
     analysis, specification_rows, margins = model.together(STAGE, lambda: analysed(first))
-    late = model.late(deadline - COST * (time.monotonic() - started))
-    enough = late or _optimises_later(model) or bool((margins.amax(dim=1) > 0).all())
+    late = model.engine.late(deadline - COST * (time.monotonic() - started))
+    enough = late or engine.refines or bool((margins.amax(dim=1) > 0).all())
     if first != method and not model.search_group.anywhere(enough, model.device):
         with suppress(MemoryShortageError):  # what is known is known
             analysis, specification_rows, margins = model.together(STAGE, lambda: analysed(method))
     # Domains that are handed over have parameters for the entries that are open here, on all ranks the same.
     search_group = Exchange(model.search_group.axis)
-    bounds = Preactivations.of(network).bounds(analysis.inputs)
-    box = analysis.entering if isinstance(analysis, StagedAnalysis) else box
+    bounds = Preactivations.of(engine.network).bounds(analysis.inputs)
     return RootBounds(
-        box,
+        engine.entering(analysis, box),
         Interval(search_group.agree(bounds.lower), search_group.agree(bounds.upper)),
         specification_rows,
         margins,
         analysis,
     )
-
-
-def _optimises_later(model: ModelUnderVerification) -> bool:
-    """Within the search's time, and only when splits do not decide soon."""
-    return model.network.exchange.axis.size == 1 and model.staged is None and not model.rigorous
 
 
 def _asked(
@@ -79,10 +71,7 @@ def _asked(
     """Return the rows by disjunct, and what the root's bounds prove of each."""
     network, dtype = model.network, model.dtype
     rows = specification.rows.to(dtype)
-    both = torch.cat([rows, -rows])
-    if model.staged is None:
-        both = both.reshape(-1, *network.graph.output.shape)
-    below = network.exchange.agree(analysis.lower_bounds(both[None])[0])
+    below = model.engine.lower_bounds(analysis, torch.cat([rows, -rows]))
     least, most = below[: len(rows)], -below[len(rows) :]
     offsets = specification.offsets(least, most)
     place = torch.stack(

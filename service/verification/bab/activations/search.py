@@ -20,19 +20,14 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError
-from service.bounds.parts import with_parts
-from service.bounds.rigorous import RigorousAnalysis
-from service.bounds.stages import StagedAnalysis
+from service.bounds.methods import Method
 from service.verification.bab.activations.branching import ActivationBranching
-from service.verification.bab.activations.certificates import Certificates, StagedCertificates
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains, DomainTransfer
-from service.verification.bab.activations.dual_objective import DualObjective
 from service.verification.bab.activations.intermediate_bab import after_relaxations, refined
 from service.verification.bab.activations.intermediate_bounds import optimised, wanted
 from service.verification.bab.activations.optimiser import OptimiserSettings
 from service.verification.bab.activations.root_bounds import RootBounds, bound_root
-from service.verification.bab.activations.staged_objective import StagedDualObjective
 from service.verification.bab.attack import descend, excess_of, inputs_at_once
 from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
 from service.verification.bab.invprop import GAIN, SETTINGS, Invprop
@@ -68,33 +63,14 @@ ROOTS, DOMAINS, PROGRAMS = "the bounds of whole boxes", "the search over activat
 def split_activations(
     model: ModelUnderVerification,
     specification: Specification,
-    method: str,
+    method: Method,
     deadline: float,
     listener: ProgressListener,
 ) -> SearchResult:
     """A :class:`~service.verification.bab.decision.Search` strategy."""
-    if not model.rigorous:
-        model = replace(model, network=with_parts(model.network))
+    model = replace(model, engine=model.engine.for_activation_search())
     root = bound_root(model, specification, method, deadline)
     return model.together(ROOTS, lambda: _ActivationSearch(model, specification, deadline, listener, root)).run()
-
-
-def _domain_bounds(model: ModelUnderVerification, root: RootBounds) -> DomainBounds:
-    if model.staged is not None:
-        objective: DualObjective = StagedDualObjective(model.staged, root.box, root.bounds, root.specification_rows)
-    else:
-        objective = DualObjective(model.network, root.box, root.bounds, root.specification_rows)
-    return DomainBounds(objective, model.memory)
-
-
-def _certificates(model: ModelUnderVerification, domain_bounds: DomainBounds, root: RootBounds) -> Certificates | None:
-    if not model.rigorous:
-        return None
-    if isinstance(root.analysis, StagedAnalysis):
-        assert isinstance(root.analysis.analysis, RigorousAnalysis)
-        return StagedCertificates(domain_bounds, root.analysis.analysis, root.analysis.staged.line)
-    assert isinstance(root.analysis, RigorousAnalysis)
-    return Certificates(domain_bounds, root.analysis)
 
 
 class _ActivationSearch:
@@ -109,9 +85,10 @@ class _ActivationSearch:
         root: RootBounds,
     ) -> None:
         self.model, self.specification, self.deadline, self.listener = model, specification, deadline, listener
-        self.domain_bounds = _domain_bounds(model, root)
+        objective = model.engine.dual_objective(root.box, root.bounds, root.specification_rows)
+        self.domain_bounds = DomainBounds(objective, model.memory)
         self.branching = ActivationBranching(self.domain_bounds, model.heuristics.activations)
-        self.certificates = _certificates(model, self.domain_bounds, root)
+        self.certificates = model.engine.certificates(self.domain_bounds, root.analysis)
         self.linear_programs, self.at_once = LinearPrograms(model, specification), inputs_at_once(model)
         self.margins = root.margins
         self.roots = self.domain_bounds.roots(self.margins)
@@ -147,7 +124,7 @@ class _ActivationSearch:
                 return SearchResult(verdict, None, everyone.domains, self.bound, self.shortage)
             for rows in search_group.rebalance(state, transfer, device):
                 self._if_possible(partial(transfer.receive, rows), losing=DOMAINS)
-            if everyone.is_slow and self.certificates is None and self.domain_bounds.neuron_index.is_whole:
+            if everyone.is_slow and self.model.engine.refines:
                 self._if_possible(self._refine_in_time)
             found = self._round() if len(self.pool) else None
 
@@ -157,7 +134,7 @@ class _ActivationSearch:
             self.domains,
             min(self.pool.bound, self.stuck, self.proved),
             stuck=self.stuck < inf or self.is_over,
-            late=self.model.late(self.deadline) or self.is_over,
+            late=self.model.engine.late(self.deadline) or self.is_over,
             is_slow=time.monotonic() > self.patience,
             width=width,
         )
@@ -174,7 +151,7 @@ class _ActivationSearch:
             return self._worked_off(parents.to(self.model.device), started)
         except Exception as error:
             # Whatever was free may have gone to another process since.
-            if not self.model.survives(error):
+            if not self.model.engine.survives(error):
                 raise
             if count == 1:
                 self.shortage, self.is_over = self.model.memory.shortage(DOMAINS, self.model.device, error), True
@@ -192,7 +169,7 @@ class _ActivationSearch:
         try:
             return run()
         except Exception as error:
-            if not self.model.survives(error):
+            if not self.model.engine.survives(error):
                 raise
             if losing is not None:
                 self.shortage = self.model.memory.shortage(losing, self.model.device, error)
@@ -338,7 +315,7 @@ class _ActivationSearch:
         until = min(self.deadline, time.monotonic() + PROGRAM_SECONDS)
         for index in range(len(domains)):
             domain = domains.rows(slice(index, index + 1))
-            if self.model.late(until if index else self.deadline):
+            if self.model.engine.late(until if index else self.deadline):
                 self.pool.put(domains.rows(slice(index, None)))
                 return None
             solved = self._solved(domain)
@@ -353,7 +330,7 @@ class _ActivationSearch:
         try:
             return self.linear_programs.solved(domain, self.domain_bounds.objective.known(domain.disjunct))
         except Exception as error:
-            if not self.model.survives(error):
+            if not self.model.engine.survives(error):
                 raise
             self.shortage = self.model.memory.shortage(PROGRAMS, self.model.device, error)
         self.domain_bounds.make_room()

@@ -14,9 +14,7 @@ class MinimiserLoss(ActivationScore):
     """Score an entry by what its relaxation loses at the input that minimises the linear bound.
 
     Hidden values there are those that follow if every operator were the line that bounds it. A relaxation that is
-    loose elsewhere but exact at the minimiser does not hold the bound back, which BaBSR does not see: the idea of the
-    scores from a relaxation's solution in De Palma et al. ("Improved Branch and Bound for Neural Network Verification
-    via Lagrangian Decomposition", 2021).
+    loose elsewhere but exact at the minimiser does not hold the bound back, which BaBSR does not see.
     """
 
     def scores(self, view: ActivationView) -> Tensor:

@@ -14,9 +14,9 @@ from service.verification.bab.heuristics.input_score import InputScore, InputVie
 class RelaxationInfluence(InputScore):
     """Score an input by its influence on what relaxations lose, as a share of what each open row lacks.
 
-    The smart branching of input splits in α,β-CROWN ("sb", Wang et al., 2021) takes the slope of the plane times the
-    width. Of that slope the worse half of a box keeps everything, so it counts with ``slope_weight`` only beside the
-    losses of the relaxations, which become smaller in both halves.
+    The slope of the plane times the input's width is a usual score for input splits. But the worse half of a box keeps
+    all of what the slope costs, so the slope counts with ``slope_weight`` only, beside the losses of the relaxations,
+    which become smaller in both halves.
     """
 
     slope_weight: float = 0.1

@@ -20,12 +20,11 @@ from service.bounds.effort import affordable
 from service.bounds.folded import Folded, fold
 from service.bounds.forms import forward_forms
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import Effort, IntermediateBounds, Method
 from service.bounds.methods.base import LinearAnalysis, PlaneAnalysis
 from service.bounds.network import Network
 from service.bounds.planes import Known, Planes, Walk, minimum
 
-WEAK = ("ibp", "crown-ibp")
 PAIRS, SLOPES, FORMS, ENDS = 10, 4, 8, 8
 """Numbers that are held at a time: for each entry of a pair of rows, for each slope of an entry, for each entry of a
 value that is propagated forward, and for the bounds and the relaxation of each entry."""
@@ -49,13 +48,13 @@ InputBoundsFactory = Callable[[], InputBounds | None]
 """Makes input bounds, which takes memory, too; ``None`` where they do not apply."""
 
 
-def factories_of(network: Network, method: str, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
+def factories_of(network: Network, method: Method, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
     """For boxes within ``whole`` ``(1, features)``, in its dtype and on its device: the best first, and those that take
     less memory after it.
     """
-    weak, divided = method in WEAK, network.exchange.axis.size > 1
-    analysed = PassInputBounds(network, partial(_by_method, method if weak else "crown"), effort, 64, 1)
-    if weak or divided:
+    is_weak, is_divided = method.intermediate is IntermediateBounds.INTERVALS, network.exchange.axis.size > 1
+    analysed = PassInputBounds(network, partial(_by_method, method), effort, 64, 1)
+    if is_weak or is_divided:
         return [lambda: analysed]
     free = int((whole.width > 0).sum())
 
@@ -67,21 +66,6 @@ def factories_of(network: Network, method: str, whole: Interval, effort: Effort)
         return PassInputBounds(network, forward_forms, affordable(network, whole, effort), 4 + 2 * free, 1 + free)
 
     return [folded, propagated, lambda: analysed]
-
-
-def rigorous_factories(network: Network, method: str, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
-    """For boxes of float64 within ``whole``."""
-    graph, bound = network.graph, METHODS[method if method in WEAK else "crown"].rigorous
-    sizes = [node.size for node in graph.nodes]
-
-    def analyse(box: Interval) -> PlaneAnalysis:
-        return bound(network, box.map(lambda end: end.reshape(-1, *graph.input.shape)), effort)
-
-    def rigorous(factory: InputBoundsFactory) -> InputBounds | None:
-        plain = factory()
-        return None if plain is None else RigorousInputBounds(analyse, plain, sum(sizes) * max(sizes))
-
-    return [partial(rigorous, factory) for factory in factories_of(network, method, whole, effort)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,8 +155,8 @@ class RigorousInputBounds:
         return replace(plain, coefficients=coefficients, bias=bias, known={})
 
 
-def _by_method(method: str, network: Network, box: Interval, effort: Effort) -> Pass:
-    analysis = METHODS[method](network, box, effort)
+def _by_method(method: Method, network: Network, box: Interval, effort: Effort) -> Pass:
+    analysis = method(network, box, effort)
     assert isinstance(analysis, LinearAnalysis)
     return analysis.backward
 

@@ -16,19 +16,16 @@ from torch import Tensor
 
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, make_room
+from service.bounds.methods import Method
 from service.verification.bab.attack import attack_boxes, attack_nearby, inputs_at_once
 from service.verification.bab.clipping import Cut, clipped
 from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
 from service.verification.bab.heuristics import InputView
 from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer
 from service.verification.bab.inputs.input_bounds import (
-    WEAK,
     InputBounds,
     InputBoundsFactory,
-    factories_of,
-    rigorous_factories,
 )
-from service.verification.bab.inputs.staged_input_bounds import StagedInputBounds, rigorous_staged_input_bounds
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.search_group import GroupState, SearchStatus
 from service.verification.bab.specification import Specification
@@ -52,24 +49,17 @@ SAMPLES_PER_DOMAIN, MOST_SAMPLES = 32, 2**18
 def split_inputs(
     model: ModelUnderVerification,
     specification: Specification,
-    method: str,
+    method: Method,
     deadline: float,
     listener: ProgressListener,
 ) -> SearchResult:
     """A :class:`~service.verification.bab.decision.Search` strategy."""
-    made = model.together(
-        STAGE, lambda: _InputSearch(model, specification, _factories(model, specification, method), deadline, listener)
-    )
-    return made.run()
 
+    def prepared() -> _InputSearch:
+        factories = model.engine.input_bounds(method, specification.box(model.dtype), model.effort)
+        return _InputSearch(model, specification, factories, deadline, listener)
 
-def _factories(model: ModelUnderVerification, specification: Specification, method: str) -> list[InputBoundsFactory]:
-    """How boxes may be bounded; those that take less memory come later."""
-    if model.staged is not None:
-        staged = rigorous_staged_input_bounds if model.rigorous else StagedInputBounds
-        return [partial(staged, model.staged, method if method in WEAK else "crown", model.effort)]
-    found = rigorous_factories if model.rigorous else factories_of
-    return found(model.network, method, specification.box(model.dtype), model.effort)
+    return model.together(STAGE, prepared).run()
 
 
 @dataclass(eq=False)
@@ -118,7 +108,7 @@ class _InputSearch:
                     self.input_bounds, self.batch = found, self._planned(found)
                     return
             except Exception as error:
-                if not self.factories or not self.model.survives(error):
+                if not self.factories or not self.model.engine.survives(error):
                     raise
             make_room(self.model.device)
 
@@ -127,7 +117,7 @@ class _InputSearch:
         device, kind = self.model.device, self.model.device.type
         most = max(1, min(LARGEST_BATCH.get(kind, 4096), ENTRIES.get(kind, 2**23) // by.entries))
         each = by.floats * torch.finfo(self.model.dtype).bits // 8
-        return self.model.memory.plan(device, each, most, share=2, least=self.model.least)
+        return self.model.memory.plan(device, each, most, share=2, least=self.model.engine.least)
 
     @torch.no_grad()
     def run(self) -> SearchResult:
@@ -151,7 +141,7 @@ class _InputSearch:
             self.domains,
             min(self.pool.least, self.proved, self.tied),
             stuck=self.tied != torch.inf or self.is_over,
-            late=self.model.late(self.deadline) or self.is_over,
+            late=self.model.engine.late(self.deadline) or self.is_over,
             width=self.transfer.width,
         )
 
@@ -170,7 +160,7 @@ class _InputSearch:
             return self._worked_off(boxes)
         except Exception as error:
             # Whatever was free may have gone to another process since.
-            if not self.model.survives(error):
+            if not self.model.engine.survives(error):
                 raise
             if count == 1 and not self.factories:
                 self._end_short(error)
@@ -186,7 +176,7 @@ class _InputSearch:
         try:
             self._take_factory()
         except Exception as error:
-            if not self.model.survives(error):
+            if not self.model.engine.survives(error):
                 raise
             self._end_short(error)
 
@@ -198,7 +188,7 @@ class _InputSearch:
         try:
             put()
         except Exception as error:
-            if not self.model.survives(error):
+            if not self.model.engine.survives(error):
                 raise
             self._end_short(error)
             self.tied = -torch.inf  # of what is lost nothing is proved
@@ -226,7 +216,7 @@ class _InputSearch:
         try:
             return self._tried(box)
         except Exception as error:
-            if not self.model.survives(error):
+            if not self.model.engine.survives(error):
                 raise
         make_room(self.model.device)
         return None

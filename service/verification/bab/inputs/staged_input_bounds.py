@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.bounds.methods import METHODS, Effort
+from service.bounds.methods import Effort, Method
 from service.bounds.planes import Known, Planes, minimum
-from service.bounds.stages import Staged, StagedAnalysis
-from service.verification.bab.inputs.input_bounds import ENDS, RigorousInputBounds
+from service.bounds.stages import Staged
+from service.verification.bab.inputs.input_bounds import ENDS
 
 COPIES = 64
 """Of the widest value, that a box takes in a stage."""
@@ -27,7 +27,7 @@ class StagedInputBounds:
     """A :class:`~service.verification.bab.inputs.input_bounds.InputBounds` that all stages call."""
 
     staged: Staged
-    method: str
+    method: Method
     effort: Effort
 
     @property
@@ -42,7 +42,7 @@ class StagedInputBounds:
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
         line, nothing = self.staged.line, box.lower.new_zeros(1, 1, box.lower.shape[1])
         box_with_record = _RecordingBox(box.lower, box.upper, [])
-        analysis = self.staged.method(METHODS[self.method])(self.staged.network, box_with_record, self.effort)
+        analysis = self.staged.method(self.method)(self.staged.network, box_with_record, self.effort)
         box_with_record.arrived.clear()
         least = self.staged.network.exchange.agree(analysis.lower_bounds(rows.unsqueeze(0)))
         coefficients = line.of_first(self._slopes(box_with_record.arrived, least, nothing) if line.is_first else None)
@@ -56,17 +56,6 @@ class StagedInputBounds:
         if len(flat) == 1 or (flat and exchange.axis.size == 1):
             return exchange.agree(torch.cat(flat, dim=1)[:, :rows])
         return nothing.expand(batch, rows, -1)
-
-
-def rigorous_staged_input_bounds(staged: Staged, method: str, effort: Effort) -> RigorousInputBounds:
-    """The same for boxes of float64, with planes that lie below in real arithmetic."""
-
-    def analyse(box: Interval) -> StagedAnalysis:
-        analysis = staged.method(METHODS[method].rigorous)(staged.network, box, effort)
-        assert isinstance(analysis, StagedAnalysis)
-        return analysis
-
-    return RigorousInputBounds(analyse, StagedInputBounds(staged, method, effort), staged.entries * staged.widest)
 
 
 @dataclass(frozen=True, eq=False)

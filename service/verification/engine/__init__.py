@@ -1,0 +1,12 @@
+"""Engines: what bounds a model, on one device, on tensor-parallel ranks or in pipeline stages, in either arithmetic.
+
+The loader of a task chooses one; nothing else in verification asks where a model is or whether bounds are rigorous.
+Another engine is a file with a class.
+"""
+
+from service.verification.engine.arithmetic import PLAIN, RIGOROUS, Arithmetic
+from service.verification.engine.base import Engine
+from service.verification.engine.network import NetworkEngine
+from service.verification.engine.stages import StagesEngine
+
+__all__ = ["PLAIN", "RIGOROUS", "Arithmetic", "Engine", "NetworkEngine", "StagesEngine"]

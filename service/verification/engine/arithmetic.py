@@ -1,0 +1,112 @@
+"""The two arithmetics of bounds: floating point rounded to nearest, and with every rounding accounted for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from service.bounds.interval import Interval
+from service.bounds.methods import Bounder, Method
+from service.bounds.methods.base import PlaneAnalysis
+from service.bounds.network import Network
+from service.bounds.parts import with_parts
+from service.parallel.tensor import local_copy
+from service.verification.bab.inputs.input_bounds import InputBounds, InputBoundsFactory, RigorousInputBounds
+
+T = TypeVar("T")
+
+
+class Arithmetic(ABC):
+    """How an engine computes, and what that asks of a search.
+
+    ``dtype`` is the type in which a job computes its bounds; ``note`` follows a method's name in results. ``refines``
+    says that a search may tighten intermediate bounds by methods that have no rigorous form.
+    """
+
+    dtype: torch.dtype
+    note: str
+    refines: bool
+
+    @abstractmethod
+    def bounder(self, method: Method) -> Bounder:
+        """Return what bounds a network by ``method`` in this arithmetic."""
+
+    @abstractmethod
+    def bounded(self, module: nn.Module) -> nn.Module:
+        """Return the module to bound: one of the same function, in the type that this arithmetic takes."""
+
+    @abstractmethod
+    def relaxed(self, network: Network) -> Network:
+        """Return the network with the tightest relaxations that a search over activations may use."""
+
+    @abstractmethod
+    def certifying(self, make: Callable[[], T]) -> T | None:
+        """Return what ``make`` gives where a claim has to be checked over the reals, and ``None`` where it has not."""
+
+    @abstractmethod
+    def input_bounds(
+        self, plain: list[InputBoundsFactory], analyse: Callable[[Interval], PlaneAnalysis], largest: int
+    ) -> list[InputBoundsFactory]:
+        """Return factories of bounds for boxes of inputs, by those of ``plain`` ones.
+
+        ``analyse`` bounds boxes ``(n, features)`` in this arithmetic; ``largest`` is how many numbers one takes.
+        """
+
+
+class _Plain(Arithmetic):
+    """Floating point, rounded to nearest: margins for rounding are estimates."""
+
+    dtype, note, refines = torch.float32, "", True
+
+    def bounder(self, method: Method) -> Bounder:
+        return method.plain
+
+    def bounded(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def relaxed(self, network: Network) -> Network:
+        return with_parts(network)
+
+    def certifying(self, make: Callable[[], T]) -> T | None:
+        return None
+
+    def input_bounds(
+        self, plain: list[InputBoundsFactory], analyse: Callable[[Interval], PlaneAnalysis], largest: int
+    ) -> list[InputBoundsFactory]:
+        return plain
+
+
+class _Rigorous(Arithmetic):
+    """Float64 with every rounding accounted for: bounds hold for the function over the reals."""
+
+    dtype, note, refines = torch.float64, " (rigorous)", False
+
+    def bounder(self, method: Method) -> Bounder:
+        return method.rigorous
+
+    def bounded(self, module: nn.Module) -> nn.Module:
+        return local_copy(module).double()
+
+    def relaxed(self, network: Network) -> Network:
+        return network
+
+    def certifying(self, make: Callable[[], T]) -> T | None:
+        return make()
+
+    def input_bounds(
+        self, plain: list[InputBoundsFactory], analyse: Callable[[Interval], PlaneAnalysis], largest: int
+    ) -> list[InputBoundsFactory]:
+        def rigorous(factory: InputBoundsFactory) -> InputBounds | None:
+            found = factory()
+            return None if found is None else RigorousInputBounds(analyse, found, largest)
+
+        return [partial(rigorous, factory) for factory in plain]
+
+
+PLAIN: Arithmetic = _Plain()
+RIGOROUS: Arithmetic = _Rigorous()

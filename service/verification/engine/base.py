@@ -1,0 +1,161 @@
+"""What an engine is: the bounds of a model and the decisions that the ranks which have it take together."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from service.bounds.interval import Interval
+from service.bounds.memory import MemoryShortageError, is_out_of_memory
+from service.bounds.methods import CROWN, IBP, Analysis, Bounder, Effort, IntermediateBounds, Method
+from service.bounds.methods.base import PlaneAnalysis
+from service.bounds.network import Network
+from service.verification.bab.activations.certificates import Certificates
+from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.dual_objective import DualObjective, SpecificationRows
+from service.verification.bab.inputs.input_bounds import InputBoundsFactory
+from service.verification.engine.arithmetic import Arithmetic
+
+
+@dataclass(frozen=True, eq=False)
+class Engine(ABC):
+    """What bounds one model. All ranks that have it together call the same methods in the same order.
+
+    ``network`` is this rank's part of the model, on ``device``.
+    """
+
+    network: Network
+    arithmetic: Arithmetic
+    device: torch.device
+
+    @property
+    @abstractmethod
+    def is_alone(self) -> bool:
+        """Whether this rank has the whole model, so that no other waits for a step of it."""
+
+    @property
+    @abstractmethod
+    def has_all_layers(self) -> bool:
+        """Whether this rank has a part of every layer."""
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """The number of the model's outputs."""
+
+    @property
+    @abstractmethod
+    def entries(self) -> int:
+        """The number of entries of all of the model's values; the same on all stages of a model."""
+
+    @property
+    @abstractmethod
+    def widest(self) -> int:
+        """The number of entries of the model's largest value; the same on all stages of a model."""
+
+    @abstractmethod
+    def gathered(self, values: Tensor, dim: int = 0) -> Tensor:
+        """Concatenate the tensors of the pipeline stages along ``dim``, on all of them."""
+
+    def anywhere(self, flag: bool) -> bool:
+        """Return whether the flag is set on any of the ranks that have the model together."""
+        found = self.network.exchange.largest(int(flag), self.device)
+        return bool(self.gathered(torch.tensor([found])).any())
+
+    def late(self, deadline: float) -> bool:
+        """Return whether ``deadline`` (``time.monotonic``) has passed for any of the ranks."""
+        return self.anywhere(time.monotonic() > deadline)
+
+    def least(self, count: int) -> int:
+        """Return the smallest of the ranks' numbers."""
+        return int(self.gathered(torch.tensor([self.network.exchange.least(count, self.device)])).min())
+
+    def survives(self, error: Exception) -> bool:
+        """Return whether work can go on with less after this error: memory ran out, and no other rank waits."""
+        return is_out_of_memory(error) and (self.is_alone or isinstance(error, MemoryShortageError))
+
+    @abstractmethod
+    def differentiable(self, module: nn.Module) -> nn.Module:
+        """Return a module of the same function whose gradients reach the inputs on every rank."""
+
+    @abstractmethod
+    def bounder(self, method: Method) -> Bounder:
+        """Return what bounds the whole model by ``method``, given any network of this rank."""
+
+    @abstractmethod
+    def repeated_bounder(self, method: Method) -> Bounder:
+        """Return the same for many analyses of boxes of one shape; what it caches ends with it."""
+
+    @abstractmethod
+    def shaped(self, box: Interval) -> Interval:
+        """Return boxes ``(n, features)`` in the shape that :meth:`bounder` takes."""
+
+    @abstractmethod
+    def shaped_rows(self, rows: Tensor) -> Tensor:
+        """Return rows ``(rows, outputs)`` of the output as ``(1, rows, *shape)``, as the analyses take them."""
+
+    def analyse(self, method: Method, box: Interval, effort: Effort) -> Analysis:
+        """Bound the model in boxes ``(n, features)``."""
+        return self.bounder(method)(self.network, self.shaped(box), effort)
+
+    def lower_bounds(self, analysis: Analysis, rows: Tensor) -> Tensor:
+        """Return lower bounds ``(rows,)`` of rows ``(rows, outputs)`` in an analysis of one box, alike on all ranks."""
+        found: Tensor = self.network.exchange.agree(analysis.lower_bounds(self.shaped_rows(rows))[0])
+        return found
+
+    def output_bounds(self, method: Method, box: Interval, effort: Effort) -> Interval:
+        """Bound all outputs ``(outputs,)`` in one box ``(1, features)``, in its dtype."""
+        identity = torch.eye(self.outputs, dtype=box.lower.dtype, device=box.lower.device)
+        found = self.lower_bounds(self.analyse(method, box, effort), torch.cat([identity, -identity]))
+        return Interval(found[: self.outputs], -found[self.outputs :])
+
+    def enclosure(self, effort: Effort) -> Callable[[Interval], Interval] | None:
+        """Return what encloses the outputs over the reals in one box ``(1, features)``, if counterexamples need it."""
+        return self.arithmetic.certifying(lambda: lambda box: self.output_bounds(IBP, box, effort))
+
+    @property
+    @abstractmethod
+    def refines(self) -> bool:
+        """Whether a search over activations may tighten the intermediate bounds that all its domains share."""
+
+    @abstractmethod
+    def for_activation_search(self) -> Engine:
+        """Return the engine of a search over activations, whose relaxations are as tight as the arithmetic allows."""
+
+    @abstractmethod
+    def entering(self, analysis: Analysis, box: Interval) -> Interval:
+        """Return bounds of what enters this rank's network in an analysis of one box of the model's inputs."""
+
+    @abstractmethod
+    def dual_objective(self, box: Interval, bounds: Interval, rows: SpecificationRows) -> DualObjective:
+        """Return the dual objective of domains of one box, whose :meth:`entering` bounds are ``box``."""
+
+    @abstractmethod
+    def certificates(self, domain_bounds: DomainBounds, root: Analysis) -> Certificates | None:
+        """Return what certifies margins of domains over the reals, by the analysis of their root, where that is due."""
+
+    def input_bounds(self, method: Method, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
+        """Return the ways to bound boxes of inputs within ``whole``; those that take less memory come later.
+
+        Boxes are many and small: intermediate bounds are never optimised for them.
+        """
+        method = method if method.intermediate is IntermediateBounds.INTERVALS else CROWN
+
+        def analyse(box: Interval) -> PlaneAnalysis:
+            return self.rigorous_analysis(method, box, effort)
+
+        plain = self.plain_input_bounds(method, whole, effort)
+        return self.arithmetic.input_bounds(plain, analyse, self.entries * self.widest)
+
+    @abstractmethod
+    def rigorous_analysis(self, method: Method, box: Interval, effort: Effort) -> PlaneAnalysis:
+        """Bound the model rigorously in boxes ``(n, features)`` of float64."""
+
+    @abstractmethod
+    def plain_input_bounds(self, method: Method, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
+        """Return the same in plain arithmetic, by a method that optimises nothing."""

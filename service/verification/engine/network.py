@@ -1,0 +1,97 @@
+"""Models of which this rank has every layer: on one device, or divided over tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from service.bounds.evaluated import Evaluated
+from service.bounds.interval import Interval
+from service.bounds.methods import Analysis, Bounder, Effort, Method, repeatedly
+from service.bounds.methods.base import PlaneAnalysis
+from service.bounds.network import Network
+from service.bounds.rigorous import RigorousAnalysis
+from service.verification.bab.activations.certificates import Certificates
+from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.dual_objective import DualObjective, SpecificationRows
+from service.verification.bab.inputs.input_bounds import InputBoundsFactory, factories_of
+from service.verification.engine.arithmetic import PLAIN, Arithmetic
+from service.verification.engine.base import Engine
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkEngine(Engine):
+    """An :class:`Engine` whose network is the whole model, or this rank's shards of every layer."""
+
+    network: Network
+    arithmetic: Arithmetic = PLAIN
+    device: torch.device = CPU
+
+    @property
+    def is_alone(self) -> bool:
+        return self.network.is_alone
+
+    @property
+    def has_all_layers(self) -> bool:
+        return True
+
+    @property
+    def outputs(self) -> int:
+        return self.network.graph.output.size
+
+    @property
+    def entries(self) -> int:
+        return sum(node.size for node in self.network.graph.nodes)
+
+    @property
+    def widest(self) -> int:
+        return self.network.widest
+
+    def gathered(self, values: Tensor, dim: int = 0) -> Tensor:
+        return values
+
+    def differentiable(self, module: nn.Module) -> nn.Module:
+        # The model's own collectives need not have gradients; those of its graph do.
+        return module if self.network.exchange.axis.size == 1 else Evaluated(self.network.graph)
+
+    def bounder(self, method: Method) -> Bounder:
+        return self.arithmetic.bounder(method)
+
+    def repeated_bounder(self, method: Method) -> Bounder:
+        return repeatedly(self.bounder(method), self.device)
+
+    def shaped(self, box: Interval) -> Interval:
+        return box.arranged(lambda end: end.reshape(-1, *self.network.graph.input.shape))
+
+    def shaped_rows(self, rows: Tensor) -> Tensor:
+        return rows.reshape(1, -1, *self.network.graph.output.shape)
+
+    @property
+    def refines(self) -> bool:
+        return self.arithmetic.refines and self.network.exchange.axis.size == 1
+
+    def for_activation_search(self) -> NetworkEngine:
+        return replace(self, network=self.arithmetic.relaxed(self.network))
+
+    def entering(self, analysis: Analysis, box: Interval) -> Interval:
+        return self.shaped(box)
+
+    def dual_objective(self, box: Interval, bounds: Interval, rows: SpecificationRows) -> DualObjective:
+        return DualObjective(self.network, box, bounds, rows)
+
+    def certificates(self, domain_bounds: DomainBounds, root: Analysis) -> Certificates | None:
+        def certificates() -> Certificates:
+            assert isinstance(root, RigorousAnalysis)
+            return Certificates(domain_bounds, root)
+
+        return self.arithmetic.certifying(certificates)
+
+    def rigorous_analysis(self, method: Method, box: Interval, effort: Effort) -> PlaneAnalysis:
+        return method.rigorous(self.network, self.shaped(box), effort)
+
+    def plain_input_bounds(self, method: Method, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
+        return factories_of(self.network, method, whole, effort)
