@@ -65,7 +65,7 @@ def _bound(settings: Settings) -> socket.socket:
 
 
 def exposure(settings: Settings) -> str | None:
-    """Why the API will not bind this address; ``None`` if it will."""
+    """Return why the API will not bind this address; ``None`` if it will."""
     if settings.host in LOOPBACK or settings.behind_proxy or settings.tls_cert is not None:
         return None
     return (
@@ -75,7 +75,7 @@ def exposure(settings: Settings) -> str | None:
 
 
 def announce_admin_key(settings: Settings, store: Store) -> None:
-    """On the very first start, write the admin key to its file, readable by its owner only."""
+    """Write the admin key, on the very first start, to its file, readable by its owner only."""
     secret = store.keys.ensure_admin()
     if secret is None:
         return

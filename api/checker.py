@@ -79,7 +79,7 @@ class _CheckServer:
         return server
 
     def order(self, order: CheckOrder, *connections: socket.socket) -> None:
-        """Raises :class:`CheckUnavailable` where the server is gone."""
+        """Send an order. Raises :class:`CheckUnavailable` where the server is gone."""
         try:
             message = order.model_dump_json().encode()
             socket.send_fds(self.control, [message], [each.fileno() for each in connections])
@@ -134,11 +134,11 @@ class Checker:
             await asyncio.to_thread(server.stop)
 
     async def problems(self, request: CheckRequest, owner: str) -> list[Problem]:
-        """Every reason to refuse the job, up to a number of them. Raises as :meth:`answer` does."""
+        """Return every reason to refuse the job, up to a number of them. Raises as :meth:`answer` does."""
         return [Problem(**problem) for problem in json.loads(await self.answer(request, owner))]
 
     async def answer(self, request: AnyRequest, owner: str) -> bytes:
-        """The answer as JSON, when it is the owner's turn.
+        """Return the answer as JSON, once it is the owner's turn.
 
         Raises :class:`Rejected` where it would take more than the limits, :class:`CheckUnavailable`, and a 429 where
         too many requests wait.
@@ -193,7 +193,7 @@ class Checker:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of ``work``, which is cancelled when the client closes its connection.
+    """Return the result of ``work``, which is cancelled when the client closes its connection.
 
     The request's body must have been read.
     """
@@ -226,7 +226,7 @@ async def _exchange(
 
 
 def _over_limit(request: AnyRequest, file_id: str, ending: Ending | None, limits: CheckLimits) -> Problem:
-    """The refusal of what takes more than the limits; ``ending`` is ``None`` where the clock ended it."""
+    """Return the refusal of what takes more than the limits; ``ending`` is ``None`` where the clock ended it."""
     memory, processor = f"{limits.memory_bytes / 2**30:g} GiB of memory", f"{limits.processor_s} s of processor time"
     if ending is None:
         reason = f"takes more than {limits.processor_s * CLOCK:g} s ({CLOCK:g} times TRIVET_CHECK_SECONDS)"
@@ -248,5 +248,5 @@ def _over_limit(request: AnyRequest, file_id: str, ending: Ending | None, limits
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Only what Python needs to start, and none of the service's secrets."""
+    """Return only what Python needs to start, and none of the service's secrets."""
     return {name: value for name, value in ours.items() if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIX)}

@@ -49,7 +49,7 @@ class Locator:
         return replace(place, fields=tuple(dict.fromkeys(self._below(schemas))))
 
     def _below(self, schemas: Iterable[Schema]) -> Iterator[str]:
-        """Fields of all that may be here, through unions."""
+        """Yield the fields of all that may be here, through unions."""
         for schema in map(self._unwrap, schemas):
             if schema["type"] == "tagged-union":
                 yield from self._below(schema["choices"].values())
@@ -59,7 +59,7 @@ class Locator:
                 yield from (name for name, _ in _fields(schema))
 
     def _step(self, place: ErrorPlace, schemas: list[Schema], element: str | int) -> tuple[ErrorPlace, list[Schema]]:
-        """One element further. ``schemas`` are the candidates here: several below an untagged union, none if lost."""
+        """Go one element further. ``schemas`` are the candidates here: several below an untagged union, none if lost."""
         candidates = [self._unwrap(schema) for schema in schemas]
         if not candidates:
             return place.enter(element), []
@@ -84,7 +84,7 @@ class Locator:
         return (place, []) if isinstance(element, str) else (place.enter(element), [])
 
     def _unwrap(self, schema: Schema) -> Schema:
-        """Through wrappers that add no element to a location."""
+        """Return what is below the wrappers that add no element to a location."""
         while True:
             if schema["type"] == "definition-ref":
                 schema = self._definitions[schema["schema_ref"]]

@@ -46,7 +46,7 @@ def install(app: FastAPI) -> None:
 
 
 def plain_detail(status: int, method: str, text: str = "") -> str:
-    """The detail of an answer that some library gave in its own words."""
+    """Return the detail of an answer whose text is a library's own."""
     known = _DETAILS.get(status)
     if known is not None and text in ("", HTTPStatus(status).phrase, "Content Too Large"):
         return known.format(method=method)
@@ -71,7 +71,7 @@ def _validation(request: Request, error: Exception) -> Response:
 
 @lru_cache
 def _body_locator(endpoint: Callable[..., object]) -> Locator | None:
-    """Handlers name their JSON body ``body``; its type knows its fields."""
+    """Return the locator of the fields of a handler's JSON body, which is its parameter ``body``."""
     body = get_type_hints(endpoint, include_extras=True).get("body")
     return None if body is None else Locator(TypeAdapter(body).core_schema)
 
@@ -111,6 +111,6 @@ def _unchecked(request: Request, error: Exception) -> Response:
 
 
 def _unexpected(request: Request, error: Exception) -> Response:
-    """The traceback goes to the log, never to a client."""
+    """Log the traceback, which no client is to see."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return respond(500, "the service failed to answer; its log says why")

@@ -23,7 +23,7 @@ END = b"event: end\ndata: {}\n\n"
 
 
 def gap(job_id: str, first: str) -> bytes:
-    """Tells the client that the cap removed events before ``first``: it should fetch a fresh snapshot."""
+    """Tell the client that the cap removed events before ``first``: it should fetch a fresh snapshot."""
     data = json.dumps({"job": job_id, "first": first})
     return f"event: gap\ndata: {data}\n\n".encode()
 
@@ -62,7 +62,7 @@ class FrameBatch:
 
 
 def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[FrameBatch, ...]:
-    """What one read gave, cut so that no event is left out before the last one that is kept.
+    """Return what one read gave, cut so that no event is left out before the last one that is kept.
 
     A job whose answer was cut at ``count`` has more events; those of other jobs that are younger than its last one
     wait for the next read, so that a composite id may say "everything before".
@@ -77,7 +77,7 @@ def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[FrameBa
 
 
 def in_order(found: Iterable[FrameBatch]) -> list[Frame]:
-    """The frames of several jobs by time."""
+    """Return the frames of several jobs by time."""
     return sorted(
         (frame for batch in found for frame in batch.frames), key=lambda frame: (frame.position, frame.job_id)
     )
@@ -112,7 +112,7 @@ class Cursor:
 
     @classmethod
     def resume(cls, text: str) -> Cursor:
-        """The cursor that a composite id (or a plain stream id) stands for. Raises ``ValueError``."""
+        """Return the cursor that a composite id (or a plain stream id) stands for. Raises ``ValueError``."""
         if ";" not in text:
             milliseconds, sequence = parse_id(text)
             return cls(base=f"{milliseconds}-{sequence}")

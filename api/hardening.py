@@ -53,7 +53,7 @@ class Hardening:
 
 
 async def _problem(scope: Scope, receive: Receive, send: Send, status: int, headers: MutableHeaders) -> None:
-    """A library's own words for an error (a body too large, a bad range), as a problem."""
+    """Send a library's plain-text error (a body too large, a bad range) as a problem."""
     kept = {name: headers[name] for name in ("allow", "content-range", "retry-after") if name in headers}
     response = problems.respond(status, plain_detail(status, scope["method"]), headers=kept)
     _harden(scope, response.headers)

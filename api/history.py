@@ -16,7 +16,7 @@ _PAGE = 2000
 
 
 def events(store: Store, data: DataLayout, job_id: str, types: frozenset[str]) -> Iterator[dict[str, Any]]:
-    """Every event of these types: attempt by attempt, each in the order of its record.
+    """Yield every event of these types: attempt by attempt, each in the order of its record.
 
     The record is whole, whatever happened to the supervisor or the broker; the stream may be ahead of what this host
     sees of a shared folder, and is all that there is of an attempt without a record.
@@ -32,8 +32,8 @@ def events(store: Store, data: DataLayout, job_id: str, types: frozenset[str]) -
 
 
 def _streamed(store: Store, job_id: str, types: frozenset[str], newest: int) -> dict[bytes, int]:
-    """The events of these types that the stream has, with the attempt during which each arrived: the ``newest`` where
-    the beginning of the stream, which would tell, was trimmed.
+    """Return the events of these types that the stream has, with the attempt during which each arrived: the ``newest``
+    where the beginning of the stream, which would tell, was trimmed.
     """
     found: dict[bytes, int] = {}
     attempt = newest

@@ -44,7 +44,7 @@ RESOURCES = (jobs, events, metrics, logs, bounds, report, schedule, timeline, ar
 
 
 def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
-    """The API and the dashboard over one broker and one data folder."""
+    """Return the API and the dashboard over one broker and one data folder."""
     app = FastAPI(
         title="Trivet",
         version="1",
@@ -77,7 +77,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
 
 
 def _v1(settings: Settings) -> APIRouter:
-    """Everything that needs a key: the dependency sits on the router, so that no route can forget it."""
+    """Return the routes that need a key: the dependency sits on the router, so that no route can forget it."""
     router = APIRouter(prefix="/v1", dependencies=[Security(authenticated)])
     for resource in RESOURCES:
         router.include_router(resource.router)

@@ -26,12 +26,12 @@ def wants_stream(request: Request) -> bool:
 
 
 def refuse(path: str, message: str, got: object, expected: str) -> Exception:
-    """The 422 of one parameter."""
+    """Return the 422 of one parameter."""
     return invalid([FieldError(path=path, message=message, got=echo(got), expected=expected)])
 
 
 def choices(path: str, text: str | None, known: Iterable[str]) -> frozenset[str] | None:
-    """Names separated by commas; ``None`` when the parameter is absent."""
+    """Return names separated by commas; ``None`` when the parameter is absent."""
     if text is None:
         return None
     names = frozenset(name.strip() for name in text.split(",") if name.strip())
@@ -46,7 +46,7 @@ def event_types(text: str | None) -> frozenset[str] | None:
 
 
 def stream_id(path: str, text: str | None) -> str:
-    """The id of a job's event; the beginning when absent."""
+    """Return the id of a job's event; the beginning when absent."""
     if text is None:
         return BEGINNING
     try:
@@ -57,7 +57,9 @@ def stream_id(path: str, text: str | None) -> str:
 
 
 def resume_point(request: Request, after: str | None) -> tuple[str, str] | None:
-    """(parameter name, position) that the client continues from: ``Last-Event-ID``, else ``after``, else nothing."""
+    """Return (parameter name, position) that the client continues from: ``Last-Event-ID``, else ``after``, else
+    nothing.
+    """
     last = request.headers.get("last-event-id")
     if last:
         return "Last-Event-ID", last

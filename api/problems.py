@@ -71,7 +71,7 @@ def respond(
     errors: Sequence[FieldError] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """A problem as a response: at most :data:`MOST_ERRORS` fields, and no text longer than a reader would read."""
+    """Return a problem as a response: at most :data:`MOST_ERRORS` fields, and no text longer than a reader would read."""
     title = HTTPStatus(status).phrase
     errors = None if errors is None else _bounded(errors)
     body = ProblemDetails(title=title, status=status, detail=shortened(detail, _LONGEST_DETAIL), errors=errors)
@@ -106,19 +106,19 @@ def _bounded(errors: Sequence[FieldError]) -> list[FieldError]:
 
 
 def invalid(errors: Sequence[FieldError]) -> ProblemError:
-    """The 422 of an input that was understood and refused."""
+    """Return the 422 of an input that was understood and refused."""
     return ProblemError(422, summary(errors), errors=errors)
 
 
 def summary(errors: Sequence[FieldError]) -> str:
-    """All refusals in a sentence, for clients that show only ``detail``."""
+    """Return all refusals in a sentence, for clients that show only ``detail``."""
     errors = errors[:MOST_ERRORS]
     told = (f"{error.message} (expected {error.expected})" for error in errors)
     return "; ".join(f"{error.path}: {each}" if error.path else each for error, each in zip(errors, told, strict=True))
 
 
 def from_refusals(refusals: Iterable[Refusal]) -> list[FieldError]:
-    """What the job domain refused, as field errors."""
+    """Return what the job domain refused as field errors."""
     return [
         FieldError(path=refusal.path, message=refusal.message, got=echo(refusal.got), expected=refusal.expected)
         for refusal in refusals
@@ -126,7 +126,7 @@ def from_refusals(refusals: Iterable[Refusal]) -> list[FieldError]:
 
 
 def echo(value: Any) -> Any:
-    """A value as it may be sent back: JSON, and not longer than it is useful."""
+    """Return a value as it may be sent back: as JSON, and not longer than it is useful."""
     try:
         text = json.dumps(value, default=str, allow_nan=False)
         value = json.loads(text)
@@ -181,8 +181,9 @@ _EXPECTED: dict[str, str] = {
 
 
 def from_validation(errors: Iterable[Mapping[str, Any]], locator: Locator | None) -> list[FieldError]:
-    """Pydantic's errors in a user's words, as many as an answer shows; several errors at one path (a union's members)
-    become one."""
+    """Return pydantic's errors in a user's words, as many as an answer shows; several errors at one path (a union's
+    members) become one.
+    """
     merged: dict[str, FieldError] = {}
     for error in islice(errors, _MOST_TRANSLATED):
         found = _translate(error, locator)
@@ -233,7 +234,7 @@ def _wrong_tag(error: Mapping[str, Any], place: ErrorPlace, context: Mapping[str
 
 
 def _words(error: Mapping[str, Any], place: ErrorPlace, context: Mapping[str, Any]) -> tuple[str, str]:
-    """(message, expected) of one error."""
+    """Return (message, expected) of one error."""
     kind, message = error["type"], str(error["msg"])
     if kind == "extra_forbidden":
         return _unknown_field(place)
@@ -252,7 +253,7 @@ def _words(error: Mapping[str, Any], place: ErrorPlace, context: Mapping[str, An
 
 
 def _misspelt(given: Mapping[str, Any], place: ErrorPlace) -> str:
-    """Which field one was probably meant to be that no member of the union at ``place`` has."""
+    """Return a hint at the field that was probably meant, where no member of the union at ``place`` has the given one."""
     hints = (_hint(str(name), place.fields) for name in given if name not in place.fields)
     return next(filter(None, hints), "")
 

@@ -42,7 +42,7 @@ class Caller(ApiKey):
 
 
 def granted(key: ApiKey) -> frozenset[Scope]:
-    """All scopes of a key, with those that they include."""
+    """Return all scopes of a key, with those that they include."""
     return frozenset[Scope]().union(*(_IMPLIED[scope] for scope in key.scopes))
 
 
@@ -53,7 +53,7 @@ def authenticated(
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     _: Annotated[str | None, Depends(_cookie)],
 ) -> Caller:
-    """The key of this request; 401 without a valid one, 403 when it lacks a scope."""
+    """Return the key of this request; 401 without a valid one, 403 when it lacks a scope."""
     if bearer is not None:
         caller = _by_key(store, bearer.credentials)
     elif (session := session_cookie(request)) is not None:
@@ -92,7 +92,7 @@ def _by_session(request: Request, store: Store, session: str) -> Caller:
 
 
 def cookie_name(request: Request) -> str:
-    """The session cookie's name; the prefix makes browsers refuse one that another site or plain HTTP set."""
+    """Return the session cookie's name; the prefix makes browsers refuse one that another site or plain HTTP set."""
     return f"__Host-{SESSION_COOKIE}" if request.url.scheme == "https" else SESSION_COOKIE
 
 
@@ -118,7 +118,7 @@ def same_origin(request: Request) -> bool:
 
 
 def require_owner(key: ApiKey, job: Job) -> None:
-    """Only the owner of a job, or an admin, changes it."""
+    """Refuse a change of a job to all but its owner and admins."""
     if job.owner != key.name and "admin" not in granted(key):
         raise ProblemError(403, f"job {job.id} belongs to '{job.owner}'; only its owner or an admin may change it")
 

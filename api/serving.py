@@ -149,7 +149,7 @@ class ApiServer(uvicorn.Server):
             self.servers.append(await loop.create_unix_server(self._protocol, sock=self._private.bound))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As its base, which afterwards lets the signal that ended it end the process."""
+        """Shut down, private socket included; the base class then lets the signal that ended it end the process."""
         await super().shutdown(sockets)
         if self._private is not None:
             self._private.close()

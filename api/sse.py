@@ -47,7 +47,7 @@ class EventStream:
     """Last known state of each job."""
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The stream as bytes, from the cursor until its end, the client's or the service's."""
+        """Yield the stream as bytes, from the cursor until its end, the client's or the service's."""
         yield frames.RETRY
         async for found in self.rounds():
             if found is None:
@@ -59,7 +59,7 @@ class EventStream:
         yield frames.BYE if self.hub.closing.is_set() or self.subscription.revoked else frames.END
 
     async def rounds(self) -> AsyncIterator[list[FrameBatch] | bytes | None]:
-        """Batches as they arrive; bytes of a gap; ``None`` when there was nothing for a while."""
+        """Yield batches as they arrive, bytes of a gap, and ``None`` when there was nothing for a while."""
         subscription, checked = self.subscription, False
         while not self.hub.closing.is_set() and not subscription.revoked:
             if subscription.joined:
@@ -146,7 +146,7 @@ def respond(
     everything: bool = False,
     single: bool = False,
 ) -> StreamingResponse:
-    """An open stream over the jobs of ``states`` (plus those to come, with ``everything``). 429 when too many."""
+    """Return an open stream over the jobs of ``states`` (plus those to come, with ``everything``). 429 when too many."""
     try:
         hub.check_room(caller.credential)
     except TooManyStreams as error:
@@ -162,8 +162,8 @@ def respond(
 
 
 async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, caller: Caller) -> Job:
-    """The job when it is over, or as it is after ``within_s`` seconds; no thread waits meanwhile. 401 when the key was
-    revoked while it waited.
+    """Return the job when it is over, or as it is after ``within_s`` seconds; no thread waits meanwhile. 401 when the
+    key was revoked while it waited.
     """
     after = await hub.tail.last_id(job_id) or BEGINNING
     job = await run_in_threadpool(store.jobs.get, job_id)

@@ -59,7 +59,7 @@ class Subscription:
         return True
 
     def take(self) -> list[FrameBatch]:
-        """Everything queued and not delivered yet; the queue is empty afterwards."""
+        """Return everything queued and not delivered yet; the queue is empty afterwards."""
         taken = self.fresh(self._queue)
         self._queue.clear()
         self._queued = 0
@@ -67,7 +67,7 @@ class Subscription:
         return taken
 
     def fresh(self, found: Iterable[FrameBatch]) -> list[FrameBatch]:
-        """Without the frames that lie at or before the cursor."""
+        """Return the batches without the frames that lie at or before the cursor."""
         kept = []
         for batch in found:
             cursor = parse_id(self.cursor.of(batch.job_id))
@@ -93,7 +93,9 @@ class Hub:
         max_streams: int = 1000,
         max_streams_per_key: int = 100,
     ) -> None:
-        """``ended`` tells, from the store, which credentials no longer admit anybody."""
+        """Make a hub that reads nothing yet; ``ended`` tells, from the store, which credentials no longer admit
+        anybody.
+        """
         self.tail = tail
         self._ended = ended
         self.closing = asyncio.Event()
@@ -120,7 +122,7 @@ class Hub:
             subscription.wake.set()
 
     def close_soon(self) -> None:
-        """:meth:`close`, from a signal handler."""
+        """Call :meth:`close` from a signal handler."""
         self._loop.call_soon_threadsafe(self.close)
 
     @property
@@ -138,7 +140,7 @@ class Hub:
     def subscribe(
         self, credential: Credential, cursor: Cursor, jobs: Iterable[str], *, everything: bool = False
     ) -> Iterator[Subscription]:
-        """An open subscription of one key. Raises :class:`TooManyStreams`."""
+        """Yield an open subscription of one key. Raises :class:`TooManyStreams`."""
         self.check_room(credential)
         subscription = Subscription(credential, cursor, set(jobs), everything)
         self._open[credential.key_id] += 1
@@ -151,14 +153,14 @@ class Hub:
             self._open[credential.key_id] -= 1
 
     def check_room(self, credential: Credential) -> None:
-        """Raises :class:`TooManyStreams` when one more stream of this key would be too many."""
+        """Raise :class:`TooManyStreams` when one more stream of this key would be too many."""
         if self._open.total() >= self._max_streams:
             raise TooManyStreams(f"this process has {self._max_streams} event streams open, its limit")
         if self._open[credential.key_id] >= self._max_streams_per_key:
             raise TooManyStreams(f"this key has {self._max_streams_per_key} event streams open, its limit")
 
     async def catch_up(self, subscription: Subscription) -> list[FrameBatch]:
-        """The next page after the subscription's cursor; empty, and joined, when there is none."""
+        """Return the next page after the subscription's cursor; empty, and joined, when there is none."""
         cursors = {job_id: subscription.cursor.of(job_id) for job_id in subscription.jobs}
         found = subscription.fresh(batches(await self.tail.read(cursors, count=PAGE), PAGE))
         if not found:
@@ -178,7 +180,7 @@ class Hub:
         self._changed.set()
 
     def leave(self, subscription: Subscription) -> None:
-        """Detach; the subscription may catch up and join again."""
+        """Detach a subscription; it may catch up and join again."""
         subscription.joined = False
         subscription.take()
         for job_id in subscription.jobs:

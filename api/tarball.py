@@ -11,7 +11,7 @@ _CHUNK = 1 << 20
 
 
 def stream(folder: Path) -> Iterator[bytes]:
-    """The regular files below ``folder``, in order of their names, under the folder's own name.
+    """Yield the regular files below ``folder``, in order of their names, under the folder's own name.
 
     Links are left out. A file that shrinks meanwhile ends the stream with :class:`OSError`: the archive is then not
     complete, and its reader sees the connection break.

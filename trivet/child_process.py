@@ -93,12 +93,12 @@ class ChildProcess:
 
 
 def lock_of(log: Path) -> Path:
-    """Path of the lock that the part with this log holds."""
+    """Return the path of the lock that the part with this log holds."""
     return log.with_suffix(".lock")
 
 
 def how(code: int) -> str:
-    """A process's exit code in words."""
+    """Return a process's exit code in words."""
     if code >= 0:
         return f"ended with exit code {code}"
     known = {each.value: each.name for each in signal.Signals}

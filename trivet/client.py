@@ -65,13 +65,13 @@ class Client:
         return Job.model_validate(answer)
 
     def job(self, job_id: str, *, wait_s: float | None = None) -> Job:
-        """One job; with ``wait_s`` (60 at most), when it is over or the time is."""
+        """Return one job; with ``wait_s`` (60 at most), once it is over or the time is."""
         timeout = None if wait_s is None else wait_s + TIMEOUT_S
         options = {} if timeout is None else {"timeout": timeout}
         return Job.model_validate(self._connection.json("GET", _job(job_id), params={"wait_s": wait_s}, **options))
 
     def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
-        """The job when it is over. Raises ``TimeoutError`` after ``timeout_s`` seconds."""
+        """Return the job when it is over. Raises ``TimeoutError`` after ``timeout_s`` seconds."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = _LONGEST_WAIT_S if deadline is None else min(_LONGEST_WAIT_S, deadline - time.monotonic())
@@ -93,7 +93,7 @@ class Client:
         limit: int | None = None,
         cursor: str | None = None,
     ) -> JobPage:
-        """A page of jobs, newest first; with their specs where ``include`` says so."""
+        """Return a page of jobs, newest first; with their specs where ``include`` says so."""
         params = {
             "kind": kind,
             "state": state,
@@ -118,19 +118,19 @@ class Client:
     def follow(
         self, job_id: str, *, after: str | None = None, types: Sequence[str] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """The job's events from ``after`` (or the beginning) until it is over, over broken connections."""
+        """Yield the job's events from ``after`` (or the beginning) until it is over, over broken connections."""
         return follow(self._connection, f"{_job(job_id)}/events", {"after": after, "types": _joined(types)})
 
     def follow_all(
         self, job_ids: Sequence[str] | None = None, *, types: Sequence[str] | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Events of several jobs from their beginning until all are over; of every job, from now on, for ever."""
+        """Yield events of several jobs from their beginning until all are over; of every job, from now on, for ever."""
         return follow(self._connection, "/v1/events", {"jobs": _joined(job_ids), "types": _joined(types)})
 
     def events(
         self, job_id: str, *, after: str | None = None, types: Sequence[str] | None = None, limit: int | None = None
     ) -> dict[str, Any]:
-        """A page of events: ``items``, ``next_after``, ``gap``."""
+        """Return a page of events: ``items``, ``next_after``, ``gap``."""
         params = {"after": after, "types": _joined(types), "limit": limit}
         page: dict[str, Any] = self._connection.json("GET", f"{_job(job_id)}/events", params=params)
         return page
@@ -138,7 +138,7 @@ class Client:
     def metrics(
         self, job_id: str, *, names: Sequence[str] | None = None, max_points: int | None = None
     ) -> dict[str, dict[str, list[float]]]:
-        """``name -> {step, time, value}``, downsampled by the service."""
+        """Return ``name -> {step, time, value}``, downsampled by the service."""
         params = {"names": _joined(names), "max_points": max_points}
         answer = self._connection.json("GET", f"{_job(job_id)}/metrics", params=params)
         series: dict[str, dict[str, list[float]]] = answer["series"]
@@ -153,7 +153,7 @@ class Client:
             yield from _lines(response)
 
     def bounds(self, job_id: str) -> Iterator[dict[str, Any]]:
-        """Every row of a verification job."""
+        """Yield every row of a verification job."""
         cursor: str | None = None
         while True:
             page = self._connection.json("GET", f"{_job(job_id)}/bounds", params={"limit": 1000, "cursor": cursor})
@@ -167,12 +167,13 @@ class Client:
         return report
 
     def schedule(self, job_id: str) -> Plan:
-        """What a training job's pipeline is going to do in a step."""
+        """Return what a training job's pipeline is going to do in a step."""
         return _plan_adapter.validate_python(self._connection.json("GET", f"{_job(job_id)}/schedule"))
 
     def timeline(self, job_id: str, *, step: int | None = None) -> dict[str, Any]:
-        """What each rank did in a step (the newest when absent): ``steps`` that were measured, ``step``, ``spans``;
-        and ``apart``, the spans that belong to no step, as the rungs of a compile job."""
+        """Return what each rank did in a step (the newest when absent): ``steps`` that were measured, ``step``,
+        ``spans``; and ``apart``, the spans that belong to no step, as the rungs of a compile job.
+        """
         found: dict[str, Any] = self._connection.json("GET", f"{_job(job_id)}/timeline", params={"step": step})
         return found
 
@@ -210,11 +211,11 @@ class Client:
         return Host.model_validate(self._connection.json("POST", f"/v1/hosts/{quote(host, safe='')}/resume"))
 
     def kinds(self) -> Kinds:
-        """Kinds of jobs, and the families, sources, objectives and programs that they can name."""
+        """List the kinds of jobs, and the families, sources, objectives and programs that they can name."""
         return Kinds.model_validate(self._connection.json("GET", "/v1/kinds"))
 
     def schema(self, kind: str) -> dict[str, Any]:
-        """JSON Schema of a kind's spec."""
+        """Return the JSON Schema of a kind's spec."""
         schema: dict[str, Any] = self._connection.json("GET", f"/v1/kinds/{quote(kind, safe='')}/schema")
         return schema
 
@@ -235,7 +236,7 @@ class Keys:
         self._connection = connection
 
     def create(self, name: str, scopes: Sequence[Scope] = ("read",)) -> tuple[ApiKey, str]:
-        """A new key and its secret, which is shown this once."""
+        """Create a key; return it and its secret, which is shown this once."""
         answer = self._connection.json("POST", "/v1/keys", json={"name": name, "scopes": list(scopes)})
         return ApiKey.model_validate(answer), answer["secret"]
 
@@ -247,7 +248,7 @@ class Keys:
 
 
 def _lines(response: httpx2.Response) -> Iterator[str]:
-    """The lines of a text, each ended by a line feed and by nothing else that some call a line's end."""
+    """Yield the lines of a text, each ended by a line feed and by nothing else that some call a line's end."""
     held = ""
     for chunk in response.iter_text():
         *complete, held = (held + chunk).split("\n")

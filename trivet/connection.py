@@ -40,7 +40,7 @@ class Connection:
         self._held.close()
 
     def json(self, method: str, path: str, **options: Any) -> Any:
-        """The JSON of an answer; ``None`` of an empty one. Raises :class:`Refused` and :class:`Unreachable`."""
+        """Return the JSON of an answer; ``None`` of an empty one. Raises :class:`Refused` and :class:`Unreachable`."""
         response = self.send(method, path, **options)
         try:
             return response.json() if response.content else None
@@ -59,7 +59,7 @@ class Connection:
     def stream(
         self, path: str, *, params: Mapping[str, Any] | None = None, **options: Any
     ) -> Iterator[httpx2.Response]:
-        """A GET whose body is read piece by piece."""
+        """Yield the answer to a GET whose body is read piece by piece."""
         with self._reaching(), self._http.stream("GET", path, params=_given(params), **options) as response:
             if response.status_code >= 300:
                 response.read()
@@ -67,7 +67,9 @@ class Connection:
             yield response
 
     def _raise_for_problem(self, response: httpx2.Response) -> None:
-        """With what to do about the key, where that is what is wrong and the caller did not choose it."""
+        """Raise for a refusal, with what to do about the key where that is what is wrong and the caller did not choose
+        it.
+        """
         if response.is_redirect:
             target = response.headers.get("location", "")
             raise TrivetError(
@@ -92,7 +94,9 @@ class Connection:
 
 
 def _transport(endpoint: Endpoint, held: ExitStack) -> dict[str, Any]:
-    """How the endpoint is reached, as options of the HTTP client. What is on this machine is asked without a proxy."""
+    """Return how the endpoint is reached, as options of the HTTP client. What is on this machine is asked without a
+    proxy.
+    """
     parts = urlsplit(endpoint.url)
     if parts.scheme == "unix":
         try:

@@ -52,7 +52,7 @@ def run(console: Terminal) -> int:
 
 
 def _run_jobs(client: Client, console: Terminal) -> dict[str, Job]:
-    """All three are submitted at once; the service starts each when what it needs is there."""
+    """Submit all three at once; the service starts each when what it needs is there."""
     host = client.hosts()[0]
     train = client.submit(_spec("train", host))
     links = {"model": {"job": train.id}}
@@ -63,7 +63,7 @@ def _run_jobs(client: Client, console: Terminal) -> dict[str, Job]:
 
 
 def _spec(kind: str, host: Host, **changes: Any) -> dict[str, Any]:
-    """An example's spec, on GPUs where there are enough of them."""
+    """Return an example's spec, on GPUs where there are enough of them."""
     spec: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{kind}.yaml").read_text())
     ranks = 1
     for degree in spec.get("parallel", {}).values():

@@ -91,7 +91,7 @@ def _check_meant(secret: ChosenSetting, address: ChosenSetting, beside: str | No
 
 
 def _url_beside(secret: ChosenSetting, settings: Settings, chosen: dict[str, str]) -> str | None:
-    """The URL that the key's own source gives, if any, whether or not another source overrides it."""
+    """Return the URL that the key's own source gives, if any, whether or not another source overrides it."""
     if secret.source == "argument":
         return None
     if chosen.get("url") == secret.source:
@@ -100,7 +100,9 @@ def _url_beside(secret: ChosenSetting, settings: Settings, chosen: dict[str, str
 
 
 def _of_data_folder(data: DataLayout, secret: ChosenSetting | None) -> Endpoint:
-    """The service whose data is here. Its own key, or one that the user has from elsewhere, goes to its socket only."""
+    """Return the service whose data is here. Its own key, or one that the user has from elsewhere, goes to its socket
+    only.
+    """
     url = f"unix://{data.api_socket}"
     own = _own_key(data)
     if secret is None and own is None:
@@ -120,7 +122,7 @@ def _of_data_folder(data: DataLayout, secret: ChosenSetting | None) -> Endpoint:
 
 
 def _known_here(data: DataLayout, address: ChosenSetting, ca_cert: Path | None) -> Endpoint:
-    """An address without a key: where it is that of the data folder's own service, it is reached by the socket."""
+    """Return the endpoint of an address without a key: where it is that of the data folder's own service, its socket."""
     recorded = read_private(data.api_address)
     if recorded is not None and same_service(recorded, address.value):
         return _of_data_folder(data, None)

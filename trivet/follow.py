@@ -24,7 +24,7 @@ def follow(
     give_up_after_s: float = 60.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[dict[str, Any]]:
-    """Events until the stream's end. A gap appears as ``{"type": "gap", …}``.
+    """Yield events until the stream's end. A gap appears as ``{"type": "gap", …}``.
 
     A lost connection is taken up again where it broke. Raises :class:`Unreachable` when the service stays away for
     ``give_up_after_s`` seconds, and :class:`Refused` when it refuses.

@@ -248,7 +248,7 @@ def _children(pid: int) -> list[psutil.Process]:
 
 
 def _listener(settings: Settings) -> socket.socket:
-    """The API's socket, bound before anything starts; the child inherits it, so the port cannot be lost between."""
+    """Bind the API's socket before anything starts; the child inherits it, so the port cannot be lost between."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

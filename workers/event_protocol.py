@@ -49,7 +49,7 @@ def parse_greeting(text: bytes) -> Greeting:
 
 
 def parse_last_word(line: Line, rank: int) -> ErrorEvent | Done | Terminated:
-    """What a rank says before it ends. Raises :class:`MalformedEvent`."""
+    """Parse what a rank says before it ends. Raises :class:`MalformedEvent`."""
     word = parse_object(line.text)
     match word.get("type"):
         case "done":
@@ -66,5 +66,5 @@ def log_event(line: str, stream: Literal["stdout", "stderr", "service"] = "servi
 
 
 def lease_until(deadline: float) -> bytes:
-    """The line by which a supervisor lets a rank live until ``deadline`` (:func:`workers.uptime.uptime`)."""
+    """Return the line by which a supervisor lets a rank live until ``deadline`` (:func:`workers.uptime.uptime`)."""
     return orjson.dumps({"type": "lease", "until": deadline}) + b"\n"

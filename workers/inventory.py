@@ -13,7 +13,7 @@ _SMALL_MESH = 4
 
 
 def cuda_devices(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of the GPUs that a process with ``environment`` may use, by CUDA index (PCI bus order); asks the
+    """Return names of the GPUs that a process with ``environment`` may use, by CUDA index (PCI bus order); asks the
     driver's management library, so no CUDA context is made. Empty without a driver.
 
     As in CUDA, ``CUDA_VISIBLE_DEVICES`` selects by index or UUID, and ends at its first entry that names no device.
@@ -32,18 +32,20 @@ def cuda_devices(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def cpu_slots(setting: int | None) -> int:
-    """How many CPU ranks may run here: the operator's choice, else one per usable core, but enough for a small mesh."""
+    """Return how many CPU ranks may run here: the operator's choice, else one per usable core, but enough for a small
+    mesh.
+    """
     return max(_SMALL_MESH, usable_cores()) if setting is None else setting
 
 
 def usable_cores() -> int:
-    """Cores that the scheduler lets this process use (container and affinity limits included where it knows)."""
+    """Count the cores that the scheduler lets this process use (container and affinity limits included where it knows)."""
     return len(os.sched_getaffinity(0))
 
 
 def oom_kills() -> int:
-    """How many processes the kernel's out-of-memory killer has ended on this host since it booted, in containers too; 0
-    where the kernel does not say.
+    """Return how many processes the kernel's out-of-memory killer has ended on this host since it booted, in containers
+    too; 0 where the kernel does not say.
     """
     try:
         counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())

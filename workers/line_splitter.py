@@ -22,7 +22,7 @@ class LineSplitter:
         self._cut = 0
 
     def feed(self, chunk: bytes) -> list[Line]:
-        """The lines that ``chunk`` completes."""
+        """Return the lines that ``chunk`` completes."""
         *complete, rest = (self._held + chunk).split(b"\n")
         lines = []
         for text in complete:
@@ -32,7 +32,7 @@ class LineSplitter:
         return lines
 
     def finish(self) -> list[Line]:
-        """The last line, when the stream ended in the middle of one."""
+        """Return the last line, when the stream ended in the middle of one."""
         last = [self._line(self._held)] if self._held or self._cut else []
         self._held, self._cut = b"", 0
         return last

@@ -6,5 +6,5 @@ import time
 
 
 def uptime() -> float:
-    """Seconds since the host booted, those in suspension included; the same for all its processes."""
+    """Return seconds since the host booted, those in suspension included; the same for all its processes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -33,14 +33,14 @@ class Artifacts(BaseModel):
 
 @router.get("/jobs/{job_id}/artifacts")
 def list_artifacts(job_id: str, key: Reader, store: StoreDep) -> Artifacts:
-    """All artifacts by name, with size and hash."""
+    """List all artifacts by name, with size and hash."""
     store.jobs.get(job_id)
     return Artifacts(items=sorted(store.artifacts.list(job_id), key=lambda artifact: artifact.name))
 
 
 @router.get("/jobs/{job_id}/artifacts/{name:path}", response_class=FileResponse, responses=BYTES)
 def get_artifact(job_id: str, name: str, request: Request, key: Reader, store: StoreDep) -> Response:
-    """The bytes of one artifact; ranges and conditional requests are honoured. Of a folder: a tar archive."""
+    """Return the bytes of one artifact; ranges and conditional requests are honoured. A folder comes as a tar archive."""
     artifact, path = store.artifacts.get(job_id, name)
     if artifact.media_type == FOLDER:
         return _archive(path)
@@ -57,7 +57,7 @@ def _archive(folder: Path) -> Response:
 
 
 def download(request: Request, path: Path, filename: str, media_type: str, sha256: str) -> Response:
-    """Bytes for saving, never for showing: a browser must not run what a job wrote."""
+    """Return bytes for saving, never for showing: a browser must not run what a job wrote."""
     etag = f'"{sha256}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Content-Security-Policy": "sandbox"}
     known = request.headers.get("if-none-match", "")

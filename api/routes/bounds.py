@@ -34,7 +34,7 @@ def job_bounds(
     limit: Limit = 100,
     cursor: Annotated[str | None, Query(max_length=20, description="`next_cursor` of the page before")] = None,
 ) -> BoundsPage:
-    """A row per instance, by instance; of an instance that was bounded again, the latest."""
+    """Return a row per instance, by instance; of an instance that was bounded again, the latest."""
     job = store.jobs.get(job_id)
     if job.kind != "verify":
         raise refuse("job_id", f"a {job.kind} job has no bounds", job_id, "the id of a verify job")

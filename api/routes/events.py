@@ -54,7 +54,7 @@ async def job_events(
     types: Types = None,
     limit: Limit = 500,
 ) -> Any:
-    """A page of events; with ``Accept: text/event-stream``, history and then live events until the job is over."""
+    """Return a page of events; with ``Accept: text/event-stream``, history and then live events until the job is over."""
     wanted = event_types(types)
     job = await run_in_threadpool(store.jobs.get, job_id)
     if not wants_stream(request):
@@ -83,7 +83,7 @@ async def all_events(
     after: After = None,
     types: Types = None,
 ) -> Response:
-    """Live events of several jobs: of those named from their beginning, or of all from now on."""
+    """Stream live events of several jobs: of those named from their beginning, or of all from now on."""
     wanted = event_types(types)
     states = {} if jobs is None else await run_in_threadpool(_states, store, jobs)
     point = resume_point(request, after)

@@ -31,7 +31,7 @@ _BODY = {
 
 
 def build_router(max_file_bytes: int) -> APIRouter:
-    """The routes; uploads have a size limit of their own."""
+    """Return the routes; uploads have a size limit of their own."""
     router = APIRouter(tags=["files"])
     router.add_api_route(
         "/files",
@@ -60,7 +60,7 @@ async def upload_file(request: Request, response: Response, key: Submitter, stor
 
 
 async def _from_body(request: Request, store: Store, media_type: str) -> StoredFile:
-    """Straight from the connection to the store's folder; an upload that breaks off leaves nothing."""
+    """Store the body straight from the connection; an upload that breaks off leaves nothing."""
     empty = True
     with await run_in_threadpool(store.files.writer) as writer:
         async for chunk in request.stream():
@@ -86,6 +86,6 @@ def _empty() -> Exception:
 
 
 def get_file(file_id: str, request: Request, key: Reader, store: StoreDep) -> Any:
-    """The bytes of an uploaded file."""
+    """Return the bytes of an uploaded file."""
     stored, path = store.files.get(file_id)
     return download(request, path, stored.id, stored.media_type, stored.sha256)

@@ -40,13 +40,13 @@ class Ready(BaseModel):
 
 @router.get("/healthz")
 def healthz() -> Alive:
-    """The process answers."""
+    """Tell that the process answers."""
     return Alive()
 
 
 @router.get("/readyz")
 def readyz(store: StoreDep) -> Ready:
-    """The process can do its work: it wrote to the broker and read back; 503 otherwise."""
+    """Tell that the process can do its work: it wrote to the broker and read back; 503 otherwise."""
     broker_s = store.gauges.round_trip_s()
     alive = [host for host in store.hosts.list() if host.alive]
     isolation = Counter(part for host in alive for part in host.isolation)
@@ -60,7 +60,7 @@ def readyz(store: StoreDep) -> Ready:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def metrics(context: ContextDep) -> Response:
-    """Numbers for Prometheus, read from the broker at each scrape, so that every API process says the same."""
+    """Return numbers for Prometheus, read from the broker at each scrape, so that every API process says the same."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Fleet(context.store, context.hub.open_streams))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)

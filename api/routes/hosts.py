@@ -18,7 +18,7 @@ class Hosts(BaseModel):
 
 @router.get("/hosts")
 def list_hosts(key: Reader, store: StoreDep) -> Hosts:
-    """All hosts by name."""
+    """List all hosts by name."""
     return Hosts(items=sorted(store.hosts.list(), key=lambda host: host.name))
 
 

@@ -60,7 +60,9 @@ async def submit_job(
 async def _submit(
     spec: CommonSpec, owner: str, idempotency_key: str | None, *, store: Store, checker: Checker, request: Request
 ) -> tuple[Job, bool]:
-    """The job, and whether it is new. No thread waits while the spec is checked, and a client that leaves ends that."""
+    """Submit a spec; return the job, and whether it is new. No thread waits while the spec is checked, and a client
+    that leaves ends the check.
+    """
     submission = await run_in_threadpool(store.jobs.submission, spec, owner, idempotency_key)
     if (known := await run_in_threadpool(store.jobs.known, submission)) is not None:
         return known, False
@@ -84,8 +86,9 @@ def list_jobs(
     limit: Limit = 50,
     cursor: PageCursor = None,
 ) -> JobPage:
-    """Jobs, newest first, without their specs unless they are asked for. A page of long records has fewer than
-    ``limit`` jobs."""
+    """List jobs, newest first, without their specs unless they are asked for. A page of long records has fewer than
+    ``limit`` jobs.
+    """
     wanted = JobFilter(kind=kind, state=state, label=label, owner=owner, q=q)
     return store.jobs.list(wanted, limit=limit, cursor=cursor, specs=include == "spec")
 
@@ -99,7 +102,7 @@ async def get_job(
     hub: HubDep,
     wait_s: Annotated[float, Query(ge=0, description="wait until the job is over, 60 s at most")] = 0.0,
 ) -> Job:
-    """One job; with ``wait_s``, when it is over or the time is."""
+    """Return one job; with ``wait_s``, once it is over or the time is."""
     if wait_s == 0:
         return await run_in_threadpool(store.jobs.get, job_id)
     return await sse.wait_terminal(hub, store, job_id, min(wait_s, 60.0), key)

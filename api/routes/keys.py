@@ -45,7 +45,7 @@ def create_key(body: NewKey, key: Admin, store: StoreDep) -> CreatedKey:
 
 @router.get("/keys")
 def list_keys(key: Admin, store: StoreDep) -> Keys:
-    """All keys, without their secrets."""
+    """List all keys, without their secrets."""
     return Keys(items=list(store.keys.list()))
 
 

@@ -16,13 +16,15 @@ router = APIRouter(tags=["kinds"])
 
 @router.get("/kinds")
 def list_kinds(key: Reader) -> Kinds:
-    """What can be submitted: kinds of jobs; model families, data sources, objectives, programs; with their packages."""
+    """List what can be submitted: kinds of jobs, model families, data sources, objectives and programs, with their
+    packages.
+    """
     return all_kinds()
 
 
 @router.get("/kinds/{kind}/schema")
 def kind_schema(kind: str, key: Reader) -> dict[str, Any]:
-    """JSON Schema of a kind's spec."""
+    """Return the JSON Schema of a kind's spec."""
     if kind not in KINDS.provided:
         raise NotFound(f"there is no kind {kind!r}; there are {', '.join(KINDS.provided)}")
     return KINDS.declaration(kind).config.model_json_schema()

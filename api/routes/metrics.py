@@ -47,7 +47,7 @@ def job_metrics(
     max_points: Annotated[int, Query(ge=10, le=100_000, description="per series, keeping extremes")] = 1000,
     format: Literal["json", "csv"] = "json",  # noqa: A002
 ) -> Any:
-    """Every metric that the job reported, by name."""
+    """Return every metric that the job reported, by name."""
     store.jobs.get(job_id)
     after = store.events.latest_id(job_id)
     wanted = None if names is None else frozenset(name.strip() for name in names.split(","))
@@ -62,7 +62,7 @@ Points = dict[int, tuple[float, float | None]]
 
 
 def collect(events: Iterable[Mapping[str, Any]], wanted: frozenset[str] | None) -> dict[str, Points]:
-    """``name -> step -> (time, value)``; a step that a later attempt repeats counts as that attempt saw it."""
+    """Return ``name -> step -> (time, value)``; a step that a later attempt repeats counts as that attempt saw it."""
     found: dict[str, Points] = {}
     for event in events:
         for name, value in event["values"].items():
@@ -78,7 +78,7 @@ def _thin(points: Points, max_points: int) -> Series:
 
 
 def _csv(series: Mapping[str, Series]) -> str:
-    """A row per point: spreadsheets and data frames pivot as they like."""
+    """Return a row per point: spreadsheets and data frames pivot as they like."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("name", "step", "time", "value"))

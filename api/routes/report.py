@@ -19,7 +19,7 @@ router = APIRouter(tags=["report"])
 
 @router.get("/jobs/{job_id}/report")
 def job_report(job_id: str, key: Reader, store: StoreDep) -> dict[str, Any]:
-    """Compile jobs: the report of every rung and the gate. Train and verify jobs: their result."""
+    """Return a job's report: every rung and the gate of a compile job, the result of a train or verify job."""
     job = store.jobs.get(job_id)
     artifact = KINDS.declaration(job.kind).report if job.kind in KINDS.provided else None
     found = job.result if artifact is None else _published(store, job_id, artifact)

@@ -21,7 +21,7 @@ router = APIRouter(tags=["schedule"])
 
 
 def _asked(job_id: str, store: StoreDep) -> PlanRequest:
-    """The request about a job that has a pipeline."""
+    """Return the request about a job that has a pipeline; refuse any other job."""
     job = store.jobs.get(job_id)
     try:
         spec = spec_adapter.validate_python(job.spec)
@@ -36,7 +36,7 @@ def _asked(job_id: str, store: StoreDep) -> PlanRequest:
 async def job_schedule(
     job_id: str, asked: Annotated[PlanRequest, Depends(_asked)], key: Reader, checker: CheckerDep, request: Request
 ) -> Response:
-    """The schedule of one step of a pipeline, with its predicted times and costs, in units of one forward."""
+    """Return the schedule of one step of a pipeline, with its predicted times and costs, in units of one forward."""
     found = await while_connected(request, checker.answer(asked, key.name))
     return Response(found, media_type="application/json")
 

@@ -51,7 +51,7 @@ def job_timeline(
     settings: SettingsDep,
     step: Annotated[int | None, Query(ge=0, description="the newest whole one when absent")] = None,
 ) -> StepTimeline:
-    """What each rank did in one step, as it measured it."""
+    """Return what each rank did in one step, as it measured it."""
     store.jobs.get(job_id)
     events = list(history.events(store, settings.layout, job_id, frozenset({"span"})))
     found = by_step(events)
@@ -70,7 +70,7 @@ def _rows(spans: Iterable[Mapping[str, Any]]) -> list[Span]:
 
 
 def _detail(span: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a rank says beside; nothing where it is no object, as the code of a package may have it."""
+    """Return what a rank says beside; nothing where it is no object, as the code of a package may have it."""
     detail = span.get("detail")
     return detail if isinstance(detail, dict) else {}
 
@@ -81,7 +81,7 @@ def _step(span: Mapping[str, Any]) -> int | None:
 
 
 def newest(found: Steps) -> int | None:
-    """The last step of which more is known than what followed it: a checkpoint, an evaluation."""
+    """Return the last step of which more is known than what followed it: a checkpoint, an evaluation."""
     whole = [
         step for step, ranks in found.items() if any(span["name"] == FIRST for rank in ranks.values() for span in rank)
     ]
@@ -89,7 +89,9 @@ def newest(found: Steps) -> int | None:
 
 
 def by_step(events: Iterable[Mapping[str, Any]]) -> Steps:
-    """``step -> rank -> spans``. A rank that begins a step again, in a later attempt, replaces what it had of it."""
+    """Return ``step -> rank -> spans``. A rank that begins a step again, in a later attempt, replaces what it had of
+    it.
+    """
     found: Steps = {}
     for event in events:
         step = _step(event)

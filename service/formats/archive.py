@@ -68,7 +68,7 @@ class CheckedTarInfo(tarfile.TarInfo):
 
     @size.setter
     def size(self, value: int) -> None:
-        """The base class sets it from a header, and again from one that extends it."""
+        """Check the size, which the base class sets from a header, and again from one that extends it."""
         if not 0 <= value <= LARGEST_MEMBER:
             raise tarfile.ReadError(f"a member has the size {value}; expected 0 to {LARGEST_MEMBER}")
         self._size = value
@@ -107,7 +107,8 @@ class Unpacking:
         self._counted: dict[str, int] = {}
 
     def read(self, data: bytes, name: str, most: int) -> bytes:
-        """What gzip compressed, or the data as it is; of what has more than ``most`` bytes, one byte more than those.
+        """Return what gzip compressed, or the data as it is; of what has more than ``most`` bytes, one byte more than
+        those.
 
         Unpacking ends as soon as a limit is passed. Raises :class:`UploadError` where all that was read of the upload,
         each ``name`` once, has more bytes than it may have, and where the data are damaged.
@@ -136,7 +137,7 @@ class Unpacking:
 
 
 def read_text(archive: Path, name: str) -> bytes:
-    """The content of ``config.json``, or of another member as small. Raises :class:`ArchiveError`."""
+    """Return the content of ``config.json``, or of another member as small. Raises :class:`ArchiveError`."""
     with _checkpoint(archive) as members:
         if name not in members:
             raise ArchiveError(f"the archive has no {name} beside {', '.join(sorted(members))}")
@@ -156,7 +157,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 @contextmanager
 def _checkpoint(archive: Path) -> Iterator[dict[str, Member]]:
-    """The members that count by name: those beside the ``config.json`` that is nearest to the top."""
+    """Return the members that count by name: those beside the ``config.json`` that is nearest to the top."""
     with opened(archive, f"{CONFIG} and safetensors files") as members:
         configs = [member for member in members if member.name == CONFIG]
         if not configs:
@@ -185,7 +186,7 @@ def is_archive(path: Path) -> bool:
 
 @contextmanager
 def opened(archive: Path, of: str) -> Iterator[list[Member]]:
-    """All regular files; ``of`` says which are expected, for a message.
+    """Return all regular files; ``of`` says which are expected, for a message.
 
     What a broken archive raises, while it is open, is an :class:`ArchiveError`.
     """
@@ -204,7 +205,7 @@ def opened(archive: Path, of: str) -> Iterator[list[Member]]:
 
 @contextmanager
 def damage() -> Iterator[None]:
-    """Raises what the two libraries raise on a broken archive as an :class:`ArchiveError`."""
+    """Raise what the two libraries raise on a broken archive as an :class:`ArchiveError`."""
     try:
         yield
     except (UploadError, tarfile.ReadError):

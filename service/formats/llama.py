@@ -54,7 +54,7 @@ class LlamaError(ValueError):
 
 
 def read_config(values: Mapping[str, Any]) -> TransformerConfig:
-    """Our configuration of a Llama-style model. Raises :class:`LlamaError` naming the field."""
+    """Return our configuration of a Llama-style model. Raises :class:`LlamaError` naming the field."""
     rope = _object(values, "rope_parameters")  # newer files keep all rotary settings here
     values = {**values, **{name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}}
     for field, allowed in ONLY.items():
@@ -74,7 +74,7 @@ def read_config(values: Mapping[str, Any]) -> TransformerConfig:
 
 
 def uploaded_config(archive: Path) -> TransformerConfig:
-    """The configuration in an uploaded archive. Raises ``ValueError`` where a rank could not take it either."""
+    """Return the configuration in an uploaded archive. Raises ``ValueError`` where a rank could not take it either."""
     content = read_text(archive, CONFIG)
     try:
         values = json.loads(content)
@@ -95,7 +95,7 @@ def _check_only(field: str, value: Any, allowed: tuple[Any, ...]) -> None:
 
 
 def _object(values: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """Empty where the field is absent or null."""
+    """Return the object in a field; an empty one where the field is absent or null."""
     value = values.get(field)
     if value is not None and not isinstance(value, dict):
         raise LlamaError(f"config.json has {field}={reprlib.repr(value)}; expected an object or null")
@@ -103,7 +103,7 @@ def _object(values: Mapping[str, Any], field: str) -> Mapping[str, Any]:
 
 
 def _form(rope: Mapping[str, Any]) -> Any:
-    """The type of rotary positions, where one is given: beside some settings it is elsewhere."""
+    """Return the type of rotary positions, where one is given: beside some settings it is elsewhere."""
     return rope.get("rope_type") or rope.get("type")
 
 
@@ -118,7 +118,7 @@ def _read_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def write_config(config: TransformerConfig, dtype: Literal["fp32", "bf16"], *, tied: bool) -> dict[str, Any]:
-    """A ``config.json`` for ``LlamaForCausalLM``. ``tied``: the head's weights are the embedding's."""
+    """Return a ``config.json`` for ``LlamaForCausalLM``. ``tied``: the head's weights are the embedding's."""
     scaling = config.rope_scaling and {SCALING[own]: value for own, value in config.rope_scaling.model_dump().items()}
     own = config.model_dump() | {"kv_heads": config.key_value_heads, "ffn_dim": config.feed_forward_dim}
     return {

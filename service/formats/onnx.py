@@ -75,7 +75,7 @@ class Outline:
 
 
 def parse(data: bytes) -> onnx.ModelProto:
-    """The model of a file's content, compressed by gzip or not.
+    """Return the model of a file's content, compressed by gzip or not.
 
     Raises :class:`OnnxError` where it is not one that can be read.
     """
@@ -83,7 +83,7 @@ def parse(data: bytes) -> onnx.ModelProto:
 
 
 def parse_unpacked(content: bytes) -> onnx.ModelProto:
-    """The model of a file's content that gzip did not compress. Raises :class:`OnnxError`."""
+    """Return the model of a file's content that gzip did not compress. Raises :class:`OnnxError`."""
     if has_more_fields(content, onnx.ModelProto.DESCRIPTOR, MOST_FIELDS):
         raise OnnxError(f"the file has more than {MOST_FIELDS} fields (nodes, attributes, lengths of shapes …)")
     try:
@@ -109,7 +109,9 @@ def parse_unpacked(content: bytes) -> onnx.ModelProto:
 
 
 def _attributes(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto, onnx.AttributeProto]]:
-    """Every attribute of every node, also of graphs within attributes and of functions, with words for where it is."""
+    """Yield every attribute of every node, also of graphs within attributes and of functions, with words for where it
+    is.
+    """
     open_ = [model.graph.node, *(function.node for function in model.functions)]
     while open_:
         for index, node in enumerate(open_.pop()):
@@ -135,7 +137,7 @@ def _graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, TensorProto]]:
-    """Every tensor that the file holds, with words for where it is."""
+    """Yield every tensor that the file holds, with words for where it is."""
     yield from _tensors_of(model.graph)
     for where, _, attribute in _attributes(model):
         dense = [*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors]
@@ -189,7 +191,7 @@ def _type_name(kind: int) -> str:
 
 
 def unpacked(data: bytes, most: int) -> bytes:
-    """What gzip compressed, or the data as it is. Raises :class:`OnnxError`, also beyond ``most`` bytes."""
+    """Return what gzip compressed, or the data as it is. Raises :class:`OnnxError`, also beyond ``most`` bytes."""
     try:
         found = Unpacking(len(data)).read(data, "the file", most)
     except UploadError as error:
@@ -204,7 +206,7 @@ def opset_of(model: onnx.ModelProto) -> int:
 
 
 def graph_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
-    """The one input that is not an initializer; a tensor of floating-point numbers."""
+    """Return the one input that is not an initializer; a tensor of floating-point numbers."""
     weights = {tensor.name for tensor in model.graph.initializer}
     found = [value for value in model.graph.input if value.name not in weights]
     if len(found) != 1:
@@ -218,7 +220,7 @@ def graph_input(model: onnx.ModelProto) -> onnx.ValueInfoProto:
 
 
 def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:
-    """The input's shape; only its first dimension may be open."""
+    """Return the input's shape; only its first dimension may be open."""
     lengths = _lengths(value)
     if any(length < 1 for length in lengths[1:]):
         raise OnnxError(f"input {value.name!r} has shape {lengths}: only its first length may be open")
@@ -226,7 +228,7 @@ def batch_of_one(value: onnx.ValueInfoProto) -> tuple[int, ...]:
 
 
 def outline(path: Path) -> Outline | None:
-    """Of the model in an uploaded file; ``None`` if the file is large. Raises :class:`OnnxError`."""
+    """Return the outline of the model in an uploaded file; ``None`` if the file is large. Raises :class:`OnnxError`."""
     if path.stat().st_size > LARGEST_READ:
         return None
     try:
@@ -236,7 +238,7 @@ def outline(path: Path) -> Outline | None:
 
 
 def outline_of(content: bytes) -> Outline:
-    """Of the model in a file's content that gzip did not compress. Raises :class:`OnnxError`."""
+    """Return the outline of the model in a file's content that gzip did not compress. Raises :class:`OnnxError`."""
     model = parse_unpacked(content)
     outputs = [_entries(value) for value in model.graph.output]
     known = [each for each in outputs if each is not None]
@@ -250,7 +252,7 @@ def outline_of(content: bytes) -> Outline:
 
 
 def working_nodes(model: onnx.ModelProto) -> list[tuple[int, onnx.NodeProto]]:
-    """The nodes, with their numbers, that depend on the input's values and that an output needs."""
+    """Return the nodes, with their numbers, that depend on the input's values and that an output needs."""
     depends = {graph_input(model).name}
     found = []
     for index, node in enumerate(model.graph.node):
@@ -267,7 +269,7 @@ def working_nodes(model: onnx.ModelProto) -> list[tuple[int, onnx.NodeProto]]:
 
 
 def operator_of(node: onnx.NodeProto) -> str:
-    """With its domain, where it is not ONNX's own."""
+    """Return a node's operator, with its domain where that is not ONNX's own."""
     kind: str = node.op_type
     return kind if node.domain in ("", "ai.onnx") else f"{node.domain}.{kind}"
 
@@ -277,7 +279,7 @@ def name_of(node: onnx.NodeProto, index: int) -> str:
 
 
 def _entries(value: onnx.ValueInfoProto) -> int | None:
-    """Of one instance, where the file declares every length but the first."""
+    """Return the number of entries of one instance, where the file declares every length but the first."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     lengths = _lengths(value)
@@ -285,7 +287,7 @@ def _entries(value: onnx.ValueInfoProto) -> int | None:
 
 
 def _lengths(value: onnx.ValueInfoProto) -> list[int]:
-    """Raises :class:`OnnxError` where they multiply to more than any model's."""
+    """Return the lengths. Raises :class:`OnnxError` where they multiply to more than any model's."""
     lengths = [int(dim.dim_value) for dim in value.type.tensor_type.shape.dim]
     entries = 1
     for length in lengths:

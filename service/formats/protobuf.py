@@ -42,12 +42,12 @@ def has_more_fields(content: bytes, descriptor: Any, most: int) -> bool:
 
 @cache
 def _messages(descriptor: Any) -> dict[int, Any]:
-    """The fields that are messages, by number."""
+    """Return the fields that are messages, by number."""
     return {field.number: field.message_type for field in descriptor.fields if field.message_type is not None}
 
 
 def _varint(content: bytes, start: int, end: int) -> tuple[int, int]:
-    """The number at ``start`` and where it ends; of one that is cut off, the end of the message."""
+    """Return the number at ``start`` and where it ends; of one that is cut off, the end of the message."""
     if start < end and content[start] < 128:  # nearly all of them
         return content[start], start + 1
     value = shift = 0

@@ -59,7 +59,7 @@ def _entries(cache: Path) -> Iterator[_Entry]:
 
 
 def _discard(path: Path) -> None:
-    """It is gone at once, under a name that nobody looks for while it is being deleted."""
+    """Delete an entry, which is gone at once: under a name that nobody looks for while it is being deleted."""
     aside = path.with_name(f".deleting-{path.name}")
     try:
         path.rename(aside)

@@ -17,7 +17,8 @@ _TORCH = "PytorchStreamWriter failed"
 
 
 def full_disk(error: BaseException, folder: Path) -> str | None:
-    """A message with path and free bytes when a full disk is what ``error``, or what caused it, is about; else None.
+    """Return a message with path and free bytes when a full disk is what ``error``, or what caused it, is about; else
+    None.
 
     ``folder`` is where the failed program writes, for errors that do not name a file.
     """
@@ -43,7 +44,9 @@ def _is_full(error: BaseException, folder: Path) -> bool:
 
 
 def _free(path: Path) -> int:
-    """Bytes for this user on the disk of ``path``, or of the closest folder above it that exists; 0 if unknown."""
+    """Return the bytes for this user on the disk of ``path``, or of the closest folder above it that exists; 0 if
+    unknown.
+    """
     for place in (path, *path.parents):
         try:
             return shutil.disk_usage(place).free

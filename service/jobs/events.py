@@ -142,7 +142,7 @@ class MalformedEvent(Exception):  # noqa: N818 - names what the line is
 
 
 def parse_event(text: bytes, rank: int | None) -> Event:
-    """The event in a line, stamped with the rank that it came from (its own word where ``rank`` is None). Raises
+    """Return the event in a line, stamped with the rank that it came from (its own word where ``rank`` is None). Raises
     :class:`MalformedEvent`.
     """
     if len(text) > LONGEST_EVENT:
@@ -166,8 +166,9 @@ def parse_event(text: bytes, rank: int | None) -> Event:
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
-    """A JSON object with the Unix ``time`` at which it was written, now where it has none. Raises
-    :class:`MalformedEvent`."""
+    """Return a JSON object with the Unix ``time`` at which it was written, now where it has none. Raises
+    :class:`MalformedEvent`.
+    """
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -65,7 +65,7 @@ class DataLayout:
         return self.root / "files"
 
     def file(self, file_id: str) -> Path:
-        """The content of an uploaded file; its id ends with the content's SHA-256."""
+        """Return the path of an uploaded file's content; its id ends with the content's SHA-256."""
         digest = file_id.removeprefix("file_")
         return self.files / digest[:2] / digest
 
@@ -78,7 +78,7 @@ class DataLayout:
         return self.root / "cache"
 
     def host(self, name: str) -> Path:
-        """What the worker of one host keeps: which attempts it supervises, the log of its supervisors."""
+        """Return the folder of one host's worker: which attempts it supervises, the log of its supervisors."""
         return self.root / "hosts" / name
 
     def job(self, job_id: str) -> JobPaths:

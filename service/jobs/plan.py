@@ -45,7 +45,7 @@ class Plan:
 
 
 def plan(spec: TrainSpec) -> Plan | None:
-    """The plan of one optimizer step; ``None`` when the spec has no pipeline."""
+    """Return the plan of one optimizer step; ``None`` when the spec has no pipeline."""
     if spec.parallel.pp == 1:
         return None
     pipeline = spec.pipeline

@@ -201,7 +201,7 @@ LONGEST_TEXT = 1000
 
 
 def shortened(text: str, most: int = LONGEST_TEXT) -> str:
-    """The text, or its first ``most`` characters and an ellipsis."""
+    """Return the text, or its first ``most`` characters and an ellipsis."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
@@ -215,7 +215,9 @@ class Problem:
     expected: str
 
     def shortened(self) -> Problem:
-        """The same with texts of at most :data:`LONGEST_TEXT` characters; a value that is longer as JSON is one."""
+        """Return the problem with texts of at most :data:`LONGEST_TEXT` characters; a value that is longer as JSON
+        becomes such a text.
+        """
         try:
             got = json.dumps(self.got, default=str)
         except (ValueError, RecursionError):

@@ -35,7 +35,7 @@ def make(folder: Path) -> Path:
 
 
 def check(folder: Path) -> Path:
-    """The folder, when it is a real folder of this process's user that nobody else may enter; else
+    """Return the folder when it is a real folder of this process's user that nobody else may enter; else raise
     :class:`RendezvousError`.
     """
     found = folder.lstat()
@@ -48,5 +48,5 @@ def check(folder: Path) -> Path:
 
 
 def secret(folder: Path) -> bytes:
-    """What only members of the group know."""
+    """Return what only members of the group know."""
     return bytes.fromhex((check(folder) / _SECRET).read_text())

@@ -29,7 +29,7 @@ _LONGEST_TEXT = 1 << 18
 
 
 def greeting(rank: int, channel: Channel, secret: str) -> bytes:
-    """The first line of a connection."""
+    """Return the first line of a connection."""
     return orjson.dumps({"rank": rank, "channel": channel, "secret": secret}) + b"\n"
 
 

@@ -30,7 +30,7 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def config_file() -> Path | None:
-    """The TOML file in use. A file that ``TRIVET_CONFIG`` names must exist; the default one need not."""
+    """Return the TOML file in use. A file that ``TRIVET_CONFIG`` names must exist; the default one need not."""
     named = os.environ.get(f"{ENV_PREFIX}CONFIG")
     if named is not None:
         path = Path(named)
@@ -238,13 +238,13 @@ class SettingLine:
 
 
 def in_file() -> dict[str, Any]:
-    """The settings that the TOML file gives, whether or not the environment overrides them."""
+    """Return the settings that the TOML file gives, whether or not the environment overrides them."""
     path = config_file()
     return {} if path is None else tomllib.loads(path.read_text())
 
 
 def sources() -> dict[str, str]:
-    """Where each setting that somebody chose comes from, by its name: ``environment``, or the file's path."""
+    """Return where each setting that somebody chose comes from, by its name: ``environment``, or the file's path."""
     set_outside = {name.upper() for name, value in os.environ.items() if value}
     chosen = dict.fromkeys(in_file(), str(config_file()))
     return chosen | {
@@ -253,7 +253,7 @@ def sources() -> dict[str, str]:
 
 
 def describe(settings: Settings) -> list[SettingLine]:
-    """Every setting, in the order of their declaration; secrets are masked."""
+    """Return every setting, in the order of their declaration; secrets are masked."""
     chosen = sources()
     lines = []
     for name, field in Settings.model_fields.items():

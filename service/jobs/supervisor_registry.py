@@ -75,7 +75,7 @@ class SupervisorRegistry:
             path.unlink(missing_ok=True)
 
     def live(self) -> tuple[str, ...]:
-        """Names of the attempts that still have processes; what dead supervisors left behind is cleared away."""
+        """Return names of the attempts that still have processes; what dead supervisors left behind is cleared away."""
         names = []
         for path, entry in self._entries():
             if entry.alive or entry.end_orphans():

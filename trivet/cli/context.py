@@ -36,7 +36,7 @@ err = Terminal(stderr=True)
 
 @contextmanager
 def client() -> Iterator[Client]:
-    """A client of the configured service."""
+    """Yield a client of the configured service."""
     with Client() as opened:
         yield opened
 
@@ -81,7 +81,7 @@ def print_json(value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Models as JSON-compatible data."""
+    """Return models as JSON-compatible data."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, list | tuple):
@@ -90,7 +90,7 @@ def plain(value: Any) -> Any:
 
 
 def table(*columns: str) -> Table:
-    """A borderless table."""
+    """Return a borderless table."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column, overflow="fold", no_wrap=column == "id")
@@ -98,7 +98,7 @@ def table(*columns: str) -> Table:
 
 
 def _fields(error: ValidationError) -> str:
-    """A line per field of what was refused here, before any service saw it."""
+    """Return a line per field of what was refused here, before any service saw it."""
     lines = []
     for each in error.errors(include_url=False):
         got = "" if isinstance(each["input"], dict | list) else f"; got {each['input']!r}"

@@ -98,7 +98,7 @@ def delete(job_id: JobArgument, yes: Annotated[bool, typer.Option("--yes", "-y",
 
 
 def age(moment: datetime) -> str:
-    """How long ago, in its largest unit."""
+    """Return how long ago, in its largest unit."""
     seconds = (datetime.now(UTC) - moment).total_seconds()
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:

@@ -20,6 +20,6 @@ for part in (serve, submit, jobs, results, schedule, files, fleet, kinds):
 
 
 def main() -> None:
-    """Entry point of the ``trivet`` script."""
+    """Run the ``trivet`` script."""
     tolerate_narrow_encodings()
     app()

@@ -143,7 +143,7 @@ def show_plainly(
     events: Iterable[dict[str, Any]],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """A line per change of state, and one of progress where a job's last line is ``PLAIN_S`` seconds old."""
+    """Print a line per change of state, and one of progress where a job's last line is ``PLAIN_S`` seconds old."""
     seen = {job_id: JobView() for job_id in titles}
     said = dict.fromkeys(titles, clock())
     for event in events:

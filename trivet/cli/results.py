@@ -53,7 +53,7 @@ def _follow_logs(service: Client, job_id: str, rank: int | None, as_json: bool) 
 
 
 def _uncoloured(line: str) -> str:
-    """A printed line without the sequences that only set colours and weights, which many programs write."""
+    """Strip a printed line of the sequences that only set colours and weights, which many programs write."""
     return _COLOURS.sub("", line)
 
 
@@ -102,7 +102,7 @@ def bounds(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 
 def _at_counterexample(row: Mapping[str, Any]) -> str:
-    """The outputs by which an instance is falsified, and onnxruntime's where they are known."""
+    """Return the outputs by which an instance is falsified, and onnxruntime's where they are known."""
     own, there = _listed(row["counterexample_outputs"]), row.get("onnxruntime_outputs")
     runtime = f" (by onnxruntime: {_listed(there)})" if there else ""
     return f"instance {row['instance']}: outputs at its counterexample: {own}{runtime}"
@@ -138,12 +138,14 @@ def report(job_id: JobArgument, as_json: JsonFlag = False) -> None:
 
 
 def rung_title(rung: str) -> str:
-    """What a rung is called. The first runs the graphs of Dynamo as they are; steps are compared with none at all."""
+    """Return what a rung is called. The first runs the graphs of Dynamo as they are; steps are compared with none at
+    all.
+    """
     return "eager (Dynamo)" if rung == "eager" else rung
 
 
 def _ladder(rungs: list[dict[str, Any]]) -> Table:
-    """A row per rung of each phase. What was not measured is empty; what was not found anywhere has no column."""
+    """Return a row per rung of each phase. What was not measured is empty; what was not found anywhere has no column."""
     found = [name for name in ("graph_breaks", "recompiles") if any(rung.get(name) for rung in rungs)]
     rows = table(
         "phase", "rung", "verdict", "step ms", "eager", "vs eager", *(name.replace("_", " ") for name in found)
@@ -191,7 +193,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: list[float], width: int = 24) -> str:
-    """A curve in a line of text."""
+    """Draw a curve in a line of text."""
     chosen = [values[index * len(values) // width] for index in range(width)] if len(values) > width else values
     low, span = min(chosen), max(chosen) - min(chosen)
     return "".join(_BARS[int((value - low) / span * (len(_BARS) - 1)) if span else 0] for value in chosen)

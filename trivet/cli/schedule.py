@@ -48,7 +48,7 @@ def schedule(
 
 
 def lines(found: Plan, width: int | None = None) -> Iterator[Text]:
-    """What the plan costs, then its rows; cut into blocks of columns where they are wider than ``width``."""
+    """Yield what the plan costs, then its rows; cut into blocks of columns where they are wider than ``width``."""
     yield Text(
         f"{found.schedule}: {found.ranks} ranks, {found.stages} stages, {found.micro_batches} micro-batches; "
         f"predicted bubble {found.bubble:.1%}"

@@ -19,7 +19,7 @@ class SpecError(TrivetError):
 
 
 def load(source: str, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """The spec in a YAML or JSON file (``-``: standard input), with ``path=value`` changes applied."""
+    """Return the spec in a YAML or JSON file (``-``: standard input), with ``path=value`` changes applied."""
     spec = _parse(source)
     for change in changes:
         apply(spec, change)
@@ -58,7 +58,9 @@ def _read(path: Path) -> str:
 
 
 def _check_json(value: Any, path: str) -> None:
-    """YAML has values that JSON, in which a spec travels, does not have. Raises :class:`SpecError` with the field."""
+    """Refuse values of YAML that JSON, in which a spec travels, does not have. Raises :class:`SpecError` with the
+    field.
+    """
     if isinstance(value, dict):
         for name, each in value.items():
             if not isinstance(name, str):

@@ -163,8 +163,8 @@ class Agent:
 
 
 def main() -> int:
-    """``python -m workers``: the agent of this host, as the settings say; 2 for a data folder that it cannot close to
-    other users.
+    """Run the agent of this host (``python -m workers``) as the settings say; return 2 for a data folder that it cannot
+    close to other users.
     """
     settings = Settings()
     log_to_stderr(settings.log_level, "%(asctime)s %(name)s %(levelname)s %(message)s")

@@ -24,12 +24,14 @@ Launch = Callable[[AttemptRef], None]
 
 
 def queue_of(host: str) -> str:
-    """The queue that only this host's worker reads."""
+    """Return the name of the queue that only this host's worker reads."""
     return f"host.{host}"
 
 
 def celery_url(broker_url: str) -> str:
-    """The store's URL in Celery's spelling: ``unix:///path?db=1`` becomes ``redis+socket:///path?virtual_host=1``."""
+    """Return the store's URL in Celery's spelling: ``unix:///path?db=1`` becomes
+    ``redis+socket:///path?virtual_host=1``.
+    """
     parts = urlsplit(broker_url)
     if parts.scheme != "unix":
         return broker_url
@@ -40,7 +42,7 @@ def celery_url(broker_url: str) -> str:
 
 
 def create_app(broker_url: str) -> Celery:
-    """A client of the transport; connects with its first use."""
+    """Return a client of the transport; it connects with its first use."""
     app = Celery("trivet", broker=celery_url(broker_url), set_as_current=False)
     app.conf.update(
         accept_content=["json"],

@@ -99,7 +99,7 @@ class Confinement:
 
 
 def system_paths() -> Iterator[Path]:
-    """Where programs, libraries and installed packages are."""
+    """Yield where programs, libraries and installed packages are."""
     yield from map(Path, _SYSTEM)
     installed = str(Path(__file__).parents[2])
     for entry in (sys.prefix, sys.base_prefix, sys.exec_prefix, installed, *sys.path):
@@ -112,15 +112,15 @@ def system_paths() -> Iterator[Path]:
 
 
 def device_paths() -> Iterator[Path]:
-    """Device files that ranks need: GPUs, random numbers, shared memory."""
+    """Yield the device files that ranks need: GPUs, random numbers, shared memory."""
     yield from (Path("/dev", name) for name in _DEVICES)
     yield from Path("/dev").glob("nvidia*")
 
 
 def _limit(limits: JobLimits, *, count_processes: bool) -> None:
-    """The memory that counts is private and writable (``RLIMIT_DATA``): the address space of a CUDA process, and of one
-    that maps weights, is far larger than what it uses. Processes are counted only in a namespace of the group's own:
-    elsewhere all that the user runs on the host would count.
+    """Set the limits on this process. The memory that counts is private and writable (``RLIMIT_DATA``): the address
+    space of a CUDA process, and of one that maps weights, is far larger than what it uses. Processes are counted only
+    in a namespace of the group's own: elsewhere all that the user runs on the host would count.
     """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS) failed")
@@ -144,7 +144,7 @@ def _host_memory() -> int:
 
 
 def available() -> tuple[str, ...]:
-    """Which of :data:`PARTS` this host allows; tried in a process of its own."""
+    """Return which of :data:`PARTS` this host allows, as tried in a process of its own."""
     command = [sys.executable, "-m", "workers.launcher.confinement"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/")

@@ -36,14 +36,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def abi() -> int:
-    """The version that this kernel offers; 0 when it has none, or a container's filter forbids it."""
+    """Return the version that this kernel offers; 0 when it has none, or a container's filter forbids it."""
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))))
 
 
 def restrict(read: Iterable[Path], write: Iterable[Path], secret: Iterable[Path] = ()) -> None:
-    """From now on the calling thread, and what it starts, may read below ``read``, and read and change below
-    ``write``. Paths that do not exist are left out; nothing at or below ``secret`` is granted through a path above
-    it, whose names stay visible. Raises :class:`OSError`.
+    """Let the calling thread, and what it starts, from now on read below ``read``, and read and change below ``write``.
+    Paths that do not exist are left out; nothing at or below ``secret`` is granted through a path above it, whose names
+    stay visible. Raises :class:`OSError`.
 
     With version 6 (Linux 6.12) signals and abstract sockets reach only processes under the same restriction; with any,
     other processes' memory and environment are out of reach.
@@ -66,7 +66,9 @@ def restrict(read: Iterable[Path], write: Iterable[Path], secret: Iterable[Path]
 
 
 def _without(path: Path, secret: list[Path]) -> Iterator[tuple[Path, bool]]:
-    """``path``, or, where secrets lie below it, all beside them; true with a folder of which only names are granted."""
+    """Yield ``path``, or, where secrets lie below it, all beside them; true with a folder of which only names are
+    granted.
+    """
     if path in secret:
         return
     if not any(each.is_relative_to(path) for each in secret):

@@ -29,7 +29,7 @@ class Control:
     """
 
     def __init__(self, connection: socket.socket, terminated: Callable[[], None]) -> None:
-        """To be called in the main thread, which alone may say how signals are handled."""
+        """Begin to listen. The main thread calls this, which alone may say how signals are handled."""
         self.stop = threading.Event()
         self._connection = connection.dup()
         self._lines = LineSplitter(_LONGEST)
@@ -79,6 +79,6 @@ class Control:
 
 
 def _let_go() -> None:
-    """Without this SIGTERM to a forked helper would be taken for one to the rank: they share the pipe."""
+    """Handle no signals in a forked helper, whose SIGTERM would be taken for one to the rank: they share the pipe."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

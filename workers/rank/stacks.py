@@ -14,18 +14,18 @@ _FRAME = re.compile(r'^ +File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<funct
 
 
 def stacks_file(folder: Path, rank: int) -> Path:
-    """Where a rank writes them in the folder of its attempt."""
+    """Return where a rank writes its stacks in the folder of its attempt."""
     return folder / f"stacks.rank-{rank}.txt"
 
 
 def write_on_request(folder: Path, rank: int) -> None:
-    """To be called once in a rank: from then on :data:`REQUEST` makes it write its stacks."""
+    """Make :data:`REQUEST` write this rank's stacks from now on; to be called once."""
     file = stacks_file(folder, rank).open("w")
     faulthandler.register(REQUEST, file=file, all_threads=True)
 
 
 def innermost_frame(stacks: str) -> str:
-    """The line at which the main thread is, for people; ``stacks`` may be empty."""
+    """Return the line at which the main thread is, for people; ``stacks`` may be empty."""
     threads = _THREAD.split(stacks)
     frame = _FRAME.search(threads[-1]) if len(threads) > 1 else None  # the main thread is the oldest, and comes last
     if frame is None:

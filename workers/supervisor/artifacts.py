@@ -53,7 +53,7 @@ def publish(paths: JobPaths, name: str, media_type: str) -> Artifact:
 
 
 def _keep(path: Path, draft: Path) -> None:
-    """Another name for a large file, which jobs replace and never write to again; a copy of a small one, to be sure."""
+    """Give a large file, which jobs replace and never write to again, another name; copy a small one, to be sure."""
     if path.stat().st_size > _COPIED:
         with contextlib.suppress(OSError):  # another file system, or another owner
             os.link(path, draft)

@@ -169,7 +169,9 @@ class PartRun:
             self._end("fault")
 
     def _end(self, ending: Ending) -> None:
-        """The first call decides. After the lease the group is ended from elsewhere, if it has not done its work."""
+        """End the part; the first call decides how. After the lease the group is ended from elsewhere, if it has not
+        done its work.
+        """
         if not self._ending.done():
             self._ending.set_result("fenced" if ending == "rank_failed" and self._lease.is_over else ending)
 
@@ -273,8 +275,8 @@ class PartRun:
         await exited
 
     async def _report(self, ending: Ending, launcher_code: int, uploads: asyncio.Task[None]) -> None:
-        """Everything that the part produced, then its end; the lease is renewed meanwhile. Of an attempt that is lost
-        only a success is told: it is taken unless another attempt has begun.
+        """Report everything that the part produced, then its end; the lease is renewed meanwhile. Of an attempt that is
+        lost only a success is told: it is taken unless another attempt has begun.
         """
         await self._on_disk(lambda: self._group.keep_output(self._folder / f"launcher.{self._order.host}.log"))
         if not self._lost:
@@ -301,8 +303,8 @@ class PartRun:
             logger.info("the end was not taken: %s", refusal)
 
     async def _let_others_speak_first(self) -> None:
-        """The first fault that is reported is the attempt's. The host of the rank that failed first may need a moment
-        longer than the others to see it; once it has reported, a renewal says ``stop``.
+        """Wait for the other hosts, as the first fault that is reported is the attempt's. The host of the rank that
+        failed first may need a moment longer than the others to see it; once it has reported, a renewal says ``stop``.
         """
         deadline = uptime() + _OTHERS_WITHIN_S
         with contextlib.suppress(StoreUnavailable):
@@ -339,7 +341,7 @@ class PartRun:
         )
 
     def _take(self, event: Event) -> None:
-        """What a rank reported, and has on record."""
+        """Take what a rank reported, and has on record."""
         if event["type"] == "artifact":
             self._publisher.publish(cast(ArtifactEvent, event))
         else:
@@ -377,7 +379,7 @@ class PartRun:
 
 
 def _read_json(path: Path) -> Any:
-    """What a file holds; None where there is none."""
+    """Return what a file holds; None where there is none."""
     try:
         return orjson.loads(path.read_bytes())
     except FileNotFoundError:

@@ -22,8 +22,8 @@ _OWN = re.compile(r"TRIVET_", re.IGNORECASE)
 
 
 def allowed(environment: Mapping[str, str], more: Collection[str] = ()) -> dict[str, str]:
-    """The part of ``environment`` that ranks get: what programs, compilers and torch's libraries read, and the names
-    that the operator adds. The service's own settings are never among it.
+    """Return the part of ``environment`` that ranks get: what programs, compilers and torch's libraries read, and the
+    names that the operator adds. The service's own settings are never among it.
     """
     return {
         name: value
@@ -33,7 +33,7 @@ def allowed(environment: Mapping[str, str], more: Collection[str] = ()) -> dict[
 
 
 def torchrun_arguments(claim: Claim, meeting: Rendezvous, folder: Path, program: Sequence[str]) -> list[str]:
-    """Arguments of ``torch.distributed.run``; ``program`` is ``-m MODULE`` or a script with its arguments.
+    """Return the arguments of ``torch.distributed.run``; ``program`` is ``-m MODULE`` or a script with its arguments.
 
     The rendezvous is :mod:`workers.launcher.folder_rendezvous`, which opens no port.
     """
@@ -77,8 +77,8 @@ def rank_environment(
     environment: Mapping[str, str],
     more: Collection[str] = (),
 ) -> dict[str, str]:
-    """What the ranks find besides what torchrun sets. ``environment`` is the supervisor's own; ``more`` names variables
-    of it that the operator adds to those of :func:`allowed`.
+    """Return what the ranks find besides what torchrun sets. ``environment`` is the supervisor's own; ``more`` names
+    variables of it that the operator adds to those of :func:`allowed`.
     """
     share = claim.share
     variables = {
@@ -105,8 +105,8 @@ def rank_environment(
 
 
 def _network(claim: Claim, meeting: Rendezvous, environment: Mapping[str, str]) -> dict[str, str]:
-    """Where gloo and NCCL may listen: on the one interface that reaches the gang's other hosts, or, for a gang, on
-    those that the operator named; on one host on no other than loopback. NCCL's status service (RAS) stays off.
+    """Return where gloo and NCCL may listen: on the one interface that reaches the gang's other hosts, or, for a gang,
+    on those that the operator named; on one host on no other than loopback. NCCL's status service (RAS) stays off.
     """
     variables = {"GLOO_SOCKET_IFNAME": meeting.interface, "NCCL_SOCKET_IFNAME": f"={meeting.interface}"}
     if len(claim.shares) > 1:
@@ -115,7 +115,7 @@ def _network(claim: Claim, meeting: Rendezvous, environment: Mapping[str, str]) 
 
 
 def visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> str:
-    """``CUDA_VISIBLE_DEVICES`` for granted indices, which count within what this host's worker itself may see."""
+    """Return ``CUDA_VISIBLE_DEVICES`` for granted indices, which count within what this host's worker itself may see."""
     outer = environment.get("CUDA_VISIBLE_DEVICES")
     names = None if outer is None else [name.strip() for name in outer.split(",")]
     return ",".join(str(index) if names is None else names[index] for index in devices)

@@ -138,7 +138,7 @@ class Group:
             asyncio.get_running_loop().call_later(_KEEPER_GRACE_S, self._keeper.kill)
 
     async def wait(self) -> int:
-        """The launcher's exit code, once no process of the group is left."""
+        """Return the launcher's exit code, once no process of the group is left."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         handle = os.pidfd_open(self._keeper.pid)
@@ -153,7 +153,7 @@ class Group:
         return code
 
     def _end_orphans(self) -> None:
-        """What a keeper leaves behind that was killed itself."""
+        """End what a keeper leaves behind that was killed itself."""
         if self._adopting:
             keeper.end_descendants()
 
@@ -165,7 +165,7 @@ class Group:
             return {}
 
     def last_output(self) -> list[str]:
-        """What torchrun, or a rank before it could reach its supervisor, printed last."""
+        """Return what torchrun, or a rank before it could reach its supervisor, printed last."""
         with self._output.open(errors="replace") as output:
             return [line.rstrip("\n") for line in deque(output, _TAIL)]
 

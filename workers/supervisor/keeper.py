@@ -76,7 +76,7 @@ class Deadline:
         self._timers = [(self._timer(signal.SIGTERM), 0.0), (self._timer(signal.SIGKILL), _GRACE_S)]
 
     def set(self, until: float) -> None:
-        """``until``: seconds since the host booted."""
+        """Let this process live until ``until``, in seconds since the host booted."""
         for timer, later in self._timers:
             self._arm(timer, until + later)
 
@@ -101,7 +101,7 @@ class Deadline:
 
 
 def descendants(root: int) -> list[int]:
-    """Pids of all live processes below ``root``; zombies that only wait to be reaped are left out."""
+    """Return the pids of all live processes below ``root``; zombies that only wait to be reaped are left out."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - for the same reason as below
         if entry.isdigit() and (parent := _live_parent(entry)) is not None:
@@ -132,7 +132,7 @@ def become_subreaper() -> None:
 
 
 def _wake_on_signals() -> int:
-    """A descriptor on which the number of each signal arrives, so that none is lost between two waits."""
+    """Return a descriptor on which the number of each signal arrives, so that none is lost between two waits."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM):

@@ -85,7 +85,7 @@ class Lease:
         return self._lease_s / RENEWALS_PER_LEASE
 
     def _watch(self) -> None:
-        """A renewal may hang for as long as the broker lets it, so the deadline is watched beside it."""
+        """Watch the deadline beside the renewals, one of which may hang for as long as the broker lets it."""
         while not self._ended.wait(max(0.0, self._until - uptime())):
             if self.is_over:
                 self._tell("fenced")

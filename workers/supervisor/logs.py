@@ -15,7 +15,7 @@ _TAIL = 20
 
 
 def printable(line: Line) -> str:
-    """A line as it would stand on a terminal: of a progress bar drawn over itself, the last drawing."""
+    """Return a line as it would stand on a terminal: of a progress bar drawn over itself, the last drawing."""
     text = line.text.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
     return f"{text} … [{line.cut} more bytes]" if line.cut else text
 
@@ -95,7 +95,7 @@ class RankLog:
         return [self._notice(held_back), text] if held_back else [text]
 
     def close(self) -> list[str]:
-        """The notice of what was held back last, if anything was."""
+        """Return the notice of what was held back last, if anything was."""
         held_back, self._held_back = self._held_back, 0
         return [self._notice(held_back)] if held_back else []
 

@@ -90,8 +90,9 @@ class Death:
 
 
 def judge(evidence: Evidence) -> Outcome:
-    """The outcome to report. A failure names the rank that failed *first*: its peers fail in its wake. Success means
-    that every rank said it was done, and that all the work which the spec asks for was."""
+    """Return the outcome to report. A failure names the rank that failed *first*: its peers fail in its wake. Success
+    means that every rank said it was done, and that all the work which the spec asks for was.
+    """
     return _from_outside(evidence) or _failure(evidence) or _shortfall(evidence) or _success(evidence)
 
 
@@ -133,7 +134,7 @@ def _over_a_limit(evidence: Evidence) -> Outcome:
 
 
 def traceback_name(attempt: int, rank: int) -> str:
-    """The artifact that holds a rank's traceback."""
+    """Return the name of the artifact that holds a rank's traceback."""
     return f"errors/attempt-{attempt}-rank-{rank}.txt"
 
 
@@ -155,7 +156,7 @@ def _failure(evidence: Evidence) -> Outcome | None:
 
 
 def _lost_its_launcher(evidence: Evidence) -> int | None:
-    """The signal that ended torchrun, if one did: it takes the ranks along without their codes."""
+    """Return the signal that ended torchrun, if one did: it takes the ranks along without their codes."""
     code = evidence.launcher_code
     if code is None or code <= 128 or evidence.exit_codes or evidence.terminated:
         return None
@@ -164,8 +165,8 @@ def _lost_its_launcher(evidence: Evidence) -> int | None:
 
 
 def _killed(evidence: Evidence) -> Death | None:
-    """The rank that a signal, or a silent exit of its own, ended first. What happens to its peers does that to no
-    rank, but for the abort of a communication library and torchrun's SIGTERM (:func:`_first_by_time`).
+    """Return the rank that a signal, or a silent exit of its own, ended first. What happens to its peers does that to
+    no rank, but for the abort of a communication library and torchrun's SIGTERM (:func:`_first_by_time`).
     """
     in_the_wake = (None, -signal.SIGABRT, -signal.SIGTERM)
     own = {rank: at for rank, at in evidence.silent.items() if evidence.exit_codes.get(rank) not in in_the_wake}
@@ -173,7 +174,7 @@ def _killed(evidence: Evidence) -> Death | None:
 
 
 def _first_by_time(evidence: Evidence) -> ErrorEvent | Death | None:
-    """The first exception, or the rank that before it got SIGTERM or ended in a way that does not tell.
+    """Return the first exception, or the rank that before it got SIGTERM or ended in a way that does not tell.
 
     A silent end was noticed some time after it happened. So one that was noticed after an exception may have come
     before it; it did if the exception says that a peer is gone.
@@ -195,7 +196,7 @@ def _says_that_a_peer_is_gone(error: ErrorEvent) -> bool:
 
 
 def _never_there(evidence: Evidence) -> Death | None:
-    """A rank that only torchrun saw fail: it ended before it reached its supervisor, or after its work was done."""
+    """Return a rank that only torchrun saw fail: it ended before it reached its supervisor, or after its work was done."""
     failed = sorted(evidence.exit_codes) if evidence.cause == "exited" else []
     telling = [rank for rank in failed if evidence.exit_codes[rank] not in (-signal.SIGABRT, -signal.SIGTERM)]
     return Death((telling or failed)[0]) if failed else None
@@ -258,7 +259,7 @@ def _failed(error: str, message: str, rank: int | None = None, traceback: str | 
 
 
 def _lost(error: str, message: str) -> Outcome:
-    """Not the job's fault: it uses none of its retries."""
+    """Return a loss that is not the job's fault: it uses none of its retries."""
     return Outcome("lost", error=JobError(type=error, message=_cut(message)))
 
 

@@ -60,8 +60,8 @@ class JobPolicy:
         )
 
     def confine(self, claim: Claim, layout: DataLayout, broker_url: str, scratch: Path, compiled: Path) -> Confinement:
-        """What the ranks of a claimed part may use. They read what the spec names and write in their job's folder, in
-        the cache of what is made of uploaded files, in ``scratch`` and in ``compiled``.
+        """Return what the ranks of a claimed part may use. They read what the spec names and write in their job's
+        folder, in the cache of what is made of uploaded files, in ``scratch`` and in ``compiled``.
         """
         spec = claim.spec
         read = [*map(Path, self.read), *_plugins()]
@@ -84,7 +84,7 @@ class JobPolicy:
 
 
 def _plugins() -> Iterator[Path]:
-    """Where the packages that extend Trivet are; one that is being developed is outside the installation."""
+    """Yield where the packages that extend Trivet are; one that is being developed is outside the installation."""
     for group in GROUPS:
         for point in entry_points(group=group):
             found = find_spec(point.module.partition(".")[0])
@@ -93,8 +93,9 @@ def _plugins() -> Iterator[Path]:
 
 
 def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
-    """The owner of the claimed job, and SHA-256 by name of the artifacts of the job that its gate names, as their
-    manifest has them: none where that job is another owner's. Raises :class:`service.jobs.store.StoreUnavailable`.
+    """Return the owner of the claimed job, and SHA-256 by name of the artifacts of the job that its gate names, as
+    their manifest has them: none where that job is another owner's. Raises
+    :class:`service.jobs.store.StoreUnavailable`.
     """
     owner = store.jobs.get(claim.ref.job_id).owner
     gate = claim.spec.gate_job
@@ -104,7 +105,7 @@ def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
 
 
 def _broker_folder(broker_url: str, needed: list[Path]) -> Iterator[Path]:
-    """The folder of the broker's socket, or the socket alone where the folder holds what ranks need."""
+    """Yield the folder of the broker's socket, or the socket alone where the folder holds what ranks need."""
     parts = urlsplit(broker_url)
     if parts.scheme == "unix":
         socket = Path(parts.path)
@@ -113,7 +114,8 @@ def _broker_folder(broker_url: str, needed: list[Path]) -> Iterator[Path]:
 
 
 def compile_cache(owner: str) -> Path:
-    """A private folder, on this host, of what the jobs of ``owner`` compiled: code, which only they may leave there.
+    """Return a private folder, on this host, of what the jobs of ``owner`` compiled: code, which only they may leave
+    there.
 
     Torch's own place for it is shared by all jobs, and has a name that another user may take first.
     """

@@ -25,7 +25,7 @@ def unrelayed(
     first: Mapping[str, Any] | None,
     since: float,
 ) -> list[dict[str, Any]]:
-    """Of the metrics of earlier attempts, by number, those that are not among the ``relayed`` ones (:func:`key`), in
+    """Return those metrics of earlier attempts, by number, that are not among the ``relayed`` ones (:func:`key`), in
     order. What a later attempt did again is left out: ``first`` is the first metric of the present one. So is what is
     older than ``since`` (Unix seconds), which the stream has dropped.
     """
@@ -47,13 +47,13 @@ def _redone(event: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
 
 
 def key(event: Mapping[str, Any]) -> bytes:
-    """The same for an event on record and in the stream."""
+    """Return what is the same for an event on record and in the stream."""
     return orjson.dumps(event, option=orjson.OPT_SORT_KEYS)
 
 
 def recover(store: Store, ref: AttemptRef, attempts: Path, first: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Those that the attempt of ``ref``, which begins with ``first``, has to relay. ``attempts`` holds the records of
-    the job's attempts. Blocks.
+    """Return the metrics that the attempt of ``ref``, which begins with ``first``, has to relay. ``attempts`` holds the
+    records of the job's attempts. Blocks.
     """
     folders = {number: folder for number, folder in attempt_folders(attempts).items() if number < ref.attempt}
     if not folders:

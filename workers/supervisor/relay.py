@@ -125,7 +125,7 @@ class Relay:
                     signal.pidfd_send_signal(rank.process, REQUEST)
 
     def kill(self) -> None:
-        """SIGKILL the ranks, so that torchrun reports at once instead of waiting for them."""
+        """Send SIGKILL to the ranks, so that torchrun reports at once instead of waiting for them."""
         self._killed = True
         for rank in self.ranks.values():
             if rank.ended_at is None and rank.process is not None:
@@ -204,7 +204,7 @@ class Relay:
             self._hear_out(rank, time.monotonic() + _LAST_WORDS_WITHIN_S)
 
     def _hear_out(self, rank: Rank, until: float) -> None:
-        """Its last words may still be in the socket: read them before calling its end a surprise."""
+        """Read a rank's last words, which may still be in the socket, before calling its end a surprise."""
         if rank.has_explained_itself:
             return
         if rank.hung_up or time.monotonic() > until:
@@ -273,6 +273,6 @@ async def _first_line(reader: asyncio.StreamReader) -> bytes:
 
 
 def _peer(connection: socket.socket) -> int:
-    """The pid at the other end, as the kernel knows it."""
+    """Return the pid at the other end, as the kernel knows it."""
     pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)

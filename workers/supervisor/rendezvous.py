@@ -27,8 +27,8 @@ class Rendezvous:
 
 
 async def agree(claim: Claim, attempt: Path, scratch: Path, own_address: str, within_s: float = 300.0) -> Rendezvous:
-    """The meeting point of the claimed attempt: in ``scratch``, which only this host sees, when the attempt runs here
-    alone, else in the shared folder ``attempt``.
+    """Return the meeting point of the claimed attempt: in ``scratch``, which only this host sees, when the attempt runs
+    here alone, else in the shared folder ``attempt``.
 
     Followers wait for the leader to make it, then raise ``TimeoutError``. A folder that another user could have
     written raises :class:`service.jobs.rendezvous.RendezvousError`; an address that this host does not have raises
@@ -49,7 +49,7 @@ async def agree(claim: Claim, attempt: Path, scratch: Path, own_address: str, wi
 
 
 def interface_of(address: str) -> str:
-    """The network interface of this host that has ``address``; ``ValueError`` lists all addresses when none has."""
+    """Return the network interface of this host that has ``address``; ``ValueError`` lists all addresses when none has."""
     known = {
         entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries
     }

@@ -101,7 +101,7 @@ class Uploader:
         await self._disk(self._record.write)
 
     def close(self) -> None:
-        """No more events will come; :meth:`run` ends when all are sent."""
+        """Take no more events; :meth:`run` ends when all are sent."""
         if self._missed and not self._lost:
             notice = event_protocol.log_event(
                 f"{self._missed} events were not relayed; they are in the attempt's record"
@@ -132,5 +132,5 @@ class Uploader:
             self._missed += len(batch)
 
     def record(self, event: Event) -> None:
-        """Only write an event to the record: the store puts it into the stream itself."""
+        """Write an event to the record only: the store puts it into the stream itself."""
         self._record.add(orjson.dumps(event, default=repr, option=orjson.OPT_APPEND_NEWLINE))

@@ -24,7 +24,7 @@ class Ends:
     upper: dict[int, Fraction] = field(default_factory=dict)
 
     def narrowed(self, constraint: LinearConstraint) -> bool:
-        """In place; whether anything is left of the input's interval. Raises :class:`VnnlibError`."""
+        """Narrow an input's interval in place; return whether anything is left of it. Raises :class:`VnnlibError`."""
         if len(constraint.terms) > 1:
             expected = "inputs one at a time: only boxes of inputs are supported, for a comparison"
             raise constraint.token.refuse(expected)

@@ -50,11 +50,11 @@ class Bundle:
     unpacking: Unpacking
 
     def text(self, pair: Pair) -> str:
-        """Of the query. Raises :class:`VnnlibError`."""
+        """Return the text of a query. Raises :class:`VnnlibError`."""
         return read_text(io.BytesIO(self._read(pair, pair.query, LARGEST)), pair.query, self.unpacking)
 
     def model(self, pair: Pair, most: int = LARGEST_MODEL) -> bytes | None:
-        """The model, unpacked; ``None`` where it has more bytes than that. Raises :class:`VnnlibError`."""
+        """Return the model, unpacked; ``None`` where it has more bytes than that. Raises :class:`VnnlibError`."""
         data = self._read(pair, pair.model, most)
         try:
             data = self.unpacking.read(data, pair.model, most)
@@ -71,7 +71,7 @@ class Bundle:
 
 @contextmanager
 def bundle(path: Path) -> Iterator[Bundle]:
-    """The rows and files of an uploaded zip or uncompressed tar. Raises :class:`VnnlibError`."""
+    """Yield the rows and files of an uploaded zip or uncompressed tar. Raises :class:`VnnlibError`."""
     stack = ExitStack()
     try:
         members = stack.enter_context(opened(path, f"{INSTANCES} and the files that it names"))
@@ -92,7 +92,7 @@ def bundle(path: Path) -> Iterator[Bundle]:
 
 
 def _content(member: Member, most: int) -> bytes:
-    """No more than one byte beyond ``most``."""
+    """Return a member's content, no more than one byte beyond ``most``."""
     with damage(), member.open() as content:
         return content.read(most + 1)
 
@@ -112,7 +112,7 @@ def _pairs(text: str) -> Iterator[Pair]:
 
 
 def _rows(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Each row with the number of its last line."""
+    """Yield each row with the number of its last line."""
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
     try:
         for row in reader:

@@ -52,7 +52,7 @@ class _Expansion:
     comparisons: int = 0
 
     def check(self, parts: Sequence[Sequence[Conjunction]], near: Token) -> None:
-        """Raises :class:`VnnlibError` where the product of these alternatives is too large, before it is made."""
+        """Raise :class:`VnnlibError` where the product of these alternatives is too large, before it is made."""
         cases = prod(len(part) for part in parts)
         if cases > MOST_CASES:
             many = cases if cases < 10**12 else "very many"
@@ -67,7 +67,7 @@ class _Expansion:
 
 
 def parse(text: str) -> Query:
-    """The query of a file's text. Raises :class:`VnnlibError`."""
+    """Parse a file's text into its query. Raises :class:`VnnlibError`."""
     declared, expansion = _Declared(), _Expansion()
     assertions: list[list[Conjunction]] = []
     for tree in trees(text):
@@ -114,7 +114,7 @@ def _statement(
 
 
 def _formula(tree: Tree, declared: _Declared, expansion: _Expansion, near: Token) -> list[Conjunction]:
-    """In disjunctive normal form; ``near`` stands in a message for what is empty."""
+    """Parse a formula into disjunctive normal form; ``near`` stands in a message for what is empty."""
     if isinstance(tree, Token) or not tree or not isinstance(tree[0], Token):
         raise first([tree, near]).refuse("(and …), (or …), (<= …) or (>= …)")
     head, rest = tree[0], tree[1:]

@@ -40,7 +40,7 @@ class Expression:
 
 
 def total(parts: Sequence[Expression]) -> Expression:
-    """The sum of one or more expressions."""
+    """Return the sum of one or more expressions."""
     terms, constant = dict(parts[0].terms), parts[0].constant
     for part in parts[1:]:
         constant = constant + part.constant if constant else part.constant
@@ -64,7 +64,7 @@ class LinearConstraint:
 
 
 def number(token: Token) -> Fraction:
-    """What a token says in decimal. Raises :class:`VnnlibError` for another, and for one that is very long."""
+    """Parse a decimal number. Raises :class:`VnnlibError` for another token, and for one that is very long."""
     match = _NUMBER.fullmatch(token.text)
     sign, whole, part, exponent = match.groups() if match else ("", "", "", "")
     digits = f"{whole or ''}{part or ''}"
@@ -80,7 +80,7 @@ def number(token: Token) -> Fraction:
 
 
 def rounded_up(value: Number) -> float:
-    """The least float64 that is not below a rational number: infinite where none is as large."""
+    """Return the least float64 that is not below a rational number: infinite where none is as large."""
     if isinstance(value, float):
         return value
     try:
@@ -91,5 +91,5 @@ def rounded_up(value: Number) -> float:
 
 
 def rounded_down(value: Number) -> float:
-    """The greatest float64 that is not above a rational number: infinite where none is as small."""
+    """Return the greatest float64 that is not above a rational number: infinite where none is as small."""
     return -rounded_up(-value)

@@ -27,7 +27,7 @@ Tree = Token | list["Tree"]
 
 
 def trees(text: str) -> Iterator[list[Tree]]:
-    """Top-level expressions, one at a time: files of thousands of lines never become one tree."""
+    """Yield top-level expressions, one at a time: files of thousands of lines never become one tree."""
     stack: list[list[Tree]] = []
     opened: list[Token] = []
     line = 1
@@ -58,7 +58,7 @@ def trees(text: str) -> Iterator[list[Tree]]:
 
 
 def first(tree: Sequence[Tree | None]) -> Token:
-    """The first token within, for a message."""
+    """Return the first token within, for a message."""
     for part in tree:
         if isinstance(part, Token):
             return part

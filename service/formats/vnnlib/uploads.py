@@ -24,7 +24,7 @@ class Source:
 
 
 def sources(path: Path) -> list[Source]:
-    """All queries of an uploaded file; those of an archive by name. Raises :class:`VnnlibError` or ``OSError``."""
+    """Return all queries of an uploaded file; those of an archive by name. Raises :class:`VnnlibError` or ``OSError``."""
     if is_archive(path):
         try:
             with opened(path, "*.vnnlib or *.vnnlib.gz files") as members:
@@ -48,7 +48,7 @@ def _within(members: list[Member], unpacking: Unpacking) -> Iterator[Source]:
 
 
 def read_text(content: IO[bytes], name: str, unpacking: Unpacking, most: int = LARGEST) -> str:
-    """Of a file, compressed by gzip or not. Raises :class:`VnnlibError`, also beyond ``most`` bytes."""
+    """Return the text of a file, compressed by gzip or not. Raises :class:`VnnlibError`, also beyond ``most`` bytes."""
     try:
         data = unpacking.read(content.read(most + 1), name, most)
     except UploadError as error:

@@ -102,7 +102,7 @@ class _UnreadableError(ValueError):
 
 
 def _behind(model: ModelRef | FromOnnx, lookup: Lookup) -> ModelRef | FromOnnx:
-    """The first model, from job to job, that comes from no job; a job's where that job is not there."""
+    """Return the first model, from job to job, that comes from no job; a job's where that job is not there."""
     for _ in range(_LONGEST_CHAIN):
         if not isinstance(model, FromJob):
             break

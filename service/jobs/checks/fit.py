@@ -36,7 +36,7 @@ def _asks_for_tokens(spec: VerifySpec, config: ModelConfig) -> bool:
 
 
 def _form(model: ModelRef | FromOnnx | None) -> str:
-    """The field that says which model it is."""
+    """Return the name of the field that says which model it is."""
     if isinstance(model, FromJob):
         return "job"
     return "huggingface" if isinstance(model, FromHuggingFace) else "family"

@@ -74,7 +74,7 @@ def _differences(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
 
 
 def _known(spec: TrainSpec | CompileSpec) -> dict[str, str | int | bool]:
-    """What two jobs must have in common where both have it. A model in one piece may stand for stages of it."""
+    """Return what two jobs must have in common where both have it. A model in one piece may stand for stages of it."""
     dimensions = ("dp_replicate", "dp_shard", "tp")
     known: dict[str, str | int | bool] = {f"parallel.{name}": getattr(spec.parallel, name) for name in dimensions}
     known |= {f"precision.{name}": value for name, value in spec.precision.model_dump().items()}

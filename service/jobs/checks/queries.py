@@ -60,7 +60,9 @@ def _check_rules(path: str, where: str, model: Outline, file: str) -> Iterator[P
 
 
 def _check_instances(asked: InstancesProperty, path_of: PathOf, *, divided: bool) -> Iterator[Problem]:
-    """A model that cannot be bounded makes rows, except where it is ``divided`` over ranks, or the only one."""
+    """Yield why an archive's pairs cannot be verified. A model that cannot be bounded makes rows, except where it is
+    ``divided`` over ranks, or the only one.
+    """
     if (content := path_of(asked.instances)) is None:
         return
     expected = "a zip or an uncompressed tar of instances.csv and the ONNX and VNN-LIB files that it names"
@@ -78,7 +80,7 @@ def _check_instances(asked: InstancesProperty, path_of: PathOf, *, divided: bool
 
 
 def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) -> Iterator[tuple[str, str, str]]:
-    """Messages, the file, and what is expected; each query is read once, and each model, into ``models``."""
+    """Yield messages, the file, and what is expected; each query is read once, and each model, into ``models``."""
     from service.formats.onnx import LARGEST_READ, outline_of  # noqa: PLC0415 - brings onnx, see above
 
     queries: dict[str, Query] = {}

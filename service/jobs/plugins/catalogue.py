@@ -57,11 +57,11 @@ class Catalogue(Generic[Kind]):
         return self.provided[name].declaration
 
     def union(self) -> Any:
-        """The type of all configurations, for a pydantic field that is discriminated by ``tag``."""
+        """Return the type of all configurations, for a pydantic field that is discriminated by ``tag``."""
         return one_of(tuple(each.declaration.form for each in self.provided.values()))
 
     def refuse_unavailable(self, value: Any) -> Any:
-        """A validator that goes before the union: says why a name that was installed is not there."""
+        """Say, as a validator that goes before the union, why a name that was installed is not there."""
         named = value.get(self.tag) if isinstance(value, Mapping) else None
         for each in self.unavailable:
             if each.name == named and named not in self.provided:
@@ -81,7 +81,7 @@ class Catalogue(Generic[Kind]):
 
 
 def installed(group: str) -> Sequence[EntryPoint]:
-    """The entry points of a group, in an order that does not depend on the search path."""
+    """Return the entry points of a group, in an order that does not depend on the search path."""
     found = {(point.name, point.value, _distribution(point)): point for point in entry_points(group=group)}
     return [found[key] for key in sorted(found)]
 
@@ -108,7 +108,7 @@ def catalogue(
 
 
 def name_of(declaration: ModelFamily | DataSource | ObjectiveKind | ProgramKind | JobKind) -> str:
-    """The name that a spec uses; raises :class:`PluginError` where the configuration does not fix one."""
+    """Return the name that a spec uses; raises :class:`PluginError` where the configuration does not fix one."""
     return _fixed(declaration.config, declaration.tag)
 
 
@@ -122,7 +122,9 @@ def _fixed(config: type[Any], tag: str) -> str:
 
 
 def _check_name(name: str, provided: Mapping[str, Any], claims: int) -> None:
-    """Of several packages that claim a name none gets it: a job would run what happened to be found first."""
+    """Check that a name is free. Of several packages that claim one none gets it: a job would run what happened to be
+    found first.
+    """
     if claims > 1:
         raise PluginError(f"{claims} installed packages claim this name")
     if name in provided:
@@ -163,7 +165,7 @@ def _check_references(declared: JobKind) -> None:
 
 
 def _own_version() -> str:
-    """Ranks may also run from a checkout that nobody installed."""
+    """Return the installed version; ranks may also run from a checkout that nobody installed."""
     try:
         return version(HOUSE)
     except PackageNotFoundError:

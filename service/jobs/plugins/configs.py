@@ -38,7 +38,7 @@ class ModelConfig(Strict):
         """The samples that the model is for."""
 
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
-        """Floating-point operations to train on one sample, forward and backward, without recomputation.
+        """Return the floating-point operations to train on one sample, forward and backward, without recomputation.
 
         ``sequence`` is 1 where samples are no sequences. ``6·N`` holds where each weight is used once per sample or
         token (Kaplan et al., 2020).
@@ -46,7 +46,7 @@ class ModelConfig(Strict):
         return 6 * parameters * sequence
 
     def check_parallel(self, parallel: ParallelSpec, stages: int) -> list[Reason]:
-        """Reasons why this model cannot be cut into ``stages`` over the ranks of ``parallel``."""
+        """Return reasons why this model cannot be cut into ``stages`` over the ranks of ``parallel``."""
         problems: list[Reason] = []
         if stages > self.places:
             per_rank = stages // parallel.pp
@@ -84,7 +84,7 @@ class ObjectiveConfig(Strict):
     name: str
 
     def check(self, spec: TrainSpec, samples: Samples) -> list[Reason]:
-        """Reasons why the job that names it cannot minimise it on such samples."""
+        """Return reasons why the job that names it cannot minimise it on such samples."""
         return []
 
 
@@ -94,5 +94,5 @@ class ProgramConfig(Strict):
     name: str
 
     def check(self, spec: CompileSpec) -> list[Reason]:
-        """Reasons why the job that names it cannot run it, as on the mesh or in the phases that it asks for."""
+        """Return reasons why the job that names it cannot run it, as on the mesh or in the phases that it asks for."""
         return []

@@ -24,13 +24,13 @@ from service.jobs.spec.base import CommonSpec
 
 
 def one_of(forms: tuple[Any, ...]) -> Any:
-    """The union of types that are only known at run time."""
+    """Return the union of types that are only known at run time."""
     return Union[forms]  # noqa: UP007
 
 
 @lru_cache
 def _by_format(forms: tuple[type[DataConfig], ...]) -> Any:
-    """The forms of one source. An alias of its own: a JSON Schema that maps tags can only map them to references."""
+    """Return the forms of one source, as an alias: a JSON Schema that maps tags can only map them to references."""
     name = str(forms[0].model_fields["source"].default).capitalize()
     return TypeAliasType(f"{name}Source", Annotated[one_of(forms), Field(discriminator="format")])
 

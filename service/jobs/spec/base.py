@@ -27,7 +27,7 @@ TOO_MANY_ERRORS = "too_many_errors"
 
 
 def _id(what: str, printed_by: str, form: str) -> WrapValidator:
-    """Refuses what is no id in words, since who writes a path or a name there does not know that an id is wanted."""
+    """Refuse what is no id in words, since who writes a path or a name there does not know that an id is wanted."""
 
     def check(value: Any, matches: ValidatorFunctionWrapHandler) -> str:
         try:
@@ -57,7 +57,7 @@ MOST_RANKS = 65_536
 
 
 def disagreement(field: str, message: str, got: Any, expected: str) -> PydanticCustomError:
-    """For a validator of a whole fragment to raise: the field to change first, where it does not go with others."""
+    """Return the error of a validator of a whole fragment: the field to change first, where it does not go with others."""
     return PydanticCustomError(
         DISAGREEMENT, "{field}: {message}; expected {expected}",
         {"field": field, "message": message, "got": got, "expected": expected},
@@ -145,7 +145,9 @@ class CommonSpec(Strict):
     @model_validator(mode="wrap")
     @classmethod
     def _with_few_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """A list of errors takes microseconds for each, and a megabyte can hold hundreds of thousands."""
+        """Stop at a number of errors: a list of them takes microseconds for each, and a megabyte can hold hundreds of
+        thousands.
+        """
         try:
             return validate(value)
         except ValidationError as error:

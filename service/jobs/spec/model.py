@@ -60,7 +60,7 @@ class FromSafetensors(Strict):
 
     @classmethod
     def read(cls, value: Any, flat: ValidatorFunctionWrapHandler) -> FromSafetensors:
-        """From the flat form, which a family's configuration and ``safetensors`` share."""
+        """Read the flat form, which a family's configuration and ``safetensors`` share."""
         if isinstance(value, FromSafetensors):
             return value
         given = flat(value)
@@ -69,7 +69,7 @@ class FromSafetensors(Strict):
         return cls(safetensors=given.safetensors, config=config)
 
     def write(self) -> dict[str, Any]:
-        """The flat form."""
+        """Write the flat form."""
         return {"safetensors": self.safetensors, **self.config.model_dump(mode="json", by_alias=True)}
 
 

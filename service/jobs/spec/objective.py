@@ -48,7 +48,7 @@ class Certified(ObjectiveConfig):
         return self
 
     def limits(self, known: tuple[float, float] | None) -> tuple[float | None, float | None]:
-        """What inputs lie between, as far as anybody says; ``known`` is the source's own."""
+        """Return what inputs lie between, as far as anybody says; ``known`` is the source's own."""
         low, high = known or (None, None)
         return (low if self.lower is None else self.lower), (high if self.upper is None else self.upper)
 
@@ -78,7 +78,7 @@ class Certified(ObjectiveConfig):
         return reasons
 
     def _crossed(self, known: tuple[float, float] | None) -> Reason | None:
-        """Why the one limit that is given does not go with the other, which the source knows."""
+        """Say why the one limit that is given does not go with the other, which the source knows."""
         low, high = self.limits(known)
         if low is None or high is None or low < high:
             return None
@@ -88,7 +88,7 @@ class Certified(ObjectiveConfig):
 
 
 def _named(value: Any) -> Any:
-    """A bare name stands for the objective of that name with nothing to set."""
+    """Read a bare name as the objective of that name with nothing to set."""
     return {"name": value} if isinstance(value, str) else value
 
 

@@ -22,7 +22,7 @@ class NoProgram(ProgramConfig):
 
 
 def _named(value: Any) -> Any:
-    """A bare name stands for the program of that name with nothing to set."""
+    """Read a bare name as the program of that name with nothing to set."""
     return {"name": value} if isinstance(value, str) else value
 
 

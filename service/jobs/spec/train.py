@@ -60,7 +60,7 @@ class ShardingSpec(Strict):
     )
 
     def resolved(self, micro_batches: int) -> ShardingSpec:
-        """What this comes to in a step of so many micro-batches: ``auto`` decided, and one only is the last."""
+        """Return what this comes to in a step of so many micro-batches: ``auto`` decided, and one only is the last."""
         freed = self.reshard == "always" or (self.reshard == "auto" and micro_batches == 1)
         return ShardingSpec(reshard="always" if freed else "never", reduce=self.reduce if micro_batches > 1 else "last")
 

@@ -13,7 +13,7 @@ from service.jobs.spec.model import ModelRef, jobs_of
 
 
 def _kept(value: Any) -> Any:
-    """An integer that float64 would round is refused: it is written as if every digit mattered."""
+    """Refuse an integer that float64 would round: it is written as if every digit mattered."""
     if isinstance(value, int) and 2**53 < abs(value) < 2**1023 and int(float(value)) != value:
         message = "{value} is between two float64 numbers, the nearer of which is {nearest}"
         raise PydanticCustomError("rounded_number", message, {"value": str(value), "nearest": str(int(float(value)))})

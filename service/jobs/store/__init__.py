@@ -41,7 +41,7 @@ class Store:
 
     @classmethod
     def connect(cls, url: str, data: DataLayout, limits: StoreLimits | None = None) -> Store:
-        """A store at ``url`` (``redis://…``, ``rediss://…``, ``unix://…``); it connects with its first call."""
+        """Return a store at ``url`` (``redis://…``, ``rediss://…``, ``unix://…``); it connects with its first call."""
         limits = limits or StoreLimits()
         client = BrokerClient(url)
         hosts = HostStore(client, limits)

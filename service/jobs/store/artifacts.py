@@ -24,7 +24,7 @@ _TRIES = 3
 
 
 def checked_name(name: str) -> str:
-    """The name, if it is a plain relative path such as ``plots/loss.png``; raises :class:`ValueError` otherwise."""
+    """Return the name if it is a plain relative path such as ``plots/loss.png``; raise :class:`ValueError` otherwise."""
     parts = name.split("/")
     plain = all(part not in ("", ".", "..") for part in parts) and name.isprintable() and "\\" not in name
     if not plain or len(name) > _LONGEST_NAME:
@@ -40,13 +40,14 @@ class ArtifactStore:
     data: DataLayout
 
     def list(self, job_id: str) -> list[Artifact]:
-        """All of a job's artifacts, by name."""
+        """Return all of a job's artifacts, by name."""
         entries = self.client.call("HGETALL", JOB_ARTIFACTS(job_id))
         return [Artifact.model_validate_json(entries[name]) for name in sorted(entries)]
 
     def get(self, job_id: str, name: str) -> tuple[Artifact, Path]:
-        """An artifact and its file, or its folder where the media type is :data:`FOLDER`. Folders may also lie beside
-        the artifacts, as checkpoints do. Raises :class:`NotFound`, also for names that lead elsewhere."""
+        """Return an artifact and its file, or its folder where the media type is :data:`FOLDER`. Folders may also lie
+        beside the artifacts, as checkpoints do. Raises :class:`NotFound`, also for names that lead elsewhere.
+        """
         paths = self.data.job(job_id)
         for _ in range(_TRIES):
             text = self.client.call("HGET", JOB_ARTIFACTS(job_id), name)
@@ -59,7 +60,7 @@ class ArtifactStore:
 
 
 def _content(paths: JobPaths, artifact: Artifact) -> Path | None:
-    """Where the bytes are. A file that was entered without a copy of its own is where its job wrote it."""
+    """Return where the bytes are. A file that was entered without a copy of its own is where its job wrote it."""
     if artifact.media_type == FOLDER:
         return next((found for home in (paths.artifacts, paths.root) if (found := _folder(home, artifact.name))), None)
     own = _below(paths.published, artifact.sha256, stat.S_ISREG) if artifact.sha256 else None
@@ -71,7 +72,7 @@ def _folder(home: Path, name: str) -> Path | None:
 
 
 def _below(folder: Path, name: str, wanted: Callable[[int], bool]) -> Path | None:
-    """The path, when every step from the folder to it is a real directory and its own mode is the wanted one."""
+    """Return the path, when every step from the folder to it is a real directory and its own mode is the wanted one."""
     try:
         path = folder
         for part in PurePosixPath(checked_name(name)).parts:

@@ -29,7 +29,7 @@ _BATCH = 256
 
 
 def parse_ref(text: str) -> AttemptRef:
-    """The inverse of ``str(ref)``."""
+    """Parse what ``str(ref)`` gives."""
     job_id, attempt, host = text.split(":", 2)
     return AttemptRef(job_id, int(attempt), host)
 
@@ -52,7 +52,7 @@ class Attempts:
         return stubs.place(self.client, self.limits.script_argument)
 
     def due(self) -> list[AttemptRef]:
-        """Parts to dispatch now. An entry comes back every ``redispatch_s`` until its part is claimed."""
+        """Return the parts to dispatch now. An entry comes back every ``redispatch_s`` until its part is claimed."""
         return [parse_ref(name) for name in stubs.due(self.client, self.limits.script_argument, _BATCH)]
 
     def claim(self, ref: AttemptRef, supervisor: str) -> Claim:

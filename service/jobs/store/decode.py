@@ -14,7 +14,7 @@ _TIME_FIELDS = ("created_at", "started_at", "ended_at")
 
 
 def fields_of(flat: list[str]) -> dict[str, str]:
-    """The dict behind a flat list of fields and values."""
+    """Return the dict behind a flat list of fields and values."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -23,12 +23,12 @@ def moment(milliseconds: str | float) -> datetime:
 
 
 def job(flat: list[str]) -> Job:
-    """A job from its script view."""
+    """Return a job from its script view."""
     return Job.model_validate(_values(flat))
 
 
 def listed_job(flat: list[str]) -> ListedJob:
-    """A job from its script view, which may leave out the spec."""
+    """Return a job from its script view, which may leave out the spec."""
     return ListedJob.model_validate(_values(flat))
 
 

@@ -37,13 +37,13 @@ class EventPage:
 
 
 def id_order(stream_id: str) -> tuple[int, int]:
-    """A sort key of stream ids."""
+    """Return a sort key of stream ids."""
     milliseconds, _, sequence = stream_id.partition("-")
     return int(milliseconds), int(sequence or 0)
 
 
 def checked_id(stream_id: str) -> str:
-    """The id, if it is one; raises :class:`Rejected` otherwise."""
+    """Return the id if it is one; raise :class:`Rejected` otherwise."""
     if _STREAM_ID.fullmatch(stream_id) is None or max(id_order(stream_id)) > LARGEST_ID_PART:
         raise Rejected([Problem("after", "not an event id", stream_id, "an id such as 1763700000000-0, or 0-0")])
     return stream_id
@@ -58,7 +58,7 @@ class Events:
     def page(
         self, job_id: str, after: str = START, types: Collection[str] | None = None, limit: int = 500
     ) -> EventPage:
-        """Up to ``limit`` events of ``types`` (all when absent) after an id."""
+        """Return up to ``limit`` events of ``types`` (all when absent) after an id."""
         items: list[StoredEvent] = []
         last = checked_id(after)
         gap = self._has_gap(job_id, after)
@@ -71,12 +71,12 @@ class Events:
         return EventPage(items, last, gap)
 
     def latest_id(self, job_id: str) -> str:
-        """Id of the newest event; ``0-0`` of an empty stream."""
+        """Return the id of the newest event; ``0-0`` of an empty stream."""
         newest = self.client.call("XREVRANGE", JOB_EVENTS(job_id), "+", "-", "COUNT", 1)
         return str(newest[0][0]) if newest else START
 
     def tail(self, job_id: str, types: Collection[str] | None, count: int) -> list[StoredEvent]:
-        """The newest ``count`` events of ``types``, oldest first."""
+        """Return the newest ``count`` events of ``types``, oldest first."""
         found: list[StoredEvent] = []
         for stream_id, kind, text in self._backward(job_id):
             if len(found) == count:
@@ -92,7 +92,7 @@ class Events:
         yield from self._walk("XREVRANGE", job_id, "+", "-")
 
     def _walk(self, command: str, job_id: str, start: str, end: str) -> Iterator[tuple[str, str, str]]:
-        """(id, type, JSON) of entries, chunk by chunk; ``start`` itself is left out unless it is an open end."""
+        """Yield (id, type, JSON) of entries, chunk by chunk; ``start`` itself is left out unless it is an open end."""
         start = start if start == "+" else f"({start}"
         while chunk := self.client.call(command, JOB_EVENTS(job_id), start, end, "COUNT", _CHUNK):
             for stream_id, fields in chunk:

@@ -44,7 +44,7 @@ class FileWriter:
         self._bytes = 0
 
     def write(self, chunk: bytes) -> None:
-        """Raises :class:`TooLarge` as soon as the limit is passed."""
+        """Append a chunk. Raises :class:`TooLarge` as soon as the limit is passed."""
         self._bytes += len(chunk)
         if self._bytes > self._most_bytes:
             raise TooLarge(f"the upload is larger than {self._most_bytes} bytes, the limit of this service")
@@ -86,7 +86,7 @@ class Files:
     most_bytes: int
 
     def writer(self) -> FileWriter:
-        """A writer for callers that receive chunks one at a time; use it as a context manager."""
+        """Return a writer for callers that receive chunks one at a time; use it as a context manager."""
         return FileWriter(self.client, self.data.files, self.most_bytes)
 
     def add(self, stream: BinaryIO | Iterable[bytes], media_type: str) -> StoredFile:
@@ -109,7 +109,7 @@ class Files:
         return gone
 
     def get(self, file_id: str) -> tuple[StoredFile, Path]:
-        """Raises :class:`NotFound`."""
+        """Return the record of an uploaded file and its path. Raises :class:`NotFound`."""
         text = self.client.call("HGET", FILES(), file_id) if _ID.fullmatch(file_id) else None
         if text is None:
             raise NotFound(f"there is no file {file_id}")

@@ -19,11 +19,11 @@ class Gauges:
     client: BrokerClient
 
     def jobs(self) -> dict[JobState, int]:
-        """Jobs by state."""
+        """Count jobs by state."""
         return {state: int(self.client.call("ZCARD", JOBS_BY(f"state:{state}"))) for state in STATES}
 
     def oldest_wait_s(self) -> float:
-        """How long the job that has waited longest for devices has waited; 0 when none waits."""
+        """Return how long the job that has waited longest for devices has waited; 0 when none waits."""
         return stubs.oldest_wait(self.client) / 1000
 
     def round_trip_s(self) -> float:

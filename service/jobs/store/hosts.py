@@ -68,7 +68,7 @@ class HostStore:
         return HostOrders(drain == "1", tuple(_attempt(name, report.name) for name in kill))
 
     def leave(self, name: str) -> None:
-        """No more work for this host; what runs there goes on. Its record goes when it holds nothing."""
+        """Sign a host off: it gets no more work, what runs there goes on, and its record goes when it holds nothing."""
         stubs.leave(self.client, name)
 
     def list(self) -> list[Host]:
@@ -85,7 +85,7 @@ class HostStore:
         return self._get(name)
 
     def capacity(self) -> dict[str, int]:
-        """Declared devices of the hosts that are heard of, by pool; empty when there are none."""
+        """Count the declared devices of the hosts that are heard of, by pool; empty when there are none."""
         total: Counter[str] = Counter()
         for host in self.list():
             if host.alive:

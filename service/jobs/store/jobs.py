@@ -88,7 +88,7 @@ class Jobs:
     def submission(
         self, spec: CommonSpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None
     ) -> Submission:
-        """What is to be accepted, with the spec's own hash where ``body_hash`` is absent.
+        """Return what is to be accepted, with the spec's own hash where ``body_hash`` is absent.
 
         The same key of the same owner stands for one job as long as the key is remembered.
         """
@@ -97,7 +97,8 @@ class Jobs:
         return Submission(spec, owner, text, idem, body_hash or hashlib.sha256(text.encode()).hexdigest())
 
     def known(self, submission: Submission) -> Job | None:
-        """The job that the idempotency key led to before; answered ahead of all checks, whose outcome may have changed.
+        """Return the job that the idempotency key led to before; answered ahead of all checks, whose outcome may have
+        changed.
 
         Raises :class:`Conflict` where it was used with another spec.
         """
@@ -111,7 +112,7 @@ class Jobs:
         return known
 
     def check_request(self, spec: CommonSpec) -> CheckRequest:
-        """The spec with the fleet and the jobs that its check asks for."""
+        """Return the spec with the fleet and the jobs that its check asks for."""
         return CheckRequest.of(spec, self.hosts.capacity() or None, self._lookup, self.data)
 
     def accept(self, submission: Submission) -> tuple[Job, bool]:
@@ -141,7 +142,7 @@ class Jobs:
         return self.get(job_id), outcome == "created"
 
     def get(self, job_id: str) -> Job:
-        """Raises :class:`NotFound`."""
+        """Return a job. Raises :class:`NotFound`."""
         if _ID.fullmatch(job_id) is None:
             raise NotFound(f"there is no job {job_id}")
         return decode.job(stubs.get(self.client, job_id))
@@ -149,7 +150,7 @@ class Jobs:
     def list(
         self, filters: JobFilter = JobFilter(), limit: int = 50, cursor: str | None = None, *, specs: bool = False
     ) -> JobPage:
-        """Newest first, with ``specs`` only where they are asked for.
+        """List jobs, newest first, with ``specs`` only where they are asked for.
 
         A page may hold fewer than ``limit`` jobs and still have a next one, as where their records are long.
         """
@@ -177,7 +178,8 @@ class Jobs:
         return JobPage(items=tuple(decode.listed_job(view) for view in views), next_cursor=next_cursor or None)
 
     def cancel(self, job_id: str) -> Job:
-        """A queued job is ``cancelled`` at once; an active one is ``cancelling`` until its parts have ended.
+        """Cancel a job: a queued one is ``cancelled`` at once; an active one is ``cancelling`` until its parts have
+        ended.
 
         It ends as ``succeeded`` only when all its parts had succeeded before any of them was told to stop; otherwise
         as ``cancelled``, whatever its parts report. Cancelling twice is no error.
@@ -249,7 +251,7 @@ def _needed(spec: CommonSpec) -> list[str]:
 
 
 def _record(spec: CommonSpec, owner: str, text: str) -> str:
-    """The fields of the job's hash that submission knows, all of them strings."""
+    """Return the fields of the job's hash that submission knows, all of them strings."""
     ranks = spec.parallel.world_size
     return _json(
         {
@@ -273,7 +275,7 @@ def _other_body(job_id: str) -> Conflict:
 
 
 def _dependency_problem(spec: CommonSpec, job_id: str, state: str) -> Problem:
-    """A dependency that was fine when checked and no longer is when the job was to be written."""
+    """Describe a dependency that was fine when checked and no longer is when the job was to be written."""
     path = next(needed.path for needed in spec.dependencies() if needed.job_id == job_id)
     said = f"there is no job {job_id}" if state == "missing" else f"job {job_id} is {state}"
     return Problem(path, said, job_id, "a job that has succeeded or still can")

@@ -45,7 +45,7 @@ class ApiKeys:
     client: BrokerClient
 
     def create(self, name: str, scopes: Sequence[Scope]) -> tuple[ApiKey, str]:
-        """A new key and its secret. Raises :class:`Rejected` for no scopes, or unknown ones."""
+        """Make a key; return it and its secret. Raises :class:`Rejected` for no scopes, or unknown ones."""
         unknown = [scope for scope in scopes if scope not in _SCOPES]
         if unknown or not scopes:
             raise Rejected([Problem("scopes", "not a set of scopes", list(scopes), f"some of {', '.join(_SCOPES)}")])
@@ -75,14 +75,14 @@ class ApiKeys:
         return key
 
     def list(self) -> list[ApiKey]:
-        """Oldest first."""
+        """List the keys, oldest first."""
         used = self.client.call("HGETALL", API_KEYS_USED())
         entries = [orjson.loads(text) for text in self.client.call("HVALS", API_KEYS())]
         keys = [_api_key(entry | {"last_used_at": used.get(entry["id"])}) for entry in entries]
         return sorted(keys, key=lambda key: (key.created_at, key.id))
 
     def revoke(self, key_id: str) -> None:
-        """The key stops working at once. Raises :class:`NotFound`."""
+        """Revoke a key, which stops working at once. Raises :class:`NotFound`."""
         if not self.client.call("HDEL", API_KEYS(), key_id):
             raise NotFound(f"there is no key {key_id}")
         self.client.call("HDEL", API_KEYS_USED(), key_id)

@@ -42,7 +42,7 @@ class StoreLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> StoreLimits:
-        """The limits that an operator chose."""
+        """Return the limits that an operator chose."""
         return cls(
             lease_s=settings.lease_s,
             starting_lease_s=settings.starting_lease_s,

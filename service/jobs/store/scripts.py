@@ -71,7 +71,7 @@ def _header_lines(source: str, word: str) -> str:
 
 
 def _header_arguments(source: str) -> list[tuple[str, str]]:
-    """(name, type) in order; the name of a variadic last one starts with ``*``."""
+    """Return (name, type) in order; the name of a variadic last one starts with ``*``."""
     words = [word.strip() for word in _header_lines(source, "ARGV").split(",") if word.strip()]
     return [(name.strip(), kind.strip()) for name, _, kind in (word.partition(":") for word in words)]
 
@@ -87,7 +87,7 @@ def _check_stub(name: str, arguments: list[tuple[str, str]], stub: Callable[...,
 
 
 def assemble(source: str, arguments: list[tuple[str, str]]) -> str:
-    """The whole text of a script: key names and allowed moves, its arguments, the library files it uses, itself."""
+    """Return the whole text of a script: key names and allowed moves, its arguments, the library files it uses, itself."""
     libraries = [(_LUA / "lib" / f"{name}.lua").read_text() for name in _header_lines(source, "USES").split()]
     return "\n".join([_constants(), *_locals(arguments), *libraries, source])
 

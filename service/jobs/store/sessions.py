@@ -76,7 +76,7 @@ class Sessions:
 
 
 def _digest(secret: str) -> str:
-    """A digest without salt is right for secrets that cannot be guessed."""
+    """Hash a secret that cannot be guessed, for which no salt is needed."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

@@ -20,7 +20,7 @@ class SignIns:
     client: BrokerClient
 
     def wait_s(self, address: str) -> int:
-        """Whole seconds until this address may try again; 0 when it may now."""
+        """Return whole seconds until this address may try again; 0 when it may now."""
         count, left = self.client.call("GET", SIGN_INS(address)), self.client.call("PTTL", SIGN_INS(address))
         if int(count or 0) < ALLOWED:
             return 0

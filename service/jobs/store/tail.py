@@ -39,7 +39,7 @@ class RawEvent:
 
 
 def parse_id(text: str) -> tuple[int, int]:
-    """``(milliseconds, sequence)`` of a stream id. Raises ``ValueError``."""
+    """Return ``(milliseconds, sequence)`` of a stream id. Raises ``ValueError``."""
     match = _ID.fullmatch(text)
     milliseconds, sequence = (int(each or 0) for each in match.groups()) if match else (LARGEST_ID_PART + 1, 0)
     if max(milliseconds, sequence) > LARGEST_ID_PART:
@@ -63,7 +63,9 @@ class StreamTail:
     async def read(
         self, cursors: Mapping[str, str], *, count: int, block_ms: int | None = None
     ) -> dict[str, list[RawEvent]]:
-        """Events after each job's cursor, at most ``count`` per job; waits up to ``block_ms`` when there are none."""
+        """Return events after each job's cursor, at most ``count`` per job; waits up to ``block_ms`` when there are
+        none.
+        """
         if not cursors:
             return {}
         streams: dict[Any, Any] = {JOB_EVENTS(job_id): cursor for job_id, cursor in cursors.items()}
@@ -76,7 +78,7 @@ class StreamTail:
         }
 
     async def first_after_gap(self, job_id: str, after: str) -> str | None:
-        """The first id that is left, if the cap has removed events that may lie after ``after``; else ``None``."""
+        """Return the first id that is left, if the cap has removed events that may lie after ``after``; else ``None``."""
         try:
             with translated():
                 info: Any = await self._client.xinfo_stream(JOB_EVENTS(job_id))
@@ -89,14 +91,15 @@ class StreamTail:
         return oldest if parse_id(after) < parse_id(oldest) else None
 
     async def last_id(self, job_id: str) -> str | None:
-        """The position of the newest event."""
+        """Return the position of the newest event."""
         with translated():
             newest: Any = await self._client.xrevrange(JOB_EVENTS(job_id), count=1)
         return newest[0][0].decode() if newest else None
 
     async def recent_jobs(self, count: int) -> list[str]:
-        """The newest ``count`` jobs, the newest ``count`` queued ones, and every active one, of which there are no more
-        than devices."""
+        """Return the newest ``count`` jobs, the newest ``count`` queued ones, and every active one, of which there are
+        no more than devices.
+        """
         async with self._client.pipeline(transaction=False) as pipeline:
             pipeline.zrevrange(JOBS(), 0, count - 1)
             pipeline.zrevrange(JOBS_BY("state:queued"), 0, count - 1)
@@ -107,7 +110,7 @@ class StreamTail:
         return list(dict.fromkeys(job_id.decode() for answer in answers for job_id in answer))
 
     async def now(self) -> str:
-        """A cursor at the present moment of the broker's clock."""
+        """Return a cursor at the present moment of the broker's clock."""
         with translated():
             seconds, microseconds = await self._client.time()
         return f"{seconds * 1000 + microseconds // 1000}-0"

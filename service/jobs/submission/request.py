@@ -46,12 +46,12 @@ class CheckRequest(Record):
 
     @classmethod
     def of(cls, spec: CommonSpec, fleet: dict[str, int] | None, lookup: Lookup, data: DataLayout) -> CheckRequest:
-        """The request about a spec; ``lookup`` is asked for every job that the check may need."""
+        """Return the request about a spec; ``lookup`` is asked for every job that the check may need."""
         text = spec.model_dump_json(by_alias=True)
         return cls(spec=text, fleet=fleet, jobs=related(spec, lookup), data=data.root)
 
     def problems(self, opening: Opening = lambda _: None) -> list[Problem]:
-        """Every reason why the job could never run, up to a number of them."""
+        """Return every reason why the job could never run, up to a number of them."""
         layout = DataLayout(self.data)
 
         def path_of(file_id: str) -> Path | None:
@@ -76,7 +76,7 @@ class CheckRequest(Record):
         return [problem.shortened() for problem in problems[:MOST_PROBLEMS]]
 
     def answer(self, opening: Opening) -> bytes:
-        """:meth:`problems` as a JSON list."""
+        """Return :meth:`problems` as a JSON list."""
         return json.dumps([asdict(problem) for problem in self.problems(opening)], default=str).encode()
 
 
@@ -87,7 +87,7 @@ class PlanRequest(Record):
     spec: str
 
     def answer(self, opening: Opening) -> bytes:
-        """The :class:`Plan` as JSON; null where the spec has no pipeline."""
+        """Return the :class:`Plan` as JSON; null where the spec has no pipeline."""
         spec = spec_adapter.validate_json(self.spec)
         return _plan_adapter.dump_json(plan(spec) if isinstance(spec, TrainSpec) else None)
 

@@ -51,7 +51,7 @@ class ForkServer:
     """Numbers of checks by process."""
 
     def serve(self) -> None:
-        """Until the other end closes its control socket."""
+        """Obey orders until the other end closes its control socket."""
         woken, waker = socket.socketpair()
         woken.setblocking(False)
         waker.setblocking(False)

@@ -55,7 +55,7 @@ class ConvnetConfig(ModelConfig):
         return Features(self.in_channels * self.height * self.width, self.out_features, classes_field="out_features")
 
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
-        """``6·N`` for the fully connected layers, and for each kernel as often as it is placed on the image."""
+        """Count ``6·N`` for the fully connected layers, and for each kernel as often as it is placed on the image."""
         total, inputs, kernels = 0, self.in_channels, 0
         for (height, width), outputs in zip(self._convolved(), self.channels, strict=True):
             weights = (inputs * self.kernel**2 + 1) * outputs
@@ -63,7 +63,7 @@ class ConvnetConfig(ModelConfig):
         return total + 6 * (parameters - kernels)
 
     def _convolved(self) -> Iterator[tuple[int, int]]:
-        """Height and width after each convolution, before its pooling."""
+        """Return height and width after each convolution, before its pooling."""
         height, width = self.height, self.width
         for _ in self.channels:
             height, width = -(-height // self.stride), -(-width // self.stride)
@@ -71,7 +71,7 @@ class ConvnetConfig(ModelConfig):
             height, width = height // self.pool, width // self.pool
 
     def _sizes(self) -> list[tuple[int, int]]:
-        """Height and width after each layer."""
+        """Return height and width after each layer."""
         return [(height // self.pool, width // self.pool) for height, width in self._convolved()]
 
     @model_validator(mode="after")

@@ -67,7 +67,7 @@ class TransformerConfig(ModelConfig):
         return Tokens(self.vocab_size, self.max_sequence, "vocab_size", "max_sequence")
 
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
-        """Per token ``6·(N − N_emb) + 12·L·H·d_head·sequence`` (PaLM, Chowdhery et al., 2022, appendix B).
+        """Count ``6·(N − N_emb) + 12·L·H·d_head·sequence`` per token (PaLM, Chowdhery et al., 2022, appendix B).
 
         That counts attention as if it were not causal, as is customary.
         """
