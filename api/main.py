@@ -12,11 +12,10 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Security
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
-from api import errors, session
+from api import errors
 from api.checker import Checker
 from api.context import Context, attach, context_of
-from api.hardening import Hardening
-from api.hostnames import HostNames, known_names
+from api.middleware import Hardening, HostNames, known_names
 from api.openapi import document
 from api.routes import (
     artifacts,
@@ -32,6 +31,7 @@ from api.routes import (
     metrics,
     report,
     schedule,
+    session,
     timeline,
 )
 from api.security import authenticated, session_cookie

@@ -26,7 +26,7 @@ import rank_main
 import torch
 import torch.distributed as dist
 
-from workers.parentage import die_with_parent
+from workers.linux import die_with_parent
 
 BEFOREHAND = (
     "hypothesis.strategies",

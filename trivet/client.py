@@ -37,7 +37,7 @@ class Client:
 
     def __init__(self, url: str | None = None, key: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self._connection = Connection(url, key, timeout_s=timeout_s)
-        self.keys = Keys(self._connection)
+        self.keys = KeysResource(self._connection)
 
     @property
     def url(self) -> str:
@@ -229,7 +229,7 @@ class Client:
             raise
 
 
-class Keys:
+class KeysResource:
     """API keys; needs an admin key."""
 
     def __init__(self, connection: Connection) -> None:

@@ -10,7 +10,43 @@ import orjson
 
 from service.jobs.events import ErrorEvent, Event, LogEvent, MalformedEvent, parse_event, parse_object
 from service.jobs.reporting import Channel
-from workers.line_splitter import Line
+
+
+@dataclass(frozen=True)
+class TextLine:
+    """One line without its end. ``cut`` bytes beyond the bound were thrown away."""
+
+    text: bytes
+    cut: int = 0
+
+
+class LineSplitter:
+    """Feed it chunks as they come; memory stays below the bound plus one chunk, whatever the sender does."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._held = b""
+        self._cut = 0
+
+    def feed(self, chunk: bytes) -> list[TextLine]:
+        """Return the lines that ``chunk`` completes."""
+        *complete, rest = (self._held + chunk).split(b"\n")
+        lines = []
+        for text in complete:
+            lines.append(self._line(text))
+            self._cut = 0
+        self._held, self._cut = rest[: self._bound], self._cut + max(len(rest) - self._bound, 0)
+        return lines
+
+    def finish(self) -> list[TextLine]:
+        """Return the last line, when the stream ended in the middle of one."""
+        last = [self._line(self._held)] if self._held or self._cut else []
+        self._held, self._cut = b"", 0
+        return last
+
+    def _line(self, text: bytes) -> TextLine:
+        return TextLine(text[: self._bound], self._cut + max(len(text) - self._bound, 0))
+
 
 STOP = b'{"type":"stop"}\n'
 """The line that a supervisor sends to a rank that shall end its work early."""
@@ -48,7 +84,7 @@ def parse_greeting(text: bytes) -> Greeting:
     raise MalformedEvent("a connection starts with its rank, its channel and the secret of its group")
 
 
-def parse_last_word(line: Line, rank: int) -> ErrorEvent | Done | Terminated:
+def parse_last_word(line: TextLine, rank: int) -> ErrorEvent | Done | Terminated:
     """Parse what a rank says before it ends. Raises :class:`MalformedEvent`."""
     word = parse_object(line.text)
     match word.get("type"):
@@ -66,5 +102,5 @@ def log_event(line: str, stream: Literal["stdout", "stderr", "service"] = "servi
 
 
 def lease_until(deadline: float) -> bytes:
-    """Return the line by which a supervisor lets a rank live until ``deadline`` (:func:`workers.uptime.uptime`)."""
+    """Return the line by which a supervisor lets a rank live until ``deadline`` (:func:`workers.linux.uptime`)."""
     return orjson.dumps({"type": "lease", "until": deadline}) + b"\n"

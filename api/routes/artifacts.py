@@ -1,7 +1,10 @@
-"""Files that a job produced."""
+"""Files that a job produced, and folders as tar archives."""
 
 from __future__ import annotations
 
+import stat
+import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +13,6 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BaseModel
 
-from api import tarball
 from api.context import StoreDep
 from api.security import Reader
 from service.jobs.records import Artifact
@@ -40,7 +42,8 @@ def list_artifacts(job_id: str, key: Reader, store: StoreDep) -> Artifacts:
 
 @router.get("/jobs/{job_id}/artifacts/{name:path}", response_class=FileResponse, responses=BYTES)
 def get_artifact(job_id: str, name: str, request: Request, key: Reader, store: StoreDep) -> Response:
-    """Return the bytes of one artifact; ranges and conditional requests are honoured. A folder comes as a tar archive."""
+    """Return the bytes of one artifact; ranges and conditional requests are honoured. A folder comes as a tar archive.
+    """
     artifact, path = store.artifacts.get(job_id, name)
     if artifact.media_type == FOLDER:
         return _archive(path)
@@ -53,7 +56,7 @@ def _archive(folder: Path) -> Response:
         "Cache-Control": "private, no-store",
         "Content-Security-Policy": "sandbox",
     }
-    return StreamingResponse(tarball.stream(folder), media_type="application/x-tar", headers=headers)
+    return StreamingResponse(tar_stream(folder), media_type="application/x-tar", headers=headers)
 
 
 def download(request: Request, path: Path, filename: str, media_type: str, sha256: str) -> Response:
@@ -65,3 +68,34 @@ def download(request: Request, path: Path, filename: str, media_type: str, sha25
         return Response(status_code=304, headers=headers)
     shown = media_type if media_type in _SHOWN_AS_THEY_ARE else "application/octet-stream"
     return FileResponse(path, headers=headers, media_type=shown, filename=filename)
+
+
+_CHUNK = 1 << 20
+
+
+def tar_stream(folder: Path) -> Iterator[bytes]:
+    """Yield the regular files below ``folder``, in order of their names, under the folder's own name.
+
+    Links are left out. A file that shrinks meanwhile ends the stream with :class:`OSError`: the archive is then not
+    complete, and its reader sees the connection break.
+    """
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode):
+            member = tarfile.TarInfo((Path(folder.name) / path.relative_to(folder)).as_posix())
+            member.size, member.mtime, member.mode = status.st_size, int(status.st_mtime), 0o644
+            yield member.tobuf(tarfile.PAX_FORMAT)
+            yield from _content(path, member.size)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _content(path: Path, size: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        left = size
+        while left:
+            chunk = file.read(min(_CHUNK, left))
+            if not chunk:
+                raise OSError(f"{path} became shorter while it was read")
+            left -= len(chunk)
+            yield chunk
+    yield bytes(-size % tarfile.BLOCKSIZE)

@@ -14,8 +14,7 @@ from prometheus_client.registry import Collector
 from pydantic import BaseModel
 
 from api.context import ContextDep, StoreDep
-from service.jobs.isolation import PARTS
-from service.jobs.records import Host
+from service.jobs.records import ISOLATION_PARTS, Host
 from service.jobs.store import Store
 
 router = APIRouter(tags=["health"])
@@ -54,7 +53,7 @@ def readyz(store: StoreDep) -> Ready:
         broker_s=broker_s,
         survives_power_loss=store.survives_power_loss(),
         hosts=len(alive),
-        isolation={part: isolation[part] for part in PARTS},
+        isolation={part: isolation[part] for part in ISOLATION_PARTS},
     )
 
 

@@ -42,20 +42,20 @@ def trim(cache: Path, limit: int) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _CacheEntry:
     path: Path
     size: int
     used_at: float
 
 
-def _entries(cache: Path) -> Iterator[_Entry]:
+def _entries(cache: Path) -> Iterator[_CacheEntry]:
     for path in cache.glob("*/*"):
         try:
             found = path.stat()
             size = sum(file.stat().st_size for file in path.rglob("*")) if path.is_dir() else found.st_size
         except FileNotFoundError:  # another host was faster
             continue
-        yield _Entry(path, size, found.st_mtime)
+        yield _CacheEntry(path, size, found.st_mtime)
 
 
 def _discard(path: Path) -> None:

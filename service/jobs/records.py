@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -13,11 +14,11 @@ from service.jobs.spec.base import CommonSpec
 from service.jobs.states import JobState
 
 
-class Record(BaseModel):
+class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Progress(Record):
+class Progress(FrozenModel):
     """``done`` of ``total`` units. Where one unit takes long, ``share`` is the part of all the work that is done, finer
     than ``done / total``, ``phase`` is what the job is doing, and ``left_s`` estimates the seconds to its end.
     """
@@ -30,7 +31,7 @@ class Progress(Record):
     left_s: float | None = None
 
 
-class HostShare(Record):
+class HostShare(FrozenModel):
     """The devices of one host that an attempt holds; ``pool`` says which kind the indices count."""
 
     host: str
@@ -38,14 +39,14 @@ class HostShare(Record):
     pool: Literal["cuda", "cpu"] = "cpu"
 
 
-class JobError(Record):
+class JobError(FrozenModel):
     type: str
     message: str
     rank: int | None = None
     traceback_artifact: str | None = None
 
 
-class ListedJob(Record):
+class ListedJob(FrozenModel):
     """A job as a list shows it: with its spec only where that was asked for."""
 
     id: str
@@ -76,12 +77,12 @@ class Job(ListedJob):
     spec: dict[str, Any]
 
 
-class JobPage(Record):
+class JobPage(FrozenModel):
     items: tuple[ListedJob, ...]
     next_cursor: str | None = None
 
 
-class Holding(Record):
+class Holding(FrozenModel):
     """Devices of a host that an attempt holds. ``lost``: the service gave the attempt up, and the host has yet to
     confirm that its processes are gone."""
 
@@ -92,7 +93,7 @@ class Holding(Record):
     lost: bool = False
 
 
-class FailingHost(Record):
+class FailingHost(FrozenModel):
     """Why a host gets no work for a while: parts that were placed there did not start."""
 
     reason: str
@@ -102,7 +103,7 @@ class FailingHost(Record):
     """Seconds until it is tried with one part; 0 while it may be."""
 
 
-class Host(Record):
+class Host(FrozenModel):
     """A worker host as it last reported itself."""
 
     name: str
@@ -123,10 +124,10 @@ class Host(Record):
     seen_at: datetime
     versions: dict[str, str]
     isolation: tuple[str, ...] = ()
-    """What keeps ranks from the host and from other jobs: parts of :data:`service.jobs.isolation.PARTS`."""
+    """What keeps ranks from the host and from other jobs: parts of :data:`service.jobs.records.ISOLATION_PARTS`."""
 
 
-class Artifact(Record):
+class Artifact(FrozenModel):
     name: str
     bytes: int
     sha256: str
@@ -134,7 +135,7 @@ class Artifact(Record):
     created_at: datetime
 
 
-class StoredFile(Record):
+class StoredFile(FrozenModel):
     id: str
     sha256: str
     bytes: int
@@ -144,7 +145,7 @@ class StoredFile(Record):
 Scope = Literal["read", "submit", "admin"]
 
 
-class ApiKey(Record):
+class ApiKey(FrozenModel):
     """A key without its secret. ``admin`` includes ``submit``, which includes ``read``."""
 
     id: str
@@ -187,7 +188,7 @@ Directive = Literal["run", "stop", "lost"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PartOutcome:
     """How one host's part of an attempt ended. One that was ``interrupted`` is to be done again; so is one that was
     ``lost`` by no fault of the job's (its supervisor was ended, or found itself unable to go on)."""
 
@@ -248,3 +249,14 @@ class UnknownSpec(Exception):  # noqa: N818
 
 class Superseded(Exception):  # noqa: N818
     """A write carried the number of an attempt that is no longer current."""
+
+
+ISOLATION_PARTS = MappingProxyType(
+    {
+        "limits": "limits on memory, file size, open files and core dumps; no new privileges",
+        "files": "ranks open the files of their own job only (Landlock)",
+        "network": "a job on one host has a network of its own (namespaces)",
+        "broker": "ranks do not see the broker's socket (namespaces)",
+    }
+)
+"""The first always holds, the others where the host allows them."""

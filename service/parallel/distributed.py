@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from service.jobs import rendezvous
+from service.jobs import rendezvous_folder
 from service.parallel.rendezvous import join
 
 # CUDA ranks get a CPU backend too: metadata and checkpoint planning run on CPU tensors.
@@ -79,7 +79,7 @@ def start(device_type: str) -> torch.device:
         os.environ.setdefault(*ALLOCATOR)
         torch.cuda.set_device(device)
     if launch.grouped and not dist.is_initialized():
-        folder = os.environ.get(rendezvous.VARIABLE)
+        folder = os.environ.get(rendezvous_folder.VARIABLE)
         dist.init_process_group(
             BACKENDS[device_type],
             store=None if folder is None else join(Path(folder), launch.world_size),

@@ -18,8 +18,8 @@ from typing import IO, Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from service.jobs import rendezvous
-from service.jobs.rendezvous import RendezvousError
+from service.jobs import rendezvous_folder
+from service.jobs.rendezvous_folder import RendezvousError
 
 _DIGEST = "sha256"
 _SIGNATURE = hashlib.new(_DIGEST).digest_size
@@ -27,8 +27,8 @@ _SIGNATURE = hashlib.new(_DIGEST).digest_size
 
 def join(folder: Path, world_size: int) -> distributed_c10d.Store:
     """Return the store of the group that meets in ``folder``; this process then takes objects of its group only."""
-    authenticate_objects(rendezvous.secret(folder))
-    return dist.FileStore(str(folder / rendezvous.RANKS), world_size)  # type: ignore[attr-defined]
+    authenticate_objects(rendezvous_folder.secret(folder))
+    return dist.FileStore(str(folder / rendezvous_folder.RANKS), world_size)  # type: ignore[attr-defined]
 
 
 def authenticate_objects(secret: bytes) -> None:

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from service.jobs.events import Event
-from service.jobs.records import AttemptRef, Job, JobError, Outcome, Scope
+from service.jobs.records import AttemptRef, Job, JobError, PartOutcome, Scope
 from service.jobs.store import HostReport, Store
 
 MLP = {"family": "mlp", "in_features": 64, "hidden": [16], "out_features": 10}
@@ -71,10 +71,12 @@ class Worker:
         self.emit(ref, [{"type": "metric", "step": step, "values": {name: value}} for step, value in steps])
 
     def succeed(self, ref: AttemptRef, result: dict[str, Any] | None = None) -> Job:
-        return self.store.attempts.finish(ref, Outcome("succeeded", result=result or {"loss": 0.5}))
+        return self.store.attempts.finish(ref, PartOutcome("succeeded", result=result or {"loss": 0.5}))
 
     def fail(self, ref: AttemptRef, message: str = "it broke") -> Job:
-        return self.store.attempts.finish(ref, Outcome("failed", error=JobError(type="RuntimeError", message=message)))
+        return self.store.attempts.finish(
+            ref, PartOutcome("failed", error=JobError(type="RuntimeError", message=message))
+        )
 
 
 def submit(client: TestClient, spec: dict[str, Any] | None = None, **changes: Any) -> str:

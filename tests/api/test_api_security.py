@@ -14,10 +14,10 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from starlette.routing import Mount
 
-from api.hardening import SECURITY_HEADERS
+from api.middleware import SECURITY_HEADERS
 from api.security import PAGE_HEADER, SESSION_COOKIE, authenticated
 from service.jobs.store import Store
-from service.jobs.store.signins import ALLOWED, WINDOW_S
+from service.jobs.store.sessions import ALLOWED, WINDOW_S
 
 OPEN = {
     "/static/kinds/{kind}.js",

@@ -9,7 +9,7 @@ import pytest
 from api_world import TRAIN, VERIFY, Worker, submit
 from fastapi.testclient import TestClient
 
-from service.jobs.records import AttemptRef, Outcome
+from service.jobs.records import AttemptRef, PartOutcome
 from service.jobs.store import Store
 from service.schedules import GENERATORS
 
@@ -94,7 +94,7 @@ def test_a_step_that_a_later_attempt_repeats_is_shown_as_that_attempt_ran_it(
     for attempt in (1, 2):
         ref: AttemptRef = worker.start(job_id)
         worker.emit(ref, [span(name, 7, attempt * 10.0 + at) for at, name in enumerate(("data", "optimizer"))])
-        store.attempts.finish(ref, Outcome("failed"))
+        store.attempts.finish(ref, PartOutcome("failed"))
     found = client.get(f"/v1/jobs/{job_id}/timeline").json()
     assert [(span["name"], span["start"]) for span in found["spans"]] == [("data", 20.0), ("optimizer", 21.0)]
 

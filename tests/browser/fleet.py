@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from service.jobs.events import Event, LogEvent, MetricEvent, ProgressEvent, SearchEvent
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
-from service.jobs.records import Artifact, AttemptRef, Job, JobError, Outcome
+from service.jobs.records import Artifact, AttemptRef, Job, JobError, PartOutcome
 from service.jobs.store import HostReport, Store
 
 SUPERVISOR = "test"
@@ -146,17 +146,17 @@ class Attempt:
         self.store.attempts.record_artifact(self.refs[0], artifact)
 
     def succeed(self, result: Mapping[str, Any] | None = None) -> None:
-        outcome = Outcome("succeeded", result=dict(result or {}))
+        outcome = PartOutcome("succeeded", result=dict(result or {}))
         for ref in self.refs:
             self.store.attempts.finish(ref, outcome)
 
     def fail(self, error: JobError) -> None:
         for ref in self.refs:
-            self.store.attempts.finish(ref, Outcome("failed", error=error))
+            self.store.attempts.finish(ref, PartOutcome("failed", error=error))
 
     def stop(self) -> None:
         for ref in self.refs:
-            self.store.attempts.finish(ref, Outcome("stopped"))
+            self.store.attempts.finish(ref, PartOutcome("stopped"))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import uvicorn
 from pydantic import SecretStr
 
 from api.main import create_app
-from service.jobs.records import AttemptRef, JobError, Outcome
+from service.jobs.records import AttemptRef, JobError, PartOutcome
 from service.jobs.settings import Settings
 from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import LEASES
@@ -110,7 +110,7 @@ class Worker:
 
     def end(self, ref: AttemptRef, error: str | None = None, **result: Any) -> None:
         failure = None if error is None else JobError(type="ValueError", message=error)
-        self.store.attempts.finish(ref, Outcome("failed" if error else "succeeded", result=result, error=failure))
+        self.store.attempts.finish(ref, PartOutcome("failed" if error else "succeeded", result=result, error=failure))
 
     def run_next(self, act: Callable[[AttemptRef], None]) -> threading.Thread:
         """Runs the next job that is queued, as soon as it is there."""

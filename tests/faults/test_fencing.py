@@ -17,10 +17,10 @@ from worker_fleet import Fleet, MortalBroker, all_gone, eventually, family, proc
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef
 from workers.event_protocol import STOP, lease_until
+from workers.linux import uptime
 from workers.supervisor import keeper
-from workers.uptime import uptime
 
-LOYAL = "from workers.parentage import die_with_parent; die_with_parent(); import time; time.sleep(3600)"
+LOYAL = "from workers.linux import die_with_parent; die_with_parent(); import time; time.sleep(3600)"
 DAEMON = "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '3600']); time.sleep(3600)"
 
 

@@ -10,8 +10,8 @@ from worker_fleet import Fleet, eventually
 
 from service.jobs.layout import JobPaths
 from service.jobs.records import Artifact, AttemptRef
-from workers.supervisor import artifacts
-from workers.supervisor.artifacts import clear_unpublished, publish
+from workers.supervisor import publisher
+from workers.supervisor.publisher import clear_unpublished, publish
 
 
 def looked_at(fleet: Fleet, ref: AttemptRef) -> str:
@@ -54,7 +54,7 @@ def paths(tmp_path: Path) -> JobPaths:
 def test_a_large_file_is_published_without_a_copy_and_survives_its_replacement(
     paths: JobPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(artifacts, "_COPIED", 10)
+    monkeypatch.setattr(publisher, "_COPIED", 10)
     path = paths.artifacts / "model.safetensors"
     path.write_bytes(b"w" * 100)
     artifact = publish(paths, "model.safetensors", "x/y")

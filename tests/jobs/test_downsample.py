@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.downsample import downsample
+from api.routes.metrics import downsample
 
 numbers = st.none() | st.floats()
 

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from worker_fleet import HOST, Fleet, eventually
 
-from service.jobs.isolation import PARTS
-from service.jobs.records import AttemptRef
+from service.jobs.records import ISOLATION_PARTS, AttemptRef
 from workers.launcher import confinement
 from workers.launcher.confinement import Confinement, ConfinementError, JobLimits
-from workers.supervisor.orders import Order
+from workers.supervisor.orders import SupervisorOrder
 from workers.supervisor.policy import JobPolicy
 
 AVAILABLE = confinement.available()
@@ -204,7 +203,7 @@ def test_required_isolation_refuses_a_host_that_lacks_some_of_it(monkeypatch: py
 
 def test_what_a_host_allows_is_found_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     assert AVAILABLE[0] == "limits"
-    assert set(AVAILABLE) <= set(PARTS)
+    assert set(AVAILABLE) <= set(ISOLATION_PARTS)
     monkeypatch.setattr(confinement.sys, "executable", "/nonexistent")
     assert confinement.available() == ("limits",)
 
@@ -214,6 +213,6 @@ def test_an_order_carries_the_policy() -> None:
     ref = AttemptRef("job_1", 1, HOST)
     from service.jobs.store import StoreLimits
 
-    order = Order(ref.job_id, 1, HOST, "127.0.0.1", "unix:///s", "/d", 1.0, StoreLimits(), policy)
-    assert Order.from_line(order.to_line().decode()) == order
+    order = SupervisorOrder(ref.job_id, 1, HOST, "127.0.0.1", "unix:///s", "/d", 1.0, StoreLimits(), policy)
+    assert SupervisorOrder.from_line(order.to_line().decode()) == order
     assert dataclasses.asdict(order)["policy"]["isolation"] == "required"

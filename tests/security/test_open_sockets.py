@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 from serving import wait_until
 
-from api.hostnames import is_known, known_names
 from api.main import create_app
+from api.middleware import is_known, known_names
 from api.serving import LEAST_BODY, LONGEST_HEAD, ApiServer, limited
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.settings import Settings

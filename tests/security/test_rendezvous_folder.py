@@ -11,41 +11,41 @@ from typing import Any
 import pytest
 from worker_fleet import train_spec
 
-from service.jobs import rendezvous
+from service.jobs import rendezvous_folder
 from service.jobs.records import AttemptRef, Claim, HostShare
-from service.jobs.rendezvous import RendezvousError
+from service.jobs.rendezvous_folder import RendezvousError
 from workers.supervisor.rendezvous import agree
 
 
 def test_the_folder_is_private_and_its_secret_new_each_time(tmp_path: Path) -> None:
-    folder = rendezvous.make(tmp_path / "rendezvous")
-    first = rendezvous.secret(folder)
+    folder = rendezvous_folder.make(tmp_path / "rendezvous")
+    first = rendezvous_folder.secret(folder)
     assert len(first) == 32
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "secret").stat().st_mode & 0o777 == 0o600
     (folder / "ranks").write_text("left by an attempt that had this number")
-    assert rendezvous.secret(rendezvous.make(folder)) != first
+    assert rendezvous_folder.secret(rendezvous_folder.make(folder)) != first
     assert [each.name for each in tmp_path.iterdir()] == ["rendezvous"]
     assert not (folder / "ranks").exists()
 
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
-    folder = rendezvous.make(tmp_path / "rendezvous")
+    folder = rendezvous_folder.make(tmp_path / "rendezvous")
     link = tmp_path / "link"
     link.symlink_to(folder)
     with pytest.raises(RendezvousError, match="expected a folder of user"):
-        rendezvous.check(link)
+        rendezvous_folder.check(link)
     folder.chmod(0o711)
     with pytest.raises(RendezvousError, match="drwx--x--x"):
-        rendezvous.secret(folder)
+        rendezvous_folder.secret(folder)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    folder = rendezvous.make(tmp_path / "rendezvous")
+    folder = rendezvous_folder.make(tmp_path / "rendezvous")
     os.chown(folder, 65534, 65534)
     with pytest.raises(RendezvousError, match="owner 65534; expected a folder of user 0"):
-        rendezvous.check(folder)
+        rendezvous_folder.check(folder)
 
 
 def gang(host: str) -> Claim:

@@ -10,7 +10,7 @@ import pytest
 from launching import Torchrun
 from sockets import payload
 
-from service.jobs import rendezvous
+from service.jobs import rendezvous_folder
 
 
 def meet_without_secret(folder: str, marker: str) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def meet_without_secret(folder: str, marker: str) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     store = dist.FileStore(f"{folder}/ranks", 2)
     if rank == 0:
-        ranks.authenticate_objects(rendezvous.secret(Path(folder)))
+        ranks.authenticate_objects(rendezvous_folder.secret(Path(folder)))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     if rank == 1:
         distributed_c10d._object_to_tensor = lambda *_: (
@@ -41,7 +41,7 @@ def meet_without_secret(folder: str, marker: str) -> dict[str, Any]:
 
 @pytest.mark.distributed
 def test_an_object_without_the_groups_signature_is_not_unpickled(torchrun: Torchrun, tmp_path: Path) -> None:
-    folder, marker = rendezvous.make(tmp_path / "rendezvous"), tmp_path / "owned"
+    folder, marker = rendezvous_folder.make(tmp_path / "rendezvous"), tmp_path / "owned"
     first, _ = torchrun(meet_without_secret, 2, folder=str(folder), marker=str(marker))
     assert "not in this group" in first["refused"]
     assert not marker.exists()
@@ -53,7 +53,7 @@ def meet(folder: str) -> list[Any]:
 
     from service.parallel import distributed
 
-    os.environ[rendezvous.VARIABLE] = folder
+    os.environ[rendezvous_folder.VARIABLE] = folder
     distributed.start("cpu")
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, {"rank": dist.get_rank()})
@@ -65,5 +65,5 @@ def meet(folder: str) -> list[Any]:
 
 @pytest.mark.distributed
 def test_members_of_a_group_exchange_objects(torchrun: Torchrun, tmp_path: Path) -> None:
-    folder = rendezvous.make(tmp_path / "rendezvous")
+    folder = rendezvous_folder.make(tmp_path / "rendezvous")
     assert torchrun(meet, 2, folder=str(folder)) == [[{"rank": 0}, {"rank": 1}, {"from": 1}]] * 2

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from rich.text import Text
 from typer.testing import CliRunner
 
-from service.jobs.checks.names import check_names
 from service.jobs.kinds.registry import spec_adapter
+from service.jobs.submission.check import check_names
 from service.jobs.text import SafeFormatter, first_control, visible, visible_json
 from trivet.cli.main import app
 from trivet.terminal import Terminal, paragraph

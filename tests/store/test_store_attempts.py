@@ -11,7 +11,7 @@ import redis as redis_py
 from store_builders import LIMITS
 
 from service.jobs.layout import DataLayout
-from service.jobs.records import Artifact, AttemptRef, Job, JobError, Outcome, Progress, Superseded
+from service.jobs.records import Artifact, AttemptRef, Job, JobError, PartOutcome, Progress, Superseded
 from service.jobs.spec.train import TrainSpec
 from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.store.keyspace import LEASES, OUTBOX
@@ -20,8 +20,8 @@ Submit = Callable[..., Job]
 Start = Callable[[Job], list[AttemptRef]]
 Expire = Callable[[AttemptRef], None]
 PassTime = Callable[[float], None]
-FAILED = Outcome("failed", error=JobError(type="ValueError", message="no", rank=1))
-DONE = Outcome("succeeded", {"loss": 1.0})
+FAILED = PartOutcome("failed", error=JobError(type="ValueError", message="no", rank=1))
+DONE = PartOutcome("succeeded", {"loss": 1.0})
 LOG: Any = {"type": "log", "time": 1.0, "rank": 0, "stream": "stdout", "line": "hello"}
 
 
@@ -185,13 +185,13 @@ def test_one_failed_part_stops_its_peers_and_the_first_fault_decides(store: Stor
     store.attempts.claim(second, "s")
     assert store.attempts.finish(first, FAILED).state == "running"
     assert store.attempts.renew(second) == "stop"
-    again = store.attempts.finish(second, Outcome("failed", error=JobError(type="Late", message="late")))
+    again = store.attempts.finish(second, PartOutcome("failed", error=JobError(type="Late", message="late")))
     assert again.state == "queued"
     assert again.reason is not None
     assert again.reason.startswith("attempt 1: no; retry 1 of 1")
     first, second = start(gang)
     store.attempts.finish(first, FAILED)
-    ended = store.attempts.finish(second, Outcome("stopped"))
+    ended = store.attempts.finish(second, PartOutcome("stopped"))
     assert (ended.state, ended.error) == ("failed", FAILED.error)
 
 
@@ -210,7 +210,7 @@ def test_a_part_that_gives_no_reason_still_has_an_error(
 ) -> None:
     beat("a", cpu=1)
     (ref,) = start(submit())
-    error = store.attempts.finish(ref, Outcome(status)).error
+    error = store.attempts.finish(ref, PartOutcome(status)).error
     assert error is not None
     assert error.type == status.capitalize()
     assert "host a" in error.message
@@ -307,7 +307,7 @@ def test_a_failure_uses_a_retry_and_a_reported_loss_does_not(
 ) -> None:
     beat("a", cpu=1)
     job = submit(retries=1)
-    lost = Outcome("lost", error=JobError(type="SupervisorFault", message="no room"))
+    lost = PartOutcome("lost", error=JobError(type="SupervisorFault", message="no room"))
     for outcome, said in ((lost, "(1 of 2)"), (FAILED, "retry 1 of 1"), (lost, "(2 of 2)")):
         (ref,) = start(job)
         store.attempts.emit(ref, [LOG])
@@ -394,7 +394,7 @@ def test_all_lost_parts_of_a_gang_have_to_come_back(store: Store, gang: Job, exp
     store.attempts.reap()
     assert store.jobs.get(gang.id).state == "queued"
     assert store.attempts.finish(first, DONE).state == "running"
-    assert store.attempts.finish(second, Outcome("succeeded")).result == DONE.result
+    assert store.attempts.finish(second, PartOutcome("succeeded")).result == DONE.result
     assert store.jobs.get(gang.id).state == "succeeded"
 
 
@@ -477,7 +477,7 @@ def test_a_lost_part_of_a_gang_ends_the_attempt_when_its_peers_have_ended(
     store.attempts.reap()
     assert store.jobs.get(gang.id).state == "running"
     assert store.attempts.renew(first) == "stop"
-    assert store.attempts.finish(first, Outcome("stopped")).state == "queued"
+    assert store.attempts.finish(first, PartOutcome("stopped")).state == "queued"
     assert store.attempts.place() == []
     beat("b", cpu=1)
     assert store.attempts.place() == [gang.id]

@@ -11,7 +11,7 @@ import pytest
 import redis as redis_py
 
 from service.jobs.layout import DataLayout
-from service.jobs.records import Artifact, AttemptRef, Job, Outcome, Rejected
+from service.jobs.records import Artifact, AttemptRef, Job, PartOutcome, Rejected
 from service.jobs.store import Store, StoreLimits
 from service.jobs.store.keyspace import JOB_EVENTS
 from service.jobs.store.tail import StreamTail
@@ -87,7 +87,7 @@ def test_the_next_attempt_counts_its_batches_anew(
     for attempt in range(2):
         (ref,) = start(job)
         store.attempts.emit(ref, logs(2, 2 * attempt), batch=1)
-        store.attempts.finish(ref, Outcome("failed"))
+        store.attempts.finish(ref, PartOutcome("failed"))
     assert list(walk(store, job.id, {"log"}, limit=100)) == logs(4)
     store.jobs.delete(job.id)
 

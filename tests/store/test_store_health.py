@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.jobs.records import AttemptRef, FailingHost, Job, JobError, Outcome
+from service.jobs.records import AttemptRef, FailingHost, Job, JobError, PartOutcome
 from service.jobs.store import Store
 
 Submit = Callable[..., Job]
@@ -184,7 +184,7 @@ def test_a_supervisor_that_is_lost_before_anything_ran_counts_as_a_failed_start(
         store.attempts.claim(ref, "s")
         if began:
             store.attempts.emit(ref, [LOG])
-        store.attempts.finish(ref, Outcome("lost", error=JobError(type="SupervisorFault", message="disk full")))
+        store.attempts.finish(ref, PartOutcome("lost", error=JobError(type="SupervisorFault", message="disk full")))
     assert (failing() is None) == began
     assert began or failing().reason == "disk full"
 
@@ -198,7 +198,7 @@ def test_a_job_that_fails_by_itself_says_nothing_against_its_host(
         (job_id,) = store.attempts.place()
         ref = AttemptRef(job_id, attempt, "sick")
         store.attempts.claim(ref, "s")
-        store.attempts.finish(ref, Outcome("failed", error=JobError(type="ValueError", message="no")))
+        store.attempts.finish(ref, PartOutcome("failed", error=JobError(type="ValueError", message="no")))
     assert failing() is None
 
 

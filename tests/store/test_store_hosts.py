@@ -9,7 +9,7 @@ import pytest
 import redis as redis_py
 from store_builders import train
 
-from service.jobs.records import AttemptRef, Holding, Job, NotFound, Outcome
+from service.jobs.records import AttemptRef, Holding, Job, NotFound, PartOutcome
 from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import HOSTS
 
@@ -55,7 +55,7 @@ def test_a_restarted_agent_neither_frees_twice_nor_leaks(
     assert free(store) == (2, 3)
     beat("a", cpu=4)
     assert free(store) == (2, 3)
-    store.attempts.finish(ref, Outcome("succeeded"))
+    store.attempts.finish(ref, PartOutcome("succeeded"))
     assert free(store) == (0, 1, 2, 3)
 
 
@@ -66,7 +66,7 @@ def test_devices_that_are_gone_are_not_freed_and_new_ones_are_free(
     (ref,) = start(submit(3))
     beat("a", cpu=2)
     assert free(store) == ()
-    store.attempts.finish(ref, Outcome("succeeded"))
+    store.attempts.finish(ref, PartOutcome("succeeded"))
     assert free(store) == (0, 1)
     beat("a", cpu=3)
     assert free(store) == (0, 1, 2)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from store_builders import train
 
 from service.jobs.layout import DataLayout
-from service.jobs.records import AttemptRef, Conflict, Job, JobError, NotFound, Outcome, Rejected
+from service.jobs.records import AttemptRef, Conflict, Job, JobError, NotFound, PartOutcome, Rejected
 from service.jobs.spec.verify import VerifySpec
 from service.jobs.store import JobFilter, Store
 from service.jobs.store.keyspace import CLOCK, ENDED, IDEMPOTENCY, JOB, JOBS
 
 NOBODY = "job_" + "0" * 20
-FAILED = Outcome("failed", error=JobError(type="ValueError", message="no", rank=1))
+FAILED = PartOutcome("failed", error=JobError(type="ValueError", message="no", rank=1))
 
 
 def verify(job_id: str) -> VerifySpec:
@@ -164,7 +164,7 @@ def test_a_job_that_many_need_is_refused_deletion_in_few_words(
     beat("a", cpu=1)
     needed = submit()
     users = [submit(after=[needed.id]) for _ in range(20)]
-    store.attempts.finish(start(needed)[0], Outcome("succeeded"))
+    store.attempts.finish(start(needed)[0], PartOutcome("succeeded"))
     with pytest.raises(Conflict, match=f"needed by {users[0].id}, .* and 15 more"):
         store.jobs.delete(needed.id)
 
@@ -209,7 +209,7 @@ def test_a_job_waits_for_all_that_it_needs(store: Store, submit: Callable[..., J
         assert store.attempts.place() == []
         ref = AttemptRef(job.id, 1, "a")
         store.attempts.claim(ref, "s")
-        store.attempts.finish(ref, Outcome("succeeded"))
+        store.attempts.finish(ref, PartOutcome("succeeded"))
     assert store.attempts.place() == [last.id]
 
 
@@ -261,7 +261,7 @@ def test_retry_starts_over_and_needs_its_dependencies_again(
     assert store.jobs.retry(user.id).reason == f"waits for {root.id}"
     (ref,) = start(root)
     assert ref.attempt == 2
-    store.attempts.finish(ref, Outcome("succeeded"))
+    store.attempts.finish(ref, PartOutcome("succeeded"))
     assert store.attempts.place() == [user.id]
     assert states(root) == ["queued", "starting", "running", "failed", "queued", "starting", "running", "succeeded"]
     with pytest.raises(Conflict, match="succeeded"):
@@ -305,7 +305,7 @@ def test_a_finished_job_that_an_unfinished_one_will_read_is_kept(
     beat("a", cpu=4)
     root = submit()
     (ref,) = start(root)
-    store.attempts.finish(ref, Outcome("succeeded"))
+    store.attempts.finish(ref, PartOutcome("succeeded"))
     user, _ = store.jobs.submit(verify(root.id), "ada")
     with pytest.raises(Conflict, match=user.id):
         store.jobs.delete(root.id)
@@ -319,7 +319,7 @@ def test_cancelling_an_ended_job_is_a_conflict_and_twice_is_not(
     beat("a", cpu=4)
     done, stopped = submit(), submit()
     (ref,) = start(done)
-    store.attempts.finish(ref, Outcome("succeeded"))
+    store.attempts.finish(ref, PartOutcome("succeeded"))
     with pytest.raises(Conflict, match="final"):
         store.jobs.cancel(done.id)
     store.jobs.cancel(stopped.id)
@@ -445,7 +445,7 @@ def test_ended_jobs_expire_unless_something_needs_them(
 
     def ended() -> Job:
         (ref,) = start(job := submit())
-        store.attempts.finish(ref, Outcome("succeeded", {}))
+        store.attempts.finish(ref, PartOutcome("succeeded", {}))
         return job
 
     old, needed, fresh = ended(), ended(), ended()

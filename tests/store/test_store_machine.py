@@ -29,7 +29,7 @@ from store_invariants import Snapshot, check_devices, check_jobs, check_parts, c
 from store_model import OPEN, Model, ModelJob
 
 from service.jobs.layout import DataLayout
-from service.jobs.records import AttemptRef, Conflict, JobError, NotFound, Outcome, Rejected, Superseded
+from service.jobs.records import AttemptRef, Conflict, JobError, NotFound, PartOutcome, Rejected, Superseded
 from service.jobs.states import TERMINAL
 from service.jobs.store import HostReport, Store, parse_ref
 from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, OUTBOX
@@ -231,7 +231,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._finish(self._draw_ref(pick), status)
 
     def _finish(self, ref: AttemptRef, status: Any) -> None:
-        outcome = Outcome(status, error=JobError(type="E", message="m") if status == "failed" else None)
+        outcome = PartOutcome(status, error=JobError(type="E", message="m") if status == "failed" else None)
         if not self._may_write(ref):
             with pytest.raises(Superseded):
                 self.store.attempts.finish(ref, outcome)

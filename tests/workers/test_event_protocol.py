@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.jobs.events import EVENT_TYPES, MalformedEvent, parse_event
-from workers.event_protocol import Done, Greeting, Terminated, parse_greeting, parse_last_word
-from workers.line_splitter import Line, LineSplitter
+from workers.event_protocol import Done, Greeting, LineSplitter, Terminated, TextLine, parse_greeting, parse_last_word
 from workers.supervisor.logs import TokenBucket, printable
 
 
-def split(chunks: list[bytes], bound: int) -> list[Line]:
+def split(chunks: list[bytes], bound: int) -> list[TextLine]:
     splitter = LineSplitter(bound)
     return [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.finish()
 
@@ -23,8 +22,8 @@ def split(chunks: list[bytes], bound: int) -> list[Line]:
 @given(st.lists(st.binary(max_size=12).map(lambda text: text.replace(b"x", b"\n")), max_size=12), st.integers(1, 8))
 def test_lines_do_not_depend_on_how_the_stream_is_cut(chunks: list[bytes], bound: int) -> None:
     whole = b"".join(chunks)
-    expected = [Line(text[:bound], max(len(text) - bound, 0)) for text in whole.split(b"\n")]
-    if expected[-1] == Line(b""):
+    expected = [TextLine(text[:bound], max(len(text) - bound, 0)) for text in whole.split(b"\n")]
+    if expected[-1] == TextLine(b""):
         expected.pop()
     assert split(chunks, bound) == expected
 
@@ -34,20 +33,20 @@ def test_an_endless_line_takes_bounded_memory() -> None:
     for _ in range(1000):
         assert splitter.feed(b"x" * 1000) == []
         assert len(splitter._held) <= 100
-    assert splitter.feed(b"\n") == [Line(b"x" * 100, 1_000_000 - 100)]
+    assert splitter.feed(b"\n") == [TextLine(b"x" * 100, 1_000_000 - 100)]
 
 
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
-        (Line(b"plain"), "plain"),
-        (Line(b" 10%|#\r 50%|###\r100%|######"), "100%|######"),
-        (Line(b"windows\r"), "windows"),
-        (Line(b"\xff\xfe"), "��"),
-        (Line(b"long", 5), "long … [5 more bytes]"),
+        (TextLine(b"plain"), "plain"),
+        (TextLine(b" 10%|#\r 50%|###\r100%|######"), "100%|######"),
+        (TextLine(b"windows\r"), "windows"),
+        (TextLine(b"\xff\xfe"), "��"),
+        (TextLine(b"long", 5), "long … [5 more bytes]"),
     ],
 )
-def test_lines_as_on_a_terminal(line: Line, shown: str) -> None:
+def test_lines_as_on_a_terminal(line: TextLine, shown: str) -> None:
     assert printable(line) == shown
 
 
@@ -76,15 +75,15 @@ def test_an_event_bears_the_rank_of_its_connection() -> None:
 
 
 def test_last_words() -> None:
-    assert parse_last_word(Line(b'{"type": "done"}'), rank=0) == Done()
-    assert parse_last_word(Line(b'{"type": "terminated", "time": 4.5}'), rank=0) == Terminated(4.5)
+    assert parse_last_word(TextLine(b'{"type": "done"}'), rank=0) == Done()
+    assert parse_last_word(TextLine(b'{"type": "terminated", "time": 4.5}'), rank=0) == Terminated(4.5)
     error = b'{"type": "error", "error": "E", "message": "m", "traceback": "", "rank": 9, "time": 1}'
-    word = parse_last_word(Line(error), rank=2)
+    word = parse_last_word(TextLine(error), rank=2)
     assert isinstance(word, dict)
     assert (word["error"], word["rank"]) == ("E", 2)
     for text in (b"", b"{}", b'{"type": "metric", "step": 1, "values": {}}', b'{"type": ["done"]}'):
         with pytest.raises(MalformedEvent):
-            parse_last_word(Line(text), rank=0)
+            parse_last_word(TextLine(text), rank=0)
 
 
 @given(st.binary(max_size=300))

@@ -15,8 +15,8 @@ from service.jobs.layout import JobPaths
 from service.jobs.processes import Process
 from service.jobs.records import AttemptRef
 from service.jobs.supervisor_registry import SupervisorRegistry
-from workers.supervisor.artifacts import FOLDER, UnusableArtifact, publish
 from workers.supervisor.logs import RankLog
+from workers.supervisor.publisher import FOLDER, UnusableArtifact, publish
 
 REF = AttemptRef("job_1", 1, "alpha")
 

@@ -25,7 +25,7 @@ from service.jobs.spec.train import TrainSpec
 from service.jobs.spec.verify import VerifySpec
 from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.supervisor_registry import SupervisorRegistry
-from workers.supervisor.orders import Order
+from workers.supervisor.orders import SupervisorOrder
 from workers.supervisor.policy import JobPolicy
 
 SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")))
@@ -134,7 +134,7 @@ class Fleet:
     ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         self.processes.append(process)
-        order = Order(
+        order = SupervisorOrder(
             job_id=ref.job_id,
             attempt=ref.attempt,
             host=ref.host,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from trivet.cli import files, fleet, jobs, kinds, results, schedule, serve, submit
+from trivet.cli import fleet, jobs, kinds, results, schedule, serve, submit
 from trivet.terminal import tolerate_narrow_encodings
 
 app = typer.Typer(
@@ -15,7 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (serve, submit, jobs, results, schedule, files, fleet, kinds):
+for part in (serve, submit, jobs, results, schedule, fleet, kinds):
     part.register(app)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from service.jobs.checks.pipeline import check_pipeline
+from service.jobs.checks.parallel import check_pipeline
 from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plan import Plan, PlannedCell, PlannedRank, plan
 from service.jobs.spec.train import TrainSpec

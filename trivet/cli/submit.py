@@ -1,7 +1,8 @@
-"""Submitting and watching."""
+"""Submitting and watching jobs, and uploading what their specs name."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ from trivet.cli.context import (
     fails_well,
     out,
     print_json,
+    refuse,
 )
 from trivet.client import Client
 
@@ -24,6 +26,7 @@ from trivet.client import Client
 def register(app: typer.Typer) -> None:
     app.command()(fails_well(submit))
     app.command()(fails_well(watch))
+    app.command()(fails_well(upload))
 
 
 def submit(
@@ -67,3 +70,18 @@ def _finish(service: Client, job: Job, *, as_json: bool) -> None:
             err.block(f"{over.error.type}: {over.error.message}", style="red", indent=2)
             err.print(f"see: trivet logs {job.id}")
         raise typer.Exit(FAILED)
+
+
+def upload(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="data, a tokenizer, weights, or an archive")],
+    as_json: JsonFlag = False,
+) -> None:
+    """Upload a file for specs to name; prints its id. The same bytes give the same id."""
+    if not path.is_file():
+        refuse(f"cannot read {path}: it is not a file")
+    with client() as service:
+        stored = service.upload(path)
+    if as_json:
+        print_json(stored)
+    else:
+        out.write_line(stored.id)

@@ -27,7 +27,7 @@ from workers.agent.supervisors import Supervisors
 from workers.inventory import cpu_slots, cuda_devices
 from workers.launcher.confinement import available
 from workers.supervisor.group import remove_leftovers
-from workers.supervisor.orders import Order
+from workers.supervisor.orders import SupervisorOrder
 from workers.supervisor.policy import JobPolicy
 from workers.supervisor.program import HOST_NAMESPACES
 
@@ -99,7 +99,7 @@ class Agent:
             return
         settings = self._settings
         self._supervisors.start(
-            Order(
+            SupervisorOrder(
                 job_id=ref.job_id,
                 attempt=ref.attempt,
                 host=ref.host,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from workers.supervisor.orders import Order
+from workers.supervisor.orders import SupervisorOrder
 
 REFILL_AFTER_S = 5.0
 """A new spare imports torch; it waits until the start that took the last one is over."""
@@ -26,7 +26,7 @@ class Supervisors:
         self._closed = False
         self._lock = threading.Lock()
 
-    def start(self, order: Order) -> None:
+    def start(self, order: SupervisorOrder) -> None:
         """Give the order to a spare, or to a new process; returns at once."""
         with self._lock:
             taken = any(self._give(self._spares.pop(0), order) for _ in range(len(self._spares)))
@@ -54,7 +54,7 @@ class Supervisors:
                 process.wait()
             self._spares = []
 
-    def _give(self, process: subprocess.Popen[bytes], order: Order) -> bool:
+    def _give(self, process: subprocess.Popen[bytes], order: SupervisorOrder) -> bool:
         """Whether the process took the order; one that has ended cannot."""
         assert process.stdin is not None
         try:

@@ -8,7 +8,6 @@ has a network of its own in which nobody else can speak.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import resource
@@ -19,12 +18,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from service.jobs.isolation import PARTS
+from service.jobs.records import ISOLATION_PARTS
 from workers.launcher import landlock, namespaces
+from workers.linux import forbid_new_privileges
 
 Mode = Literal["auto", "required", "none"]
 """All that the host allows; the same, and no job where it is not everything; limits only."""
-_PR_SET_NO_NEW_PRIVS = 38
 _GIB = 1 << 30
 _OPEN_FILES = 65_536
 _SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/sys", "/proc", "/nix/store")
@@ -67,7 +66,7 @@ class Confinement:
         return cls(**{**fields, "limits": JobLimits(**fields["limits"])})
 
     def enforce(self, *, in_user_namespace: bool) -> set[str]:
-        """Confine the calling thread and all that it starts; which of :data:`PARTS` hold from now on.
+        """Confine the calling thread and all that it starts; which of :data:`ISOLATION_PARTS` hold from now on.
 
         Raises :class:`ConfinementError` when the mode requires a part that the host does not allow, and
         :class:`OSError` when one that it does allow fails.
@@ -91,9 +90,9 @@ class Confinement:
                 map(Path, self.secret),
             )
             held.add("files")
-        expected = set(PARTS) - (set() if self.own_network else {"network"})
+        expected = set(ISOLATION_PARTS) - (set() if self.own_network else {"network"})
         if self.mode == "required" and (missing := expected - held):
-            lacks = "; ".join(PARTS[part] for part in PARTS if part in missing)
+            lacks = "; ".join(ISOLATION_PARTS[part] for part in ISOLATION_PARTS if part in missing)
             raise ConfinementError(f"job_isolation is 'required', and this host does not allow: {lacks}")
         return held
 
@@ -122,8 +121,7 @@ def _limit(limits: JobLimits, *, count_processes: bool) -> None:
     space of a CUDA process, and of one that maps weights, is far larger than what it uses. Processes are counted only
     in a namespace of the group's own: elsewhere all that the user runs on the host would count.
     """
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS) failed")
+    forbid_new_privileges()
     memory = _host_memory() if limits.memory_gib is None else int(limits.memory_gib * _GIB)
     wanted = {
         resource.RLIMIT_CORE: 0,
@@ -144,12 +142,12 @@ def _host_memory() -> int:
 
 
 def available() -> tuple[str, ...]:
-    """Return which of :data:`PARTS` this host allows, as tried in a process of its own."""
+    """Return which of :data:`ISOLATION_PARTS` this host allows, as tried in a process of its own."""
     command = [sys.executable, "-m", "workers.launcher.confinement"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/")
         found = re.findall(r"^([a-z]+)$", tried.stdout, re.MULTILINE)
-        return tuple(part for part in PARTS if part in found)
+        return tuple(part for part in ISOLATION_PARTS if part in found)
     return ("limits",)
 
 

@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
-from service.jobs import rendezvous
+from service.jobs import rendezvous_folder
 
 BACKEND = "folder"
 NO_PORT = 0
@@ -24,7 +24,7 @@ class FolderRendezvous(RendezvousHandler):
     """Hosts, and their order, are known beforehand, so there is one round and nobody joins later."""
 
     def __init__(self, folder: Path, host: int, hosts: int, run_id: str, address: str) -> None:
-        store = dist.FileStore(str(rendezvous.check(folder) / rendezvous.LAUNCHERS), hosts)  # type: ignore[attr-defined]
+        store = dist.FileStore(str(rendezvous_folder.check(folder) / rendezvous_folder.LAUNCHERS), hosts)  # type: ignore[attr-defined]
         self._store = dist.PrefixStore(run_id, store)  # type: ignore[attr-defined]
         self._host, self._hosts, self._run_id, self._address = host, hosts, run_id, address
 

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from workers.linux import forbid_new_privileges
+
 MINIMUM_ABI = 2
 """The first that lets a process rename from one of its folders to another, as compilers' caches do."""
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -30,7 +32,6 @@ _CHANGE = (
     | _TRUNCATE
 )  # fmt: skip
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
-_PR_SET_NO_NEW_PRIVS = 38
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -59,7 +60,7 @@ def restrict(read: Iterable[Path], write: Iterable[Path], secret: Iterable[Path]
             for path in paths:
                 for granted, only_names in _without(path.resolve(), hidden):
                     _grant(ruleset, granted, (_READ_DIR if only_names else rights) & handled)
-        _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        forbid_new_privileges()
         _checked(_libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)))
     finally:
         os.close(ruleset)

@@ -19,7 +19,7 @@ from typing import Any
 from service.jobs.atomic import atomic_write
 from workers.launcher.confinement import Confinement
 from workers.launcher.namespaces import enter_user_namespace
-from workers.parentage import die_with_parent
+from workers.linux import die_with_parent
 
 OWN_NAMESPACES = "--own-namespaces"
 

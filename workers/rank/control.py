@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import orjson
 
-from workers.line_splitter import LineSplitter
-from workers.uptime import uptime
+from workers.event_protocol import LineSplitter
+from workers.linux import uptime
 
 _LONGEST = 4096
 

@@ -25,7 +25,7 @@ from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
 from service.jobs.reporting import Channel, RankReporter, connect
 from service.jobs.runtime import GATE_ARTIFACTS, RefusedError, RunContext, Runner
-from workers.parentage import die_with_parent
+from workers.linux import die_with_parent
 from workers.rank.control import Control
 from workers.rank.stacks import write_on_request
 

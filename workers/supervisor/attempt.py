@@ -27,23 +27,23 @@ from service.jobs.runtime import GATE_ARTIFACTS
 from service.jobs.store import Store, StoreUnavailable
 from workers import event_protocol
 from workers.inventory import oom_kills, usable_cores
+from workers.linux import uptime
 from workers.supervisor import command, rendezvous
 from workers.supervisor.admission import Admission
-from workers.supervisor.artifacts import Publisher, clear_unpublished
 from workers.supervisor.claim import CLAIM_WITHIN_S, REPORT_WITHIN_S, claim_part
 from workers.supervisor.collector import Collector
 from workers.supervisor.group import Group
 from workers.supervisor.lease import Lease, News
 from workers.supervisor.logs import GrowingFile
-from workers.supervisor.orders import Order
+from workers.supervisor.orders import SupervisorOrder
 from workers.supervisor.outcome import Cause, Evidence, judge, may_be_aftermath, traceback_name
 from workers.supervisor.policy import compile_cache, gate_artifacts
+from workers.supervisor.publisher import Publisher, clear_unpublished
 from workers.supervisor.recovery import recover
 from workers.supervisor.relay import Relay
 from workers.supervisor.retry import retry_until
 from workers.supervisor.stall import StallWatch
 from workers.supervisor.uploader import Uploader
-from workers.uptime import uptime
 
 _TORCHRUN_ENDS_S = 3.0
 """After a rank failed: time for torchrun to see it, end the others with SIGTERM and report their exit codes."""
@@ -59,7 +59,7 @@ _NOT_THE_RANKS = ("fenced", "lost", "interrupted", "terminated", "fault")
 """What ends a group from outside, and takes nothing from work that is done."""
 
 
-async def supervise(order: Order, group: Group, program: Sequence[str]) -> None:
+async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str]) -> None:
     """Claim the ordered part, run it, report how it ended. Returns quietly when the part is not to be had."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
     sent_at = uptime()
@@ -74,7 +74,14 @@ class PartRun:
     """The life of one part. Whatever happens first ends it: see :data:`Ending`."""
 
     def __init__(
-        self, store: Store, claim: Claim, order: Order, group: Group, program: Sequence[str], *, sent_at: float
+        self,
+        store: Store,
+        claim: Claim,
+        order: SupervisorOrder,
+        group: Group,
+        program: Sequence[str],
+        *,
+        sent_at: float,
     ) -> None:
         self._store, self._claim, self._order, self._group, self._program = store, claim, order, group, program
         self._layout = DataLayout(Path(order.data))

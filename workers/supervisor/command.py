@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.jobs.records import Claim
-from service.jobs.rendezvous import VARIABLE as RENDEZVOUS
+from service.jobs.rendezvous_folder import VARIABLE as RENDEZVOUS
 from workers.supervisor.rendezvous import Rendezvous
 
 _ALLOWED = re.compile(
@@ -115,7 +115,8 @@ def _network(claim: Claim, meeting: Rendezvous, environment: Mapping[str, str]) 
 
 
 def visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for granted indices, which count within what this host's worker itself may see."""
+    """Return ``CUDA_VISIBLE_DEVICES`` for granted indices, which count within what this host's worker itself may see.
+    """
     outer = environment.get("CUDA_VISIBLE_DEVICES")
     names = None if outer is None else [name.strip() for name in outer.split(",")]
     return ",".join(str(index) if names is None else names[index] for index in devices)

@@ -121,7 +121,7 @@ class Group:
             pipe.write(json.dumps(asdict(order)).encode() + b"\n")
 
     def extend(self, until: float) -> None:
-        """Let the group run until then (:func:`workers.uptime.uptime`), and no longer. Safe to call in any thread."""
+        """Let the group run until then (:func:`workers.linux.uptime`), and no longer. Safe to call in any thread."""
         with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError):
             if self._life >= 0:
                 os.write(self._life, b"%.6f\n" % until)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from service.jobs.records import AttemptRef, Directive
 from service.jobs.store import Attempts, StoreUnavailable
-from workers.uptime import uptime
+from workers.linux import uptime
 
 RENEWALS_PER_LEASE = 5
 FENCED_AT = 0.8

@@ -7,14 +7,14 @@ import time
 from collections import deque
 from pathlib import Path
 
-from workers.line_splitter import Line
+from workers.event_protocol import TextLine
 
 LONGEST_LINE = 8192
 """Bytes of a printed line that are kept."""
 _TAIL = 20
 
 
-def printable(line: Line) -> str:
+def printable(line: TextLine) -> str:
     """Return a line as it would stand on a terminal: of a progress bar drawn over itself, the last drawing."""
     text = line.text.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
     return f"{text} … [{line.cut} more bytes]" if line.cut else text

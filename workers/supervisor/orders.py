@@ -11,7 +11,7 @@ from workers.supervisor.policy import JobPolicy
 
 
 @dataclass(frozen=True)
-class Order:
+class SupervisorOrder:
     """Supervise this part. The broker's URL may hold a password: it travels in a pipe, never in arguments."""
 
     job_id: str
@@ -35,7 +35,7 @@ class Order:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def from_line(cls, line: str) -> Order:
+    def from_line(cls, line: str) -> SupervisorOrder:
         fields = json.loads(line)
         limits, policy = StoreLimits(**fields["limits"]), JobPolicy.from_json(fields["policy"])
         return cls(**{**fields, "limits": limits, "policy": policy})

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from service.jobs.disk import DISK_FULL
 from service.jobs.events import ErrorEvent
-from service.jobs.records import JobError, Outcome
+from service.jobs.records import JobError, PartOutcome
 
 Cause = Literal[
     "exited",
@@ -89,7 +89,7 @@ class Death:
     rank: int
 
 
-def judge(evidence: Evidence) -> Outcome:
+def judge(evidence: Evidence) -> PartOutcome:
     """Return the outcome to report. A failure names the rank that failed *first*: its peers fail in its wake. Success
     means that every rank said it was done, and that all the work which the spec asks for was.
     """
@@ -105,14 +105,16 @@ def may_be_aftermath(evidence: Evidence) -> bool:
     return all(_says_that_a_peer_is_gone(error) for error in evidence.errors)
 
 
-def _from_outside(evidence: Evidence) -> Outcome | None:
+def _from_outside(evidence: Evidence) -> PartOutcome | None:
     match evidence.cause:
         case "exited" | "rank_failed":
             return None
         case "stop":
-            return Outcome("stopped")
+            return PartOutcome("stopped")
         case "interrupted":
-            return Outcome("interrupted", error=JobError(type="Interrupted", message="the service on its host stopped"))
+            return PartOutcome(
+                "interrupted", error=JobError(type="Interrupted", message="the service on its host stopped")
+            )
         case "terminated" | "fenced" as cause:
             return _lost(*_HOSTS_FAULTS[cause])
         case "fault":
@@ -120,7 +122,7 @@ def _from_outside(evidence: Evidence) -> Outcome | None:
     return _over_a_limit(evidence)
 
 
-def _over_a_limit(evidence: Evidence) -> Outcome:
+def _over_a_limit(evidence: Evidence) -> PartOutcome:
     if evidence.cause == "timeout":
         return _failed("TimeoutExceeded", f"the attempt ran longer than timeout_s = {evidence.timeout_s or 0:g}")
     if evidence.cause == "disk_full":
@@ -138,7 +140,7 @@ def traceback_name(attempt: int, rank: int) -> str:
     return f"errors/attempt-{attempt}-rank-{rank}.txt"
 
 
-def _failure(evidence: Evidence) -> Outcome | None:
+def _failure(evidence: Evidence) -> PartOutcome | None:
     if evidence.launcher_code is not None and evidence.launcher_code < 0:
         name = _signal_name(-evidence.launcher_code)
         return _lost("KeeperEnded", f"the process that keeps the group together was ended by {name}")
@@ -196,13 +198,14 @@ def _says_that_a_peer_is_gone(error: ErrorEvent) -> bool:
 
 
 def _never_there(evidence: Evidence) -> Death | None:
-    """Return a rank that only torchrun saw fail: it ended before it reached its supervisor, or after its work was done."""
+    """Return a rank that only torchrun saw fail: it ended before it reached its supervisor, or after its work was done.
+    """
     failed = sorted(evidence.exit_codes) if evidence.cause == "exited" else []
     telling = [rank for rank in failed if evidence.exit_codes[rank] not in (-signal.SIGABRT, -signal.SIGTERM)]
     return Death((telling or failed)[0]) if failed else None
 
 
-def _rank_died(rank: int, evidence: Evidence) -> Outcome:
+def _rank_died(rank: int, evidence: Evidence) -> PartOutcome:
     code = evidence.exit_codes.get(rank)
     if rank in evidence.terminated:
         how = "was ended by SIGTERM, which the service did not send (a memory daemon does, or somebody on its host)"
@@ -225,14 +228,14 @@ def _out_of_memory(kills: int) -> str:
     return "the kernel's out-of-memory killer is the usual sender"
 
 
-def _rank_raised(event: ErrorEvent, attempt: int) -> Outcome:
+def _rank_raised(event: ErrorEvent, attempt: int) -> PartOutcome:
     rank = event["rank"]
     assert rank is not None
     trace = traceback_name(attempt, rank) if event["traceback"] else None
     return _failed(event["error"], event["message"], rank, trace)
 
 
-def _shortfall(evidence: Evidence) -> Outcome | None:
+def _shortfall(evidence: Evidence) -> PartOutcome | None:
     """Exit code 0 is no proof that the work was done."""
     if evidence.done < evidence.ranks:
         said = f"only {evidence.done} of {evidence.ranks} ranks said that their work is done"
@@ -248,19 +251,23 @@ def _shortfall(evidence: Evidence) -> Outcome | None:
     return _failed("NoResult", "rank 0 left a result that does not say how much of the work was done")
 
 
-def _success(evidence: Evidence) -> Outcome:
+def _success(evidence: Evidence) -> PartOutcome:
     if evidence.result is None:
-        return Outcome("succeeded")
-    return Outcome("succeeded", {name: value for name, value in evidence.result.items() if name != "completed"} or None)
+        return PartOutcome("succeeded")
+    return PartOutcome(
+        "succeeded", {name: value for name, value in evidence.result.items() if name != "completed"} or None
+    )
 
 
-def _failed(error: str, message: str, rank: int | None = None, traceback: str | None = None) -> Outcome:
-    return Outcome("failed", error=JobError(type=error, message=_cut(message), rank=rank, traceback_artifact=traceback))
+def _failed(error: str, message: str, rank: int | None = None, traceback: str | None = None) -> PartOutcome:
+    return PartOutcome(
+        "failed", error=JobError(type=error, message=_cut(message), rank=rank, traceback_artifact=traceback)
+    )
 
 
-def _lost(error: str, message: str) -> Outcome:
+def _lost(error: str, message: str) -> PartOutcome:
     """Return a loss that is not the job's fault: it uses none of its retries."""
-    return Outcome("lost", error=JobError(type=error, message=_cut(message)))
+    return PartOutcome("lost", error=JobError(type=error, message=_cut(message)))
 
 
 def _cut(message: str) -> str:

@@ -1,8 +1,8 @@
 """The supervisor: a process of its own per attempt and host, which outlives the worker that started it.
 
-``python -m workers.supervisor`` reads one :class:`workers.supervisor.orders.Order` from standard input. It starts its
-group's keeper and launcher before that, so one that waits for its order is a warm spare: everything slow to import is
-imported.
+``python -m workers.supervisor`` reads one :class:`workers.supervisor.orders.SupervisorOrder` from standard input. It
+starts its group's keeper and launcher before that, so one that waits for its order is a warm spare: everything slow to
+import is imported.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def main(program: Sequence[str] = RANK_PROGRAM) -> int:
         from service.jobs.text import log_to_stderr  # noqa: PLC0415
         from workers.supervisor.attempt import supervise  # noqa: PLC0415
         from workers.supervisor.claim import give_back  # noqa: PLC0415
-        from workers.supervisor.orders import Order  # noqa: PLC0415
+        from workers.supervisor.orders import SupervisorOrder  # noqa: PLC0415
 
         line = sys.stdin.readline()
         if not line:
             return 0
-        order = Order.from_line(line)
+        order = SupervisorOrder.from_line(line)
         log_to_stderr("info", f"%(asctime)s {order.ref} %(levelname)s %(message)s")
         registry = SupervisorRegistry(DataLayout(Path(order.data)).host(order.host))
         with contextlib.ExitStack() as stack:

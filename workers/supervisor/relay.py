@@ -16,8 +16,7 @@ from typing import Literal, cast
 
 from service.jobs.events import ErrorEvent, Event, MalformedEvent
 from workers import event_protocol
-from workers.event_protocol import STOP, lease_until
-from workers.line_splitter import Line, LineSplitter
+from workers.event_protocol import STOP, LineSplitter, TextLine, lease_until
 from workers.rank.stacks import REQUEST
 from workers.supervisor.admission import Admission
 from workers.supervisor.logs import LONGEST_LINE, GrowingFile, RankLog, printable
@@ -99,7 +98,7 @@ class Relay:
             rank.requests.close()
 
     def extend(self, until: float) -> None:
-        """Let the ranks live until then (:func:`workers.uptime.uptime`). Safe to call in any thread."""
+        """Let the ranks live until then (:func:`workers.linux.uptime`). Safe to call in any thread."""
         self._until = until
         for rank in list(self.ranks.values()):
             rank.ask(lease_until(until))
@@ -224,7 +223,7 @@ class Relay:
             for line in splitter.feed(chunk):
                 self._hear(line, rank)
 
-    def _hear(self, line: Line, rank: int) -> None:
+    def _hear(self, line: TextLine, rank: int) -> None:
         try:
             word = event_protocol.parse_last_word(line, rank)
         except MalformedEvent as error:
@@ -257,7 +256,7 @@ class Relay:
         for line in splitter.finish():
             self._print(log, line, rank, stream)
 
-    def _print(self, log: RankLog, line: Line, rank: int, stream: Literal["stdout", "stderr"]) -> None:
+    def _print(self, log: RankLog, line: TextLine, rank: int, stream: Literal["stdout", "stderr"]) -> None:
         for text in log.add(printable(line)):
             self.say(event_protocol.log_event(text, stream, rank))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from service.jobs import rendezvous
+from service.jobs import rendezvous_folder
 from service.jobs.records import Claim
 
 LOOPBACK = "127.0.0.1"
@@ -20,7 +20,7 @@ class Rendezvous:
     """Where the launchers and ranks of an attempt meet, and over which network interface of this host ranks talk."""
 
     folder: Path
-    """See :mod:`service.jobs.rendezvous`."""
+    """See :mod:`service.jobs.rendezvous_folder`."""
     address: str
     """Of the leading host."""
     interface: str
@@ -31,25 +31,25 @@ async def agree(claim: Claim, attempt: Path, scratch: Path, own_address: str, wi
     here alone, else in the shared folder ``attempt``.
 
     Followers wait for the leader to make it, then raise ``TimeoutError``. A folder that another user could have
-    written raises :class:`service.jobs.rendezvous.RendezvousError`; an address that this host does not have raises
+    written raises :class:`RendezvousError`; an address that this host does not have raises
     ``ValueError``.
     """
     if len(claim.shares) == 1:
-        return Rendezvous(rendezvous.make(scratch / "rendezvous"), LOOPBACK, interface_of(LOOPBACK))
+        return Rendezvous(rendezvous_folder.make(scratch / "rendezvous"), LOOPBACK, interface_of(LOOPBACK))
     folder = attempt / "rendezvous"
     interface = interface_of(own_address)
     if claim.shares[0].host == claim.ref.host:
-        rendezvous.make(folder)
+        rendezvous_folder.make(folder)
     else:
         async with asyncio.timeout(within_s):
             while not folder.exists():
                 await asyncio.sleep(0.05)
-        rendezvous.check(folder)
+        rendezvous_folder.check(folder)
     return Rendezvous(folder, claim.leader_address, interface)
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface of this host that has ``address``; ``ValueError`` lists all addresses when none has."""
+    """Return this host's network interface that has ``address``; ``ValueError`` lists all addresses when none has."""
     known = {
         entry.address.partition("%")[0]: name for name, entries in psutil.net_if_addrs().items() for entry in entries
     }

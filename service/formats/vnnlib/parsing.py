@@ -16,8 +16,17 @@ from math import prod
 
 from service.formats.vnnlib.boxes import Conditions, Ends
 from service.formats.vnnlib.query import Query, VnnlibError
-from service.formats.vnnlib.terms import MOST_BITS, Expression, LinearConstraint, number, total
-from service.formats.vnnlib.tokens import Token, Tree, first, trees
+from service.formats.vnnlib.terms import (
+    MOST_BITS,
+    Expression,
+    LinearConstraint,
+    Token,
+    Tree,
+    first,
+    number,
+    total,
+    trees,
+)
 
 _VARIABLE = re.compile(r"([XY])_(\d{1,9})", re.ASCII)
 MOST_CASES = 100_000

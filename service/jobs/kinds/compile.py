@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from service.jobs.checks.dependencies import check_archive, resolve
 from service.jobs.checks.fit import check_data
-from service.jobs.checks.mesh import check_mesh
-from service.jobs.checks.pipeline import check_pipeline
+from service.jobs.checks.parallel import check_mesh, check_pipeline
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem
 from service.jobs.spec.compile import CompileSpec

@@ -9,14 +9,14 @@ from pydantic import Field, TypeAdapter
 
 from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins.catalogue import Catalogue
-from service.jobs.records import Record
+from service.jobs.records import FrozenModel
 from service.jobs.spec.data import SOURCES
 from service.jobs.spec.families import FAMILIES
 from service.jobs.spec.objective import OBJECTIVES
 from service.jobs.spec.program import PROGRAMS
 
 
-class KindEntry(Record):
+class KindEntry(FrozenModel):
     """A kind of job, and the installed distribution that provides it; ``/kinds/{kind}/schema`` has its JSON Schema."""
 
     kind: str
@@ -25,7 +25,7 @@ class KindEntry(Record):
     version: str
 
 
-class Choice(Record):
+class Choice(FrozenModel):
     """Something that a spec can name, and the installed distribution that provides it."""
 
     name: str
@@ -35,7 +35,7 @@ class Choice(Record):
     schema_: dict[str, Any] = Field(alias="schema", description="JSON Schema of its configuration")
 
 
-class BrokenChoice(Record):
+class BrokenChoice(FrozenModel):
     """An installed entry point that cannot be used, and why."""
 
     group: str
@@ -45,7 +45,7 @@ class BrokenChoice(Record):
     reason: str
 
 
-class Kinds(Record):
+class Kinds(FrozenModel):
     items: tuple[KindEntry, ...]
     families: tuple[Choice, ...]
     sources: tuple[Choice, ...]

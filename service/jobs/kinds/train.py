@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from service.jobs.checks.batch import check_batch
 from service.jobs.checks.dependencies import check_archive, resolve
 from service.jobs.checks.fit import check_data, check_export
 from service.jobs.checks.fleet import check_float8
 from service.jobs.checks.gate import check_gate
-from service.jobs.checks.mesh import check_mesh
-from service.jobs.checks.pipeline import check_pipeline
+from service.jobs.checks.parallel import check_mesh, check_pipeline
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem
 from service.jobs.spec.train import TrainSpec
@@ -26,9 +24,31 @@ def check(spec: TrainSpec, context: CheckContext) -> Iterator[Problem]:
         yield from check_export(spec.export, config)
         yield from check_data(spec.data, "data", spec.model, config)
     yield from (Problem(*reason) for reason in spec.objective.check(spec, spec.data.gives))
-    yield from check_batch(spec)
+    yield from _check_batch(spec)
     yield from check_pipeline(spec, spec.micro_batches)
     yield from check_float8(spec, context)
 
 
 TRAIN = JobKind(TrainSpec, "service.training.job:run", check, page="api.dashboard:static/kinds/train.js")
+
+
+def _check_batch(spec: TrainSpec) -> Iterator[Problem]:
+    """Yield why a global batch is not ``dp × micro-batches × micro`` in whole numbers."""
+    dp, batch, micro = spec.parallel.dp, spec.batch.global_, spec.batch.micro
+    if batch % dp:
+        replicas = f"dp_replicate={spec.parallel.dp_replicate} × dp_shard={spec.parallel.dp_shard} = {dp}"
+        yield Problem("batch.global", f"{batch} samples do not divide by {replicas}", batch, f"a multiple of {dp}")
+        return
+    share = batch // dp
+    arithmetic = f"global={batch} / dp={dp} = {share} samples per data-parallel rank"
+    asked = spec.pipeline.micro_batches if spec.parallel.pp > 1 else None
+    if micro is not None and share % micro:
+        message = f"{arithmetic} do not divide by micro={micro}"
+        yield Problem("batch.micro", message, micro, f"a divisor of {share}")
+    elif micro is not None and asked is not None and micro * asked != share:
+        message = f"{arithmetic}, but micro={micro} × micro_batches={asked} = {micro * asked}"
+        yield Problem("pipeline.micro_batches", message, asked, f"{share // micro}, or absent")
+    elif share % spec.micro_batches:
+        message = f"{arithmetic} do not divide by {spec.micro_batches} micro-batches"
+        expected = f"a multiple of {dp * spec.micro_batches}, or another pipeline.micro_batches"
+        yield Problem("batch.global", message, batch, expected)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from service.jobs.checks.dependencies import check_archive, resolve
 from service.jobs.checks.fit import check_property
-from service.jobs.checks.mesh import check_mesh
+from service.jobs.checks.parallel import check_mesh
 from service.jobs.checks.queries import check_queries
 from service.jobs.plugins import CheckContext, JobKind
 from service.jobs.records import Problem

@@ -27,10 +27,17 @@ A package is the operator's choice: it runs with all rights of the service. One 
 fails, a name that is taken, a wrong type) is logged and listed as unavailable, and stops nothing else.
 """
 
-from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig, ProgramConfig, Reason
-from service.jobs.plugins.context import CheckContext
-from service.jobs.plugins.declarations import DataSource, JobKind, ModelFamily, ObjectiveKind, ProgramKind
-from service.jobs.plugins.samples import Features, Samples, Tokens
+from service.jobs.plugins.configs import (
+    DataConfig,
+    Features,
+    ModelConfig,
+    ObjectiveConfig,
+    ProgramConfig,
+    Reason,
+    Samples,
+    Tokens,
+)
+from service.jobs.plugins.declarations import CheckContext, DataSource, JobKind, ModelFamily, ObjectiveKind, ProgramKind
 from service.jobs.records import Problem
 from service.jobs.spec.base import CommonSpec, Dependency, FileId, ParallelSpec, Strict, disagreement
 

@@ -1,13 +1,45 @@
-"""What the configurations of families, sources and objectives answer without torch."""
+"""What the configurations of families, sources, objectives and programs answer without torch.
+
+What data gives and what a model reads are numbers that must fit each other: :data:`Samples`.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from service.jobs.plugins.samples import Samples
 from service.jobs.spec.base import ParallelSpec, Strict
+
+
+@dataclass(frozen=True)
+class Features:
+    """Vectors with one class label each; ``limits`` are the least and the largest number in them, where known.
+
+    ``features_field`` and ``classes_field`` name the fields of a configuration that hold the numbers; ``None``: the
+    number comes from several fields.
+    """
+
+    features: int
+    classes: int
+    limits: tuple[float, float] | None = None
+    features_field: str | None = None
+    classes_field: str | None = None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Sequences of token ids below ``vocabulary``; ``sequence`` is their length, or the longest that a model reads."""
+
+    vocabulary: int
+    sequence: int
+    vocabulary_field: str | None = None
+    sequence_field: str | None = None
+
+
+Samples = Features | Tokens
+
 
 if TYPE_CHECKING:
     from service.jobs.spec.compile import CompileSpec

@@ -7,7 +7,7 @@ The dotted functions are typed where torch may be imported: ``service.models.reg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -18,9 +18,26 @@ from pydantic import Field
 from typing_extensions import TypeAliasType
 
 from service.jobs.plugins.configs import DataConfig, ModelConfig, ObjectiveConfig, ProgramConfig
-from service.jobs.plugins.context import CheckContext
-from service.jobs.records import Problem
+from service.jobs.records import Job, Problem
 from service.jobs.spec.base import CommonSpec
+
+
+@dataclass(frozen=True)
+class CheckContext:
+    """What is known beside a spec when it is submitted. By default: no host, no other job, and every file unread."""
+
+    fleet_capacity: Mapping[str, int] | None = None
+    """Devices of the known hosts by pool (``cuda``, ``cpu``); ``None`` where no host is known."""
+    lookup: Callable[[str], Job | None] = lambda _: None
+    """Returns another job by its id."""
+    has_file: Callable[[str], bool] = lambda _: True
+    """Whether a file was uploaded, by its id."""
+    uploaded: Callable[[str], ModelConfig | None] = lambda _: None
+    """Returns the model's configuration in an uploaded archive, by its id; ``None`` where nothing is known of it.
+    Raises ``ValueError`` where the archive holds none that a rank could take.
+    """
+    path_of: Callable[[str], Path | None] = lambda _: None
+    """Returns where the content of an uploaded file is, by its id; ``None`` where it is not known."""
 
 
 def one_of(forms: tuple[Any, ...]) -> Any:

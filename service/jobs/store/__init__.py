@@ -18,8 +18,7 @@ from service.jobs.store.hosts import HostOrders, HostReport, HostStore
 from service.jobs.store.jobs import JobFilter, Jobs
 from service.jobs.store.keys import ApiKeys, Credential
 from service.jobs.store.limits import StoreLimits
-from service.jobs.store.sessions import Sessions
-from service.jobs.store.signins import SignIns
+from service.jobs.store.sessions import Sessions, SignIns
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,17 @@ from pydantic import ValidationError
 
 from service.jobs.events import EVENT_TYPES, ArtifactEvent, Event, ProgressEvent
 from service.jobs.kinds.registry import spec_adapter
-from service.jobs.records import Artifact, AttemptRef, Claim, Directive, Job, JobError, Outcome, Progress, UnknownSpec
+from service.jobs.records import (
+    Artifact,
+    AttemptRef,
+    Claim,
+    Directive,
+    Job,
+    JobError,
+    PartOutcome,
+    Progress,
+    UnknownSpec,
+)
 from service.jobs.spec.base import CommonSpec
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import checked_name
@@ -121,7 +131,7 @@ class Attempts:
             event=orjson.dumps(event).decode(),
         )
 
-    def finish(self, ref: AttemptRef, outcome: Outcome) -> Job:
+    def finish(self, ref: AttemptRef, outcome: PartOutcome) -> Job:
         """End a part and free its devices. The last part ends the attempt: the first fault among the parts decides.
 
         Faults requeue the job while retries are left, a loss without using one as long as its own allowance lasts, an
@@ -169,7 +179,7 @@ def _progress(event: ProgressEvent) -> str:
     return orjson.dumps({name: event.get(name) for name in Progress.model_fields}).decode()
 
 
-def _error(ref: AttemptRef, outcome: Outcome) -> JobError:
+def _error(ref: AttemptRef, outcome: PartOutcome) -> JobError:
     if outcome.error is not None:
         return outcome.error
     said = {

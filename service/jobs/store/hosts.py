@@ -27,7 +27,7 @@ class HostReport:
     versions: dict[str, str] = field(default_factory=dict)
     live: tuple[str, ...] = ()
     isolation: tuple[str, ...] = ()
-    """What keeps ranks from the host and from other jobs: parts of :data:`service.jobs.isolation.PARTS`."""
+    """What keeps ranks from the host and from other jobs: parts of :data:`service.jobs.records.ISOLATION_PARTS`."""
 
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:

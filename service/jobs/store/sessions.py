@@ -8,6 +8,7 @@ along; neither admits anybody alone. Only digests are kept, for as long as the s
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from service.jobs.records import ApiKey
 from service.jobs.store import stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keys import ApiKeys, Credential
-from service.jobs.store.keyspace import SESSION, SESSION_TICKET
+from service.jobs.store.keyspace import SESSION, SESSION_TICKET, SIGN_INS
 
 TICKET_S = 300
 """How long a ticket admits to its path, for a download or an event stream that is opened again."""
@@ -82,3 +83,25 @@ def _digest(secret: str) -> str:
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+ALLOWED = 10
+WINDOW_S = 60.0
+
+
+@dataclass(frozen=True)
+class SignIns:
+    """An address may be refused :data:`ALLOWED` times in :data:`WINDOW_S` seconds; then it has to wait."""
+
+    client: BrokerClient
+
+    def wait_s(self, address: str) -> int:
+        """Return whole seconds until this address may try again; 0 when it may now."""
+        count, left = self.client.call("GET", SIGN_INS(address)), self.client.call("PTTL", SIGN_INS(address))
+        if int(count or 0) < ALLOWED:
+            return 0
+        return max(math.ceil(int(left) / 1000), 1)
+
+    def refused(self, address: str) -> None:
+        """Count a try with a wrong key."""
+        stubs.refused_sign_in(self.client, address, round(WINDOW_S * 1000))

@@ -1,14 +1,24 @@
-"""The check of a whole spec."""
+"""The check of a whole spec: what its kind asks, and what holds for any kind."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from service.jobs.checks.dependencies import check_dependencies
 from service.jobs.checks.files import check_files
 from service.jobs.checks.fleet import check_fleet
-from service.jobs.checks.names import check_names
 from service.jobs.kinds.registry import KINDS
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Problem
+from service.jobs.text import first_control
+
+
+def check_names(spec: CommonSpec) -> Iterator[Problem]:
+    """Yield the control characters of names and labels. Only at submission: jobs that exist keep theirs and run."""
+    labels = ((f"labels.{key}", value) for key, value in spec.labels.items())
+    for path, text in (("name", spec.name), *labels):
+        if (found := first_control(text)) is not None:
+            yield Problem(path, f"it holds the control character {found}", text, "text of one line")
 
 
 def check(spec: CommonSpec, context: CheckContext) -> list[Problem]:

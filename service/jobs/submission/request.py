@@ -16,7 +16,7 @@ from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.plan import Plan, plan
 from service.jobs.plugins import CheckContext, CommonSpec, ModelConfig
-from service.jobs.records import Job, Problem, Record
+from service.jobs.records import FrozenModel, Job, Problem
 from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.check import check
 
@@ -27,14 +27,14 @@ Opening = Callable[[str], None]
 _plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)
 
 
-class CheckLimits(Record):
+class CheckLimits(FrozenModel):
     """What one request may use: bytes of memory and seconds of processor time."""
 
     memory_bytes: int
     processor_s: int
 
 
-class CheckRequest(Record):
+class CheckRequest(FrozenModel):
     """Whether a job could run: its spec as JSON, and all that the check asks for besides, which is the fleet, the jobs
     that the spec names, and the folder of uploaded files."""
 
@@ -80,7 +80,7 @@ class CheckRequest(Record):
         return json.dumps([asdict(problem) for problem in self.problems(opening)], default=str).encode()
 
 
-class PlanRequest(Record):
+class PlanRequest(FrozenModel):
     """How the pipeline of a training job, whose spec is given as JSON, would run."""
 
     asks: Literal["plan"] = "plan"

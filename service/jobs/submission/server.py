@@ -17,7 +17,7 @@ import socket
 import sys
 from dataclasses import dataclass, field
 
-from service.jobs.records import Record
+from service.jobs.records import FrozenModel
 from service.jobs.submission.confined import answer
 from service.jobs.submission.request import CheckLimits
 
@@ -26,14 +26,14 @@ _NO_NEW_PRIVILEGES = 38
 """``PR_SET_NO_NEW_PRIVS`` of Linux's prctl."""
 
 
-class CheckOrder(Record):
+class CheckOrder(FrozenModel):
     """Begin the check ``number`` within ``limits``, or end it where there are none."""
 
     number: int
     limits: CheckLimits | None
 
 
-class Ending(Record):
+class Ending(FrozenModel):
     """How a check's process ended: its exit code, negative for a signal's number, and what it had used."""
 
     number: int
