@@ -59,7 +59,8 @@ class Locator:
                 yield from (name for name, _ in _fields(schema))
 
     def _step(self, place: ErrorPlace, schemas: list[Schema], element: str | int) -> tuple[ErrorPlace, list[Schema]]:
-        """Go one element further. ``schemas`` are the candidates here: several below an untagged union, none if lost.
+        """Go one element further. ``schemas`` are the candidates here: several below an untagged union, none if
+        lost.
         """
         candidates = [self._unwrap(schema) for schema in schemas]
         if not candidates:

@@ -71,7 +71,8 @@ def respond(
     errors: Sequence[FieldError] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return a problem as a response: at most :data:`MOST_ERRORS` fields, and no text longer than a reader would read.
+    """Return a problem as a response: at most :data:`MOST_ERRORS` fields, and no text longer than a reader would
+    read.
     """
     title = HTTPStatus(status).phrase
     errors = None if errors is None else _bounded(errors)
@@ -254,7 +255,8 @@ def _words(error: Mapping[str, Any], place: ErrorPlace, context: Mapping[str, An
 
 
 def _misspelt(given: Mapping[str, Any], place: ErrorPlace) -> str:
-    """Return a hint at the field that was probably meant, where no member of the union at ``place`` has the given one.
+    """Return a hint at the field that was probably meant, where no member of the union at ``place`` has the given
+    one.
     """
     hints = (_hint(str(name), place.fields) for name in given if name not in place.fields)
     return next(filter(None, hints), "")

@@ -146,7 +146,8 @@ def respond(
     everything: bool = False,
     single: bool = False,
 ) -> StreamingResponse:
-    """Return an open stream over the jobs of ``states`` (plus those to come, with ``everything``). 429 when too many.
+    """Return an open stream over the jobs of ``states`` (plus those to come, with ``everything``). 429 when too
+    many.
     """
     try:
         hub.check_room(caller.credential)

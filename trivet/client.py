@@ -7,14 +7,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import quote
 
 import httpx2
 from pydantic import TypeAdapter
 
-from service.jobs.kinds.listing import Kinds
-from service.jobs.plan import Plan
 from service.jobs.records import ApiKey, Artifact, Host, Job, JobPage, Scope, StoredFile
 from service.jobs.spec.base import CommonSpec
 from service.jobs.states import TERMINAL, JobState
@@ -22,10 +20,13 @@ from trivet.connection import CONNECT_S, TIMEOUT_S, Connection
 from trivet.errors import Unreachable
 from trivet.follow import follow
 
+if TYPE_CHECKING:
+    from service.jobs.kinds.listing import Kinds
+    from service.jobs.plan import Plan
+
 _LONGEST_WAIT_S = 20.0
 _CHECKING = httpx2.Timeout(TIMEOUT_S, connect=CONNECT_S, read=900.0)
 """The service reads a job's files before it answers, within limits of its own."""
-_plan_adapter = TypeAdapter(Plan)
 
 
 class Client:
@@ -168,7 +169,9 @@ class Client:
 
     def schedule(self, job_id: str) -> Plan:
         """Return what a training job's pipeline is going to do in a step."""
-        return _plan_adapter.validate_python(self._connection.json("GET", f"{_job(job_id)}/schedule"))
+        from service.jobs.plan import Plan  # noqa: PLC0415 - brings every spec, which most calls do not need
+
+        return TypeAdapter(Plan).validate_python(self._connection.json("GET", f"{_job(job_id)}/schedule"))
 
     def timeline(self, job_id: str, *, step: int | None = None) -> dict[str, Any]:
         """Return what each rank did in a step (the newest when absent): ``steps`` that were measured, ``step``,
@@ -212,6 +215,8 @@ class Client:
 
     def kinds(self) -> Kinds:
         """List the kinds of jobs, and the families, sources, objectives and programs that they can name."""
+        from service.jobs.kinds.listing import Kinds  # noqa: PLC0415 - as above
+
         return Kinds.model_validate(self._connection.json("GET", "/v1/kinds"))
 
     def schema(self, kind: str) -> dict[str, Any]:

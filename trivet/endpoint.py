@@ -122,7 +122,8 @@ def _of_data_folder(data: DataLayout, secret: ChosenSetting | None) -> Endpoint:
 
 
 def _known_here(data: DataLayout, address: ChosenSetting, ca_cert: Path | None) -> Endpoint:
-    """Return the endpoint of an address without a key: where it is that of the data folder's own service, its socket.
+    """Return the endpoint of an address without a key: where it is that of the data folder's own service, its
+    socket.
     """
     recorded = read_private(data.api_address)
     if recorded is not None and same_service(recorded, address.value):

@@ -55,7 +55,8 @@ def _watch(service: LocalService, console: Terminal) -> int:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGHUP into ``KeyboardInterrupt``, once: what ends things in order is not interrupted.
+    """Turn SIGINT, SIGTERM and SIGHUP into ``KeyboardInterrupt``, once: what ends things in order is not
+    interrupted.
     """
     interrupted = False
 

@@ -39,7 +39,8 @@ def cpu_slots(setting: int | None) -> int:
 
 
 def usable_cores() -> int:
-    """Count the cores that the scheduler lets this process use (container and affinity limits included where it knows).
+    """Count the cores that the scheduler lets this process use (container and affinity limits included where it
+    knows).
     """
     return len(os.sched_getaffinity(0))
 

@@ -42,7 +42,8 @@ def list_artifacts(job_id: str, key: Reader, store: StoreDep) -> Artifacts:
 
 @router.get("/jobs/{job_id}/artifacts/{name:path}", response_class=FileResponse, responses=BYTES)
 def get_artifact(job_id: str, name: str, request: Request, key: Reader, store: StoreDep) -> Response:
-    """Return the bytes of one artifact; ranges and conditional requests are honoured. A folder comes as a tar archive.
+    """Return the bytes of one artifact; ranges and conditional requests are honoured. A folder comes as a tar
+    archive.
     """
     artifact, path = store.artifacts.get(job_id, name)
     if artifact.media_type == FOLDER:

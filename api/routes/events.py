@@ -54,7 +54,8 @@ async def job_events(
     types: Types = None,
     limit: Limit = 500,
 ) -> Any:
-    """Return a page of events; with ``Accept: text/event-stream``, history and then live events until the job is over.
+    """Return a page of events; with ``Accept: text/event-stream``, history and then live events until the job is
+    over.
     """
     wanted = event_types(types)
     job = await run_in_threadpool(store.jobs.get, job_id)

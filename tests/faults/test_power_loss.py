@@ -48,8 +48,8 @@ class Machine:
             patch.setenv("SYNCED_LOG", str(self.log))
             self.broker = EmbeddedBroker.start(self.folder, fsync=self.fsync)
 
-    def lose_power(self) -> int:
-        """Bytes of the append-only file that were lost."""
+    def lose_power(self) -> None:
+        """Kill the server, and with it what it had not written yet; cut the file to what was synced."""
         assert self.broker is not None
         self.broker.process.kill()
         self.broker.process.wait()
@@ -57,9 +57,7 @@ class Machine:
         self.broker = None
         synced = dict(reversed(line.split(" ", 1)) for line in self.log.read_text().splitlines())
         (increments,) = self.folder.glob("appendonlydir/*.incr.aof")
-        size, kept = increments.stat().st_size, int(synced.get(str(increments.resolve()), 0))
-        os.truncate(increments, kept)
-        return size - kept
+        os.truncate(increments, int(synced.get(str(increments.resolve()), 0)))
 
     def store(self) -> Store:
         assert self.broker is not None
@@ -108,12 +106,11 @@ def test_under_everysec_an_accepted_job_can_be_lost(machine: Machine) -> None:
     """As the setting says; and so the test above can fail."""
     for _ in range(20):
         job, _ = machine.store().jobs.submit(SPEC, "ada")
-        lost = machine.lose_power()
+        machine.lose_power()
         machine.power_on()
         try:
             machine.store().jobs.get(job.id)
         except NotFound:
-            assert lost > 0
             return
     pytest.fail("twenty times the disk had the job before the power went")
 

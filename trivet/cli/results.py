@@ -145,7 +145,8 @@ def rung_title(rung: str) -> str:
 
 
 def _ladder(rungs: list[dict[str, Any]]) -> Table:
-    """Return a row per rung of each phase. What was not measured is empty; what was not found anywhere has no column.
+    """Return a row per rung of each phase. What was not measured is empty; what was not found anywhere has no
+    column.
     """
     found = [name for name in ("graph_breaks", "recompiles") if any(rung.get(name) for rung in rungs)]
     rows = table(

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from service.jobs.checks.parallel import check_pipeline
-from service.jobs.kinds.registry import spec_adapter
-from service.jobs.plan import Plan, PlannedCell, PlannedRank, plan
-from service.jobs.spec.train import TrainSpec
 from trivet.cli import specs
 from trivet.cli.context import JsonFlag, client, fails_well, out, print_json, refuse
+
+if TYPE_CHECKING:
+    from service.jobs.plan import Plan, PlannedCell, PlannedRank
 
 _LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
 _STYLES = {"forward": "blue", "backward": "yellow", "backward_input": "red", "backward_weight": "magenta"}
@@ -97,6 +96,12 @@ def _is_spec(source: str) -> bool:
 
 
 def _of_spec(source: str, changes: Sequence[str]) -> Plan:
+    # These bring every spec, which other commands do not need.
+    from service.jobs.checks.parallel import check_pipeline  # noqa: PLC0415
+    from service.jobs.kinds.registry import spec_adapter  # noqa: PLC0415
+    from service.jobs.plan import plan  # noqa: PLC0415
+    from service.jobs.spec.train import TrainSpec  # noqa: PLC0415
+
     spec = spec_adapter.validate_python(specs.load(source, changes))
     found: Plan | None = None
     if isinstance(spec, TrainSpec):

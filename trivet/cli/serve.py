@@ -11,7 +11,6 @@ import typer
 
 from service.jobs.settings import Settings
 from trivet.cli.context import fails_well, out
-from trivet.local import SAFE_PATH
 
 
 def register(app: typer.Typer) -> None:
@@ -53,5 +52,7 @@ def worker() -> None:
 
 def _become(module: str, options: list[str]) -> NoReturn:
     """Replace this process, so that signals reach the part itself."""
+    from trivet.local import SAFE_PATH  # noqa: PLC0415
+
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", module, *options], {**os.environ, **SAFE_PATH})  # noqa: S606

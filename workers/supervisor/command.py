@@ -115,7 +115,8 @@ def _network(claim: Claim, meeting: Rendezvous, environment: Mapping[str, str]) 
 
 
 def visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for granted indices, which count within what this host's worker itself may see.
+    """Return ``CUDA_VISIBLE_DEVICES`` for granted indices, which count within what this host's worker itself may
+    see.
     """
     outer = environment.get("CUDA_VISIBLE_DEVICES")
     names = None if outer is None else [name.strip() for name in outer.split(",")]

@@ -198,7 +198,8 @@ def _says_that_a_peer_is_gone(error: ErrorEvent) -> bool:
 
 
 def _never_there(evidence: Evidence) -> Death | None:
-    """Return a rank that only torchrun saw fail: it ended before it reached its supervisor, or after its work was done.
+    """Return a rank that only torchrun saw fail: it ended before it reached its supervisor, or after its work was
+    done.
     """
     failed = sorted(evidence.exit_codes) if evidence.cause == "exited" else []
     telling = [rank for rank in failed if evidence.exit_codes[rank] not in (-signal.SIGABRT, -signal.SIGTERM)]

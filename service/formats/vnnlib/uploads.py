@@ -24,7 +24,8 @@ class Source:
 
 
 def sources(path: Path) -> list[Source]:
-    """Return all queries of an uploaded file; those of an archive by name. Raises :class:`VnnlibError` or ``OSError``.
+    """Return all queries of an uploaded file; those of an archive by name. Raises :class:`VnnlibError` or
+    ``OSError``.
     """
     if is_archive(path):
         try:

@@ -57,7 +57,8 @@ MOST_RANKS = 65_536
 
 
 def disagreement(field: str, message: str, got: Any, expected: str) -> PydanticCustomError:
-    """Return the error of a validator of a whole fragment: the field to change first, where it does not go with others.
+    """Return the error of a validator of a whole fragment: the field to change first, where it does not go with
+    others.
     """
     return PydanticCustomError(
         DISAGREEMENT, "{field}: {message}; expected {expected}",

@@ -24,7 +24,8 @@ _TRIES = 3
 
 
 def checked_name(name: str) -> str:
-    """Return the name if it is a plain relative path such as ``plots/loss.png``; raise :class:`ValueError` otherwise.
+    """Return the name if it is a plain relative path such as ``plots/loss.png``; raise :class:`ValueError`
+    otherwise.
     """
     parts = name.split("/")
     plain = all(part not in ("", ".", "..") for part in parts) and name.isprintable() and "\\" not in name

@@ -87,7 +87,8 @@ def _check_stub(name: str, arguments: list[tuple[str, str]], stub: Callable[...,
 
 
 def assemble(source: str, arguments: list[tuple[str, str]]) -> str:
-    """Return the whole text of a script: key names and allowed moves, its arguments, the library files it uses, itself.
+    """Return the whole text of a script: key names and allowed moves, its arguments, the library files it uses,
+    itself.
     """
     libraries = [(_LUA / "lib" / f"{name}.lua").read_text() for name in _header_lines(source, "USES").split()]
     return "\n".join([_constants(), *_locals(arguments), *libraries, source])

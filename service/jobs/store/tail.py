@@ -78,7 +78,8 @@ class StreamTail:
         }
 
     async def first_after_gap(self, job_id: str, after: str) -> str | None:
-        """Return the first id that is left, if the cap has removed events that may lie after ``after``; else ``None``.
+        """Return the first id that is left, if the cap has removed events that may lie after ``after``; else
+        ``None``.
         """
         try:
             with translated():
