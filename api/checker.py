@@ -36,15 +36,25 @@ from service.jobs.submission.server import LARGEST_MESSAGE, CheckOrder, Ending
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
-MOST_WAITING, MOST_WAITING_PER_OWNER = 256, 64
-CLOCK = 10.0
-"""A check may take this many times its processor time by the clock, as other work takes turns with it."""
-_LONGEST_LINE = 2**24
-_STOP_S = 5.0
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ENVIRONMENT_PREFIX = "PYTHON"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Each thread of a library would take address space, which is limited."""
+
+
+@dataclass(frozen=True)
+class CheckerSettings:
+    """How many checks wait, and for how long."""
+
+    most_waiting: int = 256
+    """Requests that wait for their turn; more are refused."""
+    most_waiting_per_owner: int = 64
+    clock_ratio: float = 10.0
+    """A check may take this many times its processor time by the clock, as other work takes turns with it."""
+    longest_line: int = 2**24
+    """Bytes of an answer."""
+    stop_s: float = 5.0
+    """Seconds that the fork server gets to end."""
 
 
 class CheckUnavailable(Exception):  # noqa: N818
@@ -97,11 +107,11 @@ class _CheckServer:
             if not waiting.done():
                 waiting.set_exception(CheckUnavailable("the check server ended"))
 
-    def stop(self) -> None:
-        """End the server, and with it its checks. Blocks until it is gone."""
+    def stop(self, within_s: float) -> None:
+        """End the server, and with it its checks; kill it after ``within_s`` seconds. Blocks until it is gone."""
         self.control.close()
         try:
-            self.process.wait(_STOP_S)
+            self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -110,7 +120,8 @@ class _CheckServer:
 class Checker:
     """Checks requests one at a time per owner. Lives in one event loop, from :meth:`start` to :meth:`stop`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tuning: CheckerSettings) -> None:
+        self._settings = tuning
         self._limits = CheckLimits(
             memory_bytes=round(settings.check_memory_gib * 2**30),
             processor_s=settings.check_seconds,
@@ -131,7 +142,7 @@ class Checker:
             server, self._server = self._server, None
             if server.listening is not None:
                 server.listening.cancel()
-            await asyncio.to_thread(server.stop)
+            await asyncio.to_thread(server.stop, self._settings.stop_s)
 
     async def problems(self, request: CheckRequest, owner: str) -> list[Problem]:
         """Return every reason to refuse the job, up to a number of them. Raises as :meth:`answer` does."""
@@ -148,7 +159,8 @@ class Checker:
 
     @contextlib.asynccontextmanager
     async def _turn(self, owner: str) -> AsyncIterator[None]:
-        if self._waiting.total() >= MOST_WAITING or self._waiting[owner] >= MOST_WAITING_PER_OWNER:
+        most, most_per_owner = self._settings.most_waiting, self._settings.most_waiting_per_owner
+        if self._waiting.total() >= most or self._waiting[owner] >= most_per_owner:
             detail = f"{self._waiting[owner]} submissions of '{owner}' already wait to be checked; try again"
             raise ProblemError(429, detail, headers={"Retry-After": "2"})
         self._waiting[owner] += 1
@@ -171,12 +183,12 @@ class Checker:
         ours, theirs = socket.socketpair()
         with theirs:
             server.order(CheckOrder(number=number, limits=self._limits), theirs)
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_LONGEST_LINE)
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=self._settings.longest_line)
         said: dict[str, bytes] = {}
         ending: Ending | None = None
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.processor_s * CLOCK):
+                async with asyncio.timeout(self._limits.processor_s * self._settings.clock_ratio):
                     await _exchange(reader, writer, request.model_dump_json().encode(), said)
                     ending = await asyncio.shield(ended)
         finally:
@@ -189,7 +201,9 @@ class Checker:
             return said["answer"]
         if "failed" in said:
             raise RuntimeError(f"the check failed:\n{json.loads(said['failed'])}")
-        raise Rejected([_over_limit(request, said.get("opening", b"").decode(), ending, self._limits)])
+        raise Rejected(
+            [_over_limit(request, said.get("opening", b"").decode(), ending, self._limits, self._settings.clock_ratio)]
+        )
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
@@ -225,11 +239,13 @@ async def _exchange(
             said[word.decode()] = content
 
 
-def _over_limit(request: AnyRequest, file_id: str, ending: Ending | None, limits: CheckLimits) -> Problem:
+def _over_limit(
+    request: AnyRequest, file_id: str, ending: Ending | None, limits: CheckLimits, clock_ratio: float
+) -> Problem:
     """Return the refusal of what takes more than the limits; ``ending`` is ``None`` where the clock ended it."""
     memory, processor = f"{limits.memory_bytes / 2**30:g} GiB of memory", f"{limits.processor_s} s of processor time"
     if ending is None:
-        reason = f"takes more than {limits.processor_s * CLOCK:g} s ({CLOCK:g} times TRIVET_CHECK_SECONDS)"
+        reason = f"takes more than {limits.processor_s * clock_ratio:g} s ({clock_ratio:g} times TRIVET_CHECK_SECONDS)"
     elif ending.code == -signal.SIGXCPU:
         reason = f"takes more than {processor} (TRIVET_CHECK_SECONDS)"
     elif ending.code == OUT_OF_MEMORY:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Security
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 
 from api import errors
-from api.checker import Checker
+from api.checker import Checker, CheckerSettings
 from api.context import Context, attach, context_of
 from api.middleware import Hardening, HostNames, known_names
 from api.openapi import document
@@ -35,7 +35,7 @@ from api.routes import (
     timeline,
 )
 from api.security import authenticated, session_cookie
-from api.stream import Hub
+from api.stream import Hub, HubSettings
 from service.jobs.settings import Settings
 from service.jobs.store import Store, StoreLimits
 from service.jobs.store.tail import StreamTail
@@ -60,10 +60,9 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     hub = Hub(
         StreamTail.connect(settings.broker_url),
         connected.keys.ended,
-        max_streams=settings.max_streams,
-        max_streams_per_key=settings.max_streams_per_key,
+        HubSettings(max_streams=settings.max_streams, max_streams_per_key=settings.max_streams_per_key),
     )
-    attach(app, Context(settings, connected, hub, Checker(settings)))
+    attach(app, Context(settings, connected, hub, Checker(settings, CheckerSettings())))
     errors.install(app)
     app.include_router(_v1(settings))
     app.include_router(health.router)

@@ -20,7 +20,6 @@ from service.jobs.states import TERMINAL, JobState
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.store.tail import BEGINNING
 
-PING_S = 15.0
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
@@ -82,7 +81,7 @@ class EventStream:
         try:
             return await self.hub.catch_up(self.subscription)
         except StoreUnavailable:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(self.hub.settings.retry_s)
             return []
 
     async def _gaps(self) -> list[bytes]:
@@ -96,7 +95,7 @@ class EventStream:
 
     async def _woken(self) -> bool:
         try:
-            await asyncio.wait_for(self.subscription.wake.wait(), PING_S)
+            await asyncio.wait_for(self.subscription.wake.wait(), self.hub.settings.ping_s)
         except TimeoutError:
             return False
         return True

@@ -20,16 +20,30 @@ from service.jobs.store.tail import StreamTail, parse_id
 
 log = logging.getLogger(__name__)
 
-PAGE = 512
-"""Events per job in one read."""
-QUEUE_FRAMES = 4096
-BLOCK_MS = 100
-"""Also the longest time until a newly watched stream is part of the read."""
-DISCOVER_S = 0.5
-REVOKE_S = 0.5
-"""How often it is asked whether open streams are still admitted."""
-RETRY_S = 0.5
-RECENT_JOBS = 256
+
+@dataclass(frozen=True)
+class HubSettings:
+    """How event streams are served."""
+
+    max_streams: int = 1000
+    """Streams open at once, per process: an operator's setting, as is the next."""
+    max_streams_per_key: int = 100
+    page: int = 512
+    """Events per job in one read."""
+    queue_frames: int = 4096
+    """Events that wait for a slow client; with more it catches up by reads of its own."""
+    block_ms: int = 100
+    """Longest time of a read without events; also that until a newly watched stream is part of one."""
+    discover_s: float = 0.5
+    """How often streams over all jobs learn of new ones."""
+    revoke_s: float = 0.5
+    """How often it is asked whether open streams are still admitted."""
+    retry_s: float = 0.5
+    """Pause while the broker is away."""
+    recent_jobs: int = 256
+    """Jobs that a stream over all of them watches, besides the active ones."""
+    ping_s: float = 15.0
+    """Silence after which a client is told that the stream lives."""
 
 
 @dataclass(eq=False)
@@ -39,6 +53,8 @@ class Subscription:
     credential: Credential
     cursor: Cursor
     jobs: set[str]
+    most_frames: int
+    """Frames that may be queued."""
     everything: bool = False
     """Jobs that appear later are watched too."""
     joined: bool = False
@@ -51,7 +67,7 @@ class Subscription:
     def offer(self, found: Sequence[FrameBatch]) -> bool:
         """Queue what the hub read; ``False`` when there is no room."""
         size = sum(len(batch.frames) for batch in found)
-        if self._queued + size > QUEUE_FRAMES:
+        if self._queued + size > self.most_frames:
             return False
         self._queue.extend(found)
         self._queued += size
@@ -89,9 +105,7 @@ class Hub:
         self,
         tail: StreamTail,
         ended: Callable[[Sequence[Credential]], set[Credential]],
-        *,
-        max_streams: int = 1000,
-        max_streams_per_key: int = 100,
+        settings: HubSettings,
     ) -> None:
         """Make a hub that reads nothing yet; ``ended`` tells, from the store, which credentials no longer admit
         anybody.
@@ -99,8 +113,7 @@ class Hub:
         self.tail = tail
         self._ended = ended
         self.closing = asyncio.Event()
-        self._max_streams = max_streams
-        self._max_streams_per_key = max_streams_per_key
+        self.settings = settings
         self._open: Counter[str] = Counter()
         self._cursors: dict[str, str] = {}
         self._watchers: dict[str, set[Subscription]] = {}
@@ -142,7 +155,7 @@ class Hub:
     ) -> Iterator[Subscription]:
         """Yield an open subscription of one key. Raises :class:`TooManyStreams`."""
         self.check_room(credential)
-        subscription = Subscription(credential, cursor, set(jobs), everything)
+        subscription = Subscription(credential, cursor, set(jobs), self.settings.queue_frames, everything)
         self._open[credential.key_id] += 1
         self._subscriptions.add(subscription)
         try:
@@ -154,15 +167,15 @@ class Hub:
 
     def check_room(self, credential: Credential) -> None:
         """Raise :class:`TooManyStreams` when one more stream of this key would be too many."""
-        if self._open.total() >= self._max_streams:
-            raise TooManyStreams(f"this process has {self._max_streams} event streams open, its limit")
-        if self._open[credential.key_id] >= self._max_streams_per_key:
-            raise TooManyStreams(f"this key has {self._max_streams_per_key} event streams open, its limit")
+        if self._open.total() >= self.settings.max_streams:
+            raise TooManyStreams(f"this process has {self.settings.max_streams} event streams open, its limit")
+        if self._open[credential.key_id] >= self.settings.max_streams_per_key:
+            raise TooManyStreams(f"this key has {self.settings.max_streams_per_key} event streams open, its limit")
 
     async def catch_up(self, subscription: Subscription) -> list[FrameBatch]:
         """Return the next page after the subscription's cursor; empty, and joined, when there is none."""
         cursors = {job_id: subscription.cursor.of(job_id) for job_id in subscription.jobs}
-        found = subscription.fresh(batches(await self.tail.read(cursors, count=PAGE), PAGE))
+        found = subscription.fresh(batches(await self.tail.read(cursors, count=self.settings.page), self.settings.page))
         if not found:
             self._join(subscription)
         return found
@@ -192,18 +205,19 @@ class Hub:
         subscription.wake.set()
 
     async def _read_forever(self) -> None:
+        settings = self.settings
         while not self.closing.is_set():
             if not self._cursors:
                 await self._changed.wait()
                 self._changed.clear()
                 continue
             try:
-                read = await self.tail.read(dict(self._cursors), count=PAGE, block_ms=BLOCK_MS)
+                read = await self.tail.read(dict(self._cursors), count=settings.page, block_ms=settings.block_ms)
             except StoreUnavailable as error:
                 log.warning("live events wait for the broker: %s", error)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(settings.retry_s)
                 continue
-            self._dispatch(batches(read, PAGE))
+            self._dispatch(batches(read, settings.page))
 
     def _dispatch(self, found: tuple[FrameBatch, ...]) -> None:
         addressed: dict[Subscription, list[FrameBatch]] = {}
@@ -219,19 +233,19 @@ class Hub:
     async def _discover_forever(self) -> None:
         """Tell the subscriptions to everything about jobs that appeared, and let go of those long ended."""
         while not self.closing.is_set():
-            await asyncio.sleep(DISCOVER_S)
+            await asyncio.sleep(self.settings.discover_s)
             wanting = [subscription for subscription in self._subscriptions if subscription.everything]
             if not wanting:
                 continue
             with contextlib.suppress(StoreUnavailable):
-                jobs = set(await self.tail.recent_jobs(RECENT_JOBS))
+                jobs = set(await self.tail.recent_jobs(self.settings.recent_jobs))
                 for subscription in wanting:
                     self._watch_exactly(subscription, jobs)
 
     async def _revoke_forever(self) -> None:
         """End streams whose key was revoked or whose session is over."""
         while not self.closing.is_set():
-            await asyncio.sleep(REVOKE_S)
+            await asyncio.sleep(self.settings.revoke_s)
             credentials = list({subscription.credential for subscription in self._subscriptions})
             with contextlib.suppress(StoreUnavailable):
                 ended = await asyncio.to_thread(self._ended, credentials) if credentials else set()

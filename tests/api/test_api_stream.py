@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -13,7 +14,6 @@ import pytest
 import redis as redis_py
 from api_world import TRAIN, Keys, Server, Worker, bearer, listening, wait_until
 
-from api import sse, stream
 from api.stream import Subscription
 from service.jobs.store import Store
 
@@ -160,7 +160,8 @@ def test_removed_events_are_announced_as_a_gap(
 def test_a_slow_reader_loses_nothing_and_its_queue_stays_bounded(
     server: Server, secret: str, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "QUEUE_FRAMES", 16)
+    hub = server.app.state.context.hub
+    monkeypatch.setattr(hub, "settings", replace(hub.settings, queue_frames=16))
     largest = 0
     offer = Subscription.offer
 
@@ -231,7 +232,8 @@ def test_open_streams_are_limited_per_key_and_given_back(server: Server, secret:
 
 
 def test_silence_is_filled_with_pings(server: Server, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "PING_S", 0.05)
+    hub = server.app.state.context.hub
+    monkeypatch.setattr(hub, "settings", replace(hub.settings, ping_s=0.05))
     job_id = submit(server, secret)
     headers = {"Accept": "text/event-stream", **bearer(secret)}
     with httpx2.stream("GET", f"{server.url}/v1/jobs/{job_id}/events", headers=headers) as response:

@@ -10,7 +10,6 @@ from worker_fleet import Fleet, eventually
 
 from service.jobs.layout import JobPaths
 from service.jobs.records import Artifact, AttemptRef
-from workers.supervisor import publisher
 from workers.supervisor.publisher import clear_unpublished, publish
 
 
@@ -51,13 +50,10 @@ def paths(tmp_path: Path) -> JobPaths:
     return paths
 
 
-def test_a_large_file_is_published_without_a_copy_and_survives_its_replacement(
-    paths: JobPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publisher, "_COPIED", 10)
+def test_a_large_file_is_published_without_a_copy_and_survives_its_replacement(paths: JobPaths) -> None:
     path = paths.artifacts / "model.safetensors"
     path.write_bytes(b"w" * 100)
-    artifact = publish(paths, "model.safetensors", "x/y")
+    artifact = publish(paths, "model.safetensors", "x/y", copied_bytes=10)
     content = paths.published / artifact.sha256
     assert content.samefile(path)
     path.with_suffix(".new").write_bytes(b"v" * 100)

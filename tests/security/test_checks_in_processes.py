@@ -7,6 +7,7 @@ import gzip
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,10 +16,10 @@ import psutil
 import pytest
 import redis as redis_py
 from pydantic import SecretStr
-from serving import Service, asking, problems, request, serving, stored, wait_until
+from serving import PATIENT, Service, asking, problems, request, serving, stored, wait_until
 
 from api import checker as checking
-from api.checker import Checker, CheckUnavailable
+from api.checker import Checker, CheckerSettings, CheckUnavailable
 from service.jobs.layout import DataLayout
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
@@ -27,7 +28,7 @@ from service.jobs.settings import Settings
 @pytest.fixture(autouse=True)
 def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where other work has the processors, a second of processor time takes many by the clock."""
-    monkeypatch.setattr(checking, "CLOCK", 1000)
+    monkeypatch.setattr("api.main.CheckerSettings", lambda: PATIENT)
 
 
 def text(mebibytes: int) -> bytes:
@@ -63,12 +64,11 @@ def test_a_file_that_needs_more_memory_is_refused_with_the_limit_named(data: Dat
     assert "needs more than 0.125 GiB of memory (TRIVET_CHECK_MEMORY_GIB)" in problem.message
 
 
-def test_a_check_that_does_not_go_on_is_ended_by_the_clock(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_does_not_go_on_is_ended_by_the_clock(data: DataLayout) -> None:
     """Its process is stopped, so that it takes no processor time."""
-    monkeypatch.setattr(checking, "CLOCK", 1 / 100)
 
     async def stopped() -> list[Problem]:
-        checker = Checker(Settings(check_memory_gib=8.0, check_seconds=600))
+        checker = Checker(Settings(check_memory_gib=8.0, check_seconds=600), CheckerSettings(clock_ratio=1 / 100))
         task = asyncio.create_task(checker.problems(request(data, stored(data, text(60))), "ada"))
         while not (running := checks()):
             await asyncio.sleep(0.01)
@@ -89,7 +89,7 @@ def test_a_check_cannot_write_files_and_has_no_secrets(data: DataLayout, monkeyp
     monkeypatch.setenv("DATABASE_PASSWORD", "secret")
 
     async def looked_at() -> None:
-        checker = Checker(Settings(check_seconds=60, check_memory_gib=8.0))
+        checker = Checker(Settings(check_seconds=60, check_memory_gib=8.0), PATIENT)
         task = asyncio.create_task(checker.problems(request(data, stored(data, text(48))), "ada"))
         while not (running := checks()):
             await asyncio.sleep(0.01)
@@ -115,7 +115,7 @@ def test_a_check_cannot_write_files_and_has_no_secrets(data: DataLayout, monkeyp
 
 def test_a_server_that_was_killed_is_started_again(data: DataLayout) -> None:
     async def killed() -> None:
-        checker = Checker(Settings(check_memory_gib=8.0))
+        checker = Checker(Settings(check_memory_gib=8.0), PATIENT)
         long, short = request(data, stored(data, text(48))), request(data, stored(data, b"no query"))
         task = asyncio.create_task(checker.problems(long, "ada"))
         while not (running := checks()):
@@ -130,11 +130,9 @@ def test_a_server_that_was_killed_is_started_again(data: DataLayout) -> None:
     asyncio.run(killed())
 
 
-def test_an_owner_with_too_many_submissions_is_told_to_wait(data: DataLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "MOST_WAITING_PER_OWNER", 2)
-
+def test_an_owner_with_too_many_submissions_is_told_to_wait(data: DataLayout) -> None:
     async def crowded() -> None:
-        checker = Checker(Settings(check_memory_gib=8.0))
+        checker = Checker(Settings(check_memory_gib=8.0), replace(PATIENT, most_waiting_per_owner=2))
         asked = request(data, stored(data, text(48)))
         tasks = [asyncio.create_task(checker.problems(asked, "ada")) for _ in range(2)]
         await asyncio.sleep(0)

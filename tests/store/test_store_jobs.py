@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from store_builders import train
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Conflict, Job, JobError, NotFound, PartOutcome, Rejected
 from service.jobs.spec.verify import VerifySpec
-from service.jobs.store import JobFilter, Store
+from service.jobs.store import JobFilter, Store, StoreLimits
 from service.jobs.store.keyspace import CLOCK, ENDED, IDEMPOTENCY, JOB, JOBS
 
 NOBODY = "job_" + "0" * 20
@@ -393,17 +394,14 @@ def test_walking_the_pages_finds_each_match_once(
     assert walked == [job.id for job in reversed(jobs) if owner in (None, job.owner)]
 
 
-def test_a_page_ends_when_enough_was_looked_at(
-    store: Store, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_ends_when_enough_was_looked_at(store: Store, submit: Callable[..., Job]) -> None:
     wanted = submit(name="needle")
     for _ in range(4):
         submit()
-    monkeypatch.setattr("service.jobs.store.jobs._MOST_LOOKED_AT", 3)
-    monkeypatch.setattr("service.jobs.store.jobs._LOOKED_AT_IN_ONE_CALL", 1)
-    first = store.jobs.list(JobFilter(q="needle"))
+    jobs = replace(store.jobs, limits=StoreLimits(list_most=3, list_scan=1))
+    first = jobs.list(JobFilter(q="needle"))
     assert first.items == ()
-    second = store.jobs.list(JobFilter(q="needle"), cursor=first.next_cursor)
+    second = jobs.list(JobFilter(q="needle"), cursor=first.next_cursor)
     assert [job.id for job in second.items] == [wanted.id]
 
 
@@ -466,15 +464,12 @@ def test_a_list_leaves_specs_out_unless_they_are_asked_for(store: Store, submit:
     assert listed.model_dump(exclude={"spec"}) == job.model_dump(exclude={"spec"})
 
 
-def test_a_page_of_long_records_ends_early_and_goes_on(
-    store: Store, submit: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_of_long_records_ends_early_and_goes_on(store: Store, submit: Callable[..., Job]) -> None:
     """The page takes no more of what it has not read, and each job comes once."""
     jobs = [submit(name="x" * 200) for _ in range(5)]
-    monkeypatch.setattr("service.jobs.store.jobs._LARGEST_PAGE", 1000)
     walked, cursor, pages = [], None, 0
     while cursor is not None or not pages:
-        page = store.jobs.list(limit=100, cursor=cursor, specs=True)
+        page = replace(store.jobs, limits=StoreLimits(list_page_bytes=1000)).list(limit=100, cursor=cursor, specs=True)
         assert len(page.items) < 3
         walked += [job.id for job in page.items]
         cursor, pages = page.next_cursor, pages + 1

@@ -15,6 +15,7 @@ from service.jobs.records import AttemptRef
 from service.jobs.store import Attempts, StoreUnavailable
 from workers import event_protocol
 from workers.supervisor.logs import GrowingFile
+from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.uploader import Uploader
 
 
@@ -45,7 +46,7 @@ def upload(
             GrowingFile(record),
             lambda: said.append("lost"),
             disk=on_disk,
-            capacity=capacity,
+            settings=SupervisorSettings(upload_capacity=capacity),
         )
         for number in range(lines):
             uploader.put(event_protocol.log_event(f"line {number}"))

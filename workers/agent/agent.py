@@ -10,7 +10,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -32,22 +32,34 @@ from workers.supervisor.policy import JobPolicy
 from workers.supervisor.program import HOST_NAMESPACES
 
 SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")
-_POLL_S = 0.025
-"""Pause between two looks for work by a single worker; n workers each pause n times as long."""
-_REAP_S = 1.0
-_EXPIRE_S = 600.0
 _DAY_S = 86_400.0
-_OUTAGE_S = 0.5
-_BEATS_PER_LIFE = 5
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """How often an agent does its chores, in seconds; of n workers each pauses n times as long where said so."""
+
+    dispatch_s: float = 0.025
+    """Between two looks for work, n times."""
+    reap_s: float = 1.0
+    """Between two looks for leases that ended, n times."""
+    expire_s: float = 600.0
+    """Between two looks for what may be deleted, n times."""
+    outage_s: float = 0.5
+    """After a chore that failed, as while the broker is away."""
+    beats_per_life: int = 5
+    """Heartbeats in the time after which a silent host gets no work: four may be lost."""
+    refill_after_s: float = 5.0
+    """Until a spare supervisor, which imports torch, is started after a start that took the last one."""
 
 
 class Agent:
     """One per host. Any agent places, dispatches and reaps for the whole fleet, so none is indispensable."""
 
-    def __init__(self, settings: Settings, supervisor: Sequence[str] = SUPERVISOR) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, chores: AgentSettings, supervisor: Sequence[str] = SUPERVISOR) -> None:
+        self._settings, self._chores = settings, chores
         self._limits = StoreLimits.of(settings)
         self._host = settings.worker_name
         self._store = Store.connect(settings.broker_url, settings.layout, self._limits)
@@ -58,7 +70,9 @@ class Agent:
         self._policy = JobPolicy.of(settings)
         if self._policy.isolation == "none":
             supervisor = (*supervisor, HOST_NAMESPACES)
-        self._supervisors = Supervisors(supervisor, folder / "supervisors.log", settings.warm_supervisors)
+        self._supervisors = Supervisors(
+            supervisor, folder / "supervisors.log", settings.warm_supervisors, chores.refill_after_s
+        )
         self._report = HostReport(
             name=self._host,
             address=settings.worker_address,
@@ -72,24 +86,25 @@ class Agent:
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT, in the main thread. Supervisors at work are left alone."""
-        beat_s = self._limits.heartbeat_s / _BEATS_PER_LIFE
-        chores = [
+        every = self._chores
+        beat_s = self._limits.heartbeat_s / every.beats_per_life
+        threads = [
             threading.Thread(target=self._repeat, args=(work, pause), name=name, daemon=True)
             for name, work, pause in (
                 ("heartbeat", self._beat, lambda: beat_s),
-                ("dispatch", self._dispatch, lambda: _POLL_S * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
-                ("reaper", self._reap, lambda: _REAP_S * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
-                ("expiry", self._expire, lambda: _EXPIRE_S * self._fleet),
+                ("dispatch", self._dispatch, lambda: every.dispatch_s * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
+                ("reaper", self._reap, lambda: every.reap_s * self._fleet * random.uniform(0.5, 1.5)),  # noqa: S311
+                ("expiry", self._expire, lambda: every.expire_s * self._fleet),
             )
         ]
-        for chore in chores:
-            chore.start()
+        for thread in threads:
+            thread.start()
         try:
             serve(self._app, self._host, self.launch)
         finally:
             self._stop.set()
-            for chore in chores:
-                chore.join()
+            for thread in threads:
+                thread.join()
             self._supervisors.close()
             self._leave()
 
@@ -148,10 +163,10 @@ class Agent:
                 work()
             except (StoreUnavailable, OperationalError) as outage:
                 logger.warning("%s: %s", threading.current_thread().name, outage)
-                wait_s = _OUTAGE_S
+                wait_s = self._chores.outage_s
             except Exception:
                 logger.exception("%s failed", threading.current_thread().name)
-                wait_s = _OUTAGE_S
+                wait_s = self._chores.outage_s
             self._stop.wait(wait_s)
 
     def _leave(self) -> None:
@@ -173,7 +188,7 @@ def main() -> int:
     except NotPrivateError as error:
         logger.error("%s", error)  # noqa: TRY400 - the reason is the whole message
         return 2
-    Agent(settings).run()
+    Agent(settings, AgentSettings()).run()
     return 0
 
 

@@ -11,18 +11,15 @@ from pathlib import Path
 
 from workers.supervisor.orders import SupervisorOrder
 
-REFILL_AFTER_S = 5.0
-"""A new spare imports torch; it waits until the start that took the last one is over."""
-
 
 class Supervisors:
     """Thread-safe. A supervisor with an order lives on by itself; a spare ends when this process does."""
 
-    def __init__(self, command: Sequence[str], log: Path, spares: int) -> None:
+    def __init__(self, command: Sequence[str], log: Path, spares: int, refill_after_s: float) -> None:
         self._command, self._log, self._wanted = list(command), log, spares
         self._spares: list[subprocess.Popen[bytes]] = []
         self._started: list[subprocess.Popen[bytes]] = []
-        self._refill_at = 0.0
+        self._refill_at, self._refill_after_s = 0.0, refill_after_s
         self._closed = False
         self._lock = threading.Lock()
 
@@ -32,7 +29,7 @@ class Supervisors:
             taken = any(self._give(self._spares.pop(0), order) for _ in range(len(self._spares)))
             if not taken and not self._give(self._spawn(), order):
                 raise RuntimeError(f"no supervisor could be started for {order.ref}; see {self._log}")
-            self._refill_at = time.monotonic() + REFILL_AFTER_S
+            self._refill_at = time.monotonic() + self._refill_after_s
 
     def tend(self) -> None:
         """Collect what has ended, and start spares that are due; to be called now and then."""

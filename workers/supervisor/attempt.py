@@ -30,7 +30,7 @@ from workers.inventory import oom_kills, usable_cores
 from workers.linux import uptime
 from workers.supervisor import command, rendezvous
 from workers.supervisor.admission import Admission
-from workers.supervisor.claim import CLAIM_WITHIN_S, REPORT_WITHIN_S, claim_part
+from workers.supervisor.claim import claim_part
 from workers.supervisor.collector import Collector
 from workers.supervisor.group import Group
 from workers.supervisor.lease import Lease, News
@@ -42,15 +42,9 @@ from workers.supervisor.publisher import Publisher, clear_unpublished
 from workers.supervisor.recovery import recover
 from workers.supervisor.relay import Relay
 from workers.supervisor.retry import retry_until
+from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.stall import StallWatch
 from workers.supervisor.uploader import Uploader
-
-_TORCHRUN_ENDS_S = 3.0
-"""After a rank failed: time for torchrun to see it, end the others with SIGTERM and report their exit codes."""
-_TORCHRUN_REPORTS_S = 10.0
-"""After all ranks were killed."""
-_OTHERS_WITHIN_S = 10.0
-_FLUSH_S = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +53,15 @@ _NOT_THE_RANKS = ("fenced", "lost", "interrupted", "terminated", "fault")
 """What ends a group from outside, and takes nothing from work that is done."""
 
 
-async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str]) -> None:
+async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str], settings: SupervisorSettings) -> None:
     """Claim the ordered part, run it, report how it ended. Returns quietly when the part is not to be had."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
     sent_at = uptime()
-    claim = await claim_part(store, order)
+    claim = await claim_part(store, order, settings)
     if claim is not None:
         # A claim that got through late was granted after some failed tries, the last no longer ago than the lease.
         sent_at = max(sent_at, uptime() - claim.lease_s / 2)
-        await PartRun(store, claim, order, group, program, sent_at=sent_at).run()
+        await PartRun(store, claim, order, group, program, sent_at=sent_at, settings=settings).run()
 
 
 class PartRun:
@@ -82,8 +76,10 @@ class PartRun:
         program: Sequence[str],
         *,
         sent_at: float,
+        settings: SupervisorSettings,
     ) -> None:
         self._store, self._claim, self._order, self._group, self._program = store, claim, order, group, program
+        self._settings = settings
         self._layout = DataLayout(Path(order.data))
         self._paths = self._layout.job(claim.ref.job_id)
         self._folder = self._paths.attempt(claim.ref.attempt)
@@ -97,14 +93,26 @@ class PartRun:
         self._oom_kills = oom_kills()
         self._leads = claim.shares[0].host == claim.ref.host
         self._record = GrowingFile(host_file(self._folder, claim.ref.host, leads=self._leads))
-        self._uploader = Uploader(store.attempts, claim.ref, self._record, self._on_lost, disk=self._on_disk)
-        self._publisher = Publisher(store.attempts, claim.ref, self._paths, self._uploader.put, self._uploader.record)
+        self._uploader = Uploader(
+            store.attempts, claim.ref, self._record, self._on_lost, disk=self._on_disk, settings=settings
+        )
+        self._publisher = Publisher(
+            store.attempts, claim.ref, self._paths, self._uploader.put, self._uploader.record, settings=settings
+        )
         before = claim.shares[: [share.host for share in claim.shares].index(claim.ref.host)]
         first = sum(len(share.devices) for share in before)
         admission = Admission(secrets.token_hex(16), range(first, first + len(claim.share.devices)), os.getpid())
-        self._relay = Relay(group.socket, self._folder, self._uploader.put, lambda: self._end("rank_failed"), admission)
+        self._relay = Relay(
+            group.socket, self._folder, self._uploader.put, lambda: self._end("rank_failed"), admission, settings
+        )
         self._collector = Collector(
-            self._folder, self._relay, self._uploader, take=self._take, recover=self._recover, disk=self._on_disk
+            self._folder,
+            self._relay,
+            self._uploader,
+            take=self._take,
+            recover=self._recover,
+            disk=self._on_disk,
+            settings=settings,
         )
         self._stall_watch = StallWatch(
             self._relay,
@@ -112,6 +120,7 @@ class PartRun:
             claim.spec.stall_s,
             disk=self._on_disk,
             publish_stacks=self._publish_traceback,
+            settings=settings,
         )
         self._lease = Lease(
             store.attempts, claim.ref, claim.lease_s, sent_at, extend=self._extend, tell=self._tell_of_lease
@@ -199,20 +208,21 @@ class PartRun:
 
     async def _launch(self) -> None:
         """Write the spec, agree on a meeting point, start torchrun."""
-        manifest = await retry_until(CLAIM_WITHIN_S, self._store.artifacts.list, self._claim.ref.job_id)
+        manifest = await retry_until(self._settings.claim_within_s, self._store.artifacts.list, self._claim.ref.job_id)
         await self._on_disk(lambda: self._prepare(manifest))
         if self._ending.done():
             return
         try:
             meeting = await rendezvous.agree(self._claim, self._folder, self._group.folder, self._order.address)
         except TimeoutError:
-            self._say("the leading host of the gang did not say where to meet; giving up")
+            said = "the leading host of the gang did not say where to meet; giving up"
+            self._uploader.put(event_protocol.log_event(said))
             self._end("exited")
             self._group.kill()
             return
         order, scratch = self._order, self._group.folder / "scratch"
         scratch.mkdir(mode=0o700)
-        owner, digests = await retry_until(REPORT_WITHIN_S, gate_artifacts, self._store, self._claim)
+        owner, digests = await retry_until(self._settings.report_within_s, gate_artifacts, self._store, self._claim)
         await self._on_disk(lambda: atomic_write(self._folder / GATE_ARTIFACTS, orjson.dumps(digests)))
         places = command.GroupPaths(
             data=self._layout.root,
@@ -260,7 +270,7 @@ class PartRun:
 
     async def _keep_files_fresh(self) -> None:
         while True:
-            await asyncio.sleep(_FLUSH_S)
+            await asyncio.sleep(self._settings.write_interval_s)
             await self._write_files()
 
     async def _write_files(self) -> None:
@@ -270,9 +280,9 @@ class PartRun:
     async def _end_group(self, ending: Ending, exited: asyncio.Task[int]) -> None:
         """Leave no process behind; politely where there is time."""
         if ending == "rank_failed":
-            await asyncio.wait({exited}, timeout=_TORCHRUN_ENDS_S)
+            await asyncio.wait({exited}, timeout=self._settings.torchrun_ends_s)
             self._relay.kill()
-            await asyncio.wait({exited}, timeout=_TORCHRUN_REPORTS_S)
+            await asyncio.wait({exited}, timeout=self._settings.torchrun_reports_s)
         elif ending in ("stop", "timeout", "interrupted", "terminated") and self._relay.stop():
             urgent = asyncio.create_task(self._urgent.wait())
             await asyncio.wait({exited, urgent}, timeout=self._order.stop_grace_s, return_when="FIRST_COMPLETED")
@@ -305,7 +315,7 @@ class PartRun:
         if self._lost and outcome.status != "succeeded":
             return
         try:
-            await retry_until(REPORT_WITHIN_S, self._store.attempts.finish, self._claim.ref, outcome)
+            await retry_until(self._settings.report_within_s, self._store.attempts.finish, self._claim.ref, outcome)
         except Superseded as refusal:
             logger.info("the end was not taken: %s", refusal)
 
@@ -313,12 +323,12 @@ class PartRun:
         """Wait for the other hosts, as the first fault that is reported is the attempt's. The host of the rank that
         failed first may need a moment longer than the others to see it; once it has reported, a renewal says ``stop``.
         """
-        deadline = uptime() + _OTHERS_WITHIN_S
+        deadline = uptime() + self._settings.others_within_s
         with contextlib.suppress(StoreUnavailable):
             while uptime() < deadline and not self._lost:
                 if await asyncio.to_thread(self._store.attempts.renew, self._claim.ref) != "run":
                     return
-                await asyncio.sleep(_FLUSH_S)
+                await asyncio.sleep(self._settings.write_interval_s)
 
     async def _seen(self, ending: Ending, launcher_code: int) -> Evidence:
         relay = self._relay
@@ -360,7 +370,7 @@ class PartRun:
             return
         ref, attempts = self._claim.ref, self._paths.attempts
         try:
-            found = await retry_until(CLAIM_WITHIN_S, recover, self._store, ref, attempts, first)
+            found = await retry_until(self._settings.claim_within_s, recover, self._store, ref, attempts, first)
         except StoreUnavailable as outage:
             logger.warning("what earlier attempts left unrelayed stays on disk: %s", outage)
             return
@@ -380,9 +390,6 @@ class PartRun:
         self._publisher.publish(
             ArtifactEvent(type="artifact", time=time.time(), rank=rank, name=name, media_type="text/plain")
         )
-
-    def _say(self, line: str) -> None:
-        self._uploader.put(event_protocol.log_event(line))
 
 
 def _read_json(path: Path) -> Any:

@@ -13,33 +13,33 @@ from service.jobs.records import Claim, JobError, PartOutcome, Superseded, Unkno
 from service.jobs.store import Store, StoreUnavailable
 from workers.supervisor.orders import SupervisorOrder
 from workers.supervisor.retry import retry_until
-
-CLAIM_WITHIN_S = 30.0
-REPORT_WITHIN_S = 600.0
+from workers.supervisor.settings import SupervisorSettings
 
 logger = logging.getLogger(__name__)
 
 
-async def give_back(order: SupervisorOrder, error: OSError) -> None:
+async def give_back(order: SupervisorOrder, error: OSError, settings: SupervisorSettings) -> None:
     """Claim the ordered part only to say why this host cannot even enter it among those that it supervises."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
-    if await claim_part(store, order) is not None:
+    if await claim_part(store, order, settings) is not None:
         full = full_disk(error, Path(order.data))
         said = JobError(type=DISK_FULL if full else type(error).__name__, message=full or str(error))
-        await retry_until(REPORT_WITHIN_S, store.attempts.finish, order.ref, PartOutcome(status="lost", error=said))
+        await retry_until(
+            settings.report_within_s, store.attempts.finish, order.ref, PartOutcome(status="lost", error=said)
+        )
     store.close()
 
 
-async def claim_part(store: Store, order: SupervisorOrder) -> Claim | None:
+async def claim_part(store: Store, order: SupervisorOrder, settings: SupervisorSettings) -> Claim | None:
     """Return the claim on the ordered part, or None where it is not to be had."""
     supervisor = f"{order.host}:{os.getpid()}:{uuid.uuid4().hex}"
     try:
-        return await retry_until(CLAIM_WITHIN_S, store.attempts.claim, order.ref, supervisor)
+        return await retry_until(settings.claim_within_s, store.attempts.claim, order.ref, supervisor)
     except Superseded as refusal:
         logger.info("not claimed: %s", refusal)
     except StoreUnavailable as outage:
         logger.warning("%s was not claimed: %s", order.ref, outage)
     except UnknownSpec as refusal:
         failed = PartOutcome(status="failed", error=JobError(type="UnknownSpec", message=str(refusal)))
-        await retry_until(REPORT_WITHIN_S, store.attempts.finish, order.ref, failed)
+        await retry_until(settings.report_within_s, store.attempts.finish, order.ref, failed)
     return None

@@ -11,9 +11,8 @@ from service.jobs.event_files import EventReader, rank_file
 from service.jobs.events import Event, MalformedEvent, parse_event
 from workers import event_protocol
 from workers.supervisor.relay import Relay
+from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.uploader import Disk, Uploader
-
-_INTERVAL_S = 0.1
 
 
 class Collector:
@@ -30,9 +29,11 @@ class Collector:
         take: Callable[[Event], None],
         recover: Callable[[Event | None], Awaitable[None]],
         disk: Disk,
+        settings: SupervisorSettings,
     ) -> None:
         self._folder, self._relay, self._uploader, self._disk = folder, relay, uploader, disk
         self._take, self._recover = take, recover
+        self._settings = settings
         self._readers: dict[int, EventReader] = {}
         self._turn = asyncio.Lock()
         self._has_recovered = False
@@ -40,7 +41,7 @@ class Collector:
     async def run(self) -> None:
         """Follow the files until cancelled."""
         while True:
-            await asyncio.sleep(_INTERVAL_S)
+            await asyncio.sleep(self._settings.read_interval_s)
             await self._collect()
 
     async def finish(self) -> None:

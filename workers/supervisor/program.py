@@ -38,6 +38,7 @@ def main(program: Sequence[str] = RANK_PROGRAM) -> int:
         from workers.supervisor.attempt import supervise  # noqa: PLC0415
         from workers.supervisor.claim import give_back  # noqa: PLC0415
         from workers.supervisor.orders import SupervisorOrder  # noqa: PLC0415
+        from workers.supervisor.settings import SupervisorSettings  # noqa: PLC0415
 
         line = sys.stdin.readline()
         if not line:
@@ -49,10 +50,10 @@ def main(program: Sequence[str] = RANK_PROGRAM) -> int:
             try:
                 entered = stack.enter_context(registry.entered(order.ref, group.keeper_pid, group.folder))
             except OSError as error:
-                asyncio.run(give_back(order, error))
+                asyncio.run(give_back(order, error, SupervisorSettings()))
                 return 0
             if entered:
-                asyncio.run(supervise(order, group, program))
+                asyncio.run(supervise(order, group, program, SupervisorSettings()))
     finally:
         group.close()
     return 0

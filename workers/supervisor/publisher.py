@@ -20,17 +20,16 @@ from service.jobs.store import Attempts, StoreUnavailable
 from service.jobs.store.artifacts import FOLDER
 from workers import event_protocol
 from workers.supervisor.retry import retry_until
-
-_PATIENCE_S = 600.0
-_COPIED = 4 << 20
-"""Bytes up to which a published file is copied."""
+from workers.supervisor.settings import SupervisorSettings
 
 
 class UnusableArtifact(Exception):  # noqa: N818
     """What was announced as an artifact is not one; the message says why."""
 
 
-def publish(paths: JobPaths, name: str, media_type: str) -> Artifact:
+def publish(
+    paths: JobPaths, name: str, media_type: str, copied_bytes: int = SupervisorSettings.copied_bytes
+) -> Artifact:
     """Take the content of an announced artifact as it is now into ``paths.published``, under its hash; of a folder only
     the size. Raises :class:`UnusableArtifact` when it is missing or outside the job's folder.
     """
@@ -42,7 +41,7 @@ def publish(paths: JobPaths, name: str, media_type: str) -> Artifact:
     paths.published.mkdir(exist_ok=True)
     draft = paths.published / f".{uuid.uuid4().hex}"
     try:
-        _keep(path, draft)
+        _keep(path, draft, copied_bytes)
         with draft.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             size = file.tell()
@@ -52,9 +51,9 @@ def publish(paths: JobPaths, name: str, media_type: str) -> Artifact:
     return Artifact(name=name, bytes=size, sha256=digest, media_type=media_type, created_at=now)
 
 
-def _keep(path: Path, draft: Path) -> None:
+def _keep(path: Path, draft: Path, copied_bytes: int) -> None:
     """Give a large file, which jobs replace and never write to again, another name; copy a small one, to be sure."""
-    if path.stat().st_size > _COPIED:
+    if path.stat().st_size > copied_bytes:
         with contextlib.suppress(OSError):  # another file system, or another owner
             os.link(path, draft)
             return
@@ -90,8 +89,11 @@ class Publisher:
         paths: JobPaths,
         say: Callable[[Event], None],
         record: Callable[[Event], None],
+        *,
+        settings: SupervisorSettings,
     ) -> None:
         self._attempts, self._ref, self._paths, self._say, self._record = attempts, ref, paths, say, record
+        self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
 
@@ -108,8 +110,10 @@ class Publisher:
     async def _publish(self, event: ArtifactEvent) -> None:
         async with self._turn:
             try:
-                artifact = await asyncio.to_thread(publish, self._paths, event["name"], event["media_type"])
-                await retry_until(_PATIENCE_S, self._attempts.record_artifact, self._ref, artifact)
+                artifact = await asyncio.to_thread(
+                    publish, self._paths, event["name"], event["media_type"], self._settings.copied_bytes
+                )
+                await retry_until(self._settings.report_within_s, self._attempts.record_artifact, self._ref, artifact)
             except (UnusableArtifact, ValueError, OSError) as error:
                 self._say(event_protocol.log_event(str(error), rank=event["rank"]))
             except (Superseded, StoreUnavailable):

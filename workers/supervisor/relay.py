@@ -20,13 +20,9 @@ from workers.event_protocol import STOP, LineSplitter, TextLine, lease_until
 from workers.rank.stacks import REQUEST
 from workers.supervisor.admission import Admission
 from workers.supervisor.logs import LONGEST_LINE, GrowingFile, RankLog, printable
+from workers.supervisor.settings import SupervisorSettings
 
 _CHUNK = 1 << 16
-_GREETING_WITHIN_S = 10.0
-_LAST_WORDS_WITHIN_S = 1.0
-_PAUSE_S = 0.01
-_MOST_PENDING = 16 << 20
-"""Bytes of a rank's output that are kept for a disk that does not take them."""
 
 
 @dataclass
@@ -66,6 +62,7 @@ class Relay:
     say: Callable[[Event], None]
     alarm: Callable[[], None]
     admission: Admission
+    settings: SupervisorSettings
     ranks: dict[int, Rank] = field(default_factory=dict)
     errors: list[ErrorEvent] = field(default_factory=list)
     """In order of arrival."""
@@ -81,13 +78,15 @@ class Relay:
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._accept, self.address, backlog=1024)
 
-    async def drain(self, within_s: float = 5.0) -> None:
+    async def drain(self) -> None:
         """Stop listening and read to the end what the ended ranks left behind."""
         if self._server is not None:
-            await asyncio.sleep(_PAUSE_S)  # lets in those that connected while this process was not running
+            await asyncio.sleep(
+                self.settings.socket_pause_s
+            )  # lets in those that connected while this process was not running
             self._server.close()
         if self._connections:
-            _, late = await asyncio.wait(self._connections, timeout=within_s)
+            _, late = await asyncio.wait(self._connections, timeout=self.settings.drain_within_s)
             for task in late:
                 task.cancel()
         for number, log in self._logs.items():
@@ -169,7 +168,7 @@ class Relay:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(_GREETING_WITHIN_S):
+        async with asyncio.timeout(self.settings.greeting_within_s):
             greeting = event_protocol.parse_greeting(await _first_line(reader))
         self.admission.check(greeting, _peer(writer.get_extra_info("socket")))
         if greeting.channel == "control":
@@ -200,7 +199,7 @@ class Relay:
         self._forget(rank)
         if not self._killed:
             rank.ended_at = time.time()
-            self._hear_out(rank, time.monotonic() + _LAST_WORDS_WITHIN_S)
+            self._hear_out(rank, time.monotonic() + self.settings.last_words_within_s)
 
     def _hear_out(self, rank: Rank, until: float) -> None:
         """Read a rank's last words, which may still be in the socket, before calling its end a surprise."""
@@ -209,7 +208,7 @@ class Relay:
         if rank.hung_up or time.monotonic() > until:
             self.alarm()
         else:
-            asyncio.get_running_loop().call_later(_PAUSE_S, self._hear_out, rank, until)
+            asyncio.get_running_loop().call_later(self.settings.socket_pause_s, self._hear_out, rank, until)
 
     def _forget(self, rank: Rank) -> None:
         if rank.process is not None:
@@ -251,8 +250,10 @@ class Relay:
             self.heard_at = time.monotonic()
             for line in splitter.feed(chunk):
                 self._print(log, line, rank, stream)
-            while log.file.pending > _MOST_PENDING:  # a disk that hangs: the rank waits for it, too
-                await asyncio.sleep(_PAUSE_S)
+            while (
+                log.file.pending > self.settings.most_unwritten_bytes
+            ):  # a disk that hangs: the rank waits for it, too
+                await asyncio.sleep(self.settings.socket_pause_s)
         for line in splitter.finish():
             self._print(log, line, rank, stream)
 

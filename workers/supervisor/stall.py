@@ -10,13 +10,8 @@ from pathlib import Path
 
 from workers.rank.stacks import innermost_frame, stacks_file
 from workers.supervisor.relay import Relay
+from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.uploader import Disk
-
-_START_S = 600.0
-"""For the first rank to be heard of."""
-_STACKS_S = 1.0
-"""For a rank to write its stacks."""
-_LOOK_S = 1.0
 
 
 class StallWatch:
@@ -30,27 +25,28 @@ class StallWatch:
         *,
         disk: Disk,
         publish_stacks: Callable[[int, str], Awaitable[None]],
+        settings: SupervisorSettings,
     ) -> None:
         self._relay, self._folder, self._stall_s = relay, folder, stall_s
-        self._disk, self._publish_stacks = disk, publish_stacks
+        self._disk, self._publish_stacks, self._settings = disk, publish_stacks, settings
         self.hanging: dict[int, str] = {}
         """The innermost frame of each rank that hangs."""
 
     async def stalled(self) -> bool:
         """Return true once the ranks hang, having asked them where. They get longer to come up, if need be."""
         while self._stall_s is not None:
-            limit = self._stall_s if self._relay.ranks else max(self._stall_s, _START_S)
+            limit = self._stall_s if self._relay.ranks else max(self._stall_s, self._settings.first_rank_within_s)
             quiet = time.monotonic() - self._relay.heard_at
             if quiet >= limit:
                 self.hanging = await self._where_ranks_are()
                 return True
-            await asyncio.sleep(min(limit - quiet, _LOOK_S))
+            await asyncio.sleep(min(limit - quiet, self._settings.stall_interval_s))
         return False
 
     async def _where_ranks_are(self) -> dict[int, str]:
         """Return the innermost frame of each rank; the whole stacks are published beside tracebacks."""
         self._relay.ask_for_stacks()
-        await asyncio.sleep(_STACKS_S)
+        await asyncio.sleep(self._settings.stacks_within_s)
         frames: dict[int, str] = {}
         for rank in self._relay.running:
             stacks = await self._stacks(rank)

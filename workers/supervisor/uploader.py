@@ -15,13 +15,8 @@ from service.jobs.store import Attempts, StoreUnavailable
 from workers import event_protocol
 from workers.supervisor.logs import GrowingFile
 from workers.supervisor.retry import retry_until
+from workers.supervisor.settings import SupervisorSettings
 
-_BATCH = 256
-_INTERVAL_S = 0.1
-_PATIENCE_S = 600.0
-"""How long a batch is tried; far beyond any lease, after which the attempt is lost anyway."""
-_FULL = 4096
-"""Waiting events, from which on more of them stay where they are on disk."""
 _EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})
 Disk = Callable[[Callable[[], None]], Awaitable[None]]
 """Runs what touches the disk in a thread of its own, one after the other."""
@@ -31,9 +26,9 @@ class Uploader:
     """Call :meth:`put` and :meth:`relay` from the event loop; :meth:`run` sends at most ten batches a second, the first
     one at once. Of the progress in a batch only the newest is sent.
 
-    What the supervisor itself reports is on record before it is sent; beyond ``capacity`` waiting events, what can be
-    missed live is left to the record. ``lost`` is called when the attempt turns out to be superseded: nothing is sent
-    any more.
+    What the supervisor itself reports is on record before it is sent; beyond ``upload_capacity`` waiting events, what
+    can be missed live is left to the record. ``lost`` is called when the attempt turns out to be superseded:
+    nothing is sent any more.
     """
 
     def __init__(
@@ -44,12 +39,12 @@ class Uploader:
         lost: Callable[[], None],
         *,
         disk: Disk,
-        capacity: int = 50_000,
+        settings: SupervisorSettings,
     ) -> None:
         self._attempts, self._ref, self._lost_to = attempts, ref, lost
         self._record, self._disk = record, disk
         self._queue: deque[Event] = deque()
-        self._capacity = capacity
+        self._settings = settings
         self._missed = 0
         self._batch = 0
         self._wake = asyncio.Event()
@@ -60,7 +55,7 @@ class Uploader:
     def put(self, event: Event) -> None:
         """Record and relay an event of the supervisor's own."""
         self.record(event)
-        if self._lost or (len(self._queue) >= self._capacity and event["type"] in _EXPENDABLE):
+        if self._lost or (len(self._queue) >= self._settings.upload_capacity and event["type"] in _EXPENDABLE):
             self._missed += 1
             return
         self.relay(event)
@@ -74,7 +69,7 @@ class Uploader:
     @property
     def has_room(self) -> bool:
         """Whether more of what is on record should be relayed now, or wait there."""
-        return len(self._queue) < _FULL
+        return len(self._queue) < self._settings.upload_full
 
     async def room(self) -> None:
         """Wait until there is room, or nothing is sent any more."""
@@ -91,13 +86,14 @@ class Uploader:
             self._room.set()
 
     async def _send_all(self) -> None:
+        size = self._settings.upload_batch
         while await self._something():
-            batch = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]
+            batch = [self._queue.popleft() for _ in range(min(len(self._queue), size))]
             self._room.set()
             await self._disk(self._record.write)
             await self._send(batch)
-            if len(self._queue) < _BATCH and not self._closing:
-                await asyncio.sleep(_INTERVAL_S)
+            if len(self._queue) < size and not self._closing:
+                await asyncio.sleep(self._settings.upload_interval_s)
         await self._disk(self._record.write)
 
     def close(self) -> None:
@@ -122,7 +118,8 @@ class Uploader:
         told = [event for event in batch if event["type"] != "progress" or event is newest]
         progress = cast(ProgressEvent | None, newest)
         try:
-            await retry_until(_PATIENCE_S, self._attempts.emit, self._ref, told, progress, self._batch)
+            patience_s = self._settings.report_within_s
+            await retry_until(patience_s, self._attempts.emit, self._ref, told, progress, self._batch)
         except Superseded:
             self._lost = True
             self._queue.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -12,10 +13,18 @@ from redis.retry import Retry
 
 from service.jobs.records import Conflict, NotFound, Superseded
 
-CONNECT_TIMEOUT_S = 2.0
-REPLY_TIMEOUT_S = 5.0
 _REFUSALS: dict[str, type[Exception]] = {"NOTFOUND": NotFound, "CONFLICT": Conflict, "SUPERSEDED": Superseded}
 _UNABLE = ("MISCONF", "OOM", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN")
+
+
+@dataclass(frozen=True)
+class BrokerTimeouts:
+    """How long the broker may take, in seconds, before it counts as unavailable."""
+
+    connect_s: float = 2.0
+    reply_s: float = 5.0
+    health_check_s: int = 30
+    """A connection that was idle for longer is tried before it is used."""
 
 
 class StoreUnavailable(Exception):  # noqa: N818
@@ -28,14 +37,14 @@ class BrokerClient:
     A command is never repeated behind the caller's back: one that timed out may have taken effect.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeouts: BrokerTimeouts = BrokerTimeouts()) -> None:
         self._redis = redis.Redis.from_url(
             url,
             decode_responses=True,
             protocol=2,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_timeout=REPLY_TIMEOUT_S,
-            health_check_interval=30,
+            socket_connect_timeout=timeouts.connect_s,
+            socket_timeout=timeouts.reply_s,
+            health_check_interval=timeouts.health_check_s,
             retry=Retry(NoBackoff(), 0),
         )
 

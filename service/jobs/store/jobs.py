@@ -27,12 +27,6 @@ _ID = re.compile(r"job_[0-9a-z]{20}")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _RANDOM_CHARACTERS = 11
 _CHUNK = 200
-_LARGEST_PAGE = 2**21
-"""Bytes of records after which a page takes no more of them."""
-_LOOKED_AT_IN_ONE_CALL = 1_000
-"""While a script looks at jobs, the broker does nothing else."""
-_MOST_LOOKED_AT = 20_000
-"""A page ends after so many jobs were looked at, even when few matched; its cursor goes on from there."""
 
 
 @dataclass(frozen=True)
@@ -159,15 +153,15 @@ class Jobs:
         if limit < 1:
             raise Rejected([Problem("limit", "a page holds at least one job", limit, "1 or more")])
         text = (filters.q or "").lower()
-        next_cursor, views, room = cursor or "", list[list[str]](), _LARGEST_PAGE
-        for _ in range(_MOST_LOOKED_AT // _LOOKED_AT_IN_ONE_CALL):
+        next_cursor, views, room = cursor or "", list[list[str]](), self.limits.list_page_bytes
+        for _ in range(self.limits.list_most // self.limits.list_scan):
             next_cursor, *found = stubs.list_jobs(
                 self.client,
                 indexes=_json(filters.indexes),
                 text=text,
                 cursor=next_cursor,
                 limit=limit - len(views),
-                scan=_LOOKED_AT_IN_ONE_CALL,
+                scan=self.limits.list_scan,
                 without="" if specs else "spec",
                 page_bytes=room,
             )

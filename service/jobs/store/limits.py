@@ -35,6 +35,12 @@ class StoreLimits:
     forget_host_s: float = 86_400.0
     """A host that is silent for this long is forgotten, with the devices it still held."""
     max_upload_bytes: int = 4 * 2**30
+    list_page_bytes: int = 2**21
+    """Bytes of records after which a page of jobs takes no more of them."""
+    list_scan: int = 1_000
+    """Jobs that one script looks at: meanwhile the broker does nothing else."""
+    list_most: int = 20_000
+    """A page ends after so many jobs were looked at, even when few matched; its cursor goes on from there."""
     session_idle_s: float = 3600.0
     """A session of the dashboard that is not used for this long is over."""
     session_s: float = 43_200.0
