@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import uvicorn
+from dashboard_service import Complaints, Service
 from ensure_chromium import find_chromium
 from fleet import Fleet
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from redis import Redis
 
-from api.context import context_of
-from api.main import create_app
 from service.jobs.layout import DataLayout
 from service.jobs.settings import Settings
 from service.jobs.store import Store, StoreLimits
@@ -32,48 +27,9 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+expect.set_options(timeout=60_000)
 PATIENT = StoreLimits(lease_s=3600, heartbeat_s=3600)
 """Nobody renews or beats here; time must not end what a test runs."""
-
-
-@dataclass
-class Service:
-    """The API, in a thread, on a port that it keeps when it is restarted."""
-
-    settings: Settings
-    store: Store
-    port: int
-    server: uvicorn.Server | None = None
-    thread: threading.Thread | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        app = create_app(self.settings, self.store)
-        self.server = uvicorn.Server(
-            uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="error", timeout_graceful_shutdown=2)
-        )
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-        self.thread.start()
-        _until(lambda: self.server is not None and self.server.started)
-        self._hub = context_of(app).hub
-
-    def stop(self) -> None:
-        assert self.server is not None
-        assert self.thread is not None
-        self._hub.close_soon()
-        self.server.should_exit = True
-        self.thread.join(10)
-        assert not self.thread.is_alive()
-
-
-def _until(condition: object, within_s: float = 10.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def _free_port() -> int:
@@ -127,27 +83,6 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@dataclass
-class Complaints:
-    """What the browser had against a page: CSP violations, errors, failed requests of its own files."""
-
-    found: list[str] = field(default_factory=list)
-    expected: tuple[str, ...] = ()
-    """Parts of messages that a test provokes."""
-
-    def listen(self, page: Page) -> None:
-        page.on("console", self._said)
-        page.on("pageerror", lambda error: self._note(f"uncaught: {error}"))
-
-    def _said(self, message: ConsoleMessage) -> None:
-        if message.type in {"error", "warning"}:
-            self._note(f"{message.type}: {message.text} ({message.location.get('url', '')})")
-
-    def _note(self, text: str) -> None:
-        if not any(part in text for part in self.expected):
-            self.found.append(text)
-
-
 @pytest.fixture
 def complaints() -> Complaints:
     return Complaints()
@@ -158,7 +93,7 @@ def context(browser: Browser, service: Service) -> Iterator[BrowserContext]:
     with contextlib.closing(
         browser.new_context(base_url=service.url, viewport={"width": 1280, "height": 900}, color_scheme="light")
     ) as context:
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(60_000)
         yield context
 
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 from compile_report import REPORT
-from conftest import Complaints, Service
+from dashboard_service import Complaints, Service
 from fleet import Fleet, compile_spec, event, train_spec, verify_spec
 from playwright.sync_api import Page, expect
 from redis import Redis

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Service
+from dashboard_service import Service
 from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.browser

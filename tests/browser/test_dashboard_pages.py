@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from conftest import Complaints, Service
+from dashboard_service import Complaints, Service
 from fleet import Fleet, compile_spec, event, train_spec, verify_spec
 from playwright.sync_api import Page, expect
 from redis import Redis

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import Complaints
+from dashboard_service import Complaints
 from fleet import Attempt, Fleet, event, train_spec
 from playwright.sync_api import Page, expect
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Service
+from running_service import Service
 
 pytestmark = pytest.mark.distributed
 

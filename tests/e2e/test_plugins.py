@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 from ensure_chromium import find_chromium
 from playwright.sync_api import expect, sync_playwright
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Service
+from running_service import Service, start, stop
 
 pytestmark = pytest.mark.distributed
 
@@ -52,19 +48,13 @@ def install(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service whose operator has installed them. (A helper of this folder's conftest starts it.)"""
+    """A service whose operator has installed them."""
     folder = tmp_path_factory.mktemp("plugins") / "packages"
     install(folder)
-    location = importlib.util.spec_from_file_location("e2e_service", Path(__file__).parent / "conftest.py")
-    assert location is not None
-    assert location.loader is not None
-    world = importlib.util.module_from_spec(location)
-    sys.modules["e2e_service"] = world
-    location.loader.exec_module(world)
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
-    running = world.start(tmp_path_factory.mktemp("extended") / "data", PYTHONPATH=path)
+    running = start(tmp_path_factory.mktemp("extended") / "data", PYTHONPATH=path)
     yield running
-    world.stop(running)
+    stop(running)
 
 
 def test_an_installed_package_is_listed_checked_and_trained(extended: Service) -> None:

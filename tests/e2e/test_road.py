@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from running_service import Service
 from safetensors.numpy import load as load_safetensors
-
-if TYPE_CHECKING:
-    from tests.e2e.conftest import Service
 
 pytestmark = pytest.mark.distributed
 

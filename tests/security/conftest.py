@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from key_listener import folder, listener
 from worker_fleet import fleet, limits
 
-__all__ = ["fleet", "limits"]
+__all__ = ["fleet", "folder", "limits", "listener"]

@@ -26,27 +26,13 @@ from hypothesis.stateful import (
 )
 from store_builders import LIMITS, train
 from store_invariants import Snapshot, check_devices, check_jobs, check_parts, check_queue
-from store_model import OPEN, Model, ModelJob
+from store_model import DECLARED, OPEN, Model, ModelJob, hosts, specs, statuses
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Conflict, JobError, NotFound, PartOutcome, Rejected, Superseded
 from service.jobs.states import TERMINAL
 from service.jobs.store import HostReport, Store, parse_ref
 from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, OUTBOX
-
-DECLARED = {"a": (0, 4), "b": (0, 2), "c": (4, 1)}
-"""CUDA devices and CPU slots by host."""
-hosts = st.sampled_from(sorted(DECLARED))
-specs = st.fixed_dictionaries(
-    {
-        "ranks": st.integers(1, 6),
-        "priority": st.integers(-1, 1),
-        "retries": st.integers(0, 1),
-        "max_hosts": st.integers(1, 3),
-        "device": st.sampled_from(["auto", "cpu", "cuda"]),
-    }
-)
-statuses = st.sampled_from(["succeeded", "failed", "stopped", "interrupted", "lost"])
 
 
 class StoreMachine(RuleBasedStateMachine):

@@ -2,71 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from checked_specs import (
+    CERTIFIED,
+    CONVNET,
+    DEEP,
+    DIGITS,
+    FILE,
+    MLP,
+    TOKENS,
+    TRANSFORMER,
+    A,
+    B,
+    C,
+    found,
+    job,
+    message,
+    spec,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.jobs.checks.dependencies import related
 from service.jobs.checks.fleet import pool_of
-from service.jobs.kinds.registry import spec_adapter
 from service.jobs.plugins import CheckContext
-from service.jobs.records import Job
-from service.jobs.states import JobState
 from service.jobs.submission.check import check
-
-MLP = {"family": "mlp", "in_features": 64, "hidden": [8, 12], "out_features": 10}
-TRANSFORMER = {"family": "transformer", "vocab_size": 256, "dim": 16, "heads": 4, "layers": 2, "max_sequence": 32}
-DIGITS = {"source": "digits"}
-TOKENS = {"source": "tokens", "sequence": 16}
-ROBUSTNESS = {"robustness": {"data": DIGITS, "eps": 0.1}}
-CONVNET = {"family": "convnet", "height": 8, "width": 8, "channels": [4, 8], "hidden": [12], "out_features": 10}
-DEEP = {**MLP, "hidden": [8] * 8}
-CERTIFIED = {"name": "certified", "eps": 0.1}
-FILE = "file_" + "0a" * 32
-A, B, C = ("job_" + letter * 20 for letter in "abc")
-
-
-def job(job_id: str, kind: Any = "train", state: JobState = "succeeded", model: Any = MLP, **fields: Any) -> Job:
-    return Job(
-        id=job_id,
-        kind=kind,
-        name="",
-        labels={},
-        owner="ada",
-        state=state,
-        attempt=1,
-        priority=0,
-        created_at=datetime.now(UTC),
-        spec={"kind": kind, "model": model, **fields},
-    )
-
-
-def spec(kind: str, **fields: Any) -> Any:
-    base: dict[str, dict[str, Any]] = {
-        "train": {"model": MLP, "data": DIGITS, "steps": 1},
-        "verify": {"model": MLP, "property": ROBUSTNESS},
-        "compile": {"model": MLP},
-    }
-    return spec_adapter.validate_python({"kind": kind, **base[kind], **fields})
-
-
-def found(given_spec: Any, *jobs: Job, fleet: Mapping[str, int] | None = None) -> list[tuple[str, Any, str]]:
-    """Of all jobs, and so of those alone that :func:`related` finds."""
-    known = {each.id: each for each in jobs}
-    problems = check(given_spec, CheckContext(fleet, known.get))
-    assert check(given_spec, CheckContext(fleet, related(given_spec, known.get).get)) == problems
-    return [(problem.path, problem.got, problem.expected) for problem in problems]
-
-
-def message(given_spec: Any, *jobs: Job, fleet: Mapping[str, int] | None = None) -> str:
-    known = {each.id: each for each in jobs}
-    (problem,) = check(given_spec, CheckContext(fleet, known.get))
-    return problem.message
-
 
 GOOD = [
     spec("train"),
@@ -389,66 +350,3 @@ def test_the_pipeline_of_a_compile_job_is_checked_as_that_of_a_training_job() ->
         ({"pipeline": {"schedule": "interleaved"}}, "parallel.pp"),
     ]:
         assert [problem.path for problem in check(spec("compile", **{**two, **change}), CheckContext())] == [path]
-
-
-BY_THE_GATE = {"train": True, "gate": A}
-TWICE = {"global": 32, "micro": 8}
-
-
-@pytest.mark.parametrize(
-    ("own", "checked", "expected"),
-    [
-        ({}, {}, []),
-        ({}, {"model": DEEP}, [("model.hidden", [8, 12], "the model of the gate's job, or another compile.gate")]),
-        ({"model": {"job": B}}, {}, []),
-        (
-            {"model": {"job": B}},
-            {"model": DEEP},
-            [("compile.gate", A, "the model of the gate's job, or another compile.gate")],
-        ),
-        ({"precision": {"param": "bf16"}}, {"precision": {"param": "bf16"}}, []),
-        ({"precision": {"param": "bf16"}}, {}, [("precision.param", "bf16", "fp32, or another compile.gate")]),
-        (
-            {"activation_checkpoint": "full"},
-            {},
-            [("activation_checkpoint", "full", "none, or another compile.gate")],
-        ),
-        ({}, {"parallel": {"tp": 2}}, [("parallel.tp", 1, "2, or another compile.gate")]),
-        ({"parallel": {"dp_shard": 2}}, {}, [("parallel.dp_shard", 2, "1, or another compile.gate")]),
-        ({}, {"parallel": {"pp": 2}}, [("parallel.pp", 1, "2, or another compile.gate")]),
-        ({"parallel": {"pp": 2}}, {}, []),  # whether a whole model stands for its stages, only ranks know
-        ({"parallel": {"pp": 2}}, {"parallel": {"pp": 2}}, []),
-        (
-            {"parallel": {"pp": 2}, "pipeline": {"schedule": "gpipe"}},
-            {"parallel": {"pp": 2}},
-            [("pipeline.schedule", "gpipe", "1f1b, or another compile.gate")],
-        ),
-        (
-            {"parallel": {"dp_shard": 2}, "batch": TWICE},
-            {"parallel": {"dp_shard": 2}},
-            [("sharding.reshard", "never", "always, or another compile.gate")],
-        ),
-        ({"parallel": {"dp_shard": 2}, "batch": TWICE}, {"parallel": {"dp_shard": 2}, "micro_batches": 2}, []),
-        ({"parallel": {"tp": 2}, "batch": TWICE}, {"parallel": {"tp": 2}}, []),  # there is nothing to reshard
-        (
-            {"compile": {"train": True, "inference": True, "gate": A}},
-            {"phases": ["train"]},
-            [("compile.inference", True, "false, or a compile job with the phase inference")],
-        ),
-        ({"compile": {"gate": A}}, {"model": DEEP}, []),  # nothing is to be compiled
-        ({}, {"modes": ["eager"]}, [("compile.gate", A, "more modes")]),
-        (
-            {"objective": CERTIFIED},
-            {},
-            [
-                ("objective.name", "certified", "cross_entropy, or a job that does not compile"),
-                ("compile.train", True, "false"),
-            ],
-        ),
-    ],
-)
-def test_a_gate_that_was_made_for_another_job_is_refused(
-    own: dict[str, Any], checked: dict[str, Any], expected: list[tuple[str, Any, str]]
-) -> None:
-    asked = spec("train", **{"compile": BY_THE_GATE, **own})
-    assert found(asked, job(A, "compile", **checked), job(B)) == expected

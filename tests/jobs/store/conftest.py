@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import redis as redis_py
-from store_builders import LIMITS, train
+from store_builders import LIMITS, Submit, train
 from store_invariants import Snapshot
 
 from service.jobs.layout import DataLayout
@@ -97,3 +97,13 @@ def states(store: Store) -> Callable[[Job], list[str]]:
         return [stored.event["state"] for stored in page.items]
 
     return states_of
+
+
+@pytest.fixture
+def gang(store: Store, submit: Submit, beat: Any) -> Job:
+    """A job that takes hosts a and b."""
+    beat("a", cpu=3)
+    beat("b", cpu=1)
+    job = submit(4, max_hosts=2, retries=1)
+    assert store.attempts.place() == [job.id]
+    return store.jobs.get(job.id)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_queries import MODEL, PAIRED, PAIRS, SECOND, network, problems, query, zipped
+from uploaded_queries import MODEL, PAIRED, PAIRS, SECOND, network, problems, query, zipped
 
 from service.formats.vnnlib import VnnlibError, bundle, parse, sources
 

@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from hypothesis import strategies as st
+
 from service.jobs.states import TERMINAL, JobState
 
 OPEN = frozenset({"starting", "running"})
+DECLARED = {"a": (0, 4), "b": (0, 2), "c": (4, 1)}
+"""CUDA devices and CPU slots by host."""
+hosts = st.sampled_from(sorted(DECLARED))
+specs = st.fixed_dictionaries(
+    {
+        "ranks": st.integers(1, 6),
+        "priority": st.integers(-1, 1),
+        "retries": st.integers(0, 1),
+        "max_hosts": st.integers(1, 3),
+        "device": st.sampled_from(["auto", "cpu", "cuda"]),
+    }
+)
+statuses = st.sampled_from(["succeeded", "failed", "stopped", "interrupted", "lost"])
 
 
 @dataclass

@@ -1,0 +1,114 @@
+"""The whole service as a user starts it (`trivet up`): broker, API, worker; jobs go in and come out over HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+
+from service.jobs.states import TERMINAL
+
+START_LIMIT_S = 120.0
+JOB_LIMIT_S = 170.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service and an HTTP client that holds its admin key."""
+
+    url: str
+    data: Path
+    process: subprocess.Popen[bytes]
+    http: httpx2.Client
+
+    def submit(self, spec: dict[str, Any]) -> dict[str, Any]:
+        answer = self.http.post("/v1/jobs", json=spec)
+        assert answer.status_code == 201, answer.text
+        return dict(answer.json())
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        return dict(self.http.get(f"/v1/jobs/{job_id}").raise_for_status().json())
+
+    def wait(self, job_id: str, until: Callable[[dict[str, Any]], bool] | None = None) -> dict[str, Any]:
+        """The job once ``until`` holds, by default once it has ended."""
+        holds = until or (lambda job: job["state"] in TERMINAL)
+        deadline = time.monotonic() + JOB_LIMIT_S
+        while not holds(job := self.job(job_id)):
+            assert time.monotonic() < deadline, f"still waiting: {job}"
+            time.sleep(0.1)
+        return job
+
+    def processes_of(self, job_id: str) -> list[psutil.Process]:
+        """Every process on this machine that carries the job's id in its environment or command line."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                marks = [*process.environ().values(), *process.cmdline()]
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+            if any(job_id in mark for mark in marks):
+                found.append(process)
+        return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(data: Path, **variables: str) -> Service:
+    """Start ``trivet up`` on ``data``, with these environment variables, and return when it takes jobs."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {**os.environ, "TRIVET_DATA": str(data), "TRIVET_PORT": str(port), "TRIVET_CPU_SLOTS": "4"}
+    environment |= variables
+    environment.pop("TRIVET_REDIS_URL", None)
+    with (data.parent / "up.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trivet", "up"], env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    deadline = time.monotonic() + START_LIMIT_S
+    while not _ready(url, data):
+        text = (data.parent / "up.log").read_text(errors="replace")
+        assert process.poll() is None, f"trivet up ended: {text}"
+        assert time.monotonic() < deadline, f"trivet up is not ready: {text}"
+        time.sleep(0.05)
+    key = (data / "admin.key").read_text().strip()
+    http = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=30.0)
+    return Service(url, data, process, http)
+
+
+def stop(service: Service) -> None:
+    service.http.close()
+    service.process.send_signal(signal.SIGTERM)
+    try:
+        service.process.wait(60)
+    except subprocess.TimeoutExpired:
+        os.killpg(service.process.pid, signal.SIGKILL)
+        raise
+
+
+def _ready(url: str, data: Path) -> bool:
+    if not (data / "admin.key").exists():
+        return False
+    headers = {"Authorization": f"Bearer {(data / 'admin.key').read_text().strip()}"}
+    try:
+        answer = httpx2.get(f"{url}/v1/hosts", headers=headers, timeout=5.0)
+    except httpx2.TransportError:
+        return False
+    if answer.status_code != 200:
+        return False
+    body = answer.json()
+    hosts = body["items"] if isinstance(body, dict) else body
+    return any(host["alive"] for host in hosts)

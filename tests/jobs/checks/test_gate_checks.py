@@ -1,0 +1,78 @@
+"""A training job that names a compile job as its gate is refused where that checked something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from checked_specs import (
+    CERTIFIED,
+    DEEP,
+    A,
+    B,
+    found,
+    job,
+    spec,
+)
+
+BY_THE_GATE = {"train": True, "gate": A}
+TWICE = {"global": 32, "micro": 8}
+
+
+@pytest.mark.parametrize(
+    ("own", "checked", "expected"),
+    [
+        ({}, {}, []),
+        ({}, {"model": DEEP}, [("model.hidden", [8, 12], "the model of the gate's job, or another compile.gate")]),
+        ({"model": {"job": B}}, {}, []),
+        (
+            {"model": {"job": B}},
+            {"model": DEEP},
+            [("compile.gate", A, "the model of the gate's job, or another compile.gate")],
+        ),
+        ({"precision": {"param": "bf16"}}, {"precision": {"param": "bf16"}}, []),
+        ({"precision": {"param": "bf16"}}, {}, [("precision.param", "bf16", "fp32, or another compile.gate")]),
+        (
+            {"activation_checkpoint": "full"},
+            {},
+            [("activation_checkpoint", "full", "none, or another compile.gate")],
+        ),
+        ({}, {"parallel": {"tp": 2}}, [("parallel.tp", 1, "2, or another compile.gate")]),
+        ({"parallel": {"dp_shard": 2}}, {}, [("parallel.dp_shard", 2, "1, or another compile.gate")]),
+        ({}, {"parallel": {"pp": 2}}, [("parallel.pp", 1, "2, or another compile.gate")]),
+        ({"parallel": {"pp": 2}}, {}, []),  # whether a whole model stands for its stages, only ranks know
+        ({"parallel": {"pp": 2}}, {"parallel": {"pp": 2}}, []),
+        (
+            {"parallel": {"pp": 2}, "pipeline": {"schedule": "gpipe"}},
+            {"parallel": {"pp": 2}},
+            [("pipeline.schedule", "gpipe", "1f1b, or another compile.gate")],
+        ),
+        (
+            {"parallel": {"dp_shard": 2}, "batch": TWICE},
+            {"parallel": {"dp_shard": 2}},
+            [("sharding.reshard", "never", "always, or another compile.gate")],
+        ),
+        ({"parallel": {"dp_shard": 2}, "batch": TWICE}, {"parallel": {"dp_shard": 2}, "micro_batches": 2}, []),
+        ({"parallel": {"tp": 2}, "batch": TWICE}, {"parallel": {"tp": 2}}, []),  # there is nothing to reshard
+        (
+            {"compile": {"train": True, "inference": True, "gate": A}},
+            {"phases": ["train"]},
+            [("compile.inference", True, "false, or a compile job with the phase inference")],
+        ),
+        ({"compile": {"gate": A}}, {"model": DEEP}, []),  # nothing is to be compiled
+        ({}, {"modes": ["eager"]}, [("compile.gate", A, "more modes")]),
+        (
+            {"objective": CERTIFIED},
+            {},
+            [
+                ("objective.name", "certified", "cross_entropy, or a job that does not compile"),
+                ("compile.train", True, "false"),
+            ],
+        ),
+    ],
+)
+def test_a_gate_that_was_made_for_another_job_is_refused(
+    own: dict[str, Any], checked: dict[str, Any], expected: list[tuple[str, Any, str]]
+) -> None:
+    asked = spec("train", **{"compile": BY_THE_GATE, **own})
+    assert found(asked, job(A, "compile", **checked), job(B)) == expected

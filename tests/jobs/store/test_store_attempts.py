@@ -1,0 +1,229 @@
+"""Attempts as workers handle them: dispatch, claims, leases, faults, cancelling."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import redis as redis_py
+from store_builders import DONE, FAILED, LOG, Start, Submit, parts
+
+from service.jobs.layout import DataLayout
+from service.jobs.records import Artifact, AttemptRef, Job, JobError, PartOutcome, Progress, Superseded
+from service.jobs.spec.train import TrainSpec
+from service.jobs.store import Store, StoreLimits
+from service.jobs.store.keyspace import LEASES, OUTBOX
+
+
+def test_a_claim_brings_all_that_a_supervisor_needs(store: Store, gang: Job) -> None:
+    first, second = parts(gang)
+    claim = store.attempts.claim(second, "s")
+    assert claim.ref == second
+    assert claim.spec == TrainSpec.model_validate(gang.spec)
+    assert [(share.host, share.devices) for share in claim.shares] == [("a", (0, 1, 2)), ("b", (0,))]
+    assert claim.share.host == "b"
+    assert claim.leader_address == "a.example"
+    assert claim.lease_s == 3600
+    assert first.host == "a"
+
+
+def test_a_gang_runs_when_all_its_parts_are_claimed(store: Store, gang: Job) -> None:
+    first, second = parts(gang)
+    store.attempts.claim(first, "s")
+    assert store.jobs.get(gang.id).state == "starting"
+    store.attempts.claim(second, "t")
+    running = store.jobs.get(gang.id)
+    assert running.state == "running"
+    assert running.started_at is not None
+
+
+def test_a_second_supervisor_is_refused_and_the_first_may_ask_again(store: Store, gang: Job) -> None:
+    ref = parts(gang)[0]
+    claim = store.attempts.claim(ref, "first")
+    assert store.attempts.claim(ref, "first") == claim
+    with pytest.raises(Superseded):
+        store.attempts.claim(ref, "second")
+
+
+def test_a_part_is_dispatched_until_it_is_claimed(store: Store, redis: redis_py.Redis, gang: Job) -> None:
+    refs = store.attempts.due()
+    assert sorted(refs, key=str) == parts(gang)
+    assert store.attempts.due() == []
+    redis.zadd(OUTBOX(), {str(ref): 1 for ref in refs}, xx=True)
+    store.attempts.claim(refs[0], "s")
+    assert store.attempts.due() == [refs[1]]
+
+
+def test_redispatch_waits_for_its_time(broker: str, redis: redis_py.Redis, data: DataLayout, gang: Job) -> None:
+    store = Store.connect(broker, data, StoreLimits(redispatch_s=7))
+    store.attempts.due()
+    seconds, _ = redis.time()
+    again = [score for _, score in redis.zrange(OUTBOX(), 0, -1, withscores=True)]
+    assert all(5_000 < score - seconds * 1000 <= 8_000 for score in again)
+    store.close()
+
+
+def test_leases_have_the_lengths_of_the_limits(
+    broker: str, redis: redis_py.Redis, data: DataLayout, submit: Submit, beat: Any
+) -> None:
+    store = Store.connect(broker, data, StoreLimits(lease_s=100, starting_lease_s=500))
+    beat("a", cpu=1)
+    job = submit()
+
+    def lease_ms(ref: AttemptRef) -> float:
+        seconds, micro = redis.time()
+        return float(redis.zscore(LEASES(), str(ref)) or 0) - (seconds * 1000 + micro // 1000)
+
+    store.attempts.place()
+    ref = AttemptRef(job.id, 1, "a")
+    assert 400_000 < lease_ms(ref) <= 500_000
+    store.attempts.claim(ref, "s")
+    assert 50_000 < lease_ms(ref) <= 100_000
+    redis.zadd(LEASES(), {str(ref): 1})
+    assert store.attempts.renew(ref) == "run"
+    assert 50_000 < lease_ms(ref) <= 100_000
+    store.close()
+
+
+@pytest.mark.parametrize("stale", ["number", "host", "unclaimed", "unknown job"])
+def test_every_write_of_anyone_else_is_refused(store: Store, gang: Job, stale: str) -> None:
+    first, second = parts(gang)
+    store.attempts.claim(first, "s")
+    ref = {
+        "number": AttemptRef(gang.id, 0, "a"),
+        "host": AttemptRef(gang.id, 1, "c"),
+        "unclaimed": second,
+        "unknown job": AttemptRef("job_" + "0" * 20, 1, "a"),
+    }[stale]
+    artifact = Artifact(name="x", bytes=1, sha256="0", media_type="text/plain", created_at=datetime.now(UTC))
+    before = store.events.latest_id(gang.id)
+    for write in (
+        lambda: store.attempts.emit(ref, [LOG]),
+        lambda: store.attempts.record_artifact(ref, artifact),
+        lambda: store.attempts.finish(ref, DONE),
+    ):
+        with pytest.raises(Superseded):
+            write()
+    assert store.attempts.renew(ref) == "lost"
+    assert store.events.latest_id(gang.id) == before
+    assert store.artifacts.list(gang.id) == []
+
+
+def test_events_progress_and_result_reach_the_job(store: Store, submit: Submit, beat: Any, start: Start) -> None:
+    beat("a", cpu=1)
+    job = submit()
+    (ref,) = start(job)
+    progress: Any = {"type": "progress", "time": 1.0, "rank": 0, "done": 3, "total": 9, "unit": "steps"}
+    store.attempts.emit(ref, [LOG, {**LOG, "line": "ünïcode \x00 \"'"}], progress)
+    assert [stored.event["line"] for stored in store.events.page(job.id, types={"log"}).items] == [
+        "hello",
+        "ünïcode \x00 \"'",
+    ]
+    done = store.attempts.finish(ref, DONE)
+    assert done.state == "succeeded"
+    assert done.result == {"loss": 1.0}
+    assert done.progress is not None
+    assert done.progress == Progress(done=3, total=9, unit="steps")
+    assert done.created_at <= (done.started_at or done.created_at) <= (done.ended_at or done.created_at)
+
+
+def test_a8_progress_within_a_unit_reaches_the_job(store: Store, submit: Submit, beat: Any, start: Start) -> None:
+    beat("a", cpu=1)
+    job = submit()
+    (ref,) = start(job)
+    told = {
+        "done": 0,
+        "total": 8,
+        "unit": "instances",
+        "share": 0.25,
+        "phase": "bounding hidden layers",
+        "left_s": 90.0,
+    }
+    store.attempts.emit(ref, [], {"type": "progress", "time": 1.0, "rank": 0, **told})  # type: ignore[typeddict-item]
+    assert store.jobs.get(job.id).progress == Progress.model_validate(told)
+
+
+@pytest.mark.parametrize("kind", ["state", "nonsense"])
+def test_an_attempt_cannot_forge_the_services_events(store: Store, gang: Job, kind: str) -> None:
+    store.attempts.claim(parts(gang)[0], "s")
+    with pytest.raises(ValueError, match=kind):
+        store.attempts.emit(parts(gang)[0], [LOG, {**LOG, "type": kind}])
+    assert store.events.page(gang.id, types={"log"}).items == []
+
+
+def test_one_failed_part_stops_its_peers_and_the_first_fault_decides(store: Store, gang: Job, start: Start) -> None:
+    first, second = parts(gang)
+    store.attempts.claim(first, "s")
+    store.attempts.claim(second, "s")
+    assert store.attempts.finish(first, FAILED).state == "running"
+    assert store.attempts.renew(second) == "stop"
+    again = store.attempts.finish(second, PartOutcome("failed", error=JobError(type="Late", message="late")))
+    assert again.state == "queued"
+    assert again.reason is not None
+    assert again.reason.startswith("attempt 1: no; retry 1 of 1")
+    first, second = start(gang)
+    store.attempts.finish(first, FAILED)
+    ended = store.attempts.finish(second, PartOutcome("stopped"))
+    assert (ended.state, ended.error) == ("failed", FAILED.error)
+
+
+def test_a_fault_takes_back_what_nobody_claimed(store: Store, gang: Job) -> None:
+    first, second = parts(gang)
+    store.attempts.claim(first, "s")
+    assert store.attempts.finish(first, FAILED).state == "queued"
+    with pytest.raises(Superseded):
+        store.attempts.claim(second, "late")
+    assert {host.name: host.free["cpu"] for host in store.hosts.list()} == {"a": (0, 1, 2), "b": (0,)}
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_a_part_that_gives_no_reason_still_has_an_error(
+    store: Store, submit: Submit, beat: Any, start: Start, status: Any
+) -> None:
+    beat("a", cpu=1)
+    (ref,) = start(submit())
+    error = store.attempts.finish(ref, PartOutcome(status)).error
+    assert error is not None
+    assert error.type == status.capitalize()
+    assert "host a" in error.message
+
+
+def test_cancelling_a_running_job_waits_for_its_processes(
+    store: Store, submit: Submit, beat: Any, start: Start, states: Any
+) -> None:
+    beat("a", cpu=1)
+    job = submit(retries=5)
+    (ref,) = start(job)
+    assert store.attempts.renew(ref) == "run"
+    assert store.jobs.cancel(job.id).state == "cancelling"
+    assert store.attempts.renew(ref) == "stop"
+    assert store.hosts.list()[0].free["cpu"] == ()
+    assert store.attempts.finish(ref, FAILED).state == "cancelled"
+    assert states(job) == ["queued", "starting", "running", "cancelling", "cancelled"]
+    assert store.hosts.list()[0].free["cpu"] == (0,)
+    assert store.jobs.get(job.id).error is None
+
+
+def test_cancelling_before_any_claim_is_immediate(store: Store, gang: Job) -> None:
+    assert store.jobs.cancel(gang.id).state == "cancelled"
+    assert store.attempts.due() == []
+    assert all(not host.running for host in store.hosts.list())
+    for ref in parts(gang):
+        with pytest.raises(Superseded):
+            store.attempts.claim(ref, "late")
+
+
+def test_success_counts_only_if_it_came_before_the_order_to_stop(
+    store: Store, submit: Submit, beat: Any, start: Start
+) -> None:
+    beat("a", cpu=2)
+    in_time, too_late = submit(), submit()
+    store.attempts.place()
+    refs = [AttemptRef(job.id, 1, "a") for job in (in_time, too_late)]
+    for ref in refs:
+        store.attempts.claim(ref, "s")
+        store.jobs.cancel(ref.job_id)
+    store.attempts.renew(refs[1])
+    ended = [store.attempts.finish(ref, DONE) for ref in refs]
+    assert [(job.state, job.result) for job in ended] == [("succeeded", DONE.result), ("cancelled", None)]

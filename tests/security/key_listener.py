@@ -1,0 +1,81 @@
+"""What a client sends its key to: a listener that notes it, and a working folder with a key in its data."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.jobs.settings import ENV_PREFIX
+from trivet.client import Client
+
+SECRET = "tvt_0123456789abcdef_secret"
+NOBODY = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+
+
+@dataclass
+class Listener:
+    """Whatever took a port: it notes what it is sent."""
+
+    url: str
+    keys: list[str] = field(default_factory=list)
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@contextmanager
+def listening() -> Iterator[Listener]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            listener.keys.append(self.headers.get("Authorization", ""))
+            self.send_response(listener.status)
+            for name, value in {"Content-Type": "application/json", **listener.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(b'{"items": [], "next_cursor": null}')
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listener = Listener(f"http://127.0.0.1:{server.server_address[1]}")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield listener
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with listening() as found:
+        yield found
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The working folder of somebody with an admin key in its data folder, and no settings."""
+    for name in list(os.environ):
+        if name.upper().startswith(ENV_PREFIX):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / ".trivet"
+    data.mkdir(mode=0o700)
+    (data / "admin.key").write_text(SECRET + "\n")
+    return tmp_path
+
+
+def ask(url: str | None = None, key: str | None = None) -> None:
+    with Client(url, key) as client:
+        client.jobs()
