@@ -256,7 +256,7 @@ def _over_limit(
         name = signal.Signals(-ending.code).name if ending.code < 0 else f"exit code {ending.code}"
         reason = f"ends its process ({name})"
     if ending is not None:
-        reason += f"; used were {ending.processor_s:.1f} s and {ending.memory_bytes / 2**30:.2f} GiB"
+        reason += f"; it used {ending.processor_s:.1f} s and {ending.memory_bytes / 2**30:.2f} GiB"
     named = files_of(spec_adapter.validate_json(request.spec))
     path = next((path for path, each in named if each == file_id), "")
     message = f"{'reading it' if path else 'the job'} {reason}"

@@ -250,7 +250,10 @@ def _words(error: Mapping[str, Any], place: ErrorPlace, context: Mapping[str, An
     template = _EXPECTED.get(kind)
     if template is None and place.fields:
         given = error.get("input")
-        return f"this is none of its forms{_misspelt(given, place) if isinstance(given, dict) else ''}", message
+        return (
+            f"this matches none of the accepted forms{_misspelt(given, place) if isinstance(given, dict) else ''}",
+            message,
+        )
     return message, message if template is None else template.format_map(context)
 
 
@@ -264,7 +267,7 @@ def _misspelt(given: Mapping[str, Any], place: ErrorPlace) -> str:
 
 def _hint(name: str, fields: Sequence[str]) -> str:
     close = get_close_matches(name, fields, n=1)
-    return f"; {name!r} is no field, did you mean {close[0]!r}?" if close else ""
+    return f"; {name!r} is not a field; did you mean {close[0]!r}?" if close else ""
 
 
 def _unknown_field(place: ErrorPlace) -> tuple[str, str]:

@@ -45,7 +45,7 @@ class Connection:
         try:
             return response.json() if response.content else None
         except ValueError:
-            raise TrivetError(f"what answers at {self.url} is no Trivet service: its answer is no JSON") from None
+            raise TrivetError(f"what answers at {self.url} is not a Trivet service: its answer is not JSON") from None
 
     def send(
         self, method: str, path: str, *, params: Mapping[str, Any] | None = None, **options: Any

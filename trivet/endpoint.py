@@ -57,12 +57,12 @@ def resolve(url: str | None, key: str | None) -> Endpoint:
     address = _choice("url", url, settings.url, chosen)
     secret = _choice("key", key, settings.key.get_secret_value() if settings.key else None, chosen)
     if secret is not None and not _KEY.fullmatch(secret.value):
-        raise TrivetError(f"the key from {secret.source} is no API key: it has characters that no key has")
+        raise TrivetError(f"the key from {secret.source} is not an API key: it has characters that no key has")
     if address is None:
         return _of_data_folder(settings.layout, secret)
     if urlsplit(address.value).scheme not in ("http", "https", "unix"):
         raise TrivetError(
-            f"{_named('url', address)}={address.value!r} is no address of a service; it looks like "
+            f"{_named('url', address)}={address.value!r} is not the address of a service; one looks like "
             "http://127.0.0.1:8437, https://host or unix:///folder/api.sock"
         )
     ca_cert = settings.ca_cert if _same_side(chosen.get("ca_cert"), address) else None

@@ -112,7 +112,7 @@ class LocalService:
         restarts, said = self.restarts[name], []
         if restarts.ended(time.monotonic()):
             pause = f" in {restarts.pause_s:.0f} s" if restarts.pause_s else ""
-            said.append(f"the {name} {ended} and is started again{pause}; its log is {log}")
+            said.append(f"the {name} {ended} and is restarted{pause}; its log is {log}")
         if restarts.is_due(time.monotonic()):
             restarts.started(time.monotonic())
             try:

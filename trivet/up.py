@@ -30,7 +30,9 @@ def run(settings: Settings, console: Terminal) -> int:
 def _announce(service: LocalService, console: Terminal) -> None:
     if service.leftovers:
         names = ", ".join(service.leftovers)
-        console.print(f"Ended what a killed 'trivet up' left running here: {names}. Its jobs go on.", style="yellow")
+        console.print(
+            f"Ended what a killed 'trivet up' left running here: {names}. Its jobs keep running.", style="yellow"
+        )
     for line in service.said:
         console.print(line, style="yellow")
     if service.was_open:

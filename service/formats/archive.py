@@ -250,7 +250,7 @@ def _tar_member(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Member:
     def extract() -> IO[bytes]:
         content = tar.extractfile(entry)
         if content is None:
-            raise ArchiveError(f"{entry.name} is no regular file")
+            raise ArchiveError(f"{entry.name} is not a regular file")
         return content
 
     return Member(PurePosixPath(entry.name), entry.size, extract)

@@ -81,7 +81,7 @@ def uploaded_config(archive: Path) -> TransformerConfig:
     except RecursionError as error:
         raise LlamaError(f"{CONFIG} is nested too deeply") from error
     except ValueError as error:
-        raise LlamaError(f"{CONFIG} is no JSON: {error}") from error
+        raise LlamaError(f"{CONFIG} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise LlamaError(f"{CONFIG} holds a {type(values).__name__}; expected an object")
     return read_config(values)

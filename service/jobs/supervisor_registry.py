@@ -122,5 +122,5 @@ def _read(path: Path) -> SupervisedAttempt | None:
         supervisor, keeper = Process(**fields["supervisor"]), Process(**fields["keeper"])
         return SupervisedAttempt(fields["name"], supervisor, keeper, fields["scratch"])
     except (ValueError, KeyError, TypeError):
-        logger.warning("set aside %s, which is no entry of a supervisor: %.80r", set_aside(path), text)
+        logger.warning("set aside %s, which is not a supervisor's entry: %.80r", set_aside(path), text)
         return None

@@ -143,7 +143,7 @@ def test_a_choice_that_is_not_known_is_not_listed_twice(client: TestClient) -> N
     error = refused(client, {**TRAIN, "device": "tpu"})["device"]
     assert (error["message"], error["expected"]) == ("'tpu' is not known", "'auto', 'cuda' or 'cpu'")
     error = refused(client, {**TRAIN, "model": 3})["model"]
-    assert (error["message"], error["expected"]) == ("this is none of its forms", MODEL_FORMS)
+    assert (error["message"], error["expected"]) == ("this matches none of the accepted forms", MODEL_FORMS)
 
 
 def test_who_reads_only_the_detail_knows_what_would_be_accepted(client: TestClient) -> None:

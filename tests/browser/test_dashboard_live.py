@@ -236,7 +236,7 @@ def test_a_compile_report_appears_when_it_is_there(page: Page, fleet: Fleet) -> 
     expect(page.locator(".diagnosis")).to_contain_text("model.blocks.1")
     script = re.compile("/artifacts/diagnosis/train-inductor/repro")
     expect(page.locator(".diagnosis a")).to_have_attribute("href", script)
-    expect(page.locator(".selftest summary")).to_have_text("Self-test: 1 of 2 injected faults judged right")
+    expect(page.locator(".selftest summary")).to_have_text("Self-test: 1 of 2 injected faults judged correctly")
 
 
 def check_rungs(page: Page) -> None:

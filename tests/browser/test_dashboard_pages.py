@@ -85,7 +85,7 @@ def test_signing_in_and_out(visitor: Page, key: str, complaints: Complaints) -> 
     expect(visitor).to_have_url(re.compile(r"/login\?next=%2Fhosts$"))
     visitor.get_by_label("API key").fill("tvt_nobody_nothing")
     visitor.keyboard.press("Enter")
-    expect(visitor.get_by_role("alert")).to_contain_text("not known here")
+    expect(visitor.get_by_role("alert")).to_contain_text("key is unknown")
     visitor.get_by_label("API key").fill(key)
     visitor.get_by_role("button", name="Sign in").click()
     expect(visitor).to_have_url(re.compile(r"/hosts$"))

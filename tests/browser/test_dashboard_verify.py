@@ -95,7 +95,7 @@ def test_a_sample_has_its_class_and_a_row_without_bounds_no_bar(page: Page, flee
     attempt.bound(2, None, "unknown", lower=[], upper=[], decided_by=None, reason="no rule for ONNX Det")
     page.goto(f"/jobs/{attempt.job_id}")
     rows = page.locator(".verify tbody tr")
-    expect(rows.locator(".instance")).to_have_text(["0class 3", "1class 3 taken for 5", "2"])
+    expect(rows.locator(".instance")).to_have_text(["0class 3", "1class 3, predicted as 5", "2"])
     expect(rows.nth(2).locator(".by")).to_have_text("no rule for ONNX Det")
     expect(rows.locator(".bounds > *")).to_have_count(2)
 

@@ -88,15 +88,13 @@ def test_a_part_that_dies_is_started_again_however_often(tmp_path: Path) -> None
     with up(data) as process, Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
         for word, name in (("valkey-server", "broker"), ("api", "API"), ("workers", "worker")):
             part_of(process, word).kill()
-            line = f"the {name} was ended by SIGKILL and is started again;"
+            line = f"the {name} was ended by SIGKILL and is restarted;"
             wait_until(lambda line=line: line in said(data).read_text(), 30)  # type: ignore[misc]
         wait_until(client.is_ready, 60)
         wait_until(lambda: any(host.alive for host in client.hosts()), 60)
         killed = part_of(process, "workers")
         killed.kill()
-        wait_until(
-            lambda: said(data).read_text().count("the worker was ended by SIGKILL and is started again") == 2, 30
-        )
+        wait_until(lambda: said(data).read_text().count("the worker was ended by SIGKILL and is restarted") == 2, 30)
         wait_until(lambda: any(part != killed for part in parts_of(process, "workers")), 60)
         process.terminate()
         assert process.wait(STOP_S) == 0
@@ -112,7 +110,7 @@ def test_a_part_that_is_killed_during_the_start_is_started_again(tmp_path: Path,
         with Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
             assert client.is_ready()
             assert any(host.alive for host in client.hosts())
-        assert "was ended by SIGKILL and is started again" in said(data).read_text()
+        assert "was ended by SIGKILL and is restarted" in said(data).read_text()
         process.terminate()
         assert process.wait(STOP_S) == 0
     assert belonging_to(data) == []

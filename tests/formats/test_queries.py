@@ -46,7 +46,7 @@ def test_files_archives_and_lists_of_them_are_taken(tmp_path: Path) -> None:
         ({FIRST: zipped({"p.vnnlib": "(assert"})}, "property.vnnlib", "p.vnnlib: line 1: got '('"),
         ({FIRST: zipped({"p.txt": query()})}, "property.vnnlib", "archive of 1 files has none that ends in .vnnlib"),
         ({FIRST: b"\x1f\x8b broken"}, "property.vnnlib", "the file is damaged"),
-        ({FIRST: b"\xff\xfe\x00"}, "property.vnnlib", "the file is no text (byte 0"),
+        ({FIRST: b"\xff\xfe\x00"}, "property.vnnlib", "the file is not text (byte 0"),
         ({FIRST: ""}, "property.vnnlib", "X_0 is not declared"),
         ({FIRST: query(), MODEL: b"no model"}, "model.onnx", "the file is not an ONNX model"),
         ({FIRST: query(), MODEL: gzip.compress(network())[:-9]}, "model.onnx", "the file is damaged"),

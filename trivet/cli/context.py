@@ -58,7 +58,7 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
         except (TrivetError, FileNotFoundError, PermissionError) as error:
             err.block(str(error), style="red", indent=2)
         except UnicodeEncodeError as error:
-            err.print(f"{error.object!r} cannot be sent: it is no text that UTF-8 has", style="red")
+            err.print(f"{error.object!r} cannot be sent: it is not valid UTF-8 text", style="red")
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:

@@ -71,7 +71,7 @@ def drain(name: Annotated[str, typer.Argument(help="host")]) -> None:
 def resume(name: Annotated[str, typer.Argument(help="host")]) -> None:
     """Let a host take jobs again that was drained, or that failed to start some."""
     with client() as service:
-        out.print(f"{service.resume(name).name} takes jobs")
+        out.print(f"{service.resume(name).name} takes jobs again")
 
 
 def create_key(

@@ -100,7 +100,7 @@ def _assign(target: Any, name: str, value: Any, path: str) -> None:
 
 def _index(items: list[Any], name: str, path: str) -> int:
     if not name.isdigit() or int(name) >= len(items):
-        raise SpecError(f"--set {path}: {name!r} is no position in a list of {len(items)}; count from 0")
+        raise SpecError(f"--set {path}: {name!r} is not a position in a list of {len(items)}; count from 0")
     return int(name)
 
 
@@ -108,7 +108,7 @@ def _value(change: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise SpecError(f"--set {change!r}: the value is no YAML: {error}") from None
+        raise SpecError(f"--set {change!r}: the value is not YAML: {error}") from None
 
 
 def _kind(value: Any) -> str:

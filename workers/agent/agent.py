@@ -150,7 +150,7 @@ class Agent:
         for path in self._store.files.delete_abandoned():
             logger.info("deleted %s, an upload that was never finished", path)
         for path in trim(self._settings.layout.cache, self._settings.max_cache_bytes):
-            logger.info("deleted %s, which no job has used for longest", path)
+            logger.info("deleted %s, the entry that was not used for longest", path)
         if self._settings.keep_jobs_days is not None:
             for job_id in self._store.jobs.expire(self._settings.keep_jobs_days * _DAY_S):
                 logger.info("deleted %s, which ended more than %g days ago", job_id, self._settings.keep_jobs_days)
@@ -173,7 +173,7 @@ class Agent:
         try:
             self._store.hosts.leave(self._host)
         except (StoreUnavailable, NotFound) as error:
-            logger.warning("could not sign off: %s", error)
+            logger.warning("could not sign this host off: %s", error)
         self._store.close()
 
 

@@ -317,7 +317,7 @@ class PartRun:
         try:
             await retry_until(self._settings.report_within_s, self._store.attempts.finish, self._claim.ref, outcome)
         except Superseded as refusal:
-            logger.info("the end was not taken: %s", refusal)
+            logger.info("the reported end was refused: %s", refusal)
 
     async def _let_others_speak_first(self) -> None:
         """Wait for the other hosts, as the first fault that is reported is the attempt's. The host of the rank that
@@ -372,7 +372,7 @@ class PartRun:
         try:
             found = await retry_until(self._settings.claim_within_s, recover, self._store, ref, attempts, first)
         except StoreUnavailable as outage:
-            logger.warning("what earlier attempts left unrelayed stays on disk: %s", outage)
+            logger.warning("events that earlier attempts did not relay stay on disk: %s", outage)
             return
         for event in found:
             await self._uploader.room()

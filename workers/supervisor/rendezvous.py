@@ -55,5 +55,7 @@ def interface_of(address: str) -> str:
     }
     name = known.get(LOOPBACK if ipaddress.ip_address(address).is_loopback else address)
     if name is None:
-        raise ValueError(f"worker_address={address!r} is no address of this host; expected one of {', '.join(known)}")
+        raise ValueError(
+            f"worker_address={address!r} is not an address of this host; expected one of {', '.join(known)}"
+        )
     return name

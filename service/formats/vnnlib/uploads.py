@@ -61,6 +61,6 @@ def read_text(content: IO[bytes], name: str, unpacking: Unpacking, most: int = L
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise VnnlibError(
-            f"{name} is no text (byte {error.start}: {error.reason}); expected VNN-LIB as UTF-8 text, compressed by "
+            f"{name} is not text (byte {error.start}: {error.reason}); expected VNN-LIB as UTF-8 text, compressed by "
             "gzip or not, or a zip or an uncompressed tar of such files"
         ) from error

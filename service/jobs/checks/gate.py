@@ -58,7 +58,7 @@ def _phases(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
             message = f"the gate's job checks {' and '.join(checked.phases)} only"
             yield Problem(f"compile.{phase}", message, True, f"false, or a compile job with the phase {phase}")
     if checked.modes == ("eager",):
-        yield Problem(GATE, "it climbs no higher than eager, which compiles nothing", spec.compile.gate, "more modes")
+        yield Problem(GATE, "it goes no higher than eager, which compiles nothing", spec.compile.gate, "more modes")
 
 
 def _differences(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:

@@ -60,7 +60,7 @@ def test_a_gang_talks_over_the_interface_of_its_address_or_the_operators() -> No
 
 def test_an_address_of_another_host_is_refused_with_those_of_this_one() -> None:
     assert interface_of("127.0.0.1") == "lo"
-    with pytest.raises(ValueError, match=r"worker_address='192.0.2.1' is no address of this host; .*127\.0\.0\.1"):
+    with pytest.raises(ValueError, match=r"worker_address='192.0.2.1' is not an address of this host; .*127\.0\.0\.1"):
         interface_of("192.0.2.1")
 
 

@@ -42,7 +42,7 @@ export class Artifacts extends Section {
   /** @param {Job} job */
   update(job) {
     this.remark(this.artifacts.length ? `${many(this.artifacts.length, "entry", "entries")} · ${bytes(total(this.artifacts))}` : "");
-    const words = isTerminal(job.state) ? "This job left no files" : "No files yet";
+    const words = isTerminal(job.state) ? "This job produced no files" : "No files yet";
     fill(this.body, this.artifacts.length === 0 ? blank(words) : this.table(job));
   }
 

@@ -48,8 +48,8 @@ export class Compile extends Section {
     if (this.isReported || signature === this.drawn) return;
     this.drawn = signature;
     const isClimbed = rows.every((row) => row.verdict !== null);
-    const next = isClimbed ? "The climb is over; what failed is looked into, and the detectors are tried." : "It comes when the last rung is done.";
-    fill(this.body, blank(isOver ? "This job left no report" : "No report yet", isOver ? "" : next),
+    const next = isClimbed ? "All rungs have ended; failures are being diagnosed and the detectors tested." : "It appears when the last rung has ended.";
+    fill(this.body, blank(isOver ? "This job produced no report" : "No report yet", isOver ? "" : next),
       (this.climb.size > 0 || job.state === "running") && provisionalTable(rows));
   }
 
@@ -93,7 +93,7 @@ export class Compile extends Section {
 
 /** @param {Record<string, any>} found @param {string} job @returns {Child[]} */
 function reproduction(found, job) {
-  if (!found.script) return [`No script shows it alone: ${found.said}`];
+  if (!found.script) return [`No script reproduces it alone: ${found.said}`];
   const link = downloadLink({}, artifactPath(job, found.script), found.script);
   const size = `${number(found.operators)} ${found.operators === 1 ? "operator" : "operators"}`;
   return [link, ` (${size}${found.confirmed ? ", confirmed in a process of its own" : ", not confirmed"}): ${found.said}`,
@@ -142,7 +142,7 @@ function proofs(all) {
   const rows = all.map((one) => h("li", {}, `${one.holds ? "✓" : "✗"} ${one.detector === "none" ? "no detector" : one.detector}: ${one.fault}`));
   const right = all.filter((one) => one.holds).length;
   return all.length > 0 && h("details", { class: "selftest" },
-    h("summary", {}, `Self-test: ${right} of ${all.length} injected faults judged right`), h("ul", {}, ...rows));
+    h("summary", {}, `Self-test: ${right} of ${all.length} injected faults judged correctly`), h("ul", {}, ...rows));
 }
 
 /** How the program called its modules, at the furthest rung of each phase. @param {Rung[]} rungs @returns {Child[]} */

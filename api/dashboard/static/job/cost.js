@@ -6,7 +6,7 @@ import { rail } from "../ui/rail.js";
 import { Section } from "./section.js";
 
 /** Maps, since the names come from a job: an object would answer to `constructor` too. */
-const WORDS = new Map([["prepare", "making the model ready"], ["witnesses", "looking at samples and centres"],
+const WORDS = new Map([["prepare", "preparing the model"], ["witnesses", "checking samples and centres"],
   ["layers", "bounding hidden layers"], ["outputs", "bounding outputs and the property"],
   ["attack", "attacking"], ["search", "searching"]]);
 

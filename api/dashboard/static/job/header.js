@@ -82,7 +82,7 @@ export class Header {
 
   async askRetry() {
     const job = this.job;
-    const detail = "It is queued again as a new attempt and goes on from its last checkpoint, where it has one.";
+    const detail = "It is queued again as a new attempt and resumes from its last checkpoint, if it has one.";
     if (job && (await confirmed(`Retry “${title(job)}”?`, detail, "Retry the job"))) await this.act(job, "/retry");
   }
 

@@ -8,8 +8,8 @@ import { Section } from "./section.js";
 const COLUMNS = ["Layer", "Operator", "Neurons", "Mean width", "Unstable"];
 /** @type {Record<string, string>} */
 const EXPLAINED = {
-  "Mean width": "Of the bounds of all neurons. Those that a tighter bound would change nothing for, as ReLUs of a known sign, keep the width of their interval.",
-  Unstable: "Neurons that a tighter bound would help, as ReLUs whose sign is not known.",
+  "Mean width": "The mean over all neurons. A neuron that a tighter bound would not help, such as a ReLU of known sign, keeps the width of its interval.",
+  Unstable: "Neurons that a tighter bound would help, such as ReLUs of unknown sign.",
 };
 
 /** @typedef {{layer: string, operator: string, neurons: number, mean_width: number | null, mean_unstable: number | null}} Layer */

@@ -59,7 +59,7 @@ const percent = (value) => (typeof value === "number" ? `${number(100 * value, 2
 export const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}×` : "–");
 
 /** Against eager steps that were timed in turns with it. @param {Rung} rung @returns {Child} */
-const pace = ({ ratio, noisy }) => (noisy ? h("span", { title: "The rounds of this race differ too much" }, times(ratio), h("span", { class: "noisy" }, "noisy")) : times(ratio));
+const pace = ({ ratio, noisy }) => (noisy ? h("span", { title: "The timings of this comparison vary too much" }, times(ratio), h("span", { class: "noisy" }, "noisy")) : times(ratio));
 
 /** @param {Rung} rung @returns {Child[]} */
 function findings(rung) {
@@ -73,7 +73,7 @@ function findings(rung) {
     group("Graphs", { forward: rung.graphs, backward: rung.backward_graphs, operations: rung.operations, "whole program": rung.fullgraph }),
     group("Parameters", rung.parameters),
     list("Hooks of FSDP2 inside of graphs", (rung.hooks ?? []).map((/** @type {any} */ one) => [one.reason, "", one.count])),
-    group("Compiled autograd", rung.autograd_captures > 0 ? { "backwards taken over": rung.autograd_captures } : null),
+    group("Compiled autograd", rung.autograd_captures > 0 ? { "backward passes captured": rung.autograd_captures } : null),
     ...cudaGraphs(rung.cudagraph),
     list("Step marks", (rung.marks ?? []).map((/** @type {any} */ one) => [one.while_pending ? `while a backward is pending: ${one.pending.join(", ")}` : "between steps", one.site, one.marks])),
     list("Calls during a backward", (rung.reentries ?? []).map((/** @type {any} */ one) => [`${one.module}, iteration ${one.iteration}`, one.site])),

@@ -204,7 +204,7 @@ export class Verify extends Section {
 /** The class of a sample, and what the model takes it for where that is another. @param {BoundsRow} row */
 function sample({ label, prediction }) {
   if (!isNumber(label)) return "";
-  return isNumber(prediction) && prediction !== label ? `class ${label} taken for ${prediction}` : `class ${label}`;
+  return isNumber(prediction) && prediction !== label ? `class ${label}, predicted as ${prediction}` : `class ${label}`;
 }
 
 /** What is to be certified, in a few words; models are counted as rows name them. @param {Record<string, any>} property @param {BoundsRow[]} rows */

@@ -71,7 +71,7 @@ class HostCard {
     setText(this.action, host.draining || host.failing ? "Resume" : "Drain");
     this.showDevices(devices(host));
     const versions = Object.entries(host.versions).map(([name, version]) => `${name} ${version}`);
-    setText(this.versions, [...versions, `ranks apart by ${host.isolation.join(", ")}`].join("  ·  "));
+    setText(this.versions, [...versions, `ranks isolated by ${host.isolation.join(", ")}`].join("  ·  "));
   }
 
   /** Drawn again only when something changed, so that the keyboard's focus stays. @param {Device[]} all */
@@ -96,7 +96,7 @@ class HostCard {
     if (!host) return;
     const stopped = host.draining || host.failing !== null;
     const sure = stopped || (await confirmed(`Drain ${host.name}?`,
-      "Jobs that run there go on to their end; no new ones are placed there until it is resumed.", "Drain the host"));
+      "Jobs that are running there will finish; no new ones are placed there until the host is resumed.", "Drain the host"));
     if (!sure) return;
     try {
       await post(`/v1/hosts/${encodeURIComponent(host.name)}/${stopped ? "resume" : "drain"}`);

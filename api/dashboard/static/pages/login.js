@@ -16,8 +16,8 @@ function next() {
 /** @param {Response | null} response */
 function words(response) {
   if (response === null) return "The service cannot be reached. Is it running?";
-  if (response.status === 429) return `Too many wrong keys from here. Try again in ${response.headers.get("Retry-After") ?? "60"} s.`;
-  if (response.status < 500) return "This key is not known here, or was revoked.";
+  if (response.status === 429) return `Too many wrong keys from this address. Try again in ${response.headers.get("Retry-After") ?? "60"} s.`;
+  if (response.status < 500) return "This key is unknown, or was revoked.";
   return "The service has a problem. Try again in a moment.";
 }
 
