@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings = Settings(**given)
     except (ValidationError, FileNotFoundError, PermissionError) as error:
         return _refuse(str(error))
-    if reason := exposure(settings):
+    if reason := _exposure(settings):
         return _refuse(reason)
     try:
         was_open = close_to_others(settings.layout.root)
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         logging.getLogger("api").warning("closed %s to other users, who could read it", settings.layout.root)
     store = Store.connect(settings.broker_url, settings.layout, StoreLimits.of(settings))
     try:
-        announce_admin_key(settings, store)
+        _announce_admin_key(settings, store)
     except StoreUnavailable as error:
         return _refuse(f"{error}; set {ENV_PREFIX}REDIS_URL, or run 'trivet up', which starts a broker itself")
     try:
@@ -64,7 +64,7 @@ def _bound(settings: Settings) -> socket.socket:
     return listening
 
 
-def exposure(settings: Settings) -> str | None:
+def _exposure(settings: Settings) -> str | None:
     """Return why the API will not bind this address; ``None`` if it will."""
     if settings.host in LOOPBACK or settings.behind_proxy or settings.tls_cert is not None:
         return None
@@ -74,7 +74,7 @@ def exposure(settings: Settings) -> str | None:
     )
 
 
-def announce_admin_key(settings: Settings, store: Store) -> None:
+def _announce_admin_key(settings: Settings, store: Store) -> None:
     """Write the admin key, on the very first start, to its file, readable by its owner only."""
     secret = store.keys.ensure_admin()
     if secret is None:

@@ -102,12 +102,12 @@ def session_cookie(request: Request) -> str | None:
 
 def refuse_cross_site(request: Request) -> None:
     """Refuse an unsafe request that a browser may have been talked into by another site, or by another port's page."""
-    if request.method in _SAFE_METHODS or same_origin(request):
+    if request.method in _SAFE_METHODS or _same_origin(request):
         return
     raise ProblemError(403, f"ask from this service's own pages; a script sends the header '{CSRF_HEADER}: 1'")
 
 
-def same_origin(request: Request) -> bool:
+def _same_origin(request: Request) -> bool:
     """Whether one of our own pages sent this, by what every browser says; or else a script, by its header."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:

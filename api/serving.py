@@ -23,7 +23,7 @@ LEAST_BODY = 10_000
 log = logging.getLogger(__name__)
 
 
-class LimitedProtocol(HttpToolsProtocol):
+class _LimitedProtocol(HttpToolsProtocol):
     """HTTP for clients that may be slow on purpose: a request's head must be complete in time and of bounded size, and
     its body must keep coming. While the application does not take what was sent, the client owes nothing.
     """
@@ -101,9 +101,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def limited(head_s: float, body_s: float) -> type[LimitedProtocol]:
+def limited(head_s: float, body_s: float) -> type[_LimitedProtocol]:
     """Return the protocol with these limits, in seconds."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"head_s": head_s, "body_s": body_s})
+    return type("LimitedProtocol", (_LimitedProtocol,), {"head_s": head_s, "body_s": body_s})
 
 
 @dataclass

@@ -33,7 +33,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 @dataclass
-class EventStream:
+class _EventStream:
     """What one client asked to see."""
 
     hub: Hub
@@ -155,7 +155,7 @@ def respond(
 
     async def body() -> AsyncIterator[bytes]:
         with hub.subscribe(caller.credential, cursor, states, everything=everything) as subscription:
-            stream = EventStream(hub, subscription, composite=not single, types=types, states=dict(states))
+            stream = _EventStream(hub, subscription, composite=not single, types=types, states=dict(states))
             async for chunk in stream.chunks():
                 yield chunk
 
@@ -172,7 +172,7 @@ async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, ca
         return job
     try:
         with hub.subscribe(caller.credential, Cursor(base=after), [job_id]) as subscription:
-            stream = EventStream(hub, subscription, composite=False, states={job_id: job.state})
+            stream = _EventStream(hub, subscription, composite=False, states={job_id: job.state})
             async with asyncio.timeout(within_s):
                 await _exhaust(stream.chunks())
             if subscription.revoked:

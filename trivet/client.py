@@ -38,7 +38,7 @@ class Client:
 
     def __init__(self, url: str | None = None, key: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self._connection = Connection(url, key, timeout_s=timeout_s)
-        self.keys = KeysResource(self._connection)
+        self.keys = _KeysResource(self._connection)
 
     @property
     def url(self) -> str:
@@ -234,7 +234,7 @@ class Client:
             raise
 
 
-class KeysResource:
+class _KeysResource:
     """API keys; needs an admin key."""
 
     def __init__(self, connection: Connection) -> None:

@@ -77,7 +77,7 @@ class Connection:
                 "this address only: set TRIVET_URL to the service's own one"
             )
         try:
-            raise_for_problem(response)
+            _raise_for_problem(response)
         except Refused as error:
             if error.status != 401 or self._advice is None:
                 raise
@@ -113,7 +113,7 @@ def _transport(endpoint: Endpoint, held: ExitStack) -> dict[str, Any]:
     return options
 
 
-def raise_for_problem(response: httpx2.Response) -> None:
+def _raise_for_problem(response: httpx2.Response) -> None:
     if response.status_code < 400:
         return
     try:

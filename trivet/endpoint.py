@@ -38,7 +38,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class ChosenSetting:
+class _ChosenSetting:
     """One thing that was chosen, and by what: ``argument``, ``environment``, or a file's path."""
 
     value: str
@@ -78,7 +78,7 @@ def same_service(one: str, other: str) -> bool:
     return _origin(one) == _origin(other)
 
 
-def _check_meant(secret: ChosenSetting, address: ChosenSetting, beside: str | None) -> None:
+def _check_meant(secret: _ChosenSetting, address: _ChosenSetting, beside: str | None) -> None:
     """Refuse to send a key to an address that comes from elsewhere, unless the key's own source names the same one."""
     if beside is not None and same_service(beside, address.value):
         return
@@ -90,7 +90,7 @@ def _check_meant(secret: ChosenSetting, address: ChosenSetting, beside: str | No
         )
 
 
-def _url_beside(secret: ChosenSetting, settings: Settings, chosen: dict[str, str]) -> str | None:
+def _url_beside(secret: _ChosenSetting, settings: Settings, chosen: dict[str, str]) -> str | None:
     """Return the URL that the key's own source gives, if any, whether or not another source overrides it."""
     if secret.source == "argument":
         return None
@@ -99,7 +99,7 @@ def _url_beside(secret: ChosenSetting, settings: Settings, chosen: dict[str, str
     return None if secret.source == "environment" else in_file().get("url")
 
 
-def _of_data_folder(data: DataLayout, secret: ChosenSetting | None) -> Endpoint:
+def _of_data_folder(data: DataLayout, secret: _ChosenSetting | None) -> Endpoint:
     """Return the service whose data is here. Its own key, or one that the user has from elsewhere, goes to its socket
     only.
     """
@@ -121,7 +121,7 @@ def _of_data_folder(data: DataLayout, secret: ChosenSetting | None) -> Endpoint:
     return Endpoint(url, secret.value if secret else own, advice=f"the key is {named}")
 
 
-def _known_here(data: DataLayout, address: ChosenSetting, ca_cert: Path | None) -> Endpoint:
+def _known_here(data: DataLayout, address: _ChosenSetting, ca_cert: Path | None) -> Endpoint:
     """Return the endpoint of an address without a key: where it is that of the data folder's own service, its
     socket.
     """
@@ -137,12 +137,14 @@ def _own_key(data: DataLayout) -> str | None:
     return read_private(data.admin_key) if data.root.is_dir() else None
 
 
-def _choice(name: str, argument: str | None, setting: str | None, chosen: dict[str, str]) -> ChosenSetting | None:
+def _choice(name: str, argument: str | None, setting: str | None, chosen: dict[str, str]) -> _ChosenSetting | None:
     if argument:
-        return ChosenSetting(argument, "argument", found=False)
+        return _ChosenSetting(argument, "argument", found=False)
     if not setting:
         return None
-    return ChosenSetting(setting.rstrip("/") if name == "url" else setting, chosen[name], found=_is_found(chosen[name]))
+    return _ChosenSetting(
+        setting.rstrip("/") if name == "url" else setting, chosen[name], found=_is_found(chosen[name])
+    )
 
 
 def _is_found(source: str) -> bool:
@@ -150,11 +152,11 @@ def _is_found(source: str) -> bool:
     return source == "trivet.toml" and f"{ENV_PREFIX}CONFIG" not in os.environ
 
 
-def _same_side(source: str | None, address: ChosenSetting) -> bool:
+def _same_side(source: str | None, address: _ChosenSetting) -> bool:
     return source is not None and _is_found(source) == address.found
 
 
-def _named(name: str, choice: ChosenSetting) -> str:
+def _named(name: str, choice: _ChosenSetting) -> str:
     if choice.source == "environment":
         return f"{ENV_PREFIX}{name.upper()}"
     return f"the argument '{name}'" if choice.source == "argument" else f"{Path(choice.source).resolve()}"

@@ -160,7 +160,7 @@ class LocalService:
     def _end_jobs(self, worker: ChildProcess) -> None:
         launched = _children(worker.process.pid)
         worker.end()
-        end_supervisors(self.settings, launched)
+        _end_supervisors(self.settings, launched)
 
     def _start(self, listening: socket.socket) -> None:
         host, port = listening.getsockname()[:2]
@@ -217,7 +217,7 @@ class LocalService:
         return True
 
 
-def end_supervisors(settings: Settings, launched: Sequence[psutil.Process] = ()) -> None:
+def _end_supervisors(settings: Settings, launched: Sequence[psutil.Process] = ()) -> None:
     """Ask every supervisor of this host to end its group and to give its part back to the queue.
 
     ``launched`` are processes of the worker that may have a part to run and have not entered themselves yet.

@@ -80,7 +80,7 @@ PAGES = (
 )
 
 
-class RevalidatedFiles(StaticFiles):
+class _RevalidatedFiles(StaticFiles):
     """Files that browsers keep but ask about, so that an upgraded service never meets yesterday's modules."""
 
     def file_response(self, *args: object, **kwargs: object) -> Response:
@@ -108,7 +108,7 @@ def mount(app: FastAPI, signed_in: SignedIn | None = None) -> None:
             name=f"dashboard:{page.module}",
         )
     app.add_api_route("/static/kinds/{kind}.js", _kind_module, include_in_schema=False, name="dashboard:kind")
-    app.mount("/static", RevalidatedFiles(directory=HERE / "static"), name="dashboard:static")
+    app.mount("/static", _RevalidatedFiles(directory=HERE / "static"), name="dashboard:static")
 
 
 def _kind_module(kind: str) -> Response:

@@ -57,7 +57,7 @@ def _archive(folder: Path) -> Response:
         "Cache-Control": "private, no-store",
         "Content-Security-Policy": "sandbox",
     }
-    return StreamingResponse(tar_stream(folder), media_type="application/x-tar", headers=headers)
+    return StreamingResponse(_tar_stream(folder), media_type="application/x-tar", headers=headers)
 
 
 def download(request: Request, path: Path, filename: str, media_type: str, sha256: str) -> Response:
@@ -74,7 +74,7 @@ def download(request: Request, path: Path, filename: str, media_type: str, sha25
 _CHUNK = 1 << 20
 
 
-def tar_stream(folder: Path) -> Iterator[bytes]:
+def _tar_stream(folder: Path) -> Iterator[bytes]:
     """Yield the regular files below ``folder``, in order of their names, under the folder's own name.
 
     Links are left out. A file that shrinks meanwhile ends the stream with :class:`OSError`: the archive is then not

@@ -54,7 +54,7 @@ def job_timeline(
     """Return what each rank did in one step, as it measured it."""
     store.jobs.get(job_id)
     events = list(history.events(store, settings.layout, job_id, frozenset({"span"})))
-    found = by_step(events)
+    found = _by_step(events)
     if step is not None and step not in found:
         known = f"steps {min(found)} to {max(found)} have some" if found else "no step has any yet"
         raise ProblemError(404, f"there are no spans of step {step} of job {job_id}; {known}")
@@ -88,7 +88,7 @@ def newest(found: Steps) -> int | None:
     return max(whole or found, default=None)
 
 
-def by_step(events: Iterable[Mapping[str, Any]]) -> Steps:
+def _by_step(events: Iterable[Mapping[str, Any]]) -> Steps:
     """Return ``step -> rank -> spans``. A rank that begins a step again, in a later attempt, replaces what it had of
     it.
     """

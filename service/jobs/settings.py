@@ -226,7 +226,7 @@ class Settings(BaseSettings):
 
 
 @dataclass(frozen=True)
-class SettingLine:
+class _SettingLine:
     """One setting as ``trivet settings`` lists it. ``source`` is ``default``, ``environment`` or the file's path."""
 
     name: str
@@ -252,7 +252,7 @@ def sources() -> dict[str, str]:
     }
 
 
-def describe(settings: Settings) -> list[SettingLine]:
+def describe(settings: Settings) -> list[_SettingLine]:
     """Return every setting, in the order of their declaration; secrets are masked."""
     chosen = sources()
     lines = []
@@ -261,7 +261,7 @@ def describe(settings: Settings) -> list[SettingLine]:
         source = chosen.get(name, "default")
         default = field.get_default(call_default_factory=True, validated_data={})
         lines.append(
-            SettingLine(
+            _SettingLine(
                 name, variable, _shown(getattr(settings, name)), _shown(default), source, field.description or ""
             )
         )

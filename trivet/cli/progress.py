@@ -33,7 +33,7 @@ _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "runnin
 
 
 @dataclass
-class JobView:
+class _JobView:
     """What is known of one job from its events."""
 
     state: str = "queued"
@@ -79,17 +79,17 @@ class JobView:
         return "  ".join(parts) or (self.reason if self.state == "queued" else "")
 
 
-def _state(seen: JobView, event: dict[str, Any]) -> None:
+def _state(seen: _JobView, event: dict[str, Any]) -> None:
     seen.state = event["state"]
     seen.reason = event.get("reason") or ""
 
 
-def _progress(seen: JobView, event: dict[str, Any]) -> None:
+def _progress(seen: _JobView, event: dict[str, Any]) -> None:
     seen.done, seen.total, seen.unit = event["done"], event["total"], event["unit"]
     seen.share, seen.phase, seen.left_s = event.get("share"), event.get("phase") or "", event.get("left_s")
 
 
-def _metric(seen: JobView, event: dict[str, Any]) -> None:
+def _metric(seen: _JobView, event: dict[str, Any]) -> None:
     seen.metrics |= event["values"]
     for name, value in event["values"].items():
         if name.endswith(_PASSED):
@@ -97,17 +97,17 @@ def _metric(seen: JobView, event: dict[str, Any]) -> None:
             seen.done = event["step"]  # steps of a compile job are rungs: what passed and the count belong together
 
 
-def _bound(seen: JobView, event: dict[str, Any]) -> None:
+def _bound(seen: _JobView, event: dict[str, Any]) -> None:
     seen.verdicts[event["instance"]] = event["verdict"]
     seen.searching = ""
 
 
-def _search(seen: JobView, event: dict[str, Any]) -> None:
+def _search(seen: _JobView, event: dict[str, Any]) -> None:
     bound = "" if event["bound"] is None else f", bound {event['bound']:.3g}"
     seen.searching = f"instance {event['instance']}: {event['domains']} domains, {event['open']} open{bound}"
 
 
-_HANDLERS: dict[str, Callable[[JobView, dict[str, Any]], None]] = {
+_HANDLERS: dict[str, Callable[[_JobView, dict[str, Any]], None]] = {
     "state": _state,
     "progress": _progress,
     "metric": _metric,
@@ -124,7 +124,7 @@ def show(console: Terminal, titles: Mapping[str, str], events: Iterable[dict[str
     if not console.is_terminal:
         show_plainly(console, titles, events)
         return
-    seen = {job_id: JobView() for job_id in titles}
+    seen = {job_id: _JobView() for job_id in titles}
     with _bar(console) as bar:
         tasks = {
             job_id: bar.add_task(visible(title), total=None, state="queued", line="")
@@ -144,7 +144,7 @@ def show_plainly(
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Print a line per change of state, and one of progress where a job's last line is ``PLAIN_S`` seconds old."""
-    seen = {job_id: JobView() for job_id in titles}
+    seen = {job_id: _JobView() for job_id in titles}
     said = dict.fromkeys(titles, clock())
     for event in events:
         job_id, title = event["job"], titles[event["job"]]
@@ -181,14 +181,14 @@ class _StateColumn(ProgressColumn):
         return Text(task.fields["state"], style=_STYLES.get(task.fields["state"], ""))
 
 
-def _draw(bar: Progress, task: TaskID, seen: JobView) -> None:
+def _draw(bar: Progress, task: TaskID, seen: _JobView) -> None:
     completed = seen.done if seen.share is None or seen.total is None else seen.share * seen.total
     bar.update(task, completed=completed, total=seen.total, state=visible(seen.state), line=visible(seen.line))
     if seen.state in TERMINAL:
         bar.stop_task(task)
 
 
-def _print_plainly(console: Terminal, title: str, seen: JobView, event: dict[str, Any]) -> None:
+def _print_plainly(console: Terminal, title: str, seen: _JobView, event: dict[str, Any]) -> None:
     if event["type"] == "state":
         reason = f" ({seen.reason})" if seen.reason else ""
         console.block(f"{visible(title)}: {seen.state}{reason}", indent=2)

@@ -73,7 +73,7 @@ def metrics(
         values = [value for value in points["value"] if value is not None]
         if values:
             numbers = (f"{value:.4g}" for value in (values[0], values[-1], min(values), max(values)))
-            rows.add_row(name, str(points["step"][-1]), *numbers, sparkline(values))
+            rows.add_row(name, str(points["step"][-1]), *numbers, _sparkline(values))
     out.print(rows if series else "no metrics yet")
 
 
@@ -194,7 +194,7 @@ def _file_name(service: Client, job_id: str, name: str) -> str:
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(values: list[float], width: int = 24) -> str:
+def _sparkline(values: list[float], width: int = 24) -> str:
     """Draw a curve in a line of text."""
     chosen = [values[index * len(values) // width] for index in range(width)] if len(values) > width else values
     low, span = min(chosen), max(chosen) - min(chosen)

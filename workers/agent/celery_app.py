@@ -23,7 +23,7 @@ _THREADS = 4
 Launch = Callable[[AttemptRef], None]
 
 
-def queue_of(host: str) -> str:
+def _queue_of(host: str) -> str:
     """Return the name of the queue that only this host's worker reads."""
     return f"host.{host}"
 
@@ -81,7 +81,7 @@ class Dispatcher:
     def send(self, ref: AttemptRef) -> None:
         """Put a launch into the queue of its host; raises Celery's ``OperationalError`` when the broker is away."""
         arguments = [ref.job_id, ref.attempt, ref.host]
-        self._app.send_task(TASK, args=arguments, queue=queue_of(ref.host), retry=False, ignore_result=True)
+        self._app.send_task(TASK, args=arguments, queue=_queue_of(ref.host), retry=False, ignore_result=True)
 
 
 def serve(app: Celery, host: str, launch: Launch) -> None:
@@ -94,7 +94,7 @@ def serve(app: Celery, host: str, launch: Launch) -> None:
     worker: Any = Worker(
         app=app,
         hostname=f"trivet@{host}",
-        queues=[queue_of(host)],
+        queues=[_queue_of(host)],
         pool="threads",
         concurrency=_THREADS,
         without_gossip=True,

@@ -85,8 +85,8 @@ class Confinement:
         namespaces.drop_capabilities()
         if landlock.abi() >= landlock.MINIMUM_ABI:
             landlock.restrict(
-                [*system_paths(), *map(Path, self.read)],
-                [*device_paths(), *map(Path, self.write)],
+                [*_system_paths(), *map(Path, self.read)],
+                [*_device_paths(), *map(Path, self.write)],
                 map(Path, self.secret),
             )
             held.add("files")
@@ -97,7 +97,7 @@ class Confinement:
         return held
 
 
-def system_paths() -> Iterator[Path]:
+def _system_paths() -> Iterator[Path]:
     """Yield where programs, libraries and installed packages are."""
     yield from map(Path, _SYSTEM)
     installed = str(Path(__file__).parents[2])
@@ -110,7 +110,7 @@ def system_paths() -> Iterator[Path]:
                 yield Path(entry)
 
 
-def device_paths() -> Iterator[Path]:
+def _device_paths() -> Iterator[Path]:
     """Yield the device files that ranks need: GPUs, random numbers, shared memory."""
     yield from (Path("/dev", name) for name in _DEVICES)
     yield from Path("/dev").glob("nvidia*")

@@ -20,7 +20,7 @@ NO_PORT = 0
 """``MASTER_PORT`` of the ranks, whose store is a file beside that of the launchers."""
 
 
-class FolderRendezvous(RendezvousHandler):
+class _FolderRendezvous(RendezvousHandler):
     """Hosts, and their order, are known beforehand, so there is one round and nobody joins later."""
 
     def __init__(self, folder: Path, host: int, hosts: int, run_id: str, address: str) -> None:
@@ -56,11 +56,11 @@ class FolderRendezvous(RendezvousHandler):
 
 
 def register() -> None:
-    """Let torchrun's ``--rdzv-backend=folder`` find :class:`FolderRendezvous`."""
+    """Let torchrun's ``--rdzv-backend=folder`` find :class:`_FolderRendezvous`."""
     rendezvous_handler_registry.register(BACKEND, _create)
 
 
 def _create(parameters: RendezvousParameters) -> RendezvousHandler:
     host, address = parameters.get_as_int("host"), parameters.get("address")
     assert host is not None
-    return FolderRendezvous(Path(parameters.endpoint), host, parameters.max_nodes, parameters.run_id, str(address))
+    return _FolderRendezvous(Path(parameters.endpoint), host, parameters.max_nodes, parameters.run_id, str(address))

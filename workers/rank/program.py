@@ -30,7 +30,7 @@ from workers.rank.control import Control
 from workers.rank.stacks import write_on_request
 
 
-def installed_runner(kind: str) -> Runner:
+def _installed_runner(kind: str) -> Runner:
     """Return the runner of a kind, imported now and not before: it brings torch."""
     from service.jobs.kinds.registry import KINDS  # noqa: PLC0415 - first tell the supervisor that this rank is there
 
@@ -38,7 +38,7 @@ def installed_runner(kind: str) -> Runner:
     return cast(Runner, getattr(importlib.import_module(module), name))
 
 
-def main(find_runner: Callable[[str], Runner] = installed_runner) -> int:
+def main(find_runner: Callable[[str], Runner] = _installed_runner) -> int:
     """Run this rank of the attempt that the environment names; the exit code."""
     started = time.time()
     die_with_parent()

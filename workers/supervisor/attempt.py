@@ -61,10 +61,10 @@ async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str]
     if claim is not None:
         # A claim that got through late was granted after some failed tries, the last no longer ago than the lease.
         sent_at = max(sent_at, uptime() - claim.lease_s / 2)
-        await PartRun(store, claim, order, group, program, sent_at=sent_at, settings=settings).run()
+        await _PartRun(store, claim, order, group, program, sent_at=sent_at, settings=settings).run()
 
 
-class PartRun:
+class _PartRun:
     """The life of one part. Whatever happens first ends it: see :data:`Ending`."""
 
     def __init__(

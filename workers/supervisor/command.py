@@ -91,7 +91,7 @@ def rank_environment(
         "TRIVET_DEVICE": share.pool,
         RENDEZVOUS: str(meeting.folder),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": visible_devices(share.devices if share.pool == "cuda" else (), environment),
+        "CUDA_VISIBLE_DEVICES": _visible_devices(share.devices if share.pool == "cuda" else (), environment),
         "PYTHONSAFEPATH": "1",
         "HOME": str(places.scratch),
         "TMPDIR": str(places.scratch),
@@ -114,7 +114,7 @@ def _network(claim: Claim, meeting: Rendezvous, environment: Mapping[str, str]) 
     return {**variables, "NCCL_RAS_ENABLE": "0"}
 
 
-def visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> str:
+def _visible_devices(devices: Sequence[int], environment: Mapping[str, str]) -> str:
     """Return ``CUDA_VISIBLE_DEVICES`` for granted indices, which count within what this host's worker itself may
     see.
     """

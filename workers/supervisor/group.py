@@ -58,7 +58,7 @@ def remove_leftovers() -> list[Path]:
 
 
 @dataclass(frozen=True)
-class LaunchOrder:
+class _LaunchOrder:
     """What the launcher is told; see :mod:`workers.launcher`."""
 
     arguments: tuple[str, ...]
@@ -116,7 +116,7 @@ class Group:
     ) -> None:
         """Start torchrun with ``arguments`` in ``folder``, within ``confinement``."""
         assert self._keeper.stdin is not None
-        order = LaunchOrder(tuple(arguments), environment, str(folder), str(self._report), confinement.to_json())
+        order = _LaunchOrder(tuple(arguments), environment, str(folder), str(self._report), confinement.to_json())
         with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:  # it may have died: wait() will tell
             pipe.write(json.dumps(asdict(order)).encode() + b"\n")
 

@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(life, False)
     become_subreaper()
     wake = _wake_on_signals()
-    deadline = Deadline()
+    deadline = _Deadline()
     child = os.posix_spawn(command[0], command, os.environ, setsigdef=[signal.SIGCHLD, signal.SIGTERM])
     status = _watch(life, wake, child, deadline)
     deadline.clear()
@@ -66,7 +66,7 @@ class _SignalEvent(ctypes.Structure):
     ]
 
 
-class Deadline:
+class _Deadline:
     """Kernel timers that end this process: SIGTERM at a time, SIGKILL a little later. They fire in a stopped process
     too, and go on while the host is suspended.
     """
@@ -141,7 +141,7 @@ def _wake_on_signals() -> int:
     return reader
 
 
-def _watch(life: int, wake: int, child: int, deadline: Deadline) -> int | None:
+def _watch(life: int, wake: int, child: int, deadline: _Deadline) -> int | None:
     """Wait until the command or the supervisor ends; the command's wait status when that is what ended."""
     while True:
         ready, _, _ = select.select([life, wake], [], [])

@@ -83,7 +83,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Death:
+class _Death:
     """A rank that ended without reporting an exception."""
 
     rank: int
@@ -147,7 +147,7 @@ def _failure(evidence: Evidence) -> PartOutcome | None:
     if (number := _lost_its_launcher(evidence)) is not None:
         return _failed("LaunchFailed", f"torchrun was ended by {_signal_name(number)}{_quote(evidence.launcher_tail)}")
     cause = _killed(evidence) or _first_by_time(evidence) or _never_there(evidence)
-    if isinstance(cause, Death):
+    if isinstance(cause, _Death):
         return _rank_died(cause.rank, evidence)
     if cause is not None:
         return _rank_raised(cause, evidence.attempt)
@@ -166,7 +166,7 @@ def _lost_its_launcher(evidence: Evidence) -> int | None:
     return None if raised else code - 128
 
 
-def _killed(evidence: Evidence) -> Death | None:
+def _killed(evidence: Evidence) -> _Death | None:
     """Return the rank that a signal, or a silent exit of its own, ended first. What happens to its peers does that to
     no rank, but for the abort of a communication library and torchrun's SIGTERM (:func:`_first_by_time`).
     """
@@ -175,7 +175,7 @@ def _killed(evidence: Evidence) -> Death | None:
     return _earliest(own)
 
 
-def _first_by_time(evidence: Evidence) -> ErrorEvent | Death | None:
+def _first_by_time(evidence: Evidence) -> ErrorEvent | _Death | None:
     """Return the first exception, or the rank that before it got SIGTERM or ended in a way that does not tell.
 
     A silent end was noticed some time after it happened. So one that was noticed after an exception may have come
@@ -189,21 +189,21 @@ def _first_by_time(evidence: Evidence) -> ErrorEvent | Death | None:
     return (_earliest(evidence.silent) if _says_that_a_peer_is_gone(first) else None) or first
 
 
-def _earliest(ends: Mapping[int, float]) -> Death | None:
-    return Death(min(ends, key=lambda rank: ends[rank])) if ends else None
+def _earliest(ends: Mapping[int, float]) -> _Death | None:
+    return _Death(min(ends, key=lambda rank: ends[rank])) if ends else None
 
 
 def _says_that_a_peer_is_gone(error: ErrorEvent) -> bool:
     return _PEER_GONE.search(error["message"]) is not None
 
 
-def _never_there(evidence: Evidence) -> Death | None:
+def _never_there(evidence: Evidence) -> _Death | None:
     """Return a rank that only torchrun saw fail: it ended before it reached its supervisor, or after its work was
     done.
     """
     failed = sorted(evidence.exit_codes) if evidence.cause == "exited" else []
     telling = [rank for rank in failed if evidence.exit_codes[rank] not in (-signal.SIGABRT, -signal.SIGTERM)]
-    return Death((telling or failed)[0]) if failed else None
+    return _Death((telling or failed)[0]) if failed else None
 
 
 def _rank_died(rank: int, evidence: Evidence) -> PartOutcome:

@@ -16,7 +16,7 @@ LARGEST = Fraction(float_info.max)
 
 
 @dataclass(frozen=True)
-class Ends:
+class InputIntervals:
     """Exact ends of the inputs' intervals, as far as they are known; ``lines`` has each input's declaration."""
 
     lines: Mapping[int, int]
@@ -54,7 +54,7 @@ class Ends:
 class Conditions:
     """A case in the making; cases with the same box share their ``ends``."""
 
-    ends: Ends
+    ends: InputIntervals
     halfspaces: tuple[Halfspace, ...] = ()
     empty: bool = False
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import product
 from math import prod
 
-from service.formats.vnnlib.boxes import Conditions, Ends
+from service.formats.vnnlib.boxes import Conditions, InputIntervals
 from service.formats.vnnlib.query import Query, VnnlibError
 from service.formats.vnnlib.terms import (
     MOST_BITS,
@@ -87,7 +87,7 @@ def parse(text: str) -> Query:
     alternatives = [each for each in assertions if len(each) != 1]
     common = [linear for each in assertions if len(each) == 1 for linear in each[0]]
     expansion.check(alternatives, Token("assert", 1))
-    shared = Conditions(Ends(declared.lines["X"])).adding(common)
+    shared = Conditions(InputIntervals(declared.lines["X"])).adding(common)
     found, boxes = [], 0
     for parts in product(*alternatives):
         chosen = shared.adding([linear for part in parts for linear in part])

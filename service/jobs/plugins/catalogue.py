@@ -20,12 +20,12 @@ Kind = TypeVar("Kind", ModelFamily, DataSource, ObjectiveKind, ProgramKind, JobK
 HOUSE = "trivet"
 
 
-class PluginError(Exception):
+class _PluginError(Exception):
     """A declaration that cannot be used; says why."""
 
 
 @dataclass(frozen=True)
-class Provided(Generic[Kind]):
+class _Provided(Generic[Kind]):
     """A usable declaration and the distribution that it came with."""
 
     declaration: Kind
@@ -34,7 +34,7 @@ class Provided(Generic[Kind]):
 
 
 @dataclass(frozen=True)
-class Unavailable:
+class _Unavailable:
     """An entry point that cannot be used."""
 
     group: str
@@ -49,8 +49,8 @@ class Catalogue(Generic[Kind]):
     """Everything of one group by name."""
 
     tag: str
-    provided: Mapping[str, Provided[Kind]]
-    unavailable: tuple[Unavailable, ...] = ()
+    provided: Mapping[str, _Provided[Kind]]
+    unavailable: tuple[_Unavailable, ...] = ()
 
     def declaration(self, name: str) -> Kind:
         """Return what is declared under a name. Raises ``KeyError`` where that is not available."""
@@ -90,25 +90,25 @@ def catalogue(
     kind: type[Kind], built_in: Iterable[Kind], find: Callable[[str], Sequence[EntryPoint]] = installed
 ) -> Catalogue[Kind]:
     """Load every declaration; what is broken or claims a taken name is logged and set aside, whatever it raises."""
-    provided = {name_of(each): Provided(each, HOUSE, _own_version()) for each in built_in}
+    provided = {name_of(each): _Provided(each, HOUSE, _own_version()) for each in built_in}
     points = find(kind.group)
     claims = Counter(point.name for point in points)
     unavailable = []
     for point in points:
         try:
             _check_name(point.name, provided, claims[point.name])
-            provided[point.name] = Provided(_load(kind, point), *_distribution(point))
+            provided[point.name] = _Provided(_load(kind, point), *_distribution(point))
         except BaseException as error:  # a package may raise anything, and must not take the service down
             if isinstance(error, KeyboardInterrupt):
                 raise
-            reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
-            unavailable.append(Unavailable(kind.group, point.name, *_distribution(point), reason))
+            reason = str(error) if isinstance(error, _PluginError) else f"{type(error).__name__}: {error}"
+            unavailable.append(_Unavailable(kind.group, point.name, *_distribution(point), reason))
             logger.warning("%s %r of %s is unavailable: %s", kind.group, point.name, _distribution(point)[0], reason)
     return Catalogue(kind.tag, provided, tuple(unavailable))
 
 
 def name_of(declaration: ModelFamily | DataSource | ObjectiveKind | ProgramKind | JobKind) -> str:
-    """Return the name that a spec uses; raises :class:`PluginError` where the configuration does not fix one."""
+    """Return the name that a spec uses; raises :class:`_PluginError` where the configuration does not fix one."""
     return _fixed(declaration.config, declaration.tag)
 
 
@@ -117,7 +117,7 @@ def _fixed(config: type[Any], tag: str) -> str:
     names = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if len(names) != 1 or not isinstance(names[0], str) or field.default != names[0]:
         wanted = f'{tag}: Literal["name"] = "name"'
-        raise PluginError(f"{config.__name__} must have one name, as in {wanted}")
+        raise _PluginError(f"{config.__name__} must have one name, as in {wanted}")
     return names[0]
 
 
@@ -126,15 +126,15 @@ def _check_name(name: str, provided: Mapping[str, Any], claims: int) -> None:
     found first.
     """
     if claims > 1:
-        raise PluginError(f"{claims} installed packages claim this name")
+        raise _PluginError(f"{claims} installed packages claim this name")
     if name in provided:
-        raise PluginError("the name is taken by a built-in one")
+        raise _PluginError("the name is taken by a built-in one")
 
 
 def _load(kind: type[Kind], point: EntryPoint) -> Kind:
     declaration = point.load()
     if not isinstance(declaration, kind):
-        raise PluginError(f"{point.value} is a {type(declaration).__name__}; expected a {kind.__name__}")
+        raise _PluginError(f"{point.value} is a {type(declaration).__name__}; expected a {kind.__name__}")
     _check_config(kind, point, "config", declaration.config)
     variants: tuple[Any, ...] = declaration.variants if isinstance(declaration, DataSource) else ()
     for variant in variants:
@@ -148,20 +148,20 @@ def _load(kind: type[Kind], point: EntryPoint) -> Kind:
 
 def _check_config(kind: type[Kind], point: EntryPoint, role: str, config: Any) -> None:
     if not (isinstance(config, type) and issubclass(config, kind.base)):
-        raise PluginError(f"its {role} is {config!r}; expected a subclass of {kind.base.__name__}")
+        raise _PluginError(f"its {role} is {config!r}; expected a subclass of {kind.base.__name__}")
     if missing := sorted(getattr(config, "__abstractmethods__", ())):
-        raise PluginError(f"{config.__name__} lacks {', '.join(missing)}")
+        raise _PluginError(f"{config.__name__} lacks {', '.join(missing)}")
     if (name := _fixed(config, kind.tag)) != point.name:
-        raise PluginError(f"{config.__name__} is named {name!r}, its entry point {point.name!r}")
+        raise _PluginError(f"{config.__name__} is named {name!r}, its entry point {point.name!r}")
 
 
 def _check_references(declared: JobKind) -> None:
     """Ask whether what the declaration names by path is there, without importing the rank program."""
     module, _, function = declared.runner.partition(":")
     if not function or find_spec(module) is None:
-        raise PluginError(f"its runner {declared.runner!r} is not there; expected package.module:function")
+        raise _PluginError(f"its runner {declared.runner!r} is not there; expected package.module:function")
     if declared.page_file is not None and not declared.page_file.is_file():
-        raise PluginError(f"its page {declared.page!r} is not there; expected package:path of an ES module")
+        raise _PluginError(f"its page {declared.page!r} is not there; expected package:path of an ES module")
 
 
 def _own_version() -> str:

@@ -36,15 +36,15 @@ class EventPage:
     gap: bool
 
 
-def id_order(stream_id: str) -> tuple[int, int]:
+def _id_order(stream_id: str) -> tuple[int, int]:
     """Return a sort key of stream ids."""
     milliseconds, _, sequence = stream_id.partition("-")
     return int(milliseconds), int(sequence or 0)
 
 
-def checked_id(stream_id: str) -> str:
+def _checked_id(stream_id: str) -> str:
     """Return the id if it is one; raise :class:`Rejected` otherwise."""
-    if _STREAM_ID.fullmatch(stream_id) is None or max(id_order(stream_id)) > LARGEST_ID_PART:
+    if _STREAM_ID.fullmatch(stream_id) is None or max(_id_order(stream_id)) > LARGEST_ID_PART:
         raise Rejected([Problem("after", "not an event id", stream_id, "an id such as 1763700000000-0, or 0-0")])
     return stream_id
 
@@ -60,7 +60,7 @@ class Events:
     ) -> EventPage:
         """Return up to ``limit`` events of ``types`` (all when absent) after an id."""
         items: list[StoredEvent] = []
-        last = checked_id(after)
+        last = _checked_id(after)
         gap = self._has_gap(job_id, after)
         for stream_id, kind, text in self._forward(job_id, after):
             if len(items) == limit:
@@ -106,4 +106,4 @@ class Events:
         info = self.client.call("XINFO STREAM", JOB_EVENTS(job_id))
         trimmed = info["entries-added"] > info["length"]
         first = info["first-entry"]
-        return bool(trimmed and first and id_order(after) < id_order(first[0]))
+        return bool(trimmed and first and _id_order(after) < _id_order(first[0]))

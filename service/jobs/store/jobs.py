@@ -46,7 +46,7 @@ class JobFilter:
 
 
 @dataclass(frozen=True)
-class Submission:
+class _Submission:
     """A spec that its owner submits; ``idem`` is the digest of the idempotency key, empty without one."""
 
     spec: CommonSpec
@@ -81,16 +81,16 @@ class Jobs:
 
     def submission(
         self, spec: CommonSpec, owner: str, idempotency_key: str | None = None, body_hash: str | None = None
-    ) -> Submission:
+    ) -> _Submission:
         """Return what is to be accepted, with the spec's own hash where ``body_hash`` is absent.
 
         The same key of the same owner stands for one job as long as the key is remembered.
         """
         text = spec.model_dump_json(by_alias=True)
         idem = "" if idempotency_key is None else _digest(owner, idempotency_key)
-        return Submission(spec, owner, text, idem, body_hash or hashlib.sha256(text.encode()).hexdigest())
+        return _Submission(spec, owner, text, idem, body_hash or hashlib.sha256(text.encode()).hexdigest())
 
-    def known(self, submission: Submission) -> Job | None:
+    def known(self, submission: _Submission) -> Job | None:
         """Return the job that the idempotency key led to before; answered ahead of all checks, whose outcome may have
         changed.
 
@@ -109,7 +109,7 @@ class Jobs:
         """Return the spec with the fleet and the jobs that its check asks for."""
         return CheckRequest.of(spec, self.hosts.capacity() or None, self._lookup, self.data)
 
-    def accept(self, submission: Submission) -> tuple[Job, bool]:
+    def accept(self, submission: _Submission) -> tuple[Job, bool]:
         """Accept a job that was checked; once this returns, the job survives any crash, and a loss of power where the
         broker syncs each write (:meth:`Store.survives_power_loss`). The flag says whether it is new: of two submissions
         under one idempotency key the second gives the first one's job.
