@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from service.jobs.records import Artifact, Holding, Host, Job
+from trivet.errors import Unreachable
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -114,6 +115,28 @@ def test_a_device_held_twice_or_also_free_is_noticed(checks: Any, free: tuple[in
     assert checks.check_devices([host]) == []
     assert checks.check_devices([host.model_copy(update={"held": twice})])
     assert checks.check_devices([host.model_copy(update={"free": {"cpu": free}})])
+
+
+def test_a_service_that_stays_away_is_a_violation_and_no_crash(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import chaos
+    from chaos_load import Load
+
+    class Away:
+        """A client of a service that nobody reaches any more."""
+
+        def jobs(self, **_: object) -> None:
+            raise Unreachable("unix:///nowhere", "gone")
+
+    load = Load(Away(), seed=1, backlog=1)  # type: ignore[arg-type]
+    monkeypatch.setattr(load, "_submit", load.client.jobs)
+    load.run()
+    assert [violation.promise for violation in load.violations] == ["the service answers"]
+
+    options = chaos.Options(seed=1, seconds=1, lease_s=1, gap_s=(1, 1), quiet_s=1, backlog=1, plant=False)
+    driver = chaos.Chaos(options, None, Away(), load)  # type: ignore[arg-type]
+    monkeypatch.setattr(driver, "_run", driver.client.jobs)
+    assert driver.run() == []
+    assert {violation.promise for violation in driver.violations} == {"the service answers"}
 
 
 @pytest.mark.distributed

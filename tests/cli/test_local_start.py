@@ -1,0 +1,37 @@
+"""A part that ends during the start of the local service: its own failure ends the start, another part's does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.jobs.settings import Settings
+from trivet.child_process import ChildProcess
+from trivet.local import LocalService, StartError
+
+
+@pytest.fixture
+def starting(tmp_path: Path) -> Iterator[LocalService]:
+    """A service in its start, whose API has just exited with code 2, as it does without a broker."""
+    service = LocalService(Settings(data=tmp_path / "data"))
+    api = ChildProcess("API", ["-c", "raise SystemExit(2)"], os.environ, tmp_path / "logs" / "api.log")
+    service.parts["API"] = api
+    assert api.process.wait() == 2
+    yield service
+    api.end()
+
+
+def test_an_api_that_exits_by_itself_ends_the_start(starting: LocalService) -> None:
+    with pytest.raises(StartError, match="the API ended with exit code 2"):
+        starting._alive()
+
+
+def test_an_api_that_exits_since_the_broker_was_killed_is_restarted(starting: LocalService) -> None:
+    first = starting.parts["API"].process.pid
+    starting.said.append("the broker was ended by SIGKILL and is restarted; its log is …")
+    assert starting._alive()
+    assert starting.said[1].startswith("the API ended with exit code 2 and is restarted")
+    assert starting.parts["API"].process.pid != first
