@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 from service.jobs.event_files import attempt_folders, recorded
+from service.jobs.events import event_key
 from service.jobs.layout import DataLayout
 from service.jobs.store import Store
 from service.jobs.store.tail import BEGINNING
@@ -26,7 +27,7 @@ def events(store: Store, data: DataLayout, job_id: str, types: frozenset[str]) -
     for attempt in sorted({*folders, *streamed.values()}):
         if attempt in folders:
             for event in recorded(folders[attempt], types):
-                streamed.pop(_key(event), None)
+                streamed.pop(event_key(event), None)
                 yield event
         yield from [orjson.loads(key) for key, during in streamed.items() if during == attempt]
 
@@ -43,10 +44,6 @@ def _streamed(store: Store, job_id: str, types: frozenset[str], newest: int) -> 
             if item.event["type"] == "state":
                 attempt = int(item.event["attempt"])
             else:
-                found[_key(item.event)] = attempt
+                found[event_key(item.event)] = attempt
         page = store.events.page(job_id, after=page.next_after, types=types | {"state"}, limit=_PAGE)
     return found
-
-
-def _key(event: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(event, option=orjson.OPT_SORT_KEYS)

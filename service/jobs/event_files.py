@@ -17,10 +17,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
-from service.jobs.events import Event, MalformedEvent, parse_event
+from service.jobs.events import LONGEST_EVENT, Event, MalformedEvent, parse_event
 
-LONGEST_EVENT = 4 << 20
-"""Bytes of one event; a bounds row with a counterexample of some 100,000 numbers fits."""
 _READ = 1 << 20
 _BUFFERED = 1 << 16
 _FLUSH_S = 0.1

@@ -180,5 +180,10 @@ def parse_object(text: bytes) -> dict[str, Any]:
     return value
 
 
+def event_key(event: Mapping[str, Any]) -> bytes:
+    """Return what is the same for an event on record and in the stream."""
+    return orjson.dumps(event, option=orjson.OPT_SORT_KEYS)
+
+
 def _names(expected: type | tuple[type, ...]) -> str:
     return " or ".join(each.__name__ for each in (expected if isinstance(expected, tuple) else (expected,)))

@@ -12,8 +12,9 @@ from worker_fleet import Fleet, MortalBroker, eventually, processes_of
 
 from api import history
 from service.jobs.event_files import rank_file
+from service.jobs.events import event_key
 from service.jobs.records import AttemptRef
-from workers.supervisor.recovery import METRIC, key, unrelayed
+from workers.supervisor.recovery import METRIC, unrelayed
 
 STEPS = list(range(1, 401))
 
@@ -116,9 +117,9 @@ def test_what_attempts_left_unrelayed_completes_the_stream_whatever_it_lacks(
         reached = begin + steps
     *earlier, last = attempts
     stream = [event for events in earlier for event in events if event["time"] not in lost]
-    known = {key(event) for event in stream}
+    known = {event_key(event) for event in stream}
     found = unrelayed(dict(enumerate(earlier, start=1)), known, last[0], 0.0)
-    assert not known & {key(event) for event in found}
+    assert not known & {event_key(event) for event in found}
     assert all(event["step"] < last[0]["step"] for event in found)
     assert [event["step"] for event in found] == sorted({event["step"] for event in found})
     whole = {event["step"] for events in earlier for event in events if event["step"] < last[0]["step"]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,10 +18,9 @@ from service.jobs.layout import DataLayout
 from service.jobs.plugins.declarations import GROUPS
 from service.jobs.records import Claim
 from service.jobs.settings import Settings, config_file
+from service.jobs.spec.base import FILE_ID
 from service.jobs.store import Store
 from workers.launcher.confinement import Confinement, JobLimits, Mode
-
-_FILE = re.compile(r"file_[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class JobPolicy:
         """
         spec = claim.spec
         read = [*map(Path, self.read), *_plugins()]
-        read += [layout.file(name) for name in _FILE.findall(spec.model_dump_json(by_alias=True))]
+        read += [layout.file(name) for name in FILE_ID.findall(spec.model_dump_json(by_alias=True))]
         for needed in spec.dependencies():
             if needed.kind is not None:
                 read += [layout.job(needed.job_id).artifacts, layout.job(needed.job_id).checkpoints]

@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from service.jobs.event_files import attempt_folders, recorded
+from service.jobs.events import event_key
 from service.jobs.records import AttemptRef
 from service.jobs.store import Store
 
@@ -25,16 +24,16 @@ def unrelayed(
     first: Mapping[str, Any] | None,
     since: float,
 ) -> list[dict[str, Any]]:
-    """Return those metrics of earlier attempts, by number, that are not among the ``relayed`` ones (:func:`key`), in
-    order. What a later attempt did again is left out: ``first`` is the first metric of the present one. So is what is
-    older than ``since`` (Unix seconds), which the stream has dropped.
+    """Return those metrics of earlier attempts, by number, that are not among the ``relayed`` ones (:func:`event_key`),
+    in order. What a later attempt did again is left out: ``first`` is the first metric of the present one. So is what
+    is older than ``since`` (Unix seconds), which the stream has dropped.
     """
     found: list[dict[str, Any]] = []
     followers = [] if first is None else [first]
     for attempt in sorted(earlier, reverse=True):
         events = list(earlier[attempt])
         kept = [event for event in events if event["time"] >= since and not any(_redone(event, by) for by in followers)]
-        found = [event for event in kept if key(event) not in relayed] + found
+        found = [event for event in kept if event_key(event) not in relayed] + found
         followers += events[:1]
     return found
 
@@ -44,11 +43,6 @@ def _redone(event: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
     if event["step"] == first["step"]:
         return bool(event["values"].keys() & first["values"].keys())
     return bool(event["step"] > first["step"])
-
-
-def key(event: Mapping[str, Any]) -> bytes:
-    """Return what is the same for an event on record and in the stream."""
-    return orjson.dumps(event, option=orjson.OPT_SORT_KEYS)
 
 
 def recover(store: Store, ref: AttemptRef, attempts: Path, first: Mapping[str, Any] | None) -> list[dict[str, Any]]:
@@ -64,5 +58,5 @@ def recover(store: Store, ref: AttemptRef, attempts: Path, first: Mapping[str, A
     if page.gap and page.items:
         since = float(page.items[0].event["time"])
     while (page := store.events.page(ref.job_id, after=page.next_after, types=METRIC, limit=_PAGE)).items:
-        relayed |= {key(item.event) for item in page.items}
+        relayed |= {event_key(item.event) for item in page.items}
     return unrelayed({number: recorded(folder, METRIC) for number, folder in folders.items()}, relayed, first, since)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from service.jobs.plugins import CheckContext, CommonSpec
 from service.jobs.records import Problem
-
-_FILE = re.compile(r"file_[0-9a-f]{64}")
+from service.jobs.spec.base import FILE_ID
 
 
 def files_of(spec: CommonSpec) -> Iterator[tuple[str, str]]:
@@ -31,5 +29,5 @@ def _files(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from _files(each, (*path, str(index)))
-    elif isinstance(value, str) and _FILE.fullmatch(value):
+    elif isinstance(value, str) and FILE_ID.fullmatch(value):
         yield ".".join(path), value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -45,9 +46,11 @@ JobId = Annotated[
     StringConstraints(pattern=r"^job_[0-9a-z]{20}$"),
     _id("a job", "trivet submit SPEC", "job_ and 20 letters or digits"),
 ]
+FILE_ID = re.compile(r"file_[0-9a-f]{64}")
+"""An uploaded file: ``file_`` and the SHA-256 of its content."""
 FileId = Annotated[
     str,
-    StringConstraints(pattern=r"^file_[0-9a-f]{64}$"),
+    StringConstraints(pattern=f"^{FILE_ID.pattern}$"),
     _id("a file", "trivet upload FILE", "file_ and 64 hexadecimal digits"),
 ]
 

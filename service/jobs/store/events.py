@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,9 @@ import orjson
 from service.jobs.records import Problem, Rejected
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import JOB_EVENTS
-from service.jobs.store.tail import LARGEST_ID_PART
+from service.jobs.store.tail import BEGINNING, parse_id
 
-START = "0-0"
 _CHUNK = 1000
-_STREAM_ID = re.compile(r"\d{1,20}(-\d{1,20})?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -36,17 +34,13 @@ class EventPage:
     gap: bool
 
 
-def _id_order(stream_id: str) -> tuple[int, int]:
-    """Return a sort key of stream ids."""
-    milliseconds, _, sequence = stream_id.partition("-")
-    return int(milliseconds), int(sequence or 0)
-
-
 def _checked_id(stream_id: str) -> str:
     """Return the id if it is one; raise :class:`Rejected` otherwise."""
-    if _STREAM_ID.fullmatch(stream_id) is None or max(_id_order(stream_id)) > LARGEST_ID_PART:
-        raise Rejected([Problem("after", "not an event id", stream_id, "an id such as 1763700000000-0, or 0-0")])
-    return stream_id
+    with suppress(ValueError):
+        if not stream_id.endswith("-"):
+            parse_id(stream_id)
+            return stream_id
+    raise Rejected([Problem("after", "not an event id", stream_id, "an id such as 1763700000000-0, or 0-0")])
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Events:
     client: BrokerClient
 
     def page(
-        self, job_id: str, after: str = START, types: Collection[str] | None = None, limit: int = 500
+        self, job_id: str, after: str = BEGINNING, types: Collection[str] | None = None, limit: int = 500
     ) -> EventPage:
         """Return up to ``limit`` events of ``types`` (all when absent) after an id."""
         items: list[StoredEvent] = []
@@ -73,7 +67,7 @@ class Events:
     def latest_id(self, job_id: str) -> str:
         """Return the id of the newest event; ``0-0`` of an empty stream."""
         newest = self.client.call("XREVRANGE", JOB_EVENTS(job_id), "+", "-", "COUNT", 1)
-        return str(newest[0][0]) if newest else START
+        return str(newest[0][0]) if newest else BEGINNING
 
     def tail(self, job_id: str, types: Collection[str] | None, count: int) -> list[StoredEvent]:
         """Return the newest ``count`` events of ``types``, oldest first."""
@@ -106,4 +100,4 @@ class Events:
         info = self.client.call("XINFO STREAM", JOB_EVENTS(job_id))
         trimmed = info["entries-added"] > info["length"]
         first = info["first-entry"]
-        return bool(trimmed and first and _id_order(after) < _id_order(first[0]))
+        return bool(trimmed and first and parse_id(after) < parse_id(first[0]))

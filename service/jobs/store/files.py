@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import tempfile
 import time
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from typing import BinaryIO
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import NotFound, StoredFile
+from service.jobs.spec.base import FILE_ID
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.keyspace import FILES
 
@@ -23,7 +23,6 @@ _CHUNK = 1 << 20
 _DRAFT = "upload-"
 _ABANDONED_S = 3600.0
 """An upload that gets no byte for so long has lost its client."""
-_ID = re.compile(r"file_[0-9a-f]{64}")
 
 
 class TooLarge(Exception):  # noqa: N818
@@ -110,7 +109,7 @@ class Files:
 
     def get(self, file_id: str) -> tuple[StoredFile, Path]:
         """Return the record of an uploaded file and its path. Raises :class:`NotFound`."""
-        text = self.client.call("HGET", FILES(), file_id) if _ID.fullmatch(file_id) else None
+        text = self.client.call("HGET", FILES(), file_id) if FILE_ID.fullmatch(file_id) else None
         if text is None:
             raise NotFound(f"there is no file {file_id}")
         stored = StoredFile.model_validate_json(text)
