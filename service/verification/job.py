@@ -21,13 +21,13 @@ from service.jobs.bounds_row import BoundsRow
 from service.jobs.runtime import Completion, RunContext
 from service.jobs.spec.verify import VerifySpec
 from service.parallel import distributed
-from service.verification import report, results
+from service.parallel.collectives import max_over_group, reduce_from_group
+from service.parallel.mesh import Mesh
+from service.verification import results
 from service.verification.certify import certify
-from service.verification.clock import PHASES, Clock, peak_memory_gib
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.load import LoadedTasks, load_tasks
-from service.verification.mesh_reduction import MeshReduction
-from service.verification.progress import JobProgress
+from service.verification.progress import PHASES, JobProgress, PhaseTimes, peak_memory_gib
 from service.verification.resume_log import Entry, ResumeLog
 from service.verification.search_runner import SearchRunner, StoppedError
 from service.verification.task import Refused, Task, memory_of, method_of
@@ -57,11 +57,11 @@ def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
 
 
 def _run(spec: VerifySpec, context: RunContext, device: torch.device, started: float) -> dict[str, Any] | None:
-    clock = Clock(device)
+    clock = PhaseTimes(device)
     with clock.phase("prepare"):
         loaded = load_tasks(spec, context, device)
     first = loaded.assignment
-    ranks = MeshReduction(first.mesh, device)
+    ranks = _MeshReduction(first.mesh, device)
     count = first.asked.count
     instances = f"{count} instance{'' if count == 1 else 's'}"
     if context.rank == 0:
@@ -86,7 +86,7 @@ def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> 
     """Return the result of all ranks' rows, which become an artifact."""
     entries = sorted(resume_log.everything().values(), key=lambda entry: entry.instance)
     rows, first = [entry.row for entry in entries], loaded.assignment
-    context.report.artifact(report.write(rows, context.paths.artifacts), report.MEDIA_TYPE)
+    context.report.artifact(results.write_rows(rows, context.paths.artifacts), results.PARQUET)
     layers = (
         results.layer_means(task.layers, [each for each in entries if task.is_about(each.instance)])
         for task in loaded.tasks
@@ -99,14 +99,35 @@ def _result(loaded: LoadedTasks, resume_log: ResumeLog, context: RunContext) -> 
     }
 
 
+@dataclass(frozen=True)
+class _MeshReduction:
+    """Reductions over all ranks of a mesh; every rank calls, and goes on when all have."""
+
+    mesh: Mesh
+    device: torch.device
+
+    def mean(self, values: Tensor) -> list[float]:
+        total = values.to(self.device)
+        for axis in (self.mesh.tp, self.mesh.dp, self.mesh.pp):
+            total = reduce_from_group(total, axis.group) / axis.size
+        found: list[float] = total.tolist()
+        return found
+
+    def most(self, value: float) -> float:
+        most = torch.tensor([value], dtype=torch.float64, device=self.device)
+        for axis in (self.mesh.tp, self.mesh.dp, self.mesh.pp):
+            most = max_over_group(most, axis.group)
+        return float(most)
+
+
 @dataclass(eq=False)
 class _InstanceRunner:
     """The instances of this rank, on the way from open to decided; a task has those of one model."""
 
     loaded: LoadedTasks
     context: RunContext
-    clock: Clock
-    ranks: MeshReduction
+    clock: PhaseTimes
+    ranks: _MeshReduction
     resume_log: ResumeLog = field(init=False)
     progress: JobProgress | None = None
 

@@ -1,11 +1,15 @@
-"""How far a verification job is, and how long it will take."""
+"""How far a verification job is, how long it will take, and where its time and memory go."""
 
 from __future__ import annotations
 
+import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
+
+import torch
 
 from service.jobs.runtime import Reporter
 
@@ -76,3 +80,33 @@ class JobProgress:
     def _report(self, share: float | None = None, phase: str | None = None, left_s: float | None = None) -> None:
         done = min(self.done * self.groups, self.total)
         self.report.progress(done, self.total, "instances", share=share, phase=phase, left_s=left_s)
+
+
+PHASES = ("prepare", "witnesses", "layers", "outputs", "attack", "search")
+"""Making the model ready; looking at witnesses; bounding hidden layers; bounding outputs and the property's rows;
+attacking; searching what neither decided."""
+
+
+@dataclass(eq=False)
+class PhaseTimes:
+    """Seconds by phase on this rank: a phase ends when the device has done its work."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.seconds[name] += time.monotonic() - started
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Return the peak of the device, or on CPU of this process, which includes what it loaded."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import pyarrow
 import torch
+from pyarrow import parquet
 from torch import Tensor
 
 from service.bounds.network import Network
+from service.jobs.atomic import atomic_draft
 from service.jobs.bounds_row import ROW_VERDICTS, BoundsRow
 from service.parallel.collectives import reduce_from_group
 from service.parallel.mesh import Mesh
@@ -182,3 +187,31 @@ def _widths(rows: Iterable[BoundsRow]) -> Iterable[float | None]:
     for row in rows:
         for low, high in zip(row.lower, row.upper, strict=True):
             yield high - low if low is not None and high is not None else None
+
+
+PARQUET = "application/vnd.apache.parquet"
+_FILE = "bounds.parquet"
+_COLUMNS = {int: pyarrow.int64(), float: pyarrow.float64(), str: pyarrow.string()}
+
+
+def _column(annotation: Any) -> pyarrow.DataType:
+    """Return the type of the column for a field with this annotation; every column may hold null."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is UnionType:
+        (kind,) = (argument for argument in arguments if argument is not NoneType)
+        return _column(kind)
+    if origin is Literal:
+        return _column(type(arguments[0]))
+    return pyarrow.list_(_column(arguments[0])) if origin is list else _COLUMNS[annotation]
+
+
+SCHEMA = pyarrow.schema([(name, _column(annotation)) for name, annotation in get_type_hints(BoundsRow).items()])
+
+
+def write_rows(rows: Sequence[BoundsRow], folder: Path) -> Path:
+    """Write the rows to ``folder/bounds.parquet``, which appears only when it is complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / _FILE
+    with atomic_draft(target) as draft:
+        parquet.write_table(pyarrow.Table.from_pylist([row.as_dict() for row in rows], SCHEMA), draft)
+    return target

@@ -17,8 +17,8 @@ from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import DecisionProgress, decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.certify import Verdict
-from service.verification.clock import Clock
 from service.verification.counterexamples import CounterexampleChecker
+from service.verification.progress import PhaseTimes
 from service.verification.properties.queried import Queried
 from service.verification.task import Task, method_of
 
@@ -40,7 +40,7 @@ class SearchRunner:
 
     task: Task
     context: RunContext
-    clock: Clock
+    clock: PhaseTimes
     checker: CounterexampleChecker
 
     def wants(self, row: BoundsRow) -> bool:

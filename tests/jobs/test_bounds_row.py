@@ -18,7 +18,7 @@ from api.main import create_app
 from service.jobs.bounds_row import ROW_VERDICTS, BoundsRow
 from service.jobs.events import BOUND_FIELDS, MalformedEvent, parse_event
 from service.jobs.settings import Settings
-from service.verification import report
+from service.verification import results
 from service.verification.certify import Verdict
 
 NAMES = [field.name for field in fields(BoundsRow)]
@@ -58,11 +58,11 @@ def test_an_event_with_a_field_of_another_type_is_refused(name: str) -> None:
 def test_the_parquet_schema_has_a_column_for_every_field(tmp_path: Path) -> None:
     numbers = pyarrow.list_(pyarrow.float64())
     kinds = {"int": pyarrow.int64(), "float": pyarrow.float64(), "str": pyarrow.string(), "list": numbers}
-    for field in report.SCHEMA:
+    for field in results.SCHEMA:
         annotation = str(get_type_hints(BoundsRow)[field.name])
         expected = "str" if "Literal" in annotation else re.findall("list|int|float|str", annotation)[0]
         assert field.type == kinds[expected], field.name
-    written = parquet.read_table(report.write([ROW], tmp_path))
+    written = parquet.read_table(results.write_rows([ROW], tmp_path))
     assert written.schema.names == NAMES
     assert written.to_pylist() == [ROW.as_dict()]
 

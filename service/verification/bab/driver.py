@@ -5,20 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 
 import torch
 
 from service.bounds.memory import MemoryShortageError, make_room
-from service.bounds.methods import CROWN, IntermediateBounds, Method
+from service.bounds.methods import ALPHA_CROWN, CROWN, IntermediateBounds, Method
+from service.bounds.split import Preactivations
 from service.formats.vnnlib import Query
+from service.verification.bab.activations.root_bounds import STAGE
 from service.verification.bab.activations.search import split_activations
 from service.verification.bab.attack import RESTARTS, attack
-from service.verification.bab.decision import Decision, Search, SearchProgress, SearchResult, Technique
+from service.verification.bab.decision import (
+    Decision,
+    ProgressListener,
+    Search,
+    SearchProgress,
+    SearchResult,
+    Technique,
+)
 from service.verification.bab.inputs.search import FEW_INPUTS, split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications
-from service.verification.bab.whole_box import bound_whole, has_activations
 from service.verification.certify import Verdict
 
 ATTACKING = 0.2
@@ -150,8 +159,8 @@ class _Run:
             least = self._least([*self.bounds, max(known, progress.bound)])
             self.progress(DecisionProgress(self.domains + progress.domains, progress.open, least, self.seconds))
 
-        whole = technique is Technique.ACTIVATIONS and not has_activations(self.model)
-        search = bound_whole if whole else SEARCHES[technique]
+        whole = technique is Technique.ACTIVATIONS and not _has_activations(self.model)
+        search = _bound_whole if whole else SEARCHES[technique]
         now = time.monotonic()
         try:
             result = search(
@@ -175,3 +184,46 @@ class _Run:
         least = self._least(self.bounds)
         shortage = self.shortage if verdict is Verdict.UNKNOWN else None
         return Decision(verdict, counterexample, self.domains, self.seconds, least, technique, self.attacking, shortage)
+
+
+def _has_activations(model: ModelUnderVerification) -> bool:
+    """Return whether every stage of the model has some; all ranks must ask together."""
+    own = torch.tensor([Preactivations.of(model.network).entries])
+    return bool(model.engine.gathered(own).all())
+
+
+@torch.no_grad()
+def _bound_whole(
+    model: ModelUnderVerification,
+    specification: Specification,
+    method: Method,
+    deadline: float,
+    listener: ProgressListener,
+) -> SearchResult:
+    """Bound the whole box, where activations cannot be split because a model or one of its stages has none.
+
+    It is a :class:`~service.verification.bab.decision.Search` of one domain for each disjunct.
+    """
+    bound, shortage = -inf, None
+    is_crown = method.intermediate is IntermediateBounds.LINEAR and not method.optimises
+    for bounding in (method, ALPHA_CROWN) if is_crown else (method,):
+        late = model.search_group.anywhere(model.engine.late(deadline), model.device)
+        if bound <= 0 and not late:
+            try:
+                bound = max(bound, model.together(STAGE, partial(_least_margin, model, specification, bounding)))
+            except MemoryShortageError as error:
+                shortage = error
+    listener(SearchProgress(specification.disjuncts, 0 if bound > 0 else specification.disjuncts, bound))
+    return SearchResult(
+        Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, specification.disjuncts, bound, shortage
+    )
+
+
+def _least_margin(model: ModelUnderVerification, specification: Specification, method: Method) -> float:
+    """Return the least margin of the disjuncts, each by the best of its rows."""
+    engine, rows = model.engine, specification.rows.to(model.dtype)
+    analysis = engine.analyse(method, specification.box(model.dtype), model.effort)
+    below = engine.lower_bounds(analysis, torch.cat([rows, -rows]))
+    least, most = below[: len(rows)], -below[len(rows) :]
+    margins = (least - specification.offsets(least, most)).nan_to_num(nan=-torch.inf)
+    return float(specification.per_disjunct(margins[None]).min())

@@ -15,8 +15,7 @@ from service.verification.bab.activations.certificates import Certificates, Stag
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.dual_objective import DualObjective, SpecificationRows
 from service.verification.bab.activations.staged_objective import StagedDualObjective
-from service.verification.bab.inputs.input_bounds import InputBoundsFactory
-from service.verification.bab.inputs.staged_input_bounds import StagedInputBounds
+from service.verification.bab.inputs.input_bounds import InputBoundsFactory, StagedInputBounds
 from service.verification.engine.arithmetic import PLAIN, Arithmetic
 from service.verification.engine.base import Engine
 

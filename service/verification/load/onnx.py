@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from service.bounds.capture import capture
@@ -14,12 +17,15 @@ from service.bounds.evaluated import Evaluated
 from service.bounds.exchange import Exchange
 from service.bounds.network import from_graph, prepare
 from service.bounds.shard import shard
-from service.bounds.stages import divide_into_stages
+from service.bounds.stages import Line, divide_into_stages
 from service.models.build_once import build_once
-from service.verification.first_rank_runtime import FirstRankRuntime
 from service.verification.load.placement import Placement
 from service.verification.properties import Property
 from service.verification.task import Refused, Task
+
+if TYPE_CHECKING:
+    from service.bounds.onnx.model import Running
+    from service.bounds.operators.onnx import Array
 
 PropertyOfSizes = Callable[[tuple[int, int]], Property]
 """Reads the property for a model with that many inputs and outputs, and raises ``PropertyError`` if it does not fit."""
@@ -71,7 +77,7 @@ def _load_divided(source: OnnxSource, placement: Placement, property_of: Propert
     module = stored(folder, dtype)
     sizes = module.features, module.outputs
     asked = property_of(sizes)
-    runtime = FirstRankRuntime(
+    runtime = _FirstRankRuntime(
         lambda: Runtime.of(parse(source.read())), sizes[1], type_of(folder), Exchange(tp), line, device
     )
     notes: list[str] = []
@@ -84,3 +90,30 @@ def _load_divided(source: OnnxSource, placement: Placement, property_of: Propert
         task = placement.task(Evaluated(graph), from_graph(graph, tp), asked, runtime)
     check(lambda x: task.module(x.to(task.like)), sizes[0], replace(runtime))
     return replace(task, notes=tuple(notes))
+
+
+@dataclass(eq=False)
+class _FirstRankRuntime:
+    """A model in onnxruntime that only the first rank loads, when it is first run: it takes the whole model.
+
+    ``outputs`` counts the model's; ``dtype`` is its input's. All ranks call it with the same instance.
+    """
+
+    load: Callable[[], Running]
+    outputs: int
+    dtype: type[np.floating[Any]]
+    exchange: Exchange
+    line: Line | None
+    device: torch.device
+
+    def flat(self, instance: Array) -> Array:
+        found = torch.zeros(self.outputs, dtype=torch.float64, device=self.device)
+        if self.exchange.axis.rank == 0 and (self.line is None or self.line.is_first):
+            found = torch.from_numpy(self._session.flat(instance)).to(self.device)
+        found = self.exchange.agree(found)
+        found = found if self.line is None else self.line.of_first(found)
+        return np.asarray(found.cpu())
+
+    @cached_property
+    def _session(self) -> Running:
+        return self.load()
