@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -108,6 +109,8 @@ def test_searches_go_by_the_tables_unless_told_otherwise() -> None:
 
 
 def test_every_score_names_its_source() -> None:
-    """What a score is, and the paper that it comes from."""
+    """A score cites the paper that it comes from, by authors and year, or says that it comes from none."""
     for score in (*ACTIVATION_SCORES.values(), *INPUT_SCORES.values()):
-        assert "20" in (type(score).__doc__ or ""), type(score).__name__
+        text = " ".join((type(score).__doc__ or "").split())
+        cited = re.findall(r"[A-Z]\w+(?: and [A-Z]\w+| et al\.)?, (?:\"[^\"]+\", )?(?:19|20)\d\d\)", text)
+        assert bool(cited) != ("The score is Trivet's own." in text), type(score).__name__

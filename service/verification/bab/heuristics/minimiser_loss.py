@@ -14,7 +14,8 @@ class MinimiserLoss(ActivationScore):
     """Score an entry by what its relaxation loses at the input that minimises the linear bound.
 
     Hidden values there are those that follow if every operator were the line that bounds it. A relaxation that is
-    loose elsewhere but exact at the minimiser does not hold the bound back, which BaBSR does not see.
+    loose elsewhere but exact at the minimiser does not hold the bound back, which BaBSR does not see. The score is
+    Trivet's own.
     """
 
     def scores(self, view: ActivationView) -> Tensor:

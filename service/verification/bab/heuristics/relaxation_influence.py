@@ -16,7 +16,7 @@ class RelaxationInfluence(InputScore):
 
     The slope of the plane times the input's width is a usual score for input splits. But the worse half of a box keeps
     all of what the slope costs, so the slope counts with ``slope_weight`` only, beside the losses of the relaxations,
-    which become smaller in both halves.
+    which become smaller in both halves. The score is Trivet's own.
     """
 
     slope_weight: float = 0.1
