@@ -17,7 +17,7 @@ DURATION = {
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ComputationSpan:
     """A computation of ``rank`` in units of a forward's time."""
 
     rank: int
@@ -26,12 +26,12 @@ class Span:
     end: float
 
 
-class Clock:
-    """Runs orders of computations per rank; :class:`ScheduleError` where a rank waits for what never comes."""
+class ScheduleClock:
+    """When each rank's computations run, in their order; raises :class:`ScheduleError` where one is never ready."""
 
     def __init__(self, stages: int, orders: Sequence[Sequence[Instruction]]) -> None:
         self.stages, self.orders = stages, orders
-        self.spans: list[list[Span]] = [[] for _ in orders]
+        self.spans: list[list[ComputationSpan]] = [[] for _ in orders]
         self._finished: dict[tuple[bool, int, int], float] = {}
         self._run()
 
@@ -49,7 +49,7 @@ class Clock:
                 raise ScheduleError(rank, None, f"deadlock: the neighbours never do what {stuck} needs")
 
     def _advance(self, rank: int) -> bool:
-        """Run the rank as far as it can go; whether it got anywhere."""
+        """Run the rank as far as it can go and return whether it got anywhere."""
         order, spans = self.orders[rank], self.spans[rank]
         before = len(spans)
         now = spans[-1].end if spans else 0.0
@@ -60,7 +60,7 @@ class Clock:
                 break
             start = max(now, ready)
             now = start + DURATION[instruction.op]
-            spans.append(Span(rank, instruction, start, now))
+            spans.append(ComputationSpan(rank, instruction, start, now))
             if instruction.op is Op.FORWARD or instruction.op in BACKWARDS:
                 self._finished[instruction.op is Op.FORWARD, instruction.stage, instruction.micro_batch] = now
         return len(spans) > before

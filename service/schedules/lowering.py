@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from service.schedules.clock import Clock
+from service.schedules.clock import ScheduleClock
 from service.schedules.schedule import BACKWARDS, Instruction, Op, Schedule
 
 
@@ -26,7 +26,7 @@ def lower(
     is taken no earlier than it can be filled; and even sends that wait for their receive can't deadlock, because a
     send waits only for computations that started before its own had ended.
     """
-    clock = Clock(len(owners), orders)
+    clock = ScheduleClock(len(owners), orders)
     starts = [[span.start for span in spans] for spans in clock.spans]
     arriving: list[dict[int, list[Instruction]]] = [defaultdict(list) for _ in orders]
     for span in sorted((span for spans in clock.spans for span in spans), key=lambda span: (span.end, span.rank)):

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from service.schedules.clock import Clock, Span
+from service.schedules.clock import ComputationSpan, ScheduleClock
 from service.schedules.schedule import BACKWARDS, COMPUTATIONS, Instruction, Op, Schedule, ScheduleError
 
 SENDS = {Op.SEND_ACTIVATION: Op.RECV_ACTIVATION, Op.SEND_GRADIENT: Op.RECV_GRADIENT}
@@ -51,7 +51,7 @@ def verify(schedule: Schedule) -> Report:
     return Report(activations, receives, buffers, bubble(schedule))
 
 
-def predict(schedule: Schedule) -> tuple[Span, ...]:
+def predict(schedule: Schedule) -> tuple[ComputationSpan, ...]:
     """Return when each rank will compute what, rank by rank in order of time, as :class:`Report` assumes."""
     return tuple(span for spans in _clock(schedule).spans for span in spans)
 
@@ -63,8 +63,10 @@ def bubble(schedule: Schedule) -> float:
     return 1 - busy / (len(schedule.ranks) * clock.makespan)
 
 
-def _clock(schedule: Schedule) -> Clock:
-    return Clock(schedule.stages, [[each for each in order if each.op in COMPUTATIONS] for order in schedule.ranks])
+def _clock(schedule: Schedule) -> ScheduleClock:
+    return ScheduleClock(
+        schedule.stages, [[each for each in order if each.op in COMPUTATIONS] for order in schedule.ranks]
+    )
 
 
 def peer(instruction: Instruction) -> Instruction:

@@ -1,7 +1,8 @@
-"""One thread for each test; climbing as a fixture."""
+"""One thread for each test; climbing as a fixture; a heap that is quickly searched."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import climbing
@@ -15,6 +16,19 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def _imports_set_aside() -> Iterator[None]:
+    """Hide from the collector what was imported before the module's tests.
+
+    The monitor searches all objects that the collector knows for those that hold a result; what has been imported holds
+    none of what the tests' programs will compute, and there are a million of them.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -115,21 +114,14 @@ class Replayed:
 
 
 @pytest.fixture(scope="module")
-def replayed() -> Iterator[Replayed]:
-    """Make a module whose replays are rehearsed, for all examples.
-
-    The monitor searches all objects that the collector knows for those that hold a result; what was imported before
-    holds none of them, and is set aside.
-    """
+def replayed(_imports_set_aside: None) -> Iterator[Replayed]:
+    """Make a module whose replays are rehearsed, for all examples."""
     torch.compiler.reset()
-    gc.collect()
-    gc.freeze()
     torch.manual_seed(0)
     replays, model = Replays(torch.device("cpu")), Scorer()
     start = {name: value.detach().clone() for name, value in model.state_dict().items()}
     apply_compile(model, replays.backend)
     yield Replayed(model, replays, start)
-    gc.unfreeze()
     torch.compiler.reset()
 
 

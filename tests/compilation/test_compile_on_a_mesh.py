@@ -313,6 +313,7 @@ def test_a_stage_that_does_not_compile_fails_its_rung_and_leaves_nobody_waiting(
 def diagnose_on_a_mesh(folder: str) -> Any:
     """What every rank makes of a compiler that adds one where a block has ``torch.relu``, under FSDP2."""
     import torch
+    from programs.deep import WRONG, Deep
 
     from service.compilation.diagnosis import diagnose
     from service.compilation.ladder import climb
@@ -322,7 +323,6 @@ def diagnose_on_a_mesh(folder: str) -> Any:
     from service.parallel import distributed
     from service.parallel import mesh as meshes
     from service.parallel.fsdp import Precision, apply_fsdp
-    from tests.compilation.test_diagnosis import WRONG, Deep
 
     distributed.start("cpu")
     mesh = meshes.build(ParallelSpec(dp_shard=2), "cpu")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from climbing import quick_plan
 
 # Two ranks trace at once: on a busy machine of few cores that takes its time.
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
@@ -21,14 +22,13 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
 
     from service.compilation import job, rungs
     from service.compilation.ranks import collective_attempt
-    from service.compilation.run import timing
     from service.compilation.selftest import backends
     from service.jobs.layout import DataLayout
     from service.jobs.runtime import NullReporter, RunContext
     from service.jobs.spec.compile import CompileSpec
     from service.parallel import distributed
 
-    timing.RACE_S = timing.BLOCK_S = 1e-3
+    job.plan_run = quick_plan
     collective_attempt.GRACE_S = 3.0
     job.self_test = tuple  # type: ignore[assignment]  # has tests of its own, and takes its time
     distributed.start("cpu")
@@ -72,7 +72,7 @@ def test_the_rank_is_named_and_nobody_is_left_waiting(
     for row in report["rungs"][2:]:
         assert row["findings"][0]["message"] == "the ranks lost each other at aot_eager of train"
     assert report["diagnoses"] == []
-    assert seconds < 120
+    assert seconds < 180
 
 
 def meet_late(waits: float) -> Any:
@@ -103,7 +103,7 @@ def meet_late(waits: float) -> Any:
 def test_a_rank_that_never_ends_is_left_behind_and_one_that_nobody_misses_is_not(
     torchrun: Callable[..., list[Any]],
 ) -> None:
-    first, second = torchrun(meet_late, 2, timeout_s=100, waits=1.0)
+    first, second = torchrun(meet_late, 2, timeout_s=100, waits=3.0)
     assert first[0] == second[0] == ["", "planted"]
-    assert first[1:] == ["rank 1: did not end within 1 s of the others", True]
+    assert first[1:] == ["rank 1: did not end within 3 s of the others", True]
     assert second[2]

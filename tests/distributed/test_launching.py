@@ -28,11 +28,11 @@ def told() -> list[str]:
 
 
 def test_a_group_that_outlives_its_time_is_ended_whole(torchrun: Any) -> None:
-    with pytest.raises(GroupFailureError, match="still running after 3 s") as caught:
-        torchrun(outlive, 2, timeout_s=3)
+    with pytest.raises(GroupFailureError, match="still running after 10 s") as caught:
+        torchrun(outlive, 2, timeout_s=10)
     processes = [int(number) for pair in re.findall(r"processes (\d+) (\d+)", caught.value.output) for number in pair]
     assert len(processes) == 4
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(psutil.pid_exists(process) for process in processes):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -196,4 +196,4 @@ def test_a_failing_rank_names_itself_and_ends_the_group(torchrun: Any) -> None:
     message = "rank 1: instruction 1 of 8 (forward of stage 1, micro-batch 0) failed: loss is not finite"
     assert message in str(caught.value)
     # Its peer waits for what never comes. Starting the group is most of this time.
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 150

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import zipfile
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from training_runs import TRANSFORMER, train
+from training_runs import TRANSFORMER, train, upload
 
 from service.jobs.layout import DataLayout
 from service.jobs.spec.data import TokensData
@@ -29,15 +28,6 @@ from service.models import data
 from service.models.data import feeding, order, packed, text
 
 NO_FILE = "file_" + "0" * 64
-
-
-def upload(folder: Path, content: bytes) -> str:
-    """The id of a file that now lies where uploads do."""
-    file = f"file_{hashlib.sha256(content).hexdigest()}"
-    path = DataLayout(folder).file(file)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return file
 
 
 def upload_arrays(folder: Path, arrays: Mapping[str, np.ndarray[Any, Any]], form: str = "safetensors") -> str:

@@ -16,10 +16,9 @@ import torch
 from launching import Torchrun
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
-from test_data_files import upload
 from torch import Tensor
 from torch.nn import functional
-from training_runs import JOB, MLP, TRANSFORMER, train
+from training_runs import JOB, MLP, TRANSFORMER, train, upload
 
 from service.formats import archive
 from service.formats.llama import LlamaError, read_config, write_config

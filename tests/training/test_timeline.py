@@ -81,7 +81,7 @@ def test_the_host_clock_tells_the_time_of_day() -> None:
     first = clock.mark()
     assert clock.has_passed(first)
     assert clock.seconds(first, clock.mark()) >= 0
-    assert clock.epoch(first) == pytest.approx(time.time(), abs=5)
+    assert clock.epoch(first) == pytest.approx(time.time(), abs=60)
 
 
 def test_bubble_is_what_is_not_busy_of_the_slowest_ranks_window() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -145,3 +146,12 @@ def _stopper(after: int | None) -> Callable[[], bool]:
         return after is not None and asked >= after
 
     return should_stop
+
+
+def upload(folder: Path, content: bytes) -> str:
+    """Put ``content`` where uploads lie and return the id of the file."""
+    file = f"file_{hashlib.sha256(content).hexdigest()}"
+    path = DataLayout(folder).file(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return file

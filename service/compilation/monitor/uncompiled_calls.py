@@ -77,7 +77,7 @@ def _own_classes(unit: nn.Module) -> Iterator[type]:
 
 
 @dataclass
-class _Entry:
+class _ActiveCall:
     """A call that is under way. ``reached``: it has led to the module's own call."""
 
     unit: str
@@ -92,8 +92,8 @@ class _Counter:
         self._lock = threading.Lock()
 
     @property
-    def _under_way(self) -> list[_Entry]:
-        entries: list[_Entry] = self._threads.__dict__.setdefault("entries", [])
+    def _under_way(self) -> list[_ActiveCall]:
+        entries: list[_ActiveCall] = self._threads.__dict__.setdefault("entries", [])
         return entries
 
     def counting(self, method: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ class _Counter:
             name = self.names.get(id(module))
             if name is None or in_backward() or self._is_within(name, method):
                 return function(module, *arguments, **named)
-            entry = _Entry(name, method)
+            entry = _ActiveCall(name, method)
             self._under_way.append(entry)
             try:
                 result = function(module, *arguments, **named)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from service.compilation.program.base import Parts, Step
-from service.parallel.boundary import StepBoundary
+from service.parallel.boundary import Shapes, StepBoundary
 from service.parallel.containers import named_tensors, tensors_in
 from service.parallel.fsdp import synchronize_gradients
 
@@ -26,6 +26,11 @@ class SampleBatch:
 
     inputs: tuple[Tensor, ...]
     targets: Tensor
+
+    @property
+    def shapes(self) -> Shapes:
+        """Return the shapes of the inputs."""
+        return tuple(tuple(value.shape) for value in self.inputs)
 
     def fresh(self, dtype: torch.dtype = torch.float32) -> SampleBatch:
         """Return a copy that the program may overwrite; floating-point tensors as ``dtype``."""
@@ -42,7 +47,36 @@ def _copy(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ModelProgram:
+class BatchedProgram:
+    """A program over ``batches``, visited in turn, whatever its modules are: knows the batches' device and period, and
+    trains by plain gradient descent.
+    """
+
+    module: Callable[..., nn.Module]
+    batches: tuple[SampleBatch, ...]
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    @property
+    def device(self) -> torch.device:
+        return self.batches[0].inputs[0].device
+
+    @property
+    def period(self) -> int:
+        """Return the number of batches until every input shape has been seen."""
+        first: dict[Shapes, int] = {}
+        for index, batch in enumerate(self.batches):
+            first.setdefault(batch.shapes, index)
+        return max(first.values()) + 1
+
+    def _parts(self, modules: Mapping[str, nn.Module], dtype: torch.dtype) -> Parts:
+        """Return ``modules``, all of them to be compiled, with their optimizer unless nothing in them trains."""
+        trainable = [value for module in modules.values() for value in module.parameters() if value.requires_grad]
+        optimizers = (torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=False),) if trainable else ()
+        return Parts(modules, tuple(modules), optimizers, dtype)
+
+
+@dataclass(frozen=True)
+class ModelProgram(BatchedProgram):
     """A model as a job runs it; a ``service.compilation.program.Program``.
 
     ``module(dtype)`` gives a new module on its device, each time with the same float32 weights, converted to
@@ -52,7 +86,6 @@ class ModelProgram:
     """
 
     module: Callable[[torch.dtype], nn.Module]
-    batches: tuple[SampleBatch, ...]
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     micro_batches: int = 1
     before_backward: Callable[[nn.Module, bool], None] = synchronize_gradients
@@ -63,19 +96,8 @@ class ModelProgram:
         if not callable(self.loss):
             raise TypeError(f"loss={self.loss!r}: a program needs a function loss(outputs, targets)")
 
-    @property
-    def device(self) -> torch.device:
-        return self.batches[0].inputs[0].device
-
-    @property
-    def period(self) -> int:
-        return period_of(self.batches)
-
     def build(self, dtype: torch.dtype) -> Parts:
-        module = self.module(dtype)
-        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        optimizers = (torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=False),) if trainable else ()
-        return Parts({MODEL: module}, (MODEL,), optimizers, dtype)
+        return self._parts({MODEL: self.module(dtype)}, dtype)
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
         parts.modules[MODEL].train()
@@ -87,50 +109,35 @@ class ModelProgram:
         for batch in cycle(self.batches):
             yield self._inference_step(parts, boundary, batch)
 
-    def _train_step(self, parts: Parts, boundary: StepBoundary, given: SampleBatch) -> Step:
+    def _train_step(self, parts: Parts, boundary: StepBoundary, original: SampleBatch) -> Step:
         boundary.step_boundary()
-        model, batch = parts.modules[MODEL], given.fresh(parts.dtype)
+        model, batch = parts.modules[MODEL], original.fresh(parts.dtype)
         for optimizer in parts.optimizers:
             optimizer.zero_grad(set_to_none=True)
         losses, outputs = [], []
         for index, micro in enumerate(batch.chunks(self.micro_batches)):
             self.before_backward(model, index == self.micro_batches - 1)
-            found = boundary.boundary_call(model, *micro.inputs)
-            loss = self.loss(first_tensor(found), micro.targets) / self.micro_batches
+            output = boundary.boundary_call(model, *micro.inputs)
+            loss = self.loss(first_tensor(output), micro.targets) / self.micro_batches
             if loss.requires_grad:
                 torch.autograd.backward(loss)
             losses.append(loss.detach())
-            outputs.append(found)
+            outputs.append(output)
         for optimizer in parts.optimizers:
             optimizer.step()
-        return Step({"loss": torch.stack(losses).sum()}, self._named(outputs), _inputs(given, batch))
+        return Step({"loss": torch.stack(losses).sum()}, self._named(outputs), _inputs(original, batch))
 
-    def _inference_step(self, parts: Parts, boundary: StepBoundary, given: SampleBatch) -> Step:
+    def _inference_step(self, parts: Parts, boundary: StepBoundary, original: SampleBatch) -> Step:
         boundary.step_boundary()
-        model, batch = parts.modules[MODEL], given.fresh(parts.dtype)
+        model, batch = parts.modules[MODEL], original.fresh(parts.dtype)
         with torch.no_grad():
-            outputs = [boundary.boundary_call(model, *each.inputs) for each in batch.chunks(self.micro_batches)]
-        return Step(outputs=self._named(outputs), inputs=_inputs(given, batch))
+            outputs = [boundary.boundary_call(model, *micro.inputs) for micro in batch.chunks(self.micro_batches)]
+        return Step(outputs=self._named(outputs), inputs=_inputs(original, batch))
 
     def _named(self, outputs: list[Any]) -> dict[str, Tensor]:
         if self.micro_batches == 1:
             return named("output", outputs[0])
-        return dict(pair for index, each in enumerate(outputs) for pair in named(f"output {index}", each).items())
-
-
-Shapes = tuple[tuple[int, ...], ...]
-
-
-def shapes_of(batch: SampleBatch) -> Shapes:
-    return tuple(tuple(value.shape) for value in batch.inputs)
-
-
-def period_of(batches: tuple[SampleBatch, ...]) -> int:
-    """Return the number of batches until every input shape has been seen."""
-    seen: dict[Shapes, int] = {}
-    for index, batch in enumerate(batches):
-        seen.setdefault(shapes_of(batch), index)
-    return max(seen.values()) + 1
+        return dict(pair for index, output in enumerate(outputs) for pair in named(f"output {index}", output).items())
 
 
 def first_tensor(outputs: Any) -> Tensor:
@@ -146,6 +153,7 @@ def named(name: str, outputs: Any) -> dict[str, Tensor]:
     return {key: value.detach() for key, value in named_tensors(name, outputs)}
 
 
-def _inputs(given: SampleBatch, left: SampleBatch) -> dict[str, tuple[Tensor, Tensor]]:
-    pairs = zip(given.inputs, left.inputs, strict=True)
+def _inputs(original: SampleBatch, left: SampleBatch) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return each input as it was given, and as the step left it."""
+    pairs = zip(original.inputs, left.inputs, strict=True)
     return {f"input {index}": pair for index, pair in enumerate(pairs)}

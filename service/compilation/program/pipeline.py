@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from service.compilation.program.base import Parts, Phase, Step
-from service.compilation.program.model import LEARNING_RATE, SampleBatch, period_of, shapes_of
+from service.compilation.program.model import BatchedProgram, SampleBatch
 from service.parallel.boundary import StepBoundary
 from service.parallel.boundary.step import is_compiled
 from service.parallel.mesh import Mesh
@@ -23,7 +23,7 @@ from service.schedules.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class PipelineProgram:
+class PipelineProgram(BatchedProgram):
     """A ``service.compilation.program.Program`` over the stages of this rank, compiled one by one.
 
     ``module(dtype, part)`` gives a new stage. Each step runs ``schedule`` (in inference the same micro-batches forward
@@ -32,8 +32,6 @@ class PipelineProgram:
     """
 
     module: Callable[[torch.dtype, Part], nn.Module]
-    batches: tuple[SampleBatch, ...]
-    loss: Callable[[Tensor, Tensor], Tensor]
     mesh: Mesh
     schedule: Schedule
     channels: Channels
@@ -43,21 +41,10 @@ class PipelineProgram:
         if not callable(self.loss):
             raise TypeError(f"loss={self.loss!r}: a pipeline needs a function loss(output, targets)")
 
-    @property
-    def device(self) -> torch.device:
-        return self.batches[0].inputs[0].device
-
-    @property
-    def period(self) -> int:
-        return period_of(self.batches)
-
     def build(self, dtype: torch.dtype) -> Parts:
         owners = self.schedule.owners
         own = [stage for stage, owner in enumerate(owners) if owner == self.mesh.pp.rank]
-        modules = {f"stage{stage}": self.module(dtype, Part(stage, len(owners))) for stage in own}
-        trainable = [value for module in modules.values() for value in module.parameters() if value.requires_grad]
-        optimizers = (torch.optim.SGD(trainable, lr=LEARNING_RATE, foreach=False),) if trainable else ()
-        return Parts(modules, tuple(modules), optimizers, dtype)
+        return self._parts({f"stage{stage}": self.module(dtype, Part(stage, len(owners))) for stage in own}, dtype)
 
     def train(self, parts: Parts, boundary: StepBoundary) -> Iterator[Step]:
         runtime = self._runtime(parts, boundary)
@@ -71,10 +58,10 @@ class PipelineProgram:
         schedule = forward_only(self.schedule.owners, self.schedule.micro_batches)
         for module in parts.modules.values():
             module.eval()
-        for given in cycle(self.batches):
+        for batch in cycle(self.batches):
             boundary.step_boundary()
             with torch.no_grad():
-                outputs = runtime.run(schedule, self._work(given, parts.dtype, lambda output, target: output))
+                outputs = runtime.run(schedule, self._work(batch, parts.dtype, lambda output, target: output))
             yield Step(outputs={f"output {index}": value for index, value in enumerate(outputs)})
 
     def alone(self, parts: Parts, boundary: StepBoundary, phase: Phase) -> None:
@@ -91,19 +78,19 @@ class PipelineProgram:
                 except Exception as error:
                     raise RuntimeError(f"{name}: {error}") from error
 
-    def _train_step(self, parts: Parts, boundary: StepBoundary, runtime: PipelineRuntime, given: SampleBatch) -> Step:
+    def _train_step(self, parts: Parts, boundary: StepBoundary, runtime: PipelineRuntime, batch: SampleBatch) -> Step:
         boundary.step_boundary()
         for optimizer in parts.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        losses = runtime.run(self.schedule, self._work(given, parts.dtype, self.loss))
+        losses = runtime.run(self.schedule, self._work(batch, parts.dtype, self.loss))
         for optimizer in parts.optimizers:
             optimizer.step()
         return Step({"loss": torch.stack([loss.detach() for loss in losses]).mean()} if losses else {})
 
-    def _work(self, given: SampleBatch, dtype: torch.dtype, objective: Callable[[Tensor, Tensor], Tensor]) -> Work:
-        micro = list(given.fresh(dtype).chunks(self.schedule.micro_batches))
-        inputs, targets = [each.inputs[0] for each in micro], [each.targets for each in micro]
-        return Work(objective, inputs, targets, key=shapes_of(given))
+    def _work(self, batch: SampleBatch, dtype: torch.dtype, objective: Callable[[Tensor, Tensor], Tensor]) -> Work:
+        micro = list(batch.fresh(dtype).chunks(self.schedule.micro_batches))
+        inputs, targets = [part.inputs[0] for part in micro], [part.targets for part in micro]
+        return Work(objective, inputs, targets, key=batch.shapes)
 
     def _runtime(self, parts: Parts, boundary: StepBoundary) -> PipelineRuntime:
         stages = {int(name.removeprefix("stage")): module for name, module in parts.modules.items()}

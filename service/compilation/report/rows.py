@@ -10,11 +10,10 @@ from typing import Any
 from service.compilation.evidence import CudaGraphs
 from service.compilation.ladder import Result
 from service.compilation.monitor.usage import Usage
-from service.compilation.report.usage_rows import usage_rows
 from service.compilation.run.observation import Cost, Observation
 from service.compilation.run.parity import Comparison
 from service.compilation.torch_internals.profile import Profile
-from service.parallel.boundary import Shapes
+from service.parallel.boundary import Held, Shapes
 
 
 def rung_row(result: Result) -> dict[str, Any]:
@@ -68,20 +67,20 @@ def _measured(seen: Observation) -> dict[str, Any]:
         "hooks": [asdict(each) for each in evidence.hooks],
         "autograd_captures": evidence.autograd_captures,
         "cudagraph": _cudagraph(seen),
-        **usage_rows(seen.usage),
+        **_usage_rows(seen.usage),
         **_cost(seen.cost),
     }
 
 
 def _rehearsal(seen: Observation | None) -> dict[str, Any] | None:
     """Return what was seen of CUDA graphs without a CUDA device; ``None`` where there was no need to rehearse."""
-    return None if seen is None else {"parity": parity_row(seen), **usage_rows(seen.usage)}
+    return None if seen is None else {"parity": parity_row(seen), **_usage_rows(seen.usage)}
 
 
 def _unmeasured() -> dict[str, Any]:
     fields = ("parity", "graphs", "backward_graphs", "operations", "fullgraph", "graph_breaks", "recompiles")
     more = ("limit_hits", "parameters", "notes", "hooks_traced", "hooks", "autograd_captures", "cudagraph")
-    return dict.fromkeys((*fields, *more, *usage_rows(Usage()))) | _cost(None)
+    return dict.fromkeys((*fields, *more, *_usage_rows(Usage()))) | _cost(None)
 
 
 def _training(seen: Observation) -> dict[str, Any] | None:
@@ -171,6 +170,60 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
 def _finite(value: Any) -> Any:
     """Return ``None`` for what is beyond any measure: JSON has no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _usage_rows(usage: Usage) -> dict[str, Any]:
+    """Return ``invocations`` by module, phase, grad mode, thread and shape, ``lifetimes`` of results held over a
+    replay, ``stale_reads`` of such results, ``results`` (how many were consumed, copied or held), ``marks`` by place,
+    ``reentries``, ``stale_gradients``.
+    """
+    return {
+        "invocations": [
+            {
+                "module": call.module,
+                "phase": call.phase,
+                "grad": call.grad,
+                "thread": call.thread,
+                "shape": " ".join(str(list(shape)) for shape in call.shapes),
+                "calls": count,
+                "per_step": count / max(usage.iterations, 1),
+            }
+            for call, count in usage.invocations.items()
+        ],
+        "lifetimes": [_held(each) for each in usage.held],
+        "stale_reads": [
+            _held(each.held) | {"iteration": each.iteration, "read_at": str(each.site)} for each in usage.reads
+        ],
+        "results": {module: asdict(fate) for module, fate in usage.lifetimes.items()},
+        "marks": _marks(usage),
+        "reentries": [asdict(each) | {"site": str(each.site)} for each in usage.reentries],
+        "stale_gradients": [asdict(each) | {"site": str(each.site)} for each in usage.gradients],
+        "outside_the_boundary": sorted({str(origin) for origin in usage.outside}),
+    }
+
+
+def _marks(usage: Usage) -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for mark in usage.marks:
+        row = rows.setdefault(
+            str(mark.site), {"site": str(mark.site), "marks": 0, "while_pending": 0, "graphs_waited": 0}
+        )
+        row["marks"] += 1
+        row["while_pending"] += bool(mark.pending)
+        row["graphs_waited"] += bool(mark.graphs_wait)
+        row["pending"] = sorted({*row.get("pending", ()), *map(str, mark.pending)})
+    return list(rows.values())
+
+
+def _held(held: Held) -> dict[str, Any]:
+    return {
+        "module": held.origin.module,
+        "step": held.origin.step,
+        "site": str(held.origin.site),
+        "shape": list(held.shape),
+        "dtype": held.dtype,
+        "holders": list(held.holders),
+    }
 
 
 def metrics(result: Result) -> Mapping[str, float]:
