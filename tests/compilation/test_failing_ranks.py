@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
     """A job whose second rung has a compiler that crashes on rank ``bad``; what it returned, and after how long."""
     import torch.distributed as dist
 
-    from service.compilation import job, rungs
+    from service.compilation import job, ladder, rungs
     from service.compilation.ranks import collective_attempt
     from service.compilation.selftest import backends
     from service.jobs.layout import DataLayout
@@ -29,7 +30,8 @@ def check_with_one_bad_compiler(parallel: dict[str, int], bad: int, folder: str)
     from service.parallel import distributed
 
     job.plan_run = quick_plan
-    collective_attempt.GRACE_S = 3.0
+    limits = collective_attempt.WaitLimits(failed_s=3.0)
+    ladder.collective_attempt = partial(collective_attempt.collective_attempt, limits=limits)
     job.self_test = tuple  # type: ignore[assignment]  # has tests of its own, and takes its time
     distributed.start("cpu")
     rank = dist.get_rank()
@@ -89,9 +91,9 @@ def meet_late(waits: float) -> Any:
     rank = dist.get_rank()
     seen = collective_attempt.collective_attempt(lambda: "planted" if rank else "", str)
     both = gather(seen)
-    collective_attempt.PATIENCE_S = waits
+    limits = collective_attempt.WaitLimits(done_s=waits)
     try:
-        collective_attempt.collective_attempt(lambda: clock.sleep(3 * waits) if rank else None, lambda _: "")
+        collective_attempt.collective_attempt(lambda: clock.sleep(3 * waits) if rank else None, lambda _: "", limits)
         lost = ""
     except collective_attempt.GroupLostError as error:
         lost = str(error)

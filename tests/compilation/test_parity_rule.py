@@ -14,10 +14,9 @@ from service.compilation.run.parity import (
     Comparison,
     Noise,
     Oracle,
+    ParitySettings,
     comparable,
     compare,
-    judged_scale,
-    multiplier,
     noise_of,
     scale_of,
 )
@@ -29,7 +28,7 @@ LARGE = 2000
 
 
 def verdict(result: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor | None, **oracle: Any) -> Comparison:
-    scale = oracle.pop("scale", judged_scale(scale_of(eager), scale_of(eager)))
+    scale = oracle.pop("scale", ParitySettings().judged_scale(scale_of(eager), scale_of(eager)))
     return compare(("gradient", "w"), 0, result, Oracle(eager, truth, scale, **oracle), TOLERANCE)
 
 
@@ -74,15 +73,15 @@ def test_a_result_further_from_the_truth_than_the_ratio_fails(seed: int, times: 
 
 
 def test_small_tensors_are_given_a_larger_ratio() -> None:
-    assert [multiplier(size, 2.0) for size in (10, 11, 500, 501, 1000, 1001)] == [10, 8, 8, 3, 3, 2]
+    assert [ParitySettings().ratio(size, 2.0) for size in (10, 11, 500, 501, 1000, 1001)] == [10, 8, 8, 3, 3, 2]
 
 
 def test_a_tensor_of_pure_rounding_noise_is_judged_at_its_siblings_scale() -> None:
     """The bias before a normalisation: its true gradient is zero, and each run leaves other rounding."""
     truth = torch.zeros(LARGE, dtype=torch.float64)
     eager, result = torch.zeros(LARGE), torch.full((LARGE,), 1e-8)
-    assert verdict(result, eager, truth, scale=judged_scale(0.0, largest=0.1)).passed
-    assert not verdict(result * 1e3, eager, truth, scale=judged_scale(0.0, largest=0.1)).passed
+    assert verdict(result, eager, truth, scale=ParitySettings().judged_scale(0.0, largest=0.1)).passed
+    assert not verdict(result * 1e3, eager, truth, scale=ParitySettings().judged_scale(0.0, largest=0.1)).passed
 
 
 def test_noise_of_eager_itself_is_tolerated() -> None:

@@ -23,13 +23,24 @@ from service.compilation.verdicts import Finding
 from service.parallel import distributed
 
 Result = TypeVar("Result")
-GRACE_S = 20.0
-"""How long a rank that failed waits for the others; they may still be compiling what comes before they miss it."""
-PATIENCE_S = 480.0
-"""How long a rank that is done waits for the others; less than collectives do, whose end would be the job's."""
-POLL_S = 0.2
 WELL, FAILED, STUCK = "well", "failed", "stuck"
 DECISION, STAYED, LEFT = "decision", "stayed", "left"
+
+
+@dataclass(frozen=True)
+class WaitLimits:
+    """How long a rank that has ended waits for the others, in seconds.
+
+    ``failed_s``: one that failed; the others may still be compiling what comes before they miss it. ``done_s``: one
+    that is well; less than collectives wait, whose end would be the job's. The store is read every ``poll_s``.
+    """
+
+    failed_s: float = 20.0
+    done_s: float = 480.0
+    poll_s: float = 0.2
+
+
+LIMITS = WaitLimits()
 
 
 class GroupLostError(Exception):
@@ -44,7 +55,9 @@ class GroupLostError(Exception):
         return tuple(Finding("fail_error", f"rank {rank}: {problem}") for rank, problem in self.problems.items())
 
 
-def collective_attempt(run: Callable[[], Result], problem: Callable[[Result], str]) -> Result:
+def collective_attempt(
+    run: Callable[[], Result], problem: Callable[[Result], str], limits: WaitLimits = LIMITS
+) -> Result:
     """Let every rank ``run`` what may hold collectives, and may go wrong on one rank: its own result, which tells the
     ``problem``, empty where there was none.
 
@@ -53,7 +66,7 @@ def collective_attempt(run: Callable[[], Result], problem: Callable[[Result], st
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return run()
-    group_attempt = _GroupAttempt.of_all()
+    group_attempt = _GroupAttempt.of_all(limits)
     with _freed(group_attempt):
         result = run()
     try:
@@ -74,13 +87,14 @@ class _GroupAttempt:
     store: Any
     rank: int
     world: int
+    limits: WaitLimits
 
     @staticmethod
-    def of_all() -> _GroupAttempt:
+    def of_all(limits: WaitLimits) -> _GroupAttempt:
         name = gather(uuid4().hex)[0]
         whole = dist.distributed_c10d._get_default_store()  # no public name on torch 2.11 to 2.13
         store = dist.distributed_c10d.PrefixStore(f"attempt/{name}", whole)
-        return _GroupAttempt(store, dist.get_rank(), dist.get_world_size())
+        return _GroupAttempt(store, dist.get_rank(), dist.get_world_size(), limits)
 
     def tell(self, problem: str) -> None:
         """Tell how this rank ended: ``STUCK`` where others had failed before it did."""
@@ -95,18 +109,18 @@ class _GroupAttempt:
         return {rank: (state, problem) for rank, (state, _, problem) in parts.items()}
 
     def missed(self) -> dict[int, str]:
-        """Empty once all have told; what went wrong, by rank, where they do not come, and the group is left."""
-        began = time.monotonic()
+        """Return nothing once all have told; where some do not come, leave, and return what went wrong, by rank."""
+        began, limits = time.monotonic(), self.limits
         while len(told := self.told()) < self.world and not self.is_left():
-            limit = GRACE_S if any(state != WELL for state, _ in told.values()) else PATIENCE_S
+            limit = limits.failed_s if any(state != WELL for state, _ in told.values()) else limits.done_s
             if time.monotonic() - began > limit:
                 break
-            time.sleep(POLL_S)
+            time.sleep(limits.poll_s)
         if self._decide(STAYED if len(told) == self.world else LEFT) == STAYED:
             return {}
         blamed = {rank: problem for rank, (state, problem) in told.items() if state == FAILED}
         absent = [rank for rank in range(self.world) if rank not in told]
-        return blamed or dict.fromkeys(absent or [self.rank], f"did not end within {PATIENCE_S:.0f} s of the others")
+        return blamed or dict.fromkeys(absent or [self.rank], f"did not end within {limits.done_s:.0f} s of the others")
 
     def is_left(self) -> bool:
         return bool(self.store.check([DECISION])) and self.store.get(DECISION).decode() == LEFT
@@ -126,7 +140,7 @@ def _freed(group_attempt: _GroupAttempt) -> Iterator[None]:
     over = Event()
 
     def watch() -> None:
-        while not over.wait(POLL_S):
+        while not over.wait(group_attempt.limits.poll_s):
             if group_attempt.is_left():
                 distributed.abandon()
                 return

@@ -18,18 +18,34 @@ from torch import Tensor
 
 from service.jobs.spec.compile import Tolerance
 
-SMALL_TENSORS = ((10, 5.0), (500, 4.0), (1000, 1.5))
-"""Up to so many elements, the permitted ratio is this much larger."""
-
 NOTHING_FINITE = "no finite number to compare"
 
-NOISE_LIMIT = 0.05
-"""Of a tensor's scale: with eager runs this far apart, errors of that size could not be seen."""
 
-SCALE_FLOOR = 0.01
-"""Tensors this much smaller than their siblings are judged at this part of the siblings' scale."""
+@dataclass(frozen=True)
+class ParitySettings:
+    """What the rule has besides the tolerance that a spec sets.
+
+    ``small_tensors``: up to so many elements, the permitted ratio is so much larger. ``noise_limit``, as a part of a
+    tensor's scale: with eager runs this far apart, errors of that size could not be seen. ``scale_floor``: smaller
+    tensors are judged at this part of their siblings' scale. ``same_computation``, as a part of its size: a float64
+    output further from eager's is another computation.
+    """
+
+    small_tensors: tuple[tuple[int, float], ...] = ((10, 5.0), (500, 4.0), (1000, 1.5))
+    noise_limit: float = 0.05
+    scale_floor: float = 0.01
+    same_computation: float = 0.05
+
+    def judged_scale(self, own: float, largest: float) -> float:
+        """Return the scale that a tensor is judged at: its own, at least a part of its siblings'."""
+        return max(own, self.scale_floor * largest)
+
+    def ratio(self, elements: int, ratio: float) -> float:
+        """Return the permitted ratio for a tensor of so many elements, where large ones are permitted ``ratio``."""
+        return ratio * next((factor for limit, factor in self.small_tensors if elements <= limit), 1.0)
 
 
+SETTINGS = ParitySettings()
 EXACT = Tolerance.model_construct(absolute=0.0, ratio=1.0)
 """Of whole numbers: a step count or the number of a token is right or wrong, however large it is."""
 
@@ -68,12 +84,13 @@ class Noise:
 
 @dataclass(frozen=True)
 class Oracle:
-    """What one compiled tensor is judged by; ``scale`` is its size, as :func:`judged_scale` has it."""
+    """What one compiled tensor is judged by; ``scale`` is its size, as :meth:`ParitySettings.judged_scale` has it."""
 
     eager: Tensor
     truth: Tensor | None
     scale: float
     noise: Noise = Noise()
+    settings: ParitySettings = SETTINGS
 
     @property
     def unit(self) -> float:
@@ -83,7 +100,7 @@ class Oracle:
     @property
     def bearable(self) -> float:
         """The most of the noise that is added to the tolerance."""
-        return NOISE_LIMIT * self.scale
+        return self.settings.noise_limit * self.scale
 
 
 def compare(key: tuple[str, str], iteration: int, result: Tensor, oracle: Oracle, tolerance: Tolerance) -> Comparison:
@@ -126,11 +143,6 @@ def _chosen(tensor: Tensor, which: Tensor) -> Tensor:
     return (tensor.flatten() if bool(which.all()) else tensor[which]).double()
 
 
-def judged_scale(own: float, largest: float) -> float:
-    """Return the scale that a tensor is judged at: its own, at least a part of its siblings'."""
-    return max(own, SCALE_FLOOR * largest)
-
-
 def noise_of(eager: Tensor, again: Tensor) -> Noise:
     """Return the distance of two eager runs; what is not finite in one of them is infinitely far unless it
     is in both.
@@ -145,12 +157,12 @@ def noise_of(eager: Tensor, again: Tensor) -> Noise:
     return Noise(float(distance.max()), _rms(distance))
 
 
-def comparable(eager: Tensor, truth: Tensor) -> bool:
+def comparable(eager: Tensor, truth: Tensor, settings: ParitySettings = SETTINGS) -> bool:
     """Return whether a float64 output is the same computation as eager's; different random draws are not."""
     if eager.shape != truth.shape:
         return False
     distance = scale_of(eager.double() - truth.double())
-    return distance <= 0.05 * scale_of(truth) + 1e-12
+    return distance <= settings.same_computation * scale_of(truth) + 1e-12
 
 
 def _mismatch(result: Tensor, eager: Tensor) -> str:
@@ -182,13 +194,8 @@ def _beyond_truth(
     if not bool(torch.isfinite(truth).all()):
         return None, math.inf
     ours, eagers = _rms(got - truth), _rms(eager - truth)
-    permitted = multiplier(got.numel(), tolerance.ratio) * eagers + tolerance.absolute * oracle.unit / 10
+    permitted = oracle.settings.ratio(got.numel(), tolerance.ratio) * eagers + tolerance.absolute * oracle.unit / 10
     return _ratio(ours, eagers), _ratio(ours, permitted)
-
-
-def multiplier(elements: int, ratio: float) -> float:
-    """Return the permitted ratio for a tensor of so many elements."""
-    return ratio * next((factor for limit, factor in SMALL_TENSORS if elements <= limit), 1.0)
 
 
 def _rms(values: Tensor) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from service.compilation.monitor.uncompiled_calls import Calls, counted_calls
 from service.compilation.program import Phase, Program
-from service.compilation.run.parity import Oracle, comparable, judged_scale, noise_of, scale_of
+from service.compilation.run.parity import SETTINGS, Oracle, comparable, noise_of, scale_of
 from service.compilation.run.program_run import ProgramRun, StepRecord, build, record_step, units_of
 from service.compilation.run.sampling import Key
 from service.compilation.run.state import Snapshot, state_of
@@ -104,7 +104,7 @@ class Reference:
             key: Oracle(
                 value,
                 truth.get(key),
-                judged_scale(scales[key], largest[key[0]]),
+                SETTINGS.judged_scale(scales[key], largest[key[0]]),
                 noise_of(value, again.get(key, NOTHING)),
             )
             for key, value in eager.items()
