@@ -13,7 +13,7 @@ import torch.distributed as dist
 from service.jobs.atomic import flush
 from service.jobs.cache import used
 
-POLL_S = 0.1
+_POLL_S = 0.1
 
 
 def build_once(path: Path, make: Callable[[Path], None]) -> Path:
@@ -25,7 +25,7 @@ def build_once(path: Path, make: Callable[[Path], None]) -> Path:
     if dist.is_initialized() and dist.get_rank() > 0:
         # No collective: it could time out. If the first rank fails, the launcher ends this one.
         while not path.exists():
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
     elif not path.exists():
         _make(path, make)
     else:

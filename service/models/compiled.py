@@ -23,14 +23,14 @@ class CompileMode:
     cuda_graphs: bool = False
 
 
-REDUCE_OVERHEAD = "reduce-overhead"
+_REDUCE_OVERHEAD = "reduce-overhead"
 COMPILE_MODES: Mapping[str, CompileMode] = MappingProxyType(
     {
         "eager": CompileMode("eager"),
         "aot_eager": CompileMode("aot_eager"),
         "aot_eager_decomp_partition": CompileMode("aot_eager_decomp_partition"),
         "inductor": CompileMode("inductor"),
-        REDUCE_OVERHEAD: CompileMode("inductor", REDUCE_OVERHEAD, cuda_graphs=True),
+        _REDUCE_OVERHEAD: CompileMode("inductor", _REDUCE_OVERHEAD, cuda_graphs=True),
     }
 )
 """By the names that gates and specs use, from the least to the most that is compiled."""
@@ -60,7 +60,7 @@ def apply_compile(
 
 def compile_unit(unit: nn.Module, backend: str | Callable[..., Any], mode: str | None = None) -> None:
     """Compile this module as one, where it stands; under FSDP2 CUDA graphs must do with parameters that move."""
-    moving = isinstance(unit, FSDPModule) and (backend, mode) == ("inductor", REDUCE_OVERHEAD)
+    moving = isinstance(unit, FSDPModule) and (backend, mode) == ("inductor", _REDUCE_OVERHEAD)
     unit.compile(backend=copying_inductor if moving else backend, mode=mode)
 
 

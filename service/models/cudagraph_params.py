@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-APART = {"triton.cudagraph_unexpected_rerecord_limit": 127}
+_APART = {"triton.cudagraph_unexpected_rerecord_limit": 127}
 """One below the default: caches know the options of a compilation, not which inputs it takes to stay in their place."""
 
 
@@ -23,7 +23,7 @@ def copying_inductor(graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str 
     from torch._inductor import list_mode_options  # noqa: PLC0415 - brings Inductor
     from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415
 
-    options = {**(list_mode_options(mode) if mode else {}), **APART}
+    options = {**(list_mode_options(mode) if mode else {}), **_APART}
     compiled: Any = compile_fx(graph, inputs, inner_compile=_copying, config_patches=options)
     return compiled  # type: ignore[no-any-return]
 

@@ -24,7 +24,7 @@ from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
 
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
-CHECKPOINT_PREFIX = "model."
+_CHECKPOINT_PREFIX = "model."
 _config: TypeAdapter[FamilyConfig] = TypeAdapter(AnyFamilyConfig)
 
 
@@ -98,7 +98,7 @@ def trained(paths: JobPaths, step: int | Literal["latest"] = "latest") -> tuple[
         steps = sorted({*saved, *([finished["step"]] if finished else [])})
         raise WeightsError(f"{paths.root.name} has no weights of step {step!r}; there are {steps or 'none'}")
     meta = saved[wanted].meta
-    return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, CHECKPOINT_PREFIX)
+    return _config.validate_python(meta["model"]), checkpoint.stored(saved[wanted].path, _CHECKPOINT_PREFIX)
 
 
 def _finished(folder: Path) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from service.parallel.fsdp import Precision, apply_fsdp
 from service.parallel.mesh import Mesh
 from service.parallel.tensor.float8 import apply_float8
 
-ONE_MICRO_BATCH = ShardingSpec().resolved(1)
+_ONE_MICRO_BATCH = ShardingSpec().resolved(1)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ModelRecipe:
 
     parallel: ParallelSpec = field(default_factory=ParallelSpec)
     precision: PrecisionSpec = field(default_factory=PrecisionSpec)
-    sharding: ShardingSpec = ONE_MICRO_BATCH
+    sharding: ShardingSpec = _ONE_MICRO_BATCH
     activation_checkpoint: ActivationCheckpoint = "none"
     pipeline: PipelineSpec | None = None
 

@@ -30,8 +30,8 @@ from service.parallel.tensor import (
 )
 from service.parallel.tracing import is_exporting
 
-WEIGHT_STD = 0.02
-FASTEST_FIRST = [
+_WEIGHT_STD = 0.02
+_FASTEST_FIRST = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
@@ -57,7 +57,7 @@ class RMSNorm(nn.Module):
         return (wide * weight).to(x.dtype)
 
 
-def explicit_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _explicit_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Compute causal attention in plain operators; groups of query heads share heads of ``key`` and ``value``."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
@@ -66,18 +66,18 @@ def explicit_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scores.masked_fill(future, float("-inf")).softmax(-1) @ value
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Compute causal attention ``(batch, heads, seq, head_dim)``: fused where it runs, explicit where a graph is
     exported.
 
     Whoever exports wants to read matrix products and a softmax, not a backend's kernel; the values are the same.
     """
     if is_exporting():
-        return explicit_attention(query, key, value)
+        return _explicit_attention(query, key, value)
     grouped = query.shape[1] != key.shape[1]
     if not query.is_cuda:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
-    with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+    with sdpa_kernel(_FASTEST_FIRST, set_priority=True):
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
 
@@ -96,7 +96,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, stream: ResidualStream) -> Tensor:
         x = stream.enter(x)
         query, key, value = map(self._heads, joint((self.query, self.key, self.value), x))
-        attended = attend(self.rotary(query), self.rotary(key), value)
+        attended = _attend(self.rotary(query), self.rotary(key), value)
         return stream.leave(self.output(attended.transpose(1, 2).flatten(-2)))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class Transformer(nn.Module):
         if "norm" in name:
             return Constant(1.0)
         into_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-        return Normal(WEIGHT_STD / sqrt(2 * self.config.layers) if into_residual else WEIGHT_STD)
+        return Normal(_WEIGHT_STD / sqrt(2 * self.config.layers) if into_residual else _WEIGHT_STD)
 
 
 def build(config: TransformerConfig, axis: Axis) -> Transformer:

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-DIGEST_BYTES = 16
-LENGTH_BYTES = 8
-SHOWN = 200
+_DIGEST_BYTES = 16
+_LENGTH_BYTES = 8
+_SHOWN = 200
 """Characters of a value in a message."""
 
 
@@ -29,11 +29,11 @@ def agree(values: Mapping[str, object]) -> None:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     own = {name: str(value) for name, value in values.items()}
-    digest = hashlib.blake2b(json.dumps(own).encode(), digest_size=DIGEST_BYTES).digest()
-    if len(set(_gathered(digest, DIGEST_BYTES))) == 1:
+    digest = hashlib.blake2b(json.dumps(own).encode(), digest_size=_DIGEST_BYTES).digest()
+    if len(set(_gathered(digest, _DIGEST_BYTES))) == 1:
         return
     text = json.dumps({name: _shortened(value) for name, value in own.items()}).encode()
-    lengths = _gathered(len(text).to_bytes(LENGTH_BYTES), LENGTH_BYTES)
+    lengths = _gathered(len(text).to_bytes(_LENGTH_BYTES), _LENGTH_BYTES)
     texts = _gathered(text, max(map(int.from_bytes, lengths)))
     raise DisagreementError(_difference([json.loads(each.rstrip(b"\0")) for each in texts]))
 
@@ -47,7 +47,7 @@ def _gathered(own: bytes, length: int) -> list[bytes]:
 
 
 def _shortened(value: str) -> str:
-    return value if len(value) <= SHOWN else f"{value[:SHOWN]}…"
+    return value if len(value) <= _SHOWN else f"{value[:_SHOWN]}…"
 
 
 def _difference(by_rank: Sequence[Mapping[str, str]]) -> str:

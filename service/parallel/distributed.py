@@ -19,9 +19,9 @@ from service.jobs import rendezvous_folder
 from service.parallel.rendezvous import join
 
 # CUDA ranks get a CPU backend too: metadata and checkpoint planning run on CPU tensors.
-BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
-LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+_LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 """Freed blocks of any size join again, so that reserved memory stays near what is in use; read at the first use."""
 
 
@@ -41,7 +41,7 @@ class Launch:
 
 def read_launch(environment: Mapping[str, str]) -> Launch:
     """Return the launcher's variables, all or none; :class:`LaunchError` names what is missing or not a number."""
-    missing = [name for name in LAUNCHER_VARIABLES if name not in environment]
+    missing = [name for name in _LAUNCHER_VARIABLES if name not in environment]
     if "RANK" in missing and "WORLD_SIZE" in missing:
         return Launch()
     if missing:
@@ -58,8 +58,8 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
 
 def local_device(device_type: str, launch: Launch) -> torch.device:
     """Return the device of this rank: ``cpu``, or the CUDA device of its local rank."""
-    if device_type not in BACKENDS:
-        raise LaunchError(f"device type {device_type!r}; expected {' or '.join(BACKENDS)}")
+    if device_type not in _BACKENDS:
+        raise LaunchError(f"device type {device_type!r}; expected {' or '.join(_BACKENDS)}")
     if device_type == "cpu":
         return torch.device("cpu")
     visible = torch.cuda.device_count()
@@ -76,12 +76,12 @@ def start(device_type: str) -> torch.device:
     launch = read_launch(os.environ)
     device = local_device(device_type, launch)
     if device.type == "cuda":
-        os.environ.setdefault(*ALLOCATOR)
+        os.environ.setdefault(*_ALLOCATOR)
         torch.cuda.set_device(device)
     if launch.grouped and not dist.is_initialized():
         folder = os.environ.get(rendezvous_folder.VARIABLE)
         dist.init_process_group(
-            BACKENDS[device_type],
+            _BACKENDS[device_type],
             store=None if folder is None else join(Path(folder), launch.world_size),
             rank=-1 if folder is None else launch.rank,
             world_size=-1 if folder is None else launch.world_size,

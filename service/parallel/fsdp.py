@@ -77,7 +77,7 @@ def synchronize_gradients(model: nn.Module, is_last: bool) -> None:
     _set_backward(model, reduce=is_last, free=is_last)
 
 
-def reduce_each_backward(model: nn.Module, free: bool) -> None:
+def _reduce_each_backward(model: nn.Module, free: bool) -> None:
     """Call before each backward of an optimizer step that is to reduce: gradients add up sharded.
 
     ``free`` lets go of gathered parameters after it.
@@ -91,7 +91,7 @@ def before_backward(sharding: ShardingSpec) -> Callable[[nn.Module, bool], None]
     """
     if sharding.reduce == "last":
         return synchronize_gradients
-    return lambda model, is_last: reduce_each_backward(model, free=is_last or sharding.reshard == "always")
+    return lambda model, is_last: _reduce_each_backward(model, free=is_last or sharding.reshard == "always")
 
 
 def _set_backward(model: nn.Module, *, reduce: bool, free: bool) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from service.schedules.schedule import BACKWARDS, Instruction, Op, ScheduleError
 
 # The gradients of inputs and of weights are about one forward each: two matrix products instead of one.
-DURATION = {
+_DURATION = {
     Op.FORWARD: 1.0,
     Op.BACKWARD: 2.0,
     Op.BACKWARD_INPUT: 1.0,
@@ -59,7 +59,7 @@ class ScheduleClock:
             if ready is None:
                 break
             start = max(now, ready)
-            now = start + DURATION[instruction.op]
+            now = start + _DURATION[instruction.op]
             spans.append(ComputationSpan(rank, instruction, start, now))
             if instruction.op is Op.FORWARD or instruction.op in BACKWARDS:
                 self._finished[instruction.op is Op.FORWARD, instruction.stage, instruction.micro_batch] = now

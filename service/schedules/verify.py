@@ -16,7 +16,7 @@ from service.schedules.schedule import BACKWARDS, COMPUTATIONS, Instruction, Op,
 
 SENDS = {Op.SEND_ACTIVATION: Op.RECV_ACTIVATION, Op.SEND_GRADIENT: Op.RECV_GRADIENT}
 RECEIVES = frozenset(SENDS.values())
-STEP_TO_PEER = {Op.SEND_ACTIVATION: 1, Op.RECV_ACTIVATION: -1, Op.SEND_GRADIENT: -1, Op.RECV_GRADIENT: 1}
+_STEP_TO_PEER = {Op.SEND_ACTIVATION: 1, Op.RECV_ACTIVATION: -1, Op.SEND_GRADIENT: -1, Op.RECV_GRADIENT: 1}
 _OPPOSITE = {**SENDS, **{receive: send for send, receive in SENDS.items()}}
 Channel = tuple[int, int, bool]
 
@@ -71,7 +71,7 @@ def _clock(schedule: Schedule) -> ScheduleClock:
 
 def peer(instruction: Instruction) -> Instruction:
     """Return the other side of a send or a receive."""
-    stage = instruction.stage + STEP_TO_PEER[instruction.op]
+    stage = instruction.stage + _STEP_TO_PEER[instruction.op]
     return Instruction(_OPPOSITE[instruction.op], stage, instruction.micro_batch)
 
 
@@ -154,7 +154,7 @@ def channel(schedule: Schedule, instruction: Instruction) -> Channel:
     """Return the sending rank, the receiving rank and whether gradients flow: what a backend without tags matches in
     order.
     """
-    there = schedule.owners[instruction.stage + STEP_TO_PEER[instruction.op]]
+    there = schedule.owners[instruction.stage + _STEP_TO_PEER[instruction.op]]
     here = schedule.owners[instruction.stage]
     backwards = instruction.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT)
     return (here, there, backwards) if instruction.op in SENDS else (there, here, backwards)

@@ -74,7 +74,7 @@ class AccumulationEngine:
 
     def evaluate(self, batch: Split, valid: int) -> Tensor:
         totals = torch.zeros(self.objective.measures, dtype=torch.float64, device=batch.inputs.device)
-        with evaluating([self.model]):
+        with _evaluating([self.model]):
             for micro in chunks(batch, self.micro_batches):
                 # The rest of a batch is padding; every rank still runs it, so that collectives stay paired.
                 output = self.boundary.boundary_call(self.model, micro.inputs)
@@ -124,7 +124,7 @@ class PipelineEngine:
             inputs=[each.inputs for each in micro],
             targets=[batch.targets[:valid][start : start + size] for start in range(0, len(batch), size)],
         )
-        with evaluating(self.stages.values()):
+        with _evaluating(self.stages.values()):
             values = self.runtime.run(self.evaluation, work)
         zeros = torch.zeros(self.objective.measures, dtype=torch.float64, device=batch.inputs.device)
         return sum(values, zeros)
@@ -183,7 +183,7 @@ def build_engine(
 
 
 @contextmanager
-def evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
+def _evaluating(models: Iterable[nn.Module]) -> Iterator[None]:
     """Compute no gradients within, and let layers behave as in evaluation."""
     models = list(models)
     for model in models:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 # Dense bf16 peak in FLOP/s from NVIDIA's data sheets, SXM parts; the longest matching name wins.
-PEAKS = {
+_PEAKS = {
     "NVIDIA A100": 312e12,
     "NVIDIA H100": 989e12,
     "NVIDIA H200": 989e12,
@@ -20,4 +20,4 @@ def count_parameters(whole: nn.Module) -> int:
 
 def peak_flops(device_name: str) -> float | None:
     """Return the peak FLOP/s of a CUDA device by its name; None when it isn't known."""
-    return next((PEAKS[name] for name in sorted(PEAKS, key=len, reverse=True) if device_name.startswith(name)), None)
+    return next((_PEAKS[name] for name in sorted(_PEAKS, key=len, reverse=True) if device_name.startswith(name)), None)

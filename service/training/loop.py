@@ -28,7 +28,7 @@ from service.training.timeline import NO_LOAD
 
 SPANS_FIRST, SPANS_EVERY = 20, 50
 """Spans of single steps are reported for the first few and then for a sample: a timeline needs no more."""
-TIMELINES_FIRST = 4
+_TIMELINES_FIRST = 4
 """Of these steps every computation of a pipeline is reported."""
 
 
@@ -57,7 +57,7 @@ class Loop:
         self.saver.expect(self._state())
         if newest is None:
             return
-        check_same_data(newest, self.training.dataset.sha256)
+        _check_same_data(newest, self.training.dataset.sha256)
         saved = checkpoint.load(newest.path, self._state())
         self.step = self.saved_step = saved.step
         self.loss = saved.meta.get("loss", self.loss)
@@ -169,7 +169,7 @@ class Loop:
                 "together (compiled and float8 layers cannot be split), so the bubble is larger than planned"
             )
         self.reported_undivided = True
-        if engine.timeline is not None and (self.step < TIMELINES_FIRST or self.step % SPANS_EVERY == 0):
+        if engine.timeline is not None and (self.step < _TIMELINES_FIRST or self.step % SPANS_EVERY == 0):
             for span in engine.timeline.spans(self.step + 1):
                 report.span(span.name, span.start, span.end, span.detail)
 
@@ -225,7 +225,7 @@ def newest_checkpoint(folder: Path, device: torch.device) -> Checkpoint | None:
     return None if step < 0 else checkpoint.require(folder / f"step_{int(step)}")
 
 
-def check_same_data(saved: Checkpoint, sha256: str) -> None:
+def _check_same_data(saved: Checkpoint, sha256: str) -> None:
     recorded = saved.meta.get("data_sha256")
     if recorded != sha256:
         raise ValueError(

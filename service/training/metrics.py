@@ -28,7 +28,7 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
     the share of a pipeline's run in which devices computed nothing (on CUDA that of the step before).
     """
     seconds = timing.seconds
-    samples, tokens = training.spec.batch.global_, tokens_per_sample(training)
+    samples, tokens = training.spec.batch.global_, _tokens_per_sample(training)
     flop = training.config.flop_per_sample(training.parameters, tokens or 1) * samples
     flops = flop / seconds / training.spec.parallel.world_size
     metrics = {
@@ -49,7 +49,7 @@ def step_metrics(training: Training, totals: StepTotals, rate: float, timing: Ti
     return metrics
 
 
-def tokens_per_sample(training: Training) -> int | None:
+def _tokens_per_sample(training: Training) -> int | None:
     """Return the length of a sequence; None where samples aren't sequences."""
     return training.dataset.train.sequence
 

@@ -29,7 +29,7 @@ from service.training.flops import count_parameters
 from service.training.gate import Phase, allowed_modes, gate_fingerprints, load_compile_caches, lowest
 from service.training.objective import Objective, ObjectiveContext, objective_for
 
-AUDIT_EVERY = 500
+_AUDIT_EVERY = 500
 """Steps from one look for results held over a replay to the next; a look takes 0.1 s or more."""
 
 
@@ -115,9 +115,9 @@ def assemble(
 ) -> Training:
     """Build what trains over ``mesh`` from its inputs: objective, stages, engine and optimizer."""
     schedule = plan_pipeline(spec)
-    objective = build_objective(spec, mesh, inputs.config)
+    objective = _build_objective(spec, mesh, inputs.config)
     stages = build_stages(spec, device, mesh, inputs, objective=objective, schedule=schedule)
-    boundary = build_boundary(stages, inputs.compile_modes, context)
+    boundary = _build_boundary(stages, inputs.compile_modes, context)
     engine = build_engine(stages, objective, spec, mesh, device, boundary=boundary, schedule=schedule)
     return Training(
         spec=spec,
@@ -131,13 +131,13 @@ def assemble(
         stages=stages,
         boundary=boundary,
         engine=engine,
-        optimizer=build_optimizer(stages.values(), spec, device),
+        optimizer=_build_optimizer(stages.values(), spec, device),
         compile_modes=inputs.compile_modes,
         parameters=count_parameters(build(inputs.config, device="meta")),
     )
 
 
-def build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Objective:
+def _build_objective(spec: TrainSpec, mesh: Mesh, config: ModelConfig) -> Objective:
     """Build the objective of the spec for the outputs that the planned model has on this mesh."""
     planned = cast(Model, build(config, mesh, device="meta", part=Part()))
     return objective_for(spec.objective, ObjectiveContext(config, spec.data.gives, mesh, planned.output_axis))
@@ -156,7 +156,7 @@ def build_stages(
     recipe = ModelRecipe.from_spec(spec)
     modes = inputs.compile_modes
     stages = {}
-    for part in local_parts(schedule, mesh):
+    for part in _local_parts(schedule, mesh):
         stage = build(inputs.config, mesh, dtype=inputs.state, device=device, seed=spec.seed, part=part)
         if inputs.weights is not None:
             load_into(stage, inputs.weights)
@@ -167,13 +167,13 @@ def build_stages(
     return stages
 
 
-def local_parts(schedule: Schedule | None, mesh: Mesh) -> list[Part]:
+def _local_parts(schedule: Schedule | None, mesh: Mesh) -> list[Part]:
     """Return the parts of the model that this rank holds, by the schedule's assignment."""
     owners = (0,) if schedule is None else schedule.owners
     return [Part(stage, len(owners)) for stage, owner in enumerate(owners) if owner == mesh.pp.rank]
 
 
-def build_boundary(
+def _build_boundary(
     stages: Mapping[int, nn.Module], compile_modes: Mapping[Phase, str], context: RunContext
 ) -> StepBoundary:
     """Build the boundary at which the loop's steps begin, audited where CUDA graphs reuse a step's results."""
@@ -184,10 +184,10 @@ def build_boundary(
 
     replayed = any(COMPILE_MODES[mode].cuda_graphs for mode in compile_modes.values())
     modules = {f"stage {number}": stage for number, stage in stages.items()}
-    return StepBoundary(modules, audit_every=AUDIT_EVERY if replayed else 0, on_held=report_held)
+    return StepBoundary(modules, audit_every=_AUDIT_EVERY if replayed else 0, on_held=report_held)
 
 
-def build_optimizer(stages: Iterable[nn.Module], spec: TrainSpec, device: torch.device) -> AdamW:
+def _build_optimizer(stages: Iterable[nn.Module], spec: TrainSpec, device: torch.device) -> AdamW:
     """Build AdamW with one kernel for all parameters on CUDA, and one call per operation for all of them elsewhere."""
     return AdamW(
         [parameter for stage in stages for parameter in stage.parameters()],

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 MODEL_PREFIX = "model."
-OPTIMIZER_PREFIX = "optimizer."
-MOMENTS = ("exp_avg", "exp_avg_sq")
+_OPTIMIZER_PREFIX = "optimizer."
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def named_parameters(modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
@@ -31,9 +31,9 @@ def training_tensors(modules: Iterable[nn.Module], optimizer: AdamW) -> dict[str
     """
     modules = list(modules)
     moments = {
-        f"{OPTIMIZER_PREFIX}{moment}.{name}": optimizer.state[parameter][moment]
+        f"{_OPTIMIZER_PREFIX}{moment}.{name}": optimizer.state[parameter][moment]
         for name, parameter in named_parameters(modules)
-        for moment in MOMENTS
+        for moment in _MOMENTS
     }
     return model_tensors(modules) | moments
 
@@ -44,5 +44,5 @@ def prime(optimizer: AdamW, step: int) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             count = torch.tensor(float(step), device=parameter.device if on_device else "cpu")
-            zeros = {moment: torch.zeros_like(parameter) for moment in MOMENTS}
+            zeros = {moment: torch.zeros_like(parameter) for moment in _MOMENTS}
             optimizer.state[parameter] = {"step": count, **zeros}

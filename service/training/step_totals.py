@@ -17,9 +17,9 @@ from torch import Tensor
 
 from service.training.timeline import bubble_fraction
 
-SUMMED: Mapping[str, Any] = MappingProxyType({"per_rank": False})
+_SUMMED: Mapping[str, Any] = MappingProxyType({"per_rank": False})
 """A field whose values are added up over the ranks."""
-PER_RANK: Mapping[str, Any] = MappingProxyType({"per_rank": True})
+_PER_RANK: Mapping[str, Any] = MappingProxyType({"per_rank": True})
 """A field of which every rank's own value is known afterwards."""
 BAD_GRADIENT, BAD_LOSS = 1.0, 2.0
 
@@ -37,14 +37,14 @@ class RankShare:
     ``memory_gib`` is its peak memory. ``non_finite`` marks a rank whose own loss or gradient is not finite.
     """
 
-    loss: Tensor = field(metadata=SUMMED)
-    squared_norm: Tensor = field(metadata=SUMMED)
-    stop: bool = field(metadata=SUMMED)
-    unsaved: bool = field(default=False, metadata=SUMMED)
-    busy: float = field(default=0.0, metadata=SUMMED)
-    window: float = field(default=0.0, metadata=PER_RANK)
-    memory_gib: float = field(default=0.0, metadata=PER_RANK)
-    non_finite: Tensor = field(init=False, metadata=PER_RANK)
+    loss: Tensor = field(metadata=_SUMMED)
+    squared_norm: Tensor = field(metadata=_SUMMED)
+    stop: bool = field(metadata=_SUMMED)
+    unsaved: bool = field(default=False, metadata=_SUMMED)
+    busy: float = field(default=0.0, metadata=_SUMMED)
+    window: float = field(default=0.0, metadata=_PER_RANK)
+    memory_gib: float = field(default=0.0, metadata=_PER_RANK)
+    non_finite: Tensor = field(init=False, metadata=_PER_RANK)
 
     def __post_init__(self) -> None:
         marks = BAD_LOSS * ~self.loss.detach().isfinite() + BAD_GRADIENT * ~self.squared_norm.isfinite()

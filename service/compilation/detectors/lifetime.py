@@ -12,7 +12,7 @@ from service.compilation.verdicts import Finding
 from service.parallel.boundary import CallSite, Held
 
 NAMED = 4
-REMEDY = "copy it at the boundary (kept), outside of compiled code, or consume it before"
+_REMEDY = "copy it at the boundary (kept), outside of compiled code, or consume it before"
 Item = TypeVar("Item")
 Group = TypeVar("Group", bound=Hashable)
 
@@ -89,14 +89,14 @@ def _read(reads: list[StaleRead]) -> str:
     holders = tuple(dict.fromkeys(holder for each in reads for holder in each.held.holders))
     return (
         f"held over a replay, which overwrites it, and read at {reads[0].site} "
-        f"({_when(each.iteration for each in reads)}): {replace(reads[0].held, holders=holders)}; {REMEDY}"
+        f"({_when(each.iteration for each in reads)}): {replace(reads[0].held, holders=holders)}; {_REMEDY}"
     )
 
 
 def _held(results: list[Held]) -> str:
     first = results[0]
     again = f", and {len(results) - 1} more" if len(results) > 1 else ""
-    return f"held over a replay, which overwrites it, and may be read after it: {first}{again}; {REMEDY}"
+    return f"held over a replay, which overwrites it, and may be read after it: {first}{again}; {_REMEDY}"
 
 
 def _stale(site: str, gradients: list[StaleGradient]) -> str:

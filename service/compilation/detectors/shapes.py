@@ -8,7 +8,7 @@ from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 from service.parallel.boundary import Shapes
 
-AT_LEAST = 3
+_AT_LEAST = 3
 """Steps at the end of which each must have brought a new shape."""
 
 
@@ -18,7 +18,7 @@ def detect(observation: Observation) -> Iterator[Finding]:
     for module, shapes in observation.usage.shapes.items():
         distinct = frozenset[Shapes]().union(*shapes)
         if _never_settles(shapes):
-            examples = ", ".join(_readable(shape) for shape in sorted(distinct)[:AT_LEAST])
+            examples = ", ".join(_readable(shape) for shape in sorted(distinct)[:_AT_LEAST])
             yield Finding(
                 "unstable",
                 f"{module} is called with new shapes in every step, {len(distinct)} in {len(shapes)} steps "
@@ -27,14 +27,14 @@ def detect(observation: Observation) -> Iterator[Finding]:
 
 
 def _never_settles(shapes: tuple[frozenset[Shapes], ...]) -> bool:
-    if len(shapes) <= AT_LEAST:
+    if len(shapes) <= _AT_LEAST:
         return False
     seen: set[Shapes] = set()
     news = []
     for each in shapes:
         news.append(bool(each - seen))
         seen |= each
-    return all(news[-max(AT_LEAST, len(shapes) // 2) :])
+    return all(news[-max(_AT_LEAST, len(shapes) // 2) :])
 
 
 def _readable(shapes: Shapes) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
 
-LEAST_SHARE = 0.01
+_LEAST_SHARE = 0.01
 """Of a step's computing in compiled code: with less, the comparison is one of eager with eager."""
 
 
@@ -39,7 +39,7 @@ def _reasons(observation: Observation) -> Iterator[str]:
 
 def _barely(observation: Observation) -> Iterator[str]:
     profile = observation.cost.timed.profile if observation.cost else None
-    if profile is not None and observation.evidence.operations and profile.compiled_share < LEAST_SHARE:
+    if profile is not None and observation.evidence.operations and profile.compiled_share < _LEAST_SHARE:
         yield f"only {profile.compiled_share:.1%} of a step's computing is done in compiled code"
 
 

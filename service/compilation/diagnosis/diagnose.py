@@ -27,7 +27,7 @@ from service.models.compiled import as_compiled
 
 log = logging.getLogger(__name__)
 SEARCH_S, REPRODUCE_S, BISECT_S = 180.0, 120.0, 180.0
-ISOLATED = ("fail_error", "fail_parity")
+_ISOLATED = ("fail_error", "fail_parity")
 """Verdicts for which a module can be to blame alone."""
 
 
@@ -70,7 +70,7 @@ def diagnose(program: Program, result: Result, plan: RunPlan, artifacts: Path) -
     one whose ranks run different modules: there the rank and its stage are named, and trials would not meet.
     """
     case = result.case
-    if result.verdict not in ISOLATED or isinstance(program, Separable):
+    if result.verdict not in _ISOLATED or isinstance(program, Separable):
         return None
     try:
         reference = run_reference(program, case.phase, plan.iterations, any_rank)

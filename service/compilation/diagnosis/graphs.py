@@ -18,7 +18,7 @@ from service.compilation.run.reference import seed
 from service.compilation.rungs import Rung
 from service.compilation.torch_internals.caches import empty_caches
 
-FAR = ("trivet", "_c10d_functional", "c10d", "fsdp")
+_FAR = ("trivet", "_c10d_functional", "c10d", "fsdp")
 """Operators of these namespaces need a process group."""
 
 
@@ -70,7 +70,7 @@ def check_alone(captured: Captured) -> None:
     for node in _body(captured.graph):
         if node.op in ("get_attr", "call_module"):
             raise UnsuitableError(f"its graph holds {node.target}, which is no operator")
-        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in FAR:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _FAR:
             raise UnsuitableError(f"its graph holds {node.target}, which needs the program's group")
 
 
@@ -146,7 +146,7 @@ def _kept(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
 
-KNOWN = frozenset({"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"})
+_KNOWN = frozenset({"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"})
 """Global names that a script imports or does not need."""
 
 
@@ -155,6 +155,6 @@ def source(graph: fx.GraphModule) -> str:
     for node in graph.graph.nodes:
         node.type = None  # annotations may name anything
     code = graph.graph.python_code("self")
-    if strange := sorted(set(code.globals) - KNOWN):
+    if strange := sorted(set(code.globals) - _KNOWN):
         raise UnsuitableError(f"its graph names {strange[0]}, which a script does not have")
     return "\n".join(line for line in code.src.splitlines() if line.strip())

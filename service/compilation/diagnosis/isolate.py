@@ -20,7 +20,7 @@ from service.compilation.run.run_rung import RunPlan, describe
 from service.compilation.torch_internals.caches import empty_caches
 from service.compilation.torch_internals.switches import eager_random_numbers
 
-CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 @dataclass
@@ -81,7 +81,7 @@ class ModuleSearch:
 
 def _called(module: nn.Module) -> Iterator[str]:
     for name, child in module.named_children():
-        if isinstance(child, CONTAINERS):
+        if isinstance(child, _CONTAINERS):
             yield from (f"{name}.{inner}" for inner in _called(child))
         else:
             yield name

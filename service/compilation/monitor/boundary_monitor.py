@@ -34,8 +34,8 @@ from service.parallel.boundary.holders import FOREIGN
 from service.parallel.boundary.lifetimes import CallResult, LiveResults, address_of
 from service.parallel.containers import tensors_in
 
-INVALID = -1
-OVERWRITTEN = "overwritten"
+_INVALID = -1
+_OVERWRITTEN = "overwritten"
 """What CUDA graphs say of a tensor whose memory they have taken, while they are being recorded."""
 
 
@@ -141,7 +141,7 @@ class BoundaryMonitor:
             with self.functions.suspended():
                 return run()
         except RuntimeError as error:
-            if OVERWRITTEN in str(error):  # one of those that the module itself holds, if any
+            if _OVERWRITTEN in str(error):  # one of those that the module itself holds, if any
                 for part in unit.modules():
                     self._read(self._results.overwritten_in(vars(part)), origin.site)
             raise
@@ -306,7 +306,7 @@ class _Gradients:
         for name, parameter in self.trainable.items():
             gradient = parameter.grad
             address = None if gradient is None else _place(gradient)
-            new = address not in {None, INVALID, self._known.get(name)}
+            new = address not in {None, _INVALID, self._known.get(name)}
             if gradient is not None and new and self.backward_ran:
                 self._suspect(gradient, StaleGradient(name, iteration, site))
             self._known[name] = address
@@ -319,7 +319,7 @@ class _Gradients:
         for outputs, stale in self._suspects:
             gradient = self.trainable[stale.parameter].grad
             alive = {output.storage.cdata for output in outputs.alive()}
-            if gradient is not None and _place(gradient) in {*alive, INVALID}:
+            if gradient is not None and _place(gradient) in {*alive, _INVALID}:
                 self.stale[stale] = None
         self._suspects.clear()
 
@@ -330,11 +330,11 @@ class _Gradients:
 
 
 def _place(gradient: Tensor) -> int:
-    """Return where a gradient is; ``INVALID`` if CUDA graphs have reused its memory while they were being recorded."""
+    """Return where a gradient is; ``_INVALID`` if CUDA graphs have reused its memory while they were being recorded."""
     try:
         return address_of(gradient)
     except RuntimeError:
-        return INVALID
+        return _INVALID
 
 
 def _across_the_boundary() -> bool:

@@ -16,9 +16,9 @@ from service.parallel.boundary.holders import holders_of
 from service.parallel.boundary.lifetimes import CallResult, LiveResults, address_of, held_by_output, local, located
 from service.parallel.containers import tensors_in
 
-LOOKED_AT = (2, 3)
+_LOOKED_AT = (2, 3)
 """Beginnings of replays at which the results of the last round are looked for; a look takes 0.1 s or more."""
-LOOKS = 2
+_LOOKS = 2
 """At the holders of what one line reads of one call."""
 
 
@@ -79,7 +79,7 @@ class ResultLifetimes:
             self.held_over[output.origin.module] += output.returned
         self._overwritten |= {output.address: output for output in newest.alive()}
         self._overwritten = {address: each for address, each in self._overwritten.items() if each.alive}
-        if generation in LOOKED_AT:
+        if generation in _LOOKED_AT:
             self._look(recent)
 
     def _look(self, outputs: Sequence[CallResult]) -> None:
@@ -102,7 +102,7 @@ class ResultLifetimes:
         line = (output.origin.module, output.origin.site, site)
         self._looks[line] += 1
         holders = dict.fromkeys(self._holders.get(output.address, ()))
-        if self._looks[line] <= LOOKS:
+        if self._looks[line] <= _LOOKS:
             found = holders_of({output.address: [tensor]}, self._names, ignored).get(output.address)
             if not found:  # the reader has made a view of it
                 found = next((held.holders for _, held in self._held_now(output, ignored)), ())

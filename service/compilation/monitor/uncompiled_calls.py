@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from service.compilation.torch_internals.marks import in_backward
 from service.parallel.containers import tensors_in
 
-ITSELF = ""
+_ITSELF = ""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Called:
     """
 
     unit: str
-    method: str = ITSELF
+    method: str = _ITSELF
     within: str = ""
 
     @property
     def is_bypass(self) -> bool:
         """Whether the call runs uncompiled although its module is compiled."""
-        return self.method != ITSELF and not self.within
+        return self.method != _ITSELF and not self.within
 
     def __str__(self) -> str:
         return f"{self.unit}.{self.method}" if self.method else f"{self.unit}(...)"
@@ -63,7 +63,7 @@ def counted_calls(units: Mapping[str, nn.Module]) -> Iterator[Counter[Called]]:
     counter = _Counter({id(unit): name for name, unit in units.items()})
     with ExitStack() as stack:
         for kind in {type(unit) for unit in units.values()}:
-            stack.enter_context(patch.object(kind, "__call__", counter.counting(ITSELF, kind.__call__)))
+            stack.enter_context(patch.object(kind, "__call__", counter.counting(_ITSELF, kind.__call__)))
         for owner in {*units.values(), *(kind for unit in units.values() for kind in _own_classes(unit))}:
             for name, value in list(vars(owner).items()):
                 if isinstance(value, FunctionType | MethodType) and not name.startswith("__"):
@@ -115,7 +115,7 @@ class _Counter:
                 result = function(module, *arguments, **named)
             finally:
                 self._under_way.pop()
-            if method == ITSELF or (not entry.reached and any(True for _ in tensors_in((arguments, named, result)))):
+            if method == _ITSELF or (not entry.reached and any(True for _ in tensors_in((arguments, named, result)))):
                 self._count(name, method)
             return result
 
@@ -124,13 +124,13 @@ class _Counter:
     def _is_within(self, name: str, method: str) -> bool:
         """Return whether a call of the same module is under way, of which this one is a part."""
         own = [entry for entry in self._under_way if entry.unit == name]
-        if method != ITSELF:
+        if method != _ITSELF:
             return bool(own)
         for entry in own:
             entry.reached = True
-        return any(entry.method == ITSELF for entry in own)
+        return any(entry.method == _ITSELF for entry in own)
 
     def _count(self, name: str, method: str) -> None:
-        outer = (entry.unit for entry in reversed(self._under_way) if entry.method == ITSELF)
+        outer = (entry.unit for entry in reversed(self._under_way) if entry.method == _ITSELF)
         with self._lock:
             self.counts[Called(name, method, next(outer, ""))] += 1

@@ -35,14 +35,14 @@ def batches(
 
 def _samples(spec: CompileSpec, config: ModelConfig, count: int, part: int, layout: DataLayout | None) -> Split:
     if spec.data is None:
-        return random_samples(config, count, spec.seed + part)
+        return _random_samples(config, count, spec.seed + part)
     samples = data.load(spec.data, layout).train
     taken = samples.take(torch.arange(part * count, (part + 1) * count) % len(samples))
-    check_fit(taken, config)
+    _check_fit(taken, config)
     return taken
 
 
-def random_samples(config: ModelConfig, count: int, seed: int) -> Split:
+def _random_samples(config: ModelConfig, count: int, seed: int) -> Split:
     """Return standard normal features with random classes, or random tokens over the longest sequence."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -57,7 +57,7 @@ def random_samples(config: ModelConfig, count: int, seed: int) -> Split:
     return Split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
-def check_fit(split: Split, config: ModelConfig) -> None:
+def _check_fit(split: Split, config: ModelConfig) -> None:
     """Raise ``ValueError`` naming the field unless the samples are what the model takes."""
     reads = config.reads
     if isinstance(reads, Features):

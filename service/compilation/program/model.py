@@ -118,7 +118,7 @@ class ModelProgram(BatchedProgram):
         for index, micro in enumerate(batch.chunks(self.micro_batches)):
             self.before_backward(model, index == self.micro_batches - 1)
             output = boundary.boundary_call(model, *micro.inputs)
-            loss = self.loss(first_tensor(output), micro.targets) / self.micro_batches
+            loss = self.loss(_first_tensor(output), micro.targets) / self.micro_batches
             if loss.requires_grad:
                 torch.autograd.backward(loss)
             losses.append(loss.detach())
@@ -140,7 +140,7 @@ class ModelProgram(BatchedProgram):
         return dict(pair for index, output in enumerate(outputs) for pair in named(f"output {index}", output).items())
 
 
-def first_tensor(outputs: Any) -> Tensor:
+def _first_tensor(outputs: Any) -> Tensor:
     """Return the tensor that the loss is taken of, the first; raise ``TypeError`` where there is none."""
     first = next(tensors_in(outputs), None)
     if first is None:

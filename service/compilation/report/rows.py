@@ -32,7 +32,7 @@ def rung_row(result: Result) -> dict[str, Any]:
     }
 
 
-def parity_row(seen: Observation) -> dict[str, Any] | None:
+def _parity_row(seen: Observation) -> dict[str, Any] | None:
     """Return the worst comparison of each kind, the failed ones, and what they were judged by."""
     if not seen.compared:
         return None
@@ -53,7 +53,7 @@ def parity_row(seen: Observation) -> dict[str, Any] | None:
 def _measured(seen: Observation) -> dict[str, Any]:
     evidence = seen.evidence
     return {
-        "parity": parity_row(seen),
+        "parity": _parity_row(seen),
         "graphs": evidence.graphs,
         "backward_graphs": evidence.backward_graphs,
         "operations": evidence.operations,
@@ -74,7 +74,7 @@ def _measured(seen: Observation) -> dict[str, Any]:
 
 def _rehearsal(seen: Observation | None) -> dict[str, Any] | None:
     """Return what was seen of CUDA graphs without a CUDA device; ``None`` where there was no need to rehearse."""
-    return None if seen is None else {"parity": parity_row(seen), **_usage_rows(seen.usage)}
+    return None if seen is None else {"parity": _parity_row(seen), **_usage_rows(seen.usage)}
 
 
 def _unmeasured() -> dict[str, Any]:

@@ -11,8 +11,8 @@ from service.compilation.program import Phase
 from service.compilation.selftest import Proof
 from service.compilation.verdicts import Verdict
 
-TITLES: dict[Phase, str] = {"train": "Training", "inference": "Inference"}
-FOOT = "eager"
+_TITLES: dict[Phase, str] = {"train": "Training", "inference": "Inference"}
+_FOOT = "eager"
 """The rung that captures graphs and runs them as they are: nothing is gained by it."""
 WORDS: dict[Verdict, str] = {
     "unstable": "never comes to rest",
@@ -31,8 +31,8 @@ def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
     for phase in gate["worth"]:
         of_phase = [result for result in results if result.case.phase == phase]
         verb = "" if gate["closed"] else f" {_permission(gate[phase])}"
-        sentences.append(f"{TITLES[phase]}{verb}: {_climbed(of_phase, told=gate[phase])}.")
-        if gate[phase] and gate[phase] != FOOT:
+        sentences.append(f"{_TITLES[phase]}{verb}: {_climbed(of_phase, told=gate[phase])}.")
+        if gate[phase] and gate[phase] != _FOOT:
             sentences.append(_worth(phase, gate["worth"][phase]))
         sentences.extend(_rehearsed(phase, of_phase))
     return sentences + list(_breaks(results))
@@ -41,7 +41,7 @@ def summary(results: Sequence[Result], gate: Mapping[str, Any]) -> list[str]:
 def _permission(allowed: str | None) -> str:
     if allowed is None:
         return "must not be compiled"
-    return "has nothing to gain from compiling" if allowed == FOOT else f"may be compiled with {allowed}"
+    return "has nothing to gain from compiling" if allowed == _FOOT else f"may be compiled with {allowed}"
 
 
 def _climbed(results: Sequence[Result], told: str | None) -> str:
@@ -50,18 +50,18 @@ def _climbed(results: Sequence[Result], told: str | None) -> str:
     passed = [result.case.rung.name for result in results if result.verdict == "pass"]
     if stopped is not None:
         reason = stopped.findings[0].message if stopped.findings else "no reason was recorded"
-        before = f"{passed[-1]} passed, " if passed and passed[-1] not in {told, FOOT} else ""
+        before = f"{passed[-1]} passed, " if passed and passed[-1] not in {told, _FOOT} else ""
         return f"{before}{stopped.case.rung.name} {WORDS[stopped.verdict]} ({reason})"
     apart = [result.case.rung.name for result in results if result.verdict == "not_applicable"]
     rest = f"; {' and '.join(apart)} not applicable on this device" if apart else ""
-    only = f"only {FOOT}, which compiles nothing, was tried and passed"
-    return (only if passed == [FOOT] else f"all {len(passed)} rungs passed") + rest
+    only = f"only {_FOOT}, which compiles nothing, was tried and passed"
+    return (only if passed == [_FOOT] else f"all {len(passed)} rungs passed") + rest
 
 
 def _rehearsed(phase: Phase, results: Sequence[Result]) -> list[str]:
     """Return what speaks against CUDA graphs on a device that has them, where they could only be rehearsed."""
     found = [each.message for result in results if result.rehearsal for each in result.findings[1:]]
-    return [f"{TITLES[phase]} would go wrong with CUDA graphs ({found[0]})."] if found else []
+    return [f"{_TITLES[phase]} would go wrong with CUDA graphs ({found[0]})."] if found else []
 
 
 def _worth(phase: Phase, worth: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from service.compilation.run.reference import Reference, Run
 from service.compilation.run.sampling import Key
 from service.jobs.spec.compile import Tolerance
 
-KEPT_FAILURES = 5
+_KEPT_FAILURES = 5
 
 
 def compare_runs(run: Run, reference: Reference, tolerance: Tolerance) -> Iterator[Comparison]:
@@ -40,7 +40,7 @@ def kinds_of(comparisons: Iterable[Comparison]) -> frozenset[str]:
 def _of_kind(comparisons: list[Comparison]) -> Iterator[Comparison]:
     worst = max(comparisons, key=lambda comparison: comparison.excess)
     yield worst
-    yield from [each for each in comparisons if not each.passed and each is not worst][:KEPT_FAILURES]
+    yield from [each for each in comparisons if not each.passed and each is not worst][:_KEPT_FAILURES]
 
 
 def _compare_one(

@@ -18,9 +18,9 @@ from service.compilation.torch_internals.caches import empty_caches, forget_comp
 from service.compilation.torch_internals.profile import Profile, profiled
 
 log = logging.getLogger(__name__)
-PROFILED = (3, 9)
+_PROFILED = (3, 9)
 """Steps in a profile, at least: of long ones, and of those that a busy machine may easily disturb."""
-LONG_S = 0.1
+_LONG_S = 0.1
 
 
 def pace(program_run: ProgramRun, agree: Callable[[float], float], settings: RaceSettings) -> Timed:
@@ -28,7 +28,7 @@ def pace(program_run: ProgramRun, agree: Callable[[float], float], settings: Rac
     program = program_run.program
     eager, compiled = build(program, program_run.phase).restarted(), program_run.restarted()
     raced = race(_runner(eager), _runner(compiled), program.device, agree, settings)
-    steps = max(program.period, PROFILED[agree(raced.step_s) < LONG_S])
+    steps = max(program.period, _PROFILED[agree(raced.step_s) < _LONG_S])
     return Timed(raced, _profile(compiled, steps), _profile(eager, steps))
 
 

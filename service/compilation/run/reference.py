@@ -19,11 +19,11 @@ from service.compilation.torch_internals.memory import Peak, peak, reset_peak
 from service.compilation.torch_internals.text import first_line
 
 NOTHING = torch.empty(0)
-OTHER = 2**31 - 1
+_OTHER = 2**31 - 1
 """A seed that no iteration has."""
 ROUNDING = 1e-5
 """So far apart, as a part of their size, results are the same but for rounding."""
-TRAJECTORY = "trajectory"
+_TRAJECTORY = "trajectory"
 """The kind of what is made of losses of iterations that go on from each other."""
 
 
@@ -177,7 +177,7 @@ def _trajectory(free: Sequence[Mapping[Key, Tensor]]) -> dict[Key, Tensor]:
     series = {
         name: [tensors["loss", name].flatten() for tensors in free if ("loss", name) in tensors] for name in names
     }
-    return {(TRAJECTORY, name): torch.cat(values) for name, values in series.items()}
+    return {(_TRAJECTORY, name): torch.cat(values) for name, values in series.items()}
 
 
 def seed(iteration: int) -> None:
@@ -203,7 +203,7 @@ def _truth(program: Program, phase: Phase, iterations: int, eager: Run) -> tuple
 def _redrawn(program: Program, phase: Phase) -> StepRecord:
     """Return the first iteration with other random numbers."""
     program_run = build(program, phase)
-    seed(OTHER)
+    seed(_OTHER)
     return record_step(program_run)
 
 

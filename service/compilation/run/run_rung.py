@@ -29,7 +29,7 @@ from service.compilation.torch_internals.switches import eager_random_numbers, s
 from service.compilation.torch_internals.text import first_line
 from service.jobs.spec.compile import Tolerance
 
-INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
+_INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def describe(error: Exception) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename and INTERNALS not in frame.filename
+        if "site-packages" not in frame.filename and _INTERNALS not in frame.filename
     ]
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {first_line(str(error))}{place}"

@@ -12,7 +12,7 @@ from torch.nn import functional
 Key = tuple[str, str]
 KEPT = 2**16
 """Elements of a tensor that are compared one by one: all gradients of all iterations of all runs are kept at once."""
-SUMS = 2**12
+_SUMS = 2**12
 ROWS = 2**8
 """Elements for each sum that are taken at once: they are copied in float64, which must not show in peak memory."""
 WHOLE = " (whole)"
@@ -47,19 +47,19 @@ def sample(local: Tensor) -> Tensor:
 
 
 def signed_sums(local: Tensor) -> Tensor:
-    """Return ``SUMS`` sums of all elements, each under a random sign, as large as the elements are; float64, on the
+    """Return ``_SUMS`` sums of all elements, each under a random sign, as large as the elements are; float64, on the
     CPU.
 
     Sums of a difference are the difference of the sums, and their mean square is the difference's on average ("tug of
     war", Alon, Matias and Szegedy, 1996): two tensors with the same sums are the same, and not only of one norm.
     """
     flat = local.flatten()
-    rows = -(-flat.numel() // SUMS)
+    rows = -(-flat.numel() // _SUMS)
     drawn = torch.randint(0, 2, (rows,), generator=torch.Generator().manual_seed(rows))
     signs = (2 * drawn - 1).to(flat.device, torch.float64)
-    total = torch.zeros(SUMS, dtype=torch.float64, device=flat.device)
+    total = torch.zeros(_SUMS, dtype=torch.float64, device=flat.device)
     for start in range(0, rows, ROWS):
-        part = flat[start * SUMS : (start + ROWS) * SUMS].double()
-        block = functional.pad(part, (0, -part.numel() % SUMS)).view(-1, SUMS)
+        part = flat[start * _SUMS : (start + ROWS) * _SUMS].double()
+        block = functional.pad(part, (0, -part.numel() % _SUMS)).view(-1, _SUMS)
         total += signs[start : start + ROWS] @ block
     return (total / math.sqrt(rows)).cpu()

@@ -18,7 +18,7 @@ from service.compilation.verdicts import Verdict
 from service.parallel.boundary import StepBoundary
 
 FEATURES, ROWS, LATE = 4, 5, 3
-TIMES = count()
+_TIMES = count()
 
 
 class Scorer(nn.Module):
@@ -144,7 +144,7 @@ def changes_late(loop: FaultyLoop) -> Step:
 def never_alike(loop: FaultyLoop) -> Step:
     """Return 2 % more than the time before, whoever runs it."""
     loop.boundary.step_boundary()
-    return loop.update(lambda: loop.score(loop.batch()).square().mean() * (1 + 0.02 * next(TIMES)))
+    return loop.update(lambda: loop.score(loop.batch()).square().mean() * (1 + 0.02 * next(_TIMES)))
 
 
 @dataclass(frozen=True)

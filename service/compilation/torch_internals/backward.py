@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-COMPILED_NODE = "CompiledFunctionBackward"
+_COMPILED_NODE = "CompiledFunctionBackward"
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def watched_backwards() -> Iterator[list[int]]:
 
 def compiled_backwards(roots: Sequence[Tensor | GradientEdge]) -> int:
     """Return the nodes of the autograd graph behind ``roots`` that run a backward graph compiled by AOTAutograd."""
-    return sum(COMPILED_NODE in node.name() for node in _nodes(roots))
+    return sum(_COMPILED_NODE in node.name() for node in _nodes(roots))
 
 
 def _nodes(roots: Sequence[Tensor | GradientEdge]) -> set[Node]:

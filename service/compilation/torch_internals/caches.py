@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch._inductor.utils import clear_caches
 
-FOLDERS = "trivet-compile-"
+_FOLDERS = "trivet-compile-"
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def empty_caches() -> Iterator[Path]:
 def owned_folder() -> Iterator[Path]:
     """Yield a folder that this process holds a lock on; it gets its name when it has it."""
     made = Path(tempfile.mkdtemp(prefix="trivet-new-"))
-    folder = made.with_name(made.name.replace("trivet-new-", FOLDERS, 1))
+    folder = made.with_name(made.name.replace("trivet-new-", _FOLDERS, 1))
     handle = os.open(made, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -49,7 +49,7 @@ def owned_folder() -> Iterator[Path]:
 
 def clear_abandoned() -> None:
     """Remove the folders of processes that were killed: nobody holds their locks any more."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
         try:
             handle = os.open(folder, os.O_RDONLY)
         except OSError:  # gone meanwhile, or another user's

@@ -16,7 +16,7 @@ from torch._dynamo import utils
 from service.compilation.evidence import CompilerEvidence, GraphBreak, Recompile
 from service.compilation.torch_internals.text import FRAME, first_line
 
-RECORDS_KEPT = 4096
+_RECORDS_KEPT = 4096
 LIMIT = "recompile limit"
 
 
@@ -24,7 +24,7 @@ def clear_records() -> None:
     """Forget everything recorded so far, and keep enough of what comes (the default is 64 records)."""
     utils.counters.clear()
     utils.graph_break_reasons.clear()
-    utils.set_compilation_metrics_limit(RECORDS_KEPT)
+    utils.set_compilation_metrics_limit(_RECORDS_KEPT)
     utils.clear_compilation_metrics()
 
 

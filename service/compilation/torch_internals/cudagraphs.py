@@ -23,7 +23,7 @@ from torch._dynamo.utils import counters
 from service.compilation.evidence import CudaGraphs, Reason
 from service.compilation.torch_internals.text import first_line
 
-SKIPPING = re.compile(r"skipping cudagraphs? (?:due to|because)\s*", re.IGNORECASE)
+_SKIPPING = re.compile(r"skipping cudagraphs? (?:due to|because)\s*", re.IGNORECASE)
 
 
 @dataclass
@@ -78,7 +78,7 @@ class _Skips(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if "skipping cudagraph" in text.lower():
-            self.captures.said[first_line(SKIPPING.sub("", text))] += 1
+            self.captures.said[first_line(_SKIPPING.sub("", text))] += 1
 
 
 def _forget(captures: Captures) -> None:

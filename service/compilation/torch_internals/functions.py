@@ -17,14 +17,14 @@ from service.parallel.boundary.lifetimes import address_of
 from service.parallel.containers import tensors_in
 
 ABOUT = frozenset({"__get__", "__set__", "requires_grad_", "detach_", "share_memory_", "register_hook"})
-AS_ANOTHER = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
+_AS_ANOTHER = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
 """Of the other tensor they need only its shape or type."""
-VALUES = frozenset(
+_VALUES = frozenset(
     {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__setitem__", "__bool__", "__int__", "__float__"}
     | {"__complex__", "__index__", "__array__", "__contains__", "__repr__", "__format__", "__reduce_ex__"}
 )
 """Give numbers, or use them, and no tensor."""
-ENGINE = "_engine_run_backward"
+_ENGINE = "_engine_run_backward"
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class FunctionCall:
         """Return whether the call, with this ``result``, needs the numbers in ``tensor``, and more than a
         view of them.
         """
-        if self.asks_about or (self.name in AS_ANOTHER and tensor is not self.arguments[0]):
+        if self.asks_about or (self.name in _AS_ANOTHER and tensor is not self.arguments[0]):
             return False
         if self.name.endswith("_") and not self.name.endswith("__"):
             return True
         made = list(tensors_in(result))
         if not made:
-            return self.name in VALUES
+            return self.name in _VALUES
         return any(address_of(each) != address_of(tensor) for each in made)
 
 
@@ -93,7 +93,7 @@ class EagerFunctions(TorchFunctionMode):
         with ExitStack() as stack:
             stack.enter_context(patch.object(threading.Thread, "run", observed))
             # Private, and alike on torch 2.11 to 2.13: all backwards come by it, after the mode was taken off.
-            stack.enter_context(patch.object(torch.autograd, ENGINE, self._running(getattr(torch.autograd, ENGINE))))
+            stack.enter_context(patch.object(torch.autograd, _ENGINE, self._running(getattr(torch.autograd, _ENGINE))))
             stack.enter_context(self)
             yield
 

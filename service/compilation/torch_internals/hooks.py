@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from torch._dynamo import symbolic_convert
 
-HOOKS = "torch/distributed/fsdp/"
+_HOOKS = "torch/distributed/fsdp/"
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def traced_hooks() -> Iterator[list[str]]:
 
     def watched(cls: Any, parent: Any, function: Any, *arguments: Any, **keywords: Any) -> Any:
         code = getattr(function, "get_code", lambda: None)()
-        if code is not None and HOOKS in code.co_filename.replace("\\", "/"):
+        if code is not None and _HOOKS in code.co_filename.replace("\\", "/"):
             found.append(f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})")
         return inline(cls, parent, function, *arguments, **keywords)
 

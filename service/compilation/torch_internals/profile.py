@@ -14,9 +14,9 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
-LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
-GRAPH_LAUNCH = "cudaGraphLaunch"
-QUIET = "6"
+_LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx", "hipLaunchKernel")
+_GRAPH_LAUNCH = "cudaGraphLaunch"
+_QUIET = "6"
 """Above the level at which Kineto tells, on the error stream, that a profile begins and ends."""
 
 
@@ -38,7 +38,7 @@ class Profile:
 
 def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profile:
     """Profile ``steps`` calls of ``step``, which has been called before."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)  # read at the first profile of a process
+    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET)  # read at the first profile of a process
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     if cuda:
@@ -60,8 +60,8 @@ def profiled(step: Callable[[], Any], steps: int, device: torch.device) -> Profi
     if not busy:  # the device told nothing: CUPTI is missing, or belongs to another profiler
         return Profile(share, queued / steps)
     names = [event.name() for event in events]
-    launches = sum(name in LAUNCHES for name in names) / steps
-    return Profile(share, queued / steps, launches, names.count(GRAPH_LAUNCH) / steps, busy)
+    launches = sum(name in _LAUNCHES for name in names) / steps
+    return Profile(share, queued / steps, launches, names.count(_GRAPH_LAUNCH) / steps, busy)
 
 
 def _events(profiler: profile) -> list[Any]:

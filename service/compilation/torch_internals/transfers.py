@@ -16,8 +16,8 @@ from service.compilation.torch_internals.functions import FunctionCall
 from service.parallel.boundary.lifetimes import address_of
 
 HOST = "cpu"
-ALWAYS = frozenset({"cpu", "numpy", "__array__"})
-BY_ARGUMENT = frozenset({"to", "type", "as_tensor", "asarray"})
+_ALWAYS = frozenset({"cpu", "numpy", "__array__"})
+_BY_ARGUMENT = frozenset({"to", "type", "as_tensor", "asarray"})
 
 
 @torch.library.custom_op("trivet::copy_to_host", mutates_args=())
@@ -59,9 +59,9 @@ class Transfers:
         return result.clone() if address_of(result) == address_of(source) else result
 
     def _to_host(self, call: FunctionCall) -> bool:
-        if call.name in ALWAYS:
+        if call.name in _ALWAYS:
             return True
-        if call.name not in BY_ARGUMENT:
+        if call.name not in _BY_ARGUMENT:
             return False
         places = [call.named.get("device"), *call.arguments[1:2], call.named.get("dtype")]
         return any(self._is_host(place) for place in places)
@@ -69,10 +69,12 @@ class Transfers:
     def _is_host(self, place: Any) -> bool:
         if isinstance(place, torch.device):
             return place.type == HOST and id(place) not in self._own
-        return isinstance(place, str) and (place.split(":")[0] == HOST or place in HOST_TYPES)
+        return isinstance(place, str) and (place.split(":")[0] == HOST or place in _HOST_TYPES)
 
 
-HOST_TYPES = frozenset(f"torch.{kind}Tensor" for kind in ("Float", "Double", "Half", "BFloat16", "Int", "Long", "Bool"))
+_HOST_TYPES = frozenset(
+    f"torch.{kind}Tensor" for kind in ("Float", "Double", "Half", "BFloat16", "Int", "Long", "Bool")
+)
 """Legacy names of types, which ``Tensor.type`` takes: those of a CUDA device begin with ``torch.cuda``."""
 
 

@@ -19,7 +19,7 @@ from service.models.data import npy
 from service.models.data.samples import Split
 
 INPUTS, TARGETS, TEST = "inputs", "targets", "test_"
-LARGEST_NPZ = 2**34
+_LARGEST_NPZ = 2**34
 """Bytes of all arrays of an npz file, which is read as a whole; a safetensors file has no limit."""
 
 
@@ -120,8 +120,8 @@ def _check_members(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         size = sum(member.file_size for member in members)
-        if size > LARGEST_NPZ:
-            raise ValueError(f"its arrays have {size} bytes, an npz file may have {LARGEST_NPZ}; use safetensors")
+        if size > _LARGEST_NPZ:
+            raise ValueError(f"its arrays have {size} bytes, an npz file may have {_LARGEST_NPZ}; use safetensors")
         for member in members:
             with archive.open(member) as content:
                 _check_member(content, member)

@@ -61,7 +61,7 @@ class PackedTokens:
         for row, index in zip(rows, indices.tolist(), strict=True):
             start = (self.first + index) * self.length
             row[:] = self.ids[start : start + self.length + 1]
-        check_ids(rows, self.vocabulary, self.field)
+        _check_ids(rows, self.vocabulary, self.field)
         tokens = torch.from_numpy(rows)
         return Split(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
@@ -81,7 +81,7 @@ def open_tokens(file: TokenFile, spec: FileTokens, field: str) -> PackedTokens:
             f"{field} holds {len(ids)} tokens; data.sequence={spec.sequence} needs at least {spec.sequence + 1}"
         )
     for window in _windows(ids):
-        check_ids(window, spec.vocabulary, field)
+        _check_ids(window, spec.vocabulary, field)
     return PackedTokens(ids, spec.sequence, spec.vocabulary, field, 0, count)
 
 
@@ -94,7 +94,7 @@ def divide(tokens: PackedTokens, test_fraction: float) -> tuple[PackedTokens, Pa
     return replace(tokens, count=rest), replace(tokens, first=rest, count=held_out)
 
 
-def check_ids(ids: Ids, vocabulary: int, field: str) -> None:
+def _check_ids(ids: Ids, vocabulary: int, field: str) -> None:
     highest, lowest = int(ids.max()), int(ids.min())
     if highest >= vocabulary or lowest < 0:
         worst = highest if highest >= vocabulary else lowest

@@ -9,12 +9,12 @@ from service.jobs.spec.data import SyntheticData
 from service.models.data.divide import divide
 from service.models.data.samples import Dataset, Split
 
-SYNTHETIC_SEED = 20_260_921
+_SYNTHETIC_SEED = 20_260_921
 
 
 def load(spec: SyntheticData, layout: DataLayout | None) -> Dataset:
     """Return standard normal points labelled by a random two-layer teacher; the same for every job."""
-    generator = torch.Generator().manual_seed(SYNTHETIC_SEED)
+    generator = torch.Generator().manual_seed(_SYNTHETIC_SEED)
     inputs = torch.randn(spec.samples, spec.features, generator=generator)
     hidden = torch.randn(spec.features, 32, generator=generator) / spec.features**0.5
     readout = torch.randn(32, spec.classes, generator=generator)

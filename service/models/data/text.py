@@ -14,7 +14,7 @@ from service.models.data.packed import TokenFile
 
 CHUNK = 2**20
 """Characters that are tokenised at a time; a chunk ends with a line, unless that is as long again."""
-CUT = "whole chunks"
+_CUT = "whole chunks"
 """How a text becomes ids: what was cached under another name is not taken."""
 
 
@@ -37,9 +37,8 @@ def tokenized(text: Path, tokenizer: Path, cache: Path, vocabulary: int) -> Toke
     if size > vocabulary:
         raise ValueError(f"data.tokenizer has {size} tokens; data.vocabulary={vocabulary} must be at least that")
     kind = "uint16" if vocabulary <= 2**16 else "uint32"
-    key = (
-        f"{text.name}\n{tokenizer.name}\n{tokenizer_version()}\n{kind}\n{CUT}"  # uploaded files are named by their hash
-    )
+    # Uploaded files are named by their hash.
+    key = f"{text.name}\n{tokenizer.name}\n{tokenizer_version()}\n{kind}\n{_CUT}"
     path = cache / "tokens" / f"{hashlib.sha256(key.encode()).hexdigest()}.{kind}"
 
     def write(target: Path) -> None:

@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DEPTH = 5
+_DEPTH = 5
 """Containers within containers that are followed."""
 NAMES = 6
 """Holders named of one tensor."""
-OWN_REFERENCES = 3
+_OWN_REFERENCES = 3
 """To a snapshot of variables that nobody has asked for: the frame's, ours, and that of the question."""
 
 
-MANAGER = "CUDAGraphNode"
+_MANAGER = "CUDAGraphNode"
 """Keeps the tensors that its replays return, whether anybody else does or not."""
-COMPILER = ("torch._dynamo", "torch._functorch")
+_COMPILER = ("torch._dynamo", "torch._functorch")
 """Where compilers keep examples of what a function was given."""
 FOREIGN = (
     str(torch.__path__[0]),
@@ -88,8 +88,8 @@ def holders_of(
     found = {}
     for storage, own in tensors.items():
         passed = (tensors, own, *ignored)
-        holders = dict.fromkeys(holder for tensor in own for holder in search.paths(tensor, passed, DEPTH))
-        others = [holder for holder in holders if not holder.path.startswith(MANAGER)]
+        holders = dict.fromkeys(holder for tensor in own for holder in search.paths(tensor, passed, _DEPTH))
+        others = [holder for holder in holders if not holder.path.startswith(_MANAGER)]
         named = sorted((holder for holder in others if holder.named), key=lambda holder: bool(holder.place)) or others
         if named or not holders:
             found[storage] = tuple(dict.fromkeys(map(str, named)))[:NAMES]
@@ -154,7 +154,7 @@ class _Search:
         elif isinstance(referrer, Tensor):
             through = self.paths(referrer, ignored, depth - 1)
             yield from (Holder(each.path, f"{each.place}, through a view", each.named) for each in through)
-        elif not type(referrer).__module__.startswith(COMPILER):
+        elif not type(referrer).__module__.startswith(_COMPILER):
             yield Holder(f"{self._name(referrer)}{_attribute(referrer, target)}")
 
     def _through_dict(
@@ -185,7 +185,7 @@ class _Search:
 def _variables(frame: FrameType) -> list[tuple[str, Any]]:
     variables = frame.f_locals
     found = list(variables.items())
-    if sys.version_info < (3, 13) and sys.getrefcount(variables) <= OWN_REFERENCES:
+    if sys.version_info < (3, 13) and sys.getrefcount(variables) <= _OWN_REFERENCES:
         # A snapshot, which the frame would keep, and with it every value, beyond the variable's own life. Not so
         # where the function has called ``locals()`` and uses the very same one.
         variables.clear()

@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from service.parallel.boundary.calls import Origin
 from service.parallel.boundary.holders import holders_of, tensors_of
 
-NO_NAMES: Mapping[int, str] = MappingProxyType({})
+_NO_NAMES: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class LiveResults:
 
         Looks at every object of the process, for 0.1 s or more.
         """
-        return held_of([output for output in self.alive() if output.origin.step < before])
+        return _held_of([output for output in self.alive() if output.origin.step < before])
 
 
-def held_of(outputs: Sequence[CallResult]) -> tuple[Held, ...]:
+def _held_of(outputs: Sequence[CallResult]) -> tuple[Held, ...]:
     """Return who holds the outputs, where it is more than the CUDA graph that made them."""
     alive = [output for output in outputs if output.alive]
     return tuple(held for _, held in held_by_output(alive, located(alive)))
@@ -126,10 +126,10 @@ def located(outputs: Sequence[CallResult]) -> dict[int, list[Tensor]]:
 def held_by_output(
     outputs: Sequence[CallResult],
     tensors: Mapping[int, Sequence[Tensor]],
-    names: Mapping[int, str] = NO_NAMES,
+    names: Mapping[int, str] = _NO_NAMES,
     ignored: Sequence[Any] = (),
 ) -> list[tuple[CallResult, Held]]:
-    """Return what :func:`held_of` does, each with its output; ``tensors`` as :func:`located`, the rest as in
+    """Return what :func:`_held_of` does, each with its output; ``tensors`` as :func:`located`, the rest as in
     ``holders_of``.
 
     One that was not returned is held only where its holders are known.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from service.parallel.boundary.calls import CallSite, Origin
 
-PRUNE_FROM = 512
+_PRUNE_FROM = 512
 
 
 class PendingBackwardError(RuntimeError):
@@ -48,7 +48,7 @@ class PendingBackwards:
     def __init__(self, on_run: Callable[[Origin], None] = lambda origin: None) -> None:
         self.on_run = on_run
         self._hooks: list[weakref.ref[_Ran]] = []
-        self._prune_at = PRUNE_FROM
+        self._prune_at = _PRUNE_FROM
 
     def note(self, origin: Origin, outputs: Iterable[Tensor]) -> None:
         """Watch the backward of a call's outputs."""
@@ -58,7 +58,7 @@ class PendingBackwards:
             node.register_hook(hook)
             self._hooks.append(weakref.ref(hook))
         if len(self._hooks) > self._prune_at:
-            self._prune_at = max(PRUNE_FROM, 2 * len(self.origins()))
+            self._prune_at = max(_PRUNE_FROM, 2 * len(self.origins()))
 
     def origins(self) -> tuple[Origin, ...]:
         """Return the calls whose backward is still to run, oldest first."""

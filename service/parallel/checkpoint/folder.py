@@ -14,7 +14,7 @@ from service.jobs.atomic import flush
 
 META = "meta.json"
 FILES = "files"
-UNFINISHED = ".unfinished_"
+_UNFINISHED = ".unfinished_"
 _PUBLISHED = re.compile(r"step_(\d+)")
 
 
@@ -63,7 +63,7 @@ def require(path: Path) -> Checkpoint:
 
 def working_folder(folder: Path, step: int) -> Path:
     """Return where a checkpoint is written before it is published."""
-    return folder / f"{UNFINISHED}step_{step}"
+    return folder / f"{_UNFINISHED}step_{step}"
 
 
 def publish(folder: Path, step: int, meta: Mapping[str, Any], keep: int) -> None:
@@ -93,6 +93,6 @@ def _write_meta(working: Path, meta: Mapping[str, Any]) -> None:
 def _prune(folder: Path, keep: int) -> None:
     """Remove all but the ``keep`` newest, and what interrupted saves have left."""
     for checkpoint in complete(folder)[:-keep]:
-        checkpoint.path.rename(folder / f"{UNFINISHED}old_{checkpoint.path.name}")
-    for leftover in folder.glob(f"{UNFINISHED}*"):
+        checkpoint.path.rename(folder / f"{_UNFINISHED}old_{checkpoint.path.name}")
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 TAG_LIMIT = 2**31 - 1
-MAGIC = 0x7452_4956
+_MAGIC = 0x7452_4956
 MAX_DIMENSIONS = 8
 HEADER_LENGTH = 4 + MAX_DIMENSIONS
 # The position in this list is what travels: append only.
@@ -107,13 +107,13 @@ def encode_header(kind: TensorKind, tag: int) -> Tensor:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise TransportError(f"{kind} cannot be announced: at most {MAX_DIMENSIONS} dimensions of {known}")
     padding = (0,) * (MAX_DIMENSIONS - len(kind.shape))
-    return torch.tensor((MAGIC, tag, DTYPES.index(kind.dtype), len(kind.shape), *kind.shape, *padding))
+    return torch.tensor((_MAGIC, tag, DTYPES.index(kind.dtype), len(kind.shape), *kind.shape, *padding))
 
 
 def decode_header(header: Tensor, tag: int) -> TensorKind:
     """Raises :class:`TransportError` when this is no header, or that of another message."""
     magic, announced, dtype, dimensions, *shape = header.tolist()
-    if magic != MAGIC or not 0 <= dtype < len(DTYPES) or not 0 <= dimensions <= MAX_DIMENSIONS:
+    if magic != _MAGIC or not 0 <= dtype < len(DTYPES) or not 0 <= dimensions <= MAX_DIMENSIONS:
         raise TransportError(f"expected the header of tag {tag}, got {header.tolist()}")
     if announced != tag:
         raise TransportError(f"expected the header of tag {tag}, got that of tag {announced}: messages out of order")

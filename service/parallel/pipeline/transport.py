@@ -31,7 +31,7 @@ from service.parallel.pipeline.tags import (
 # gloo reports a send as complete only to who waits for it. So that sent tensors do not live until the end of a step,
 # the send this many before the present one, on the same route, is waited for: a verified schedule has its receive
 # posted by then.
-SEND_WINDOW = 8
+_SEND_WINDOW = 8
 
 
 _UNKNOWN = "unknown shapes"
@@ -204,7 +204,7 @@ class Transport:
         assert sender == self.rank, f"{message} comes from rank {sender}"
         self._let_go()
         sent = self._in_flight[route]
-        if self.channels.has_tags and self._acquainted and len(sent) >= SEND_WINDOW:
+        if self.channels.has_tags and self._acquainted and len(sent) >= _SEND_WINDOW:
             sent.popleft()[0].wait()
         group = self.channels.group(sender, receiver, kind)
         work = dist.isend(tensor, self.channels.ranks[receiver], group, tag if self.channels.has_tags else 0)

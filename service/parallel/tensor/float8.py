@@ -20,7 +20,7 @@ from service.parallel.tensor.placement import local
 
 OPERAND, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 CAPABILITY = (8, 9)
-MULTIPLE = 16
+_MULTIPLE = 16
 """Hardware products need every dimension of their factors to be a multiple of this."""
 
 Scaled = tuple[Tensor, Tensor]
@@ -54,9 +54,9 @@ def _check(name: str, weight: Tensor) -> None:
     if (found := torch.cuda.get_device_capability(weight.device)) < CAPABILITY:
         device = torch.cuda.get_device_name(weight.device)
         raise Float8Error(f"precision.float8 needs sm_89 or later; {device} is sm_{found[0]}{found[1]}")
-    if any(size % MULTIPLE for size in weight.shape):
+    if any(size % _MULTIPLE for size in weight.shape):
         shape = tuple(weight.shape)
-        raise Float8Error(f"precision.float8: a rank's part of {name} is {shape}; expected multiples of {MULTIPLE}")
+        raise Float8Error(f"precision.float8: a rank's part of {name} is {shape}; expected multiples of {_MULTIPLE}")
 
 
 def float8_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
