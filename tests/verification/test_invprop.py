@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,9 +33,13 @@ from service.verification.bab.activations.domains import DomainPool, Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
 from service.verification.bab.invprop import SETTINGS, Invprop
 from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
 from service.verification.certify import Verdict
 
 ROWS = torch.tensor([[1.0, -1.0], [-0.3, 1.0]], dtype=torch.float64)
+
+AT_ONCE = SearchSettings(activations=ActivationSearchSettings(quick_share=0.0))
+"""A search tightens what its domains share before it splits any."""
 
 
 def objective_of(
@@ -146,8 +151,8 @@ def test_a_search_that_supposes_failure_at_once_decides_as_it_should(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two disjuncts, and verdicts of a mixed-integer program; a proof says no more than that it is one."""
-    monkeypatch.setattr(activations, "QUICK_SHARE", 0.0)
-    monkeypatch.setattr(activations, "QUICK_SECONDS", 30.0)  # enough to tighten bounds on a busy machine
+    # Long enough to tighten bounds on a busy machine.
+    at_once = SearchSettings(activations=ActivationSearchSettings(quick_share=0.0, quick_seconds=30.0))
     supposed, tighten = [], Invprop.tighten
     monkeypatch.setattr(Invprop, "tighten", lambda *args: (supposed.append(args[1]), tighten(*args))[1])
     net = mlp([3, 7, 6, 2], nn.ReLU(), seed).double().requires_grad_(False)
@@ -156,7 +161,7 @@ def test_a_search_that_supposes_failure_at_once_decides_as_it_should(
     least = [exact_minimum(net, lower, upper, row) for row in ROWS]
     for offset, verdict in ((-1e-3, Verdict.VERIFIED), (1e-3, Verdict.FALSIFIED)):
         specification = specification_of(lower, upper, ROWS, [least[0] - 1e-3, least[1] + offset], [0, 1])
-        finding, heard = searched(subject_from(net, 3), specification)
+        finding, heard = searched(replace(subject_from(net, 3), settings=at_once), specification)
         assert finding.verdict is verdict
         bounds = [moment.bound for moment in heard]
         assert bounds == sorted(bounds)
@@ -175,17 +180,19 @@ def test_a_search_supposes_nothing_when_its_time_is_over(monkeypatch: pytest.Mon
     def suppose(*given: object) -> None:
         supposed.append(given)
 
-    monkeypatch.setattr(activations, "QUICK_SHARE", 0.0)
     monkeypatch.setattr(activations._ActivationSearch, "_better_bounds", slowly)
     monkeypatch.setattr(activations._ActivationSearch, "_tighten_disjunct", suppose)
     net, one = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False), torch.ones(3, dtype=torch.float64)
-    finding, _ = searched(subject_from(net, 3), specification_of(-one, one, ROWS, [1e3, 1e3], [0, 1]), seconds=0.5)
+    finding, _ = searched(
+        replace(subject_from(net, 3), settings=AT_ONCE),
+        specification_of(-one, one, ROWS, [1e3, 1e3], [0, 1]),
+        seconds=0.5,
+    )
     assert finding.verdict is not Verdict.VERIFIED
     assert not supposed
 
 
 def test_a_search_goes_on_without_the_memory_for_better_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activations, "QUICK_SHARE", 0.0)
     refused = []
 
     def refuse(*given: object, **named: object) -> None:
@@ -198,7 +205,10 @@ def test_a_search_goes_on_without_the_memory_for_better_bounds(monkeypatch: pyte
     lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     least = exact_minimum(net, lower, upper, ROWS[0])
     for offset, verdict in ((-1e-3, Verdict.VERIFIED), (1e-3, Verdict.FALSIFIED)):
-        finding, _ = searched(subject_from(net, 3), specification_of(lower, upper, ROWS[:1], [least + offset], [0]))
+        finding, _ = searched(
+            replace(subject_from(net, 3), settings=AT_ONCE),
+            specification_of(lower, upper, ROWS[:1], [least + offset], [0]),
+        )
         assert finding.verdict is verdict
     assert refused
 
@@ -210,6 +220,7 @@ class Looking(activations._ActivationSearch):
         self.pool, _ = waiting(-torch.ones(1), 1)
         one, rows = torch.ones(3, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
         self.domain_bounds = bounding_of(subject_of("relu", 0), -one, one, rows)
+        self.settings = ActivationSearchSettings()
         self.started, self.is_optimised = time.monotonic() - 1, True
         self.relaxed, self.seconds = iter(relaxed), list[float]()
 

@@ -41,6 +41,7 @@ from service.verification.bab.driver import decide
 from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
 from service.verification.certify import Verdict
 
 CPU = torch.device("cpu")
@@ -302,21 +303,19 @@ class Unconvinced(nn.Module):
 
 @pytest.mark.parametrize("refining", [False, True])
 @pytest.mark.parametrize("search", [split_inputs, split_activations])
-def test_no_domain_is_lost_when_memory_fails_anywhere(
-    search: Search, refining: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_domain_is_lost_when_memory_fails_anywhere(search: Search, refining: bool) -> None:
     """A property that fails, by the exact minimum, in a corner of the box, and that no point may refute.
 
     Any operation may fail: a search that lost the domain with the corner would prove what is false.
     """
-    if refining:
-        monkeypatch.setattr(activations, "QUICK_SHARE", 0.0)
+    settings = SearchSettings(activations=ActivationSearchSettings(quick_share=0.0 if refining else 0.05))
     failed = 0
     for seed in range(12):
         net = mlp([3, 7, 6, 2], nn.ReLU(), seed % 3).double().requires_grad_(False)
         lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
         least = exact_minimum(net, lower, upper, ROW[0])
-        subject = replace(subject_from(net, 3), float64_module=Unconvinced(), effort=Effort(memory=OPTIMISTIC))
+        effort = Effort(memory=OPTIMISTIC)
+        subject = replace(subject_from(net, 3), float64_module=Unconvinced(), effort=effort, settings=settings)
         specification = specification_of(lower, upper, ROW, [least + 1e-3], [0])
         failures = RandomFailures(seed, 10.0 ** -(2 + seed % 3))
         with failures:

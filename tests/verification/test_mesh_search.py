@@ -12,7 +12,8 @@ pytestmark = pytest.mark.distributed
 
 def search() -> list[dict[str, Any]]:
     """Each search alone and divided: of a model that was built for the ranks, and of a graph that was cut for them."""
-    from unittest.mock import patch
+
+    from dataclasses import replace
 
     import torch
     from nets import mlp
@@ -38,6 +39,7 @@ def search() -> list[dict[str, Any]]:
     from service.verification.bab.inputs import search as inputs
     from service.verification.bab.lp import LinearPrograms
     from service.verification.bab.model import ModelUnderVerification
+    from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
     from service.verification.engine import NetworkEngine
 
     distributed.start("cpu")
@@ -97,10 +99,10 @@ def search() -> list[dict[str, Any]]:
             findings = []
             for each in (alone, divided):
                 # Bounds that are hardly optimised leave the most to splits.
-                weak = {name: OptimiserSettings(1, slopes=0.1) for name in ("FROM_SCRATCH", "ONWARD")}
-                deadline = time.monotonic() + limit
-                with patch.multiple(activations, **weak):
-                    findings.append(getattr(module, search_name)(each, specification, CROWN, deadline, lambda _: None))
+                once = OptimiserSettings(1, slopes=0.1)
+                weak = SearchSettings(activations=ActivationSearchSettings(from_scratch=once, onward=once))
+                own, deadline = replace(each, settings=weak), time.monotonic() + limit
+                findings.append(getattr(module, search_name)(own, specification, CROWN, deadline, lambda _: None))
             found.append(
                 {
                     "case": f"{name} {search_name} {share} in {limit} s",

@@ -37,6 +37,7 @@ from service.verification.bab.activations.search import split_activations
 from service.verification.bab.decision import SearchProgress, SearchResult, Technique
 from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
 from service.verification.bab.specification import Specification, specifications
 from service.verification.certify import Verdict
 from service.verification.engine import NetworkEngine
@@ -323,12 +324,13 @@ def test_programs_that_take_long_leave_the_others_to_later_rounds(monkeypatch: p
         waited.append(len(domains))
         return by_programs(self, domains)
 
-    monkeypatch.setattr(activations, "PROGRAM_SECONDS", -1.0)
+    usual = ActivationSearchSettings()
+    hasty = replace(usual, program_seconds=-1.0, onward=replace(usual.onward, iterations=1))
     monkeypatch.setattr(activations._ActivationSearch, "_reoptimised", lambda self, domains: domains)
     monkeypatch.setattr(activations._ActivationSearch, "_by_programs", counted)
-    monkeypatch.setattr(activations, "ONWARD", replace(activations.ONWARD, iterations=1))
+    subject = replace(subject_from(net, 3), settings=SearchSettings(activations=hasty))
     for offset, verdict in ((-1e-5, Verdict.VERIFIED), (1e-5, Verdict.FALSIFIED)):
-        finding, _ = searched(subject_from(net, 3), specification_of(lower, upper, row[None], [least + offset], [0]))
+        finding, _ = searched(subject, specification_of(lower, upper, row[None], [least + offset], [0]))
         assert finding.verdict is verdict
     assert max(waited) > 1
 
@@ -442,10 +444,10 @@ def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monk
     monkeypatch.setattr(DomainBounds, "optimised", watched)
     monkeypatch.setattr(NetworkEngine, "analyse", analysed)
     deciding = importlib.import_module("service.verification.bab.driver")
-    monkeypatch.setattr(deciding, "technique_for", lambda goal: Technique.ACTIVATIONS)
+    monkeypatch.setattr(deciding, "technique_for", lambda *_: Technique.ACTIVATIONS)
     digits = {"data": {"source": "digits"}, "count": 3, "eps": 0.05}
-    for name in ("QUICK_SECONDS", "QUICK_SHARE"):  # a slow machine would tighten what all domains share instead
-        monkeypatch.setattr(activations, name, 1e9)
+    # A slow machine would tighten what all domains share, and split none.
+    monkeypatch.setattr(activations._ActivationSearch, "_refine_in_time", lambda self: None)
     budget = {"seconds": 100, "domains": 50, "iterations": 6, "restarts": 0}
     job.run(of_digits(property={"robustness": digits}, method="beta-crown", budget=budget), context(trained)[0])
     assert set(climbs) == {18, 2}

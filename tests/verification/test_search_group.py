@@ -80,6 +80,7 @@ def goal_above(module: nn.Module, features: int, share: float, radius: float) ->
 
 def search() -> list[dict[str, Any]]:
     """Each search alone and as a group, with how many domains this rank bounded itself."""
+    from dataclasses import replace
     from unittest.mock import patch
 
     from service.jobs.spec.base import ParallelSpec
@@ -88,10 +89,14 @@ def search() -> list[dict[str, Any]]:
     from service.verification.bab.activations import search as activations
     from service.verification.bab.inputs import search as inputs
     from service.verification.bab.search_group import SearchGroup
+    from service.verification.bab.settings import ActivationSearchSettings, InputSearchSettings, SearchSettings
 
     distributed.start("cpu")
     mesh = build_mesh(ParallelSpec(dp_shard=2), "cpu")
     search_group, found = SearchGroup(mesh.dp), []
+    small = SearchSettings(
+        activations=ActivationSearchSettings(largest_batch=16), inputs=InputSearchSettings(largest_batch={"cpu": 16})
+    )
     cases = [
         (inputs, inputs.BoxTransfer, "split_inputs", [3, 16, 16, 1], 3, 1.0, 0.08),
         (activations, activations.DomainTransfer, "split_activations", [12, 10, 10, 1], 12, 0.5, 0.5),
@@ -110,10 +115,9 @@ def search() -> list[dict[str, Any]]:
             findings = []
             with patch.object(transfer, "receive", receive):
                 for each in (SINGLE_RANK, search_group):
-                    subject = subject_of(net, features, each)
+                    subject = replace(subject_of(net, features, each), settings=small)
                     started = time.monotonic()
-                    with patch.object(module, "LARGEST_BATCH", {"cpu": 16} if module is inputs else 16):
-                        findings.append(getattr(module, name)(subject, goal, CROWN, started + limit, lambda _: None))
+                    findings.append(getattr(module, name)(subject, goal, CROWN, started + limit, lambda _: None))
             alone, together = findings
             found.append(
                 {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -23,9 +24,9 @@ from service.formats.vnnlib import Case, Halfspace, Query
 from service.verification.bab.clipping import Cut, clipped
 from service.verification.bab.decision import Decision, SearchProgress, SearchResult, Technique
 from service.verification.bab.driver import DecisionProgress, decide
-from service.verification.bab.inputs import search as searching
 from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.settings import InputSearchSettings, SearchSettings
 from service.verification.bab.specification import specifications
 from service.verification.certify import Verdict
 from service.verification.engine import NetworkEngine
@@ -275,15 +276,15 @@ def test_a_search_without_time_tells_what_it_knows() -> None:
     assert told
 
 
-def test_a_tie_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tie_is_no_verdict() -> None:
     """The output reaches the threshold in no number of this type, and is arbitrarily near."""
-    monkeypatch.setattr(searching, "SMALLEST", 1e-3)
 
     class Shifted(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * x - 0.6 * x
 
-    under = subject(Shifted(), 1)
+    coarse = SearchSettings(inputs=InputSearchSettings(smallest_width=1e-3))
+    under = replace(subject(Shifted(), 1), settings=coarse)
     found = search(under, query([-1.0], [1.0], [([1.0], -0.09 - 1e-13)]))
     assert found.verdict is Verdict.UNKNOWN
     assert found.bound <= 0
@@ -294,7 +295,7 @@ def test_a_box_of_several_inputs_is_looked_at_as_a_whole_before_it_is_halved(
     suffices: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where splits of activations decide, that is the answer; else the search goes on from what they have shown."""
-    features = deciding.SEVERAL_INPUTS + 1
+    features = SearchSettings().several_inputs + 1
     lower, upper, under = [-0.1] * features, [0.1] * features, subject(dense(0, features, 8, 1), features)
     far = decide(under, query(lower, upper, [([1.0], -1e3)]), CROWN, 5.0, restarts=0)
     if not suffices:

@@ -16,7 +16,7 @@ EPS = 0.1
 
 def decisions() -> dict[str, dict[str, Any]]:
     """Of the stages, and on the last one also of one process."""
-    from unittest.mock import patch
+    from dataclasses import replace
 
     import torch
     from nets import box_around, output_bounds
@@ -30,10 +30,10 @@ def decisions() -> dict[str, dict[str, Any]]:
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
     from service.parallel.tensor import local_copy
-    from service.verification.bab.activations import search as activations
     from service.verification.bab.driver import decide
     from service.verification.bab.model import ModelUnderVerification
     from service.verification.bab.search_group import SearchGroup
+    from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
     from service.verification.engine import NetworkEngine, StagesEngine
 
     device, double = distributed.start("cpu"), torch.float64
@@ -75,8 +75,9 @@ def decisions() -> dict[str, dict[str, Any]]:
         for share, (place, subject) in ((share, each) for share in SHARES for each in subjects.items()):
             limit = least + SHARES[share] * (most - least)
             # One process would tighten what its domains share when it has searched for long, on a busy host at once.
-            with patch.multiple(activations, QUICK_SECONDS=1e9, QUICK_SHARE=1e9):
-                decision = decide(subject, query_above(lower, upper, limit), CROWN, 60.0, restarts=0)
+            patient = ActivationSearchSettings(quick_seconds=1e9, quick_share=1e9)
+            patient_subject = replace(subject, settings=SearchSettings(activations=patient))
+            decision = decide(patient_subject, query_above(lower, upper, limit), CROWN, 60.0, restarts=0)
             case = found.setdefault(f"{share} on {degrees}", {})
             case[place] = [decision.verdict.value, decision.technique.value, decision.domains]
             if decision.counterexample is not None:

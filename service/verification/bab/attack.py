@@ -19,18 +19,6 @@ from service.bounds.memory import halving
 from service.verification.bab.model import ModelUnderVerification, worst_first
 from service.verification.bab.specification import Specification
 
-RESTARTS, STEPS, DIVERSIFYING = 64, 60, 5
-SAMPLES, AT_ONCE = 4096, 4096
-EFFORT = 2**25
-"""Entries of all of the network's values that sampling and one round's descent may take."""
-TRIED, FEW_STEPS = 32, 4
-"""Starts and steps of an attack on boxes."""
-MOST_PARTS = 64
-"""In which samples go through the network: fewer are drawn where memory makes parts small."""
-COPIES, COPIES_OF_INPUT = 3, 16
-"""Of all values of the network and of its input, that a gradient and an optimiser hold for each start."""
-CONVINCING = 8
-"""Candidates that are looked at in float64 at a time."""
 Counterexample = tuple[float, ...]
 
 
@@ -39,13 +27,15 @@ def attack(
     specification: Specification,
     deadline: float = inf,
     seed: int = 0,
-    restarts: int = RESTARTS,
+    restarts: int | None = None,
 ) -> Counterexample | None:
     """Return a confirmed counterexample in the specification's box, or none until ``deadline`` (``time.monotonic``).
 
-    Raises as :func:`inputs_at_once` does.
+    There are ``restarts`` starts, or as many as the settings say. Raises as :func:`inputs_at_once` does.
     """
-    samples = max(restarts, min(SAMPLES, EFFORT // model.engine.entries))
+    settings = model.settings.attack
+    restarts = settings.restarts if restarts is None else restarts
+    samples = max(restarts, min(settings.samples, settings.values // model.engine.entries))
     made = _Attack(model, specification, deadline, seed, max(restarts, 2 * specification.disjuncts))
     return halving(samples, made.everywhere, model.device, alone=model.engine.is_alone)
 
@@ -54,7 +44,9 @@ def attack_nearby(
     model: ModelUnderVerification, specification: Specification, samples: int, seed: int, deadline: float
 ) -> Counterexample | None:
     """Attack by short steps from the best of very many random inputs: counterexamples may be rare."""
-    made = _Attack(model, specification, deadline, seed, 4 * max(RESTARTS, specification.disjuncts))
+    made = _Attack(
+        model, specification, deadline, seed, 4 * max(model.settings.attack.restarts, specification.disjuncts)
+    )
     return halving(samples, made.nearby, model.device, alone=model.engine.is_alone)
 
 
@@ -63,9 +55,10 @@ def inputs_at_once(model: ModelUnderVerification) -> int:
 
     Raises :class:`~service.bounds.memory.MemoryShortageError` where there is no memory for one.
     """
-    floats = COPIES * model.engine.entries + COPIES_OF_INPUT * model.network.graph.input.size
+    settings = model.settings.attack
+    floats = settings.value_copies * model.engine.entries + settings.input_copies * model.network.graph.input.size
     each = floats * torch.finfo(model.dtype).bits // 8
-    return model.memory.plan(model.device, each, AT_ONCE, share=2, least=model.engine.least)
+    return model.memory.plan(model.device, each, settings.largest_batch, share=2, least=model.engine.least)
 
 
 class _Attack:
@@ -75,7 +68,7 @@ class _Attack:
         self, model: ModelUnderVerification, specification: Specification, deadline: float, seed: int, restarts: int
     ) -> None:
         self.model, self.specification, self.box = model, specification, specification.box(model.dtype)
-        self.deadline = deadline
+        self.deadline, self.settings = deadline, model.settings.attack
         self.at_once = inputs_at_once(model)
         self.generator = torch.Generator().manual_seed(seed)
         self.aim = torch.arange(restarts, device=model.device) % specification.disjuncts
@@ -98,7 +91,7 @@ class _Attack:
 
     def _sampled(self, count: int) -> tuple[Tensor, Tensor]:
         """Return random inputs and the box's centre, with their excess."""
-        count = min(count, max(len(self.aim), MOST_PARTS * self.at_once))
+        count = min(count, max(len(self.aim), self.settings.largest_parts * self.at_once))
         x = self._inside(self._random(count, self.box.lower.shape[1]))
         x[0] = self.box.centre[0]
         return x, excess_of(self.model, self.specification, x, self.at_once)
@@ -118,7 +111,7 @@ class _Attack:
     def _convinced(self, x: Tensor, values: Tensor) -> Counterexample | None:
         if not bool((values <= 0).any()):
             return None
-        return self.model.convinced(self.specification, x[worst_first(values, CONVINCING)])
+        return self.model.convinced(self.specification, x[worst_first(values, self.settings.candidates)])
 
     def _best(self, samples: Tensor, excess: Tensor) -> Tensor:
         """Return for every start the next best sample of the disjunct that it aims at."""
@@ -129,7 +122,7 @@ class _Attack:
 
     def _diversified(self, x: Tensor) -> Tensor:
         towards = 2 * self._random(len(x), self.specification.rows.shape[1]) - 1
-        for _ in range(DIVERSIFYING):
+        for _ in range(self.settings.diversifying_steps):
             signs = self.model.in_parts(len(x), self.at_once, partial(self._rising, x, towards))
             x = inside(x + 0.25 * torch.cat(signs) * self.box.width, self.box)
         return x
@@ -144,13 +137,13 @@ class _Attack:
     def _descend(self, x: Tensor, scale: Tensor, sizes: Tensor) -> Counterexample | None:
         """On the rows of the aim that are still positive."""
         ahead = _Straight(self.box) if isinstance(self.box, Ball) else _Adam(self.box)
-        for step in range(STEPS):
+        for step in range(self.settings.steps):
             values, gradient = descent(self.model, self.specification, x, self.at_once, aim=self.aim, scale=scale)
             if found := self._convinced(x, values):
                 return found
             if self.model.engine.late(self.deadline):
                 return None
-            size = sizes * ((1 - step / STEPS) ** 2 + 0.002)
+            size = sizes * ((1 - step / self.settings.steps) ** 2 + 0.002)
             x = inside(x - size * ahead(gradient), self.box)
         return self._convinced(x, descent(self.model, self.specification, x, self.at_once, aim=self.aim)[0])
 
@@ -210,7 +203,10 @@ def attack_boxes(
     """
     points = (box.lower + shares[:, None] * box.width).flatten(0, 1)
     excess = excess_of(model, specification, points, at_once)
-    best = torch.tensor(worst_first(specification.per_disjunct(excess).amin(dim=1), TRIED), device=points.device)
+    best = torch.tensor(
+        worst_first(specification.per_disjunct(excess).amin(dim=1), model.settings.attack.box_starts),
+        device=points.device,
+    )
     home = box.map(lambda end: end[best % len(end)])
     return descend(model, specification, home, inside(points[best], home), at_once)
 
@@ -226,10 +222,10 @@ def descend(
     model: ModelUnderVerification, specification: Specification, box: Interval, x: Tensor, at_once: int
 ) -> Counterexample | None:
     """A few long steps from each of ``x`` ``(n, features)`` in boxes ``(n, features)``, to the nearest disjunct."""
-    for step in range(FEW_STEPS):
+    for step in range(model.settings.attack.box_steps):
         values, gradient = descent(model, specification, x, at_once)
         if bool((values <= 0).any()):
-            found = model.convinced(specification, x[worst_first(values, CONVINCING)])
+            found = model.convinced(specification, x[worst_first(values, model.settings.attack.candidates)])
             if found is not None:
                 return found
         x = inside(x - across(box, gradient) / 2 ** (step + 1), box)

@@ -16,7 +16,7 @@ from service.bounds.split import Preactivations
 from service.formats.vnnlib import Query
 from service.verification.bab.activations.root_bounds import STAGE
 from service.verification.bab.activations.search import split_activations
-from service.verification.bab.attack import RESTARTS, attack
+from service.verification.bab.attack import attack
 from service.verification.bab.decision import (
     Decision,
     ProgressListener,
@@ -25,15 +25,11 @@ from service.verification.bab.decision import (
     SearchResult,
     Technique,
 )
-from service.verification.bab.inputs.search import FEW_INPUTS, split_inputs
+from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications
 from service.verification.certify import Verdict
 
-ATTACKING = 0.2
-"""Share of the time in which the attack must be over; on small networks it takes much less."""
-SEVERAL_INPUTS, LOOKING = 16, 0.1
-"""Half of a box of more inputs is hardly easier than the box: activations come first, for this share of the time."""
 SEARCHES: dict[Technique, Search] = {Technique.INPUTS: split_inputs, Technique.ACTIVATIONS: split_activations}
 
 
@@ -54,17 +50,17 @@ def decide(
     limit: float,
     progress: Callable[[DecisionProgress], None] = lambda _: None,
     *,
-    restarts: int = RESTARTS,
+    restarts: int | None = None,
 ) -> Decision:
     """Decide the query within about ``limit`` seconds and the model's memory; *unknown* where they do not suffice.
 
-    The attack has ``restarts`` starts, and at least two for each disjunct; with 0 there is none. What ``progress``
-    raises ends the search.
+    The attack has ``restarts`` starts, or as many as the model's settings say, and at least two for each disjunct; with
+    0 there is none. What ``progress`` raises ends the search.
     """
     started = time.monotonic()
     asked = [_allowing(model, specification, method) for specification in specifications(query, model.device)]
     run = _Run(model, asked, method, started, limit, progress)
-    found = run.attacked(restarts) if restarts else None
+    found = None if restarts == 0 else run.attacked(restarts)
     return run.searched() if found is None else run.end(Verdict.FALSIFIED, Technique.ATTACK, found)
 
 
@@ -79,9 +75,9 @@ def _allowing(model: ModelUnderVerification, specification: Specification, metho
     return specification.allowing(specification.lost(model.dtype, reach))
 
 
-def technique_for(specification: Specification) -> Technique:
-    """Choose what to split: halving an input gains nothing where there are many."""
-    few = _free(specification) <= FEW_INPUTS and specification.distance is None  # halves of a ball are none
+def technique_for(specification: Specification, most_inputs: int) -> Technique:
+    """Choose what to split: halving an input gains nothing where more than ``most_inputs`` vary."""
+    few = _free(specification) <= most_inputs and specification.distance is None  # halves of a ball are none
     return Technique.INPUTS if few else Technique.ACTIVATIONS
 
 
@@ -108,9 +104,12 @@ class _Run:
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def attacked(self, restarts: int) -> tuple[float, ...] | None:
+    def attacked(self, restarts: int | None) -> tuple[float, ...] | None:
         """Attack all specifications; each rank of a search group starts from other inputs."""
-        search_group, deadline = self.model.search_group, self.started + ATTACKING * self.limit
+        search_group, deadline = (
+            self.model.search_group,
+            self.started + self.model.settings.attack.time_share * self.limit,
+        )
         for specification in self.specifications:
             found = search_group.first(self._attacked(specification, deadline, restarts), self.model.device)
             self.attacking = self.seconds
@@ -118,7 +117,9 @@ class _Run:
                 return found
         return None
 
-    def _attacked(self, specification: Specification, deadline: float, restarts: int) -> tuple[float, ...] | None:
+    def _attacked(
+        self, specification: Specification, deadline: float, restarts: int | None
+    ) -> tuple[float, ...] | None:
         """An attack proves nothing: without the memory for it there is none."""
         try:
             return attack(self.model, specification, deadline, self.model.search_group.axis.rank, restarts)
@@ -140,9 +141,10 @@ class _Run:
         return self.end(verdict, technique)
 
     def _decided(self, specification: Specification) -> tuple[SearchResult, Technique]:
-        technique, known = technique_for(specification), -inf
-        if technique is Technique.INPUTS and _free(specification) > SEVERAL_INPUTS:
-            looked = self._search(specification, Technique.ACTIVATIONS, LOOKING, known)
+        settings = self.model.settings
+        technique, known = technique_for(specification, settings.inputs.most_inputs), -inf
+        if technique is Technique.INPUTS and _free(specification) > settings.several_inputs:
+            looked = self._search(specification, Technique.ACTIVATIONS, settings.activations_first, known)
             known = looked.bound
             if looked.verdict is not Verdict.UNKNOWN:
                 return self._kept(looked), Technique.ACTIVATIONS

@@ -16,6 +16,7 @@ from service.bounds.methods import Effort
 from service.bounds.network import Network, prepare
 from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
+from service.verification.bab.settings import SearchSettings
 from service.verification.bab.specification import Specification
 from service.verification.engine import Engine, NetworkEngine
 
@@ -34,7 +35,7 @@ class ModelUnderVerification:
     ``module`` and the engine's network are in ``dtype``; ``float64_module`` is the module in float64, ``runtime``
     onnxruntime for a model that came from ONNX. The ranks of ``search_group`` decide together, and so do those that
     have the model together. ``effort`` is for bounds that are optimised, and has the memory for everything;
-    ``heuristics`` choose what is split.
+    ``heuristics`` choose what is split, ``settings`` tune the rest.
     """
 
     module: nn.Module
@@ -45,6 +46,7 @@ class ModelUnderVerification:
     search_group: SearchGroup = SINGLE_RANK
     effort: Effort = field(default_factory=Effort)
     heuristics: Heuristics = field(default_factory=Heuristics)
+    settings: SearchSettings = field(default_factory=SearchSettings)
 
     @classmethod
     def of(cls, data: bytes, dtype: torch.dtype, device: torch.device = CPU) -> ModelUnderVerification:

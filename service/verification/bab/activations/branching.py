@@ -17,17 +17,7 @@ from service.bounds.split import kink
 from service.verification.bab.activations.domain_bounds import DomainBounds, DomainInspection
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.heuristics import ActivationScore, ActivationView, Heuristics
-
-CANDIDATES = 2
-"""How many entries each score nominates in every domain."""
-MULTIPLIER_SHARES = (0.0, 0.5)
-"""The shares of a half's first multiplier with which its bound is tried."""
-BETTER_HALF_WEIGHT = 0.5
-"""The weight of the half that gains more, beside the half that gains less."""
-PRIOR_WEIGHT = 0.02
-"""The weight of the first score beside the gain that a real bound shows."""
-NARROWEST = 1e-4
-"""An entry narrower than this share of its width at the root is not split, unless at a kink."""
+from service.verification.bab.settings import BranchingSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +50,13 @@ class ActivationBranching:
     """Splits domains of ``domain_bounds`` at the entries that ``scores`` nominate."""
 
     def __init__(
-        self, domain_bounds: DomainBounds, scores: Sequence[ActivationScore] = Heuristics().activations
+        self,
+        domain_bounds: DomainBounds,
+        scores: Sequence[ActivationScore] = Heuristics().activations,
+        settings: BranchingSettings | None = None,
     ) -> None:
         self.domain_bounds, self.network, self.scores = domain_bounds, domain_bounds.network, scores
-        self.preactivations = domain_bounds.preactivations
+        self.preactivations, self.settings = domain_bounds.preactivations, settings or BranchingSettings()
         self._root_width = domain_bounds.bounds.width
 
     @torch.no_grad()
@@ -72,7 +65,7 @@ class ActivationBranching:
         points = self._points(inspection)
         scores = self._scores(inspection, points)
         fields = [points, *self._multipliers(inspection), scores[0]]
-        chosen = [self.domain_bounds.neuron_index.best(each, CANDIDATES, fields) for each in scores]
+        chosen = [self.domain_bounds.neuron_index.best(each, self.settings.candidates, fields) for each in scores]
         nominated, index, *found = (torch.cat(each, dim=1) for each in zip(*chosen, strict=True))
         possible = nominated > -torch.inf
         able = possible.any(dim=1)
@@ -84,7 +77,9 @@ class ActivationBranching:
         index, at, upper, lower, prior = (
             torch.where(possible, each[able], each[able][:, :1]) for each in (index, *found)
         )
-        return Branched(self._in_parts(domains, _Candidates(index, at, upper, lower, PRIOR_WEIGHT * prior)), whole)
+        return Branched(
+            self._in_parts(domains, _Candidates(index, at, upper, lower, self.settings.prior_weight * prior)), whole
+        )
 
     def _in_parts(self, domains: Domains, tried: _Candidates) -> Domains:
         """First all of one side and then all of the other, tried part by part as memory allows."""
@@ -104,12 +99,15 @@ class ActivationBranching:
         starts = torch.cat([tried.upper, tried.lower], dim=1).reshape(-1)
         halves = repeated.split_further(index, sign, at, starts)
         best = self.domain_bounds.best_of(
-            halves, [torch.cat([repeated.beta, share * starts[:, None]], dim=1) for share in MULTIPLIER_SHARES]
+            halves,
+            [torch.cat([repeated.beta, share * starts[:, None]], dim=1) for share in self.settings.multiplier_shares],
         )
         # What is proved needs no more.
         gains = torch.minimum(best.margin - repeated.margin, -repeated.margin).nan_to_num(nan=0.0)
         above, below = gains.view(count, 2, each).unbind(dim=1)
-        score = torch.minimum(above, below) + BETTER_HALF_WEIGHT * torch.maximum(above, below) + tried.prior
+        score = (
+            torch.minimum(above, below) + self.settings.better_half_weight * torch.maximum(above, below) + tried.prior
+        )
         chosen = score.argmax(dim=1) + torch.arange(count, device=index.device) * 2 * each
         return best.rows(chosen), best.rows(chosen + each)
 
@@ -148,7 +146,7 @@ class ActivationBranching:
                 for preactivation in self.preactivations.each
             ]
         )
-        wide = kinked | (upper - lower > NARROWEST * self._root_width)
+        wide = kinked | (upper - lower > self.settings.narrowest * self._root_width)
         return self.preactivations.flattened(wanted) & wide & lower.isfinite() & upper.isfinite()
 
     def _multipliers(self, inspection: DomainInspection) -> list[Tensor]:

@@ -37,23 +37,6 @@ from service.verification.bab.search_group import SearchStatus
 from service.verification.bab.specification import Specification
 from service.verification.certify import Verdict
 
-FROM_SCRATCH, ONWARD = OptimiserSettings(60, slopes=0.1), OptimiserSettings(5, slopes=0.03)
-"""Settings for whole boxes, and for halves, whose parameters begin where those of the whole were best."""
-QUICK_SECONDS, QUICK_SHARE = 1.0, 0.05
-"""A search that is not over after so long, or so much of its time, tightens what all its domains share, and again
-whenever it has taken twice as long."""
-OPTIMISING_SHARE = 0.6
-"""What the first time may take, of the time that is left: it optimises relaxations and splits nothing."""
-REFINING_SHARE = 0.5
-"""What later times may take, of the time that is left; and no more than went by."""
-CLOSED, LONGER = 0.25, 2
-"""Where so large a share of the relaxations was no longer needed, the next time follows at once, and is longer."""
-PROGRAM_SECONDS = 1.0
-"""The time for linear programs in one round, whose end other domains wait for."""
-LARGEST_BATCH = 8192
-TRIED = 16
-"""Minimisers of a round from which a counterexample is sought by descent."""
-
 T = TypeVar("T")
 Counterexample = tuple[float, ...]
 ROOTS, DOMAINS, PROGRAMS = "the bounds of whole boxes", "the search over activations", "linear programs"
@@ -85,9 +68,10 @@ class _ActivationSearch:
         root: RootBounds,
     ) -> None:
         self.model, self.specification, self.deadline, self.listener = model, specification, deadline, listener
+        self.settings = settings = model.settings.activations
         objective = model.engine.dual_objective(root.box, root.bounds, root.specification_rows)
         self.domain_bounds = DomainBounds(objective, model.memory)
-        self.branching = ActivationBranching(self.domain_bounds, model.heuristics.activations)
+        self.branching = ActivationBranching(self.domain_bounds, model.heuristics.activations, self.settings.branching)
         self.certificates = model.engine.certificates(self.domain_bounds, root.analysis)
         self.linear_programs, self.at_once = LinearPrograms(model, specification), inputs_at_once(model)
         self.margins = root.margins
@@ -97,10 +81,12 @@ class _ActivationSearch:
         self.shortage: MemoryShortageError | None = None
         self.is_over = False
         self.proved, self.stuck = inf, inf
-        self.pace, self.most = 0.0, LARGEST_BATCH
-        self.first, self.onward = (settings.within(model.effort, deadline) for settings in (FROM_SCRATCH, ONWARD))
+        self.pace, self.most = 0.0, self.settings.largest_batch
+        self.first, self.onward = (
+            each.within(model.effort, deadline) for each in (settings.from_scratch, settings.onward)
+        )
         self.started = now = time.monotonic()
-        self.patience = now + min(QUICK_SECONDS, QUICK_SHARE * (deadline - now))
+        self.patience = now + min(self.settings.quick_seconds, self.settings.quick_share * (deadline - now))
         self.shared, self.is_optimised = root.bounds, False
         self.specification_rows = root.specification_rows
 
@@ -196,7 +182,7 @@ class _ActivationSearch:
     def _refine_in_time(self) -> None:
         seconds = time.monotonic() - self.started
         while len(self.pool) and self._refine(seconds):
-            seconds *= LONGER
+            seconds *= self.settings.lengthening
         now = time.monotonic()
         self.patience = now + (now - self.started)
 
@@ -206,7 +192,7 @@ class _ActivationSearch:
         before, first = self._relaxed(), not self.is_optimised
         self._if_possible(lambda: self._tighten(self._better_bounds(seconds)))
         self._if_possible(lambda: self._tighten_by_invprop(seconds))
-        return not first and self._relaxed() < (1 - CLOSED) * before
+        return not first and self._relaxed() < (1 - self.settings.closed_share) * before
 
     def _relaxed(self) -> int:
         """Count the values whose relaxation is not exact."""
@@ -227,8 +213,8 @@ class _ActivationSearch:
         effort = self.model.effort
         if not self.is_optimised:
             self.is_optimised = True
-            return optimised(network, box, bounds, now + OPTIMISING_SHARE * left, effort)
-        return refined(network, box, bounds, now + min(seconds, REFINING_SHARE * left), effort)
+            return optimised(network, box, bounds, now + self.settings.optimising_share * left, effort)
+        return refined(network, box, bounds, now + min(seconds, self.settings.refining_share * left), effort)
 
     def _tighten(self, bounds: Interval) -> None:
         """Take bounds that all domains share."""
@@ -250,7 +236,9 @@ class _ActivationSearch:
     def _tighten_by_invprop(self, seconds: float) -> None:
         """Tighten what the domains of each open disjunct share."""
         now = time.monotonic()
-        until = now + min(max(seconds, QUICK_SECONDS), REFINING_SHARE * (self.deadline - now))
+        until = now + min(
+            max(seconds, self.settings.quick_seconds), self.settings.refining_share * (self.deadline - now)
+        )
         disjuncts = self.pool.disjuncts
         for index, disjunct in enumerate(disjuncts):
             now = time.monotonic()
@@ -312,7 +300,7 @@ class _ActivationSearch:
 
     def _by_programs(self, domains: Domains) -> Counterexample | None:
         """Solve domains one by one, as far as they get in a moment."""
-        until = min(self.deadline, time.monotonic() + PROGRAM_SECONDS)
+        until = min(self.deadline, time.monotonic() + self.settings.program_seconds)
         for index in range(len(domains)):
             domain = domains.rows(slice(index, index + 1))
             if self.model.engine.late(until if index else self.deadline):
@@ -348,7 +336,7 @@ class _ActivationSearch:
         x = x.flatten(1)
         values = self.specification.per_disjunct(excess_of(self.model, self.specification, x, self.at_once)).amin(dim=1)
         box = self.specification.box(self.model.dtype)
-        return descend(self.model, self.specification, box, x[worst_first(values, TRIED)], self.at_once)
+        return descend(self.model, self.specification, box, x[worst_first(values, self.settings.starts)], self.at_once)
 
     def _report(self, everyone: SearchStatus) -> None:
         self.bound = max(self.bound, everyone.bound)

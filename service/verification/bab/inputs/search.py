@@ -31,19 +31,7 @@ from service.verification.bab.search_group import GroupState, SearchStatus
 from service.verification.bab.specification import Specification
 from service.verification.certify import Verdict
 
-FEW_INPUTS = 64
-"""With more inputs than this, halving one of them gains nothing."""
-SMALLEST = 1e-9
-"""Of the whole width: a box is not cut below that."""
-LARGEST_BATCH = {"cpu": 4096, "cuda": 32768}
-ENTRIES = {"cpu": 2**23, "cuda": 2**30}
-"""What the rows of a batch may take, in numbers."""
 STAGE = "the search over inputs"
-PLACES = 3
-"""Points of every open box that are tried."""
-FIRST_ATTACK, LATER_ATTACKS = 2048, 6
-"""Domains before all of the box is tried again, and by how much that number grows each time."""
-SAMPLES_PER_DOMAIN, MOST_SAMPLES = 32, 2**18
 
 
 def split_inputs(
@@ -75,19 +63,21 @@ class _InputSearch:
     bound: float = -torch.inf
     proved: float = torch.inf
     tied: float = torch.inf
-    next_attack: int = FIRST_ATTACK
     shortage: MemoryShortageError | None = None
     is_over: bool = False
     pool: BoxPool = field(init=False)
     input_bounds: InputBounds = field(init=False)
     batch: int = field(init=False)
+    next_attack: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.settings = self.model.settings.inputs
+        self.next_attack = self.settings.first_attack
         whole = self.specification.box(self.model.dtype)
         self.width = whole.width
         self.rows = self.specification.rows.to(self.model.dtype)
         generator = torch.Generator().manual_seed(0)
-        places = torch.rand(PLACES, whole.lower.shape[1], generator=generator, dtype=self.model.dtype)
+        places = torch.rand(self.settings.places, whole.lower.shape[1], generator=generator, dtype=self.model.dtype)
         places[0] = 0.5
         self.places, self.at_once = places.to(self.model.device), inputs_at_once(self.model)
         self.pool = BoxPool(self.model.device)
@@ -115,7 +105,9 @@ class _InputSearch:
     def _planned(self, by: InputBounds) -> int:
         """Boxes of a round; half of the memory is for what waits, and for counterexamples."""
         device, kind = self.model.device, self.model.device.type
-        most = max(1, min(LARGEST_BATCH.get(kind, 4096), ENTRIES.get(kind, 2**23) // by.entries))
+        most = max(
+            1, min(self.settings.largest_batch.get(kind, 4096), self.settings.entries.get(kind, 2**23) // by.entries)
+        )
         each = by.floats * torch.finfo(self.model.dtype).bits // 8
         return self.model.memory.plan(device, each, most, share=2, least=self.model.engine.least)
 
@@ -225,9 +217,9 @@ class _InputSearch:
         """Every open box, and now and then all of the box again, by more samples the longer the search lasts."""
         found = attack_boxes(self.model, self.specification, box, self.places, self.at_once)
         if found is None and self.domains >= self.next_attack:
-            samples = min(MOST_SAMPLES, SAMPLES_PER_DOMAIN * self.domains)
+            samples = min(self.settings.most_samples, self.settings.samples_per_box * self.domains)
             found = attack_nearby(self.model, self.specification, samples, self.domains, self.deadline)
-            self.next_attack *= LATER_ATTACKS
+            self.next_attack *= self.settings.later_attacks
         return found
 
     def _put(self, rest: Boxes, score: Tensor) -> None:
@@ -244,7 +236,7 @@ class _InputSearch:
     def _cuttable(self, box: Interval) -> Tensor:
         """Inputs whose middle is a number of its own, with room around it."""
         size = torch.maximum(box.lower.abs(), box.upper.abs())
-        return box.width > SMALLEST * self.width + 8 * torch.finfo(size.dtype).eps * size
+        return box.width > self.settings.smallest_width * self.width + 8 * torch.finfo(size.dtype).eps * size
 
     def _halved(self, rest: Boxes, score: Tensor) -> tuple[Boxes, Tensor]:
         """Cut in two along the largest score, which is halved for the next cut."""
