@@ -28,9 +28,9 @@ from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.load import LoadedTasks, load_tasks
 from service.verification.progress import PHASES, JobProgress, PhaseTimes, peak_memory_gib
-from service.verification.resume_log import Entry, ResumeLog
+from service.verification.resume_log import DecidedRow, ResumeLog
 from service.verification.search_runner import SearchRunner, StoppedError
-from service.verification.task import Refused, Task, memory_of, method_of
+from service.verification.task import RefusedModel, Task, memory_of, method_of
 
 
 def run(spec: VerifySpec, context: RunContext) -> dict[str, Any] | None:
@@ -147,11 +147,13 @@ class _InstanceRunner:
             for task in self.loaded.tasks:
                 self._run(task, decided)
 
-    def _refuse(self, refused: Refused, decided: set[int]) -> None:
+    def _refuse(self, refused: RefusedModel, decided: set[int]) -> None:
         first = self.loaded.assignment
         own = [instance for instance in first.own if instance in refused.part and instance not in decided]
         method, asked = first.method_label, first.asked
-        self._decided([Entry(results.refused_row(instance, method, asked, refused.reason), []) for instance in own])
+        self._decided(
+            [DecidedRow(results.refused_row(instance, method, asked, refused.reason), []) for instance in own]
+        )
 
     def _run(self, task: Task, decided: set[int]) -> None:
         """Decide the instances of one model. Raises :class:`StoppedError`."""
@@ -166,7 +168,7 @@ class _InstanceRunner:
             if task.anywhere(self.context.should_stop()):
                 raise StoppedError
             for entry in self._bounded(task, instances, method, checker, searches):
-                self._decided([Entry(_shown(searches.decided(entry.row), task, checker), entry.layers)])
+                self._decided([DecidedRow(_shown(searches.decided(entry.row), task, checker), entry.layers)])
 
     def _resumed(self) -> set[int]:
         """Return the instances that all ranks know as decided. Their rows are told again: the last ones may not have
@@ -192,7 +194,7 @@ class _InstanceRunner:
         method: Bounder,
         checker: CounterexampleChecker,
         searches: SearchRunner,
-    ) -> list[Entry]:
+    ) -> list[DecidedRow]:
         """Bound a batch; what is left for a search is returned, the rest is decided."""
         begun = time.time()
         entries = self._entries(task, instances, method, checker)
@@ -203,7 +205,7 @@ class _InstanceRunner:
 
     def _entries(
         self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker
-    ) -> list[Entry]:
+    ) -> list[DecidedRow]:
         """Bound a batch, in smaller ones where memory runs out; an instance too large by itself stays undecided."""
         try:
             return self._at_once(task, instances, method, checker)
@@ -216,21 +218,21 @@ class _InstanceRunner:
         make_room(task.device)
         if len(instances) == 1:
             row = results.refused_row(instances[0], task.method_label, task.asked, str(shortage))
-            return [Entry(row, [])]
+            return [DecidedRow(row, [])]
         half = len(instances) // 2
         parts = instances[:half], instances[half:]
         return [entry for part in parts for entry in self._entries(task, part, method, checker)]
 
     def _at_once(
         self, task: Task, instances: list[int], method: Bounder, checker: CounterexampleChecker
-    ) -> list[Entry]:
+    ) -> list[DecidedRow]:
         batch, effort = task.asked.batch(instances, task.like), self._metered(task, len(instances))
         outcome = certify(task.engine.network, checker, method, effort, batch, clock=self.clock)
         predictions = checker.predictions(batch) if task.asked.has_labels else None
         found = results.rows_of(outcome, task.method_label, task.asked, predictions)
         rows = [_shown(row, task, checker) for row in found]
         layers = task.engine.gathered(results.layer_sums(task.engine.network, outcome, task.mesh), 1).tolist()
-        return [Entry(row, sums) for row, sums in zip(rows, layers, strict=True)]
+        return [DecidedRow(row, sums) for row, sums in zip(rows, layers, strict=True)]
 
     def _metered(self, task: Task, size: int) -> Effort:
         """Return the task's effort, which tells how far the analysis of a batch of ``size`` instances is."""
@@ -239,7 +241,7 @@ class _InstanceRunner:
         progress.begin_batch()
         return replace(task.effort, progress=ProgressMeter(lambda share: progress.analyse(size, share)))
 
-    def _decided(self, entries: list[Entry]) -> None:
+    def _decided(self, entries: list[DecidedRow]) -> None:
         if self.loaded.assignment.leads:
             self.resume_log.add(entries)
             for entry in entries:
@@ -247,7 +249,7 @@ class _InstanceRunner:
         if self.progress is not None:
             self.progress.decide(len(entries))
 
-    def _tell(self, entry: Entry) -> None:
+    def _tell(self, entry: DecidedRow) -> None:
         if self.loaded.assignment.leads:
             self.context.report.bound(entry.row)
 

@@ -22,7 +22,7 @@ from service.parallel.mesh import Mesh
 from service.verification.certify import Outcome, Verdict
 from service.verification.counterexamples import CounterexampleOutputs
 from service.verification.properties import Property
-from service.verification.resume_log import Entry
+from service.verification.resume_log import DecidedRow
 
 _DECIDED_BY = {Verdict.VERIFIED: "bounds", Verdict.FALSIFIED: "witness", Verdict.UNKNOWN: None}
 
@@ -93,7 +93,7 @@ def _finite(value: float) -> float | None:
 
 
 @dataclass(frozen=True)
-class Layer:
+class NonlinearLayer:
     """A non-linear node of a whole network; ``neurons`` counts those of all ranks."""
 
     name: str
@@ -101,11 +101,12 @@ class Layer:
     neurons: int
 
 
-def layers_of(network: Network, tp: int) -> list[Layer]:
+def layers_of(network: Network, tp: int) -> list[NonlinearLayer]:
     """Return the non-linear nodes of a network, in execution order."""
     nodes = network.nonlinear
     return [
-        Layer(node.name, node.operator, node.size * (tp if network.is_own(node.inputs[0]) else 1)) for node in nodes
+        NonlinearLayer(node.name, node.operator, node.size * (tp if network.is_own(node.inputs[0]) else 1))
+        for node in nodes
     ]
 
 
@@ -135,7 +136,7 @@ def _count(entries: Tensor) -> Tensor:
     return torch.full_like(entries.flatten(1)[:, 0], entries[0].numel(), dtype=torch.float64)
 
 
-def layer_means(layers: Sequence[Layer], entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def layer_means(layers: Sequence[NonlinearLayer], entries: Sequence[DecidedRow]) -> list[dict[str, Any]]:
     """Return an entry for each layer; means are per instance."""
     if not layers:
         return []
@@ -145,7 +146,7 @@ def layer_means(layers: Sequence[Layer], entries: Sequence[Entry]) -> list[dict[
     return [_line(layer, sums) for layer, sums in zip(layers, totals.tolist(), strict=True)]
 
 
-def _line(layer: Layer, total: list[float]) -> dict[str, Any]:
+def _line(layer: NonlinearLayer, total: list[float]) -> dict[str, Any]:
     width, unstable, entries = total
     return {
         "layer": layer.name,

@@ -15,7 +15,7 @@ from service.jobs.bounds_row import BoundsRow
 
 
 @dataclass(frozen=True)
-class Entry:
+class DecidedRow:
     """A row, and for each non-linear node the sums that :func:`~service.verification.results.layer_means` adds up."""
 
     row: BoundsRow
@@ -33,21 +33,21 @@ class ResumeLog:
         self._folder, self._attempt = folder, attempt
         self._own = folder / _name(attempt, rank)
 
-    def earlier(self) -> dict[int, Entry]:
+    def earlier(self) -> dict[int, DecidedRow]:
         """Return what earlier attempts decided on all ranks, by instance."""
         return self._read(range(self._attempt))
 
-    def everything(self) -> dict[int, Entry]:
+    def everything(self) -> dict[int, DecidedRow]:
         """Return what all attempts up to this one decided, by instance; other ranks must have written theirs."""
         return self._read(range(self._attempt + 1))
 
-    def add(self, entries: list[Entry]) -> None:
+    def add(self, entries: list[DecidedRow]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({"row": entry.row.as_dict(), "layers": entry.layers}) + "\n" for entry in entries]
         with self._own.open("a", encoding="utf-8") as file:
             file.write("".join(lines))
 
-    def _read(self, attempts: range) -> dict[int, Entry]:
+    def _read(self, attempts: range) -> dict[int, DecidedRow]:
         files = (path for attempt in attempts for path in sorted(self._folder.glob(_name(attempt, "*"))))
         found = (entry for path in files for entry in _entries(path))
         return {entry.instance: entry for entry in found}
@@ -57,14 +57,14 @@ def _name(attempt: int, rank: int | str) -> str:
     return f"rows-{attempt}-{rank}.jsonl"
 
 
-def _entries(path: Path) -> Iterator[Entry]:
+def _entries(path: Path) -> Iterator[DecidedRow]:
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if not line.endswith("\n"):
                 return  # the attempt died while it wrote
             try:
                 held = json.loads(line)
-                entry = Entry(BoundsRow(**held["row"]), held["layers"])
+                entry = DecidedRow(BoundsRow(**held["row"]), held["layers"])
             except (ValueError, KeyError, TypeError):
                 return  # what a loss of power left; its instances are decided again
             yield entry

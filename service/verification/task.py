@@ -26,9 +26,9 @@ from service.bounds.optimise import Ascent
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.mesh import Mesh
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
-from service.verification.engine import PLAIN, RIGOROUS, Arithmetic, Engine
+from service.verification.engine import PLAIN, RIGOROUS, Arithmetic, BoundingEngine
 from service.verification.properties import Property
-from service.verification.results import Layer
+from service.verification.results import NonlinearLayer
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
@@ -89,8 +89,8 @@ class Task(Assignment):
     """
 
     module: nn.Module
-    engine: Engine
-    layers: Sequence[Layer]
+    engine: BoundingEngine
+    layers: Sequence[NonlinearLayer]
     runtime: Running | None = None
     part: frozenset[int] | None = None
     notes: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ def memory_of(spec: VerifySpec) -> MemoryBudget:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedModel:
     """Instances whose model cannot be bounded, and why; ``asked`` is their property if it is only too large."""
 
     part: frozenset[int]

@@ -18,7 +18,7 @@ from service.jobs.bounds_row import BoundsRow
 from service.jobs.layout import DataLayout
 from service.jobs.store import Store
 from service.training.history import History
-from service.verification.resume_log import Entry, ResumeLog
+from service.verification.resume_log import DecidedRow, ResumeLog
 
 STEPS = 6
 
@@ -96,7 +96,7 @@ def test_a_damaged_record_of_rows_costs_only_what_it_held(tmp_path: Path, damage
             instance=instance, verdict="verified", lower=[], upper=[], margin=1.0, method="crown", seconds=0.5,
             domains=1, counterexample=None,
         )  # fmt: skip
-        ResumeLog(tmp_path, 1, instance).add([Entry(row, [])])
+        ResumeLog(tmp_path, 1, instance).add([DecidedRow(row, [])])
     with (tmp_path / "rows-1-0.jsonl").open("ab") as file:
         file.write(damage)
     assert sorted(ResumeLog(tmp_path, 2, 0).earlier()) == [0, 1]

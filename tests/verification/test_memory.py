@@ -36,7 +36,7 @@ from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.recorded_optimisation import RecordedOptimisation
 from service.verification.bab.activations.search import split_activations
 from service.verification.bab.attack import attack
-from service.verification.bab.decision import Search, SearchResult
+from service.verification.bab.decision import SearchResult, SearchStrategy
 from service.verification.bab.driver import decide
 from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.lp import LinearPrograms
@@ -233,7 +233,7 @@ def test_an_attack_goes_on_in_little_memory(multiple: float, honest: bool) -> No
 
 @pytest.mark.parametrize("honest", [True, False], ids=["planned", "taken meanwhile"])
 @pytest.mark.parametrize("search", [split_inputs, split_activations])
-def test_searches_decide_the_same_in_little_memory(search: Search, honest: bool) -> None:
+def test_searches_decide_the_same_in_little_memory(search: SearchStrategy, honest: bool) -> None:
     """Down to four times the model's size, on either side of what an unlimited search proves of two disjuncts."""
     module = dense().double()
     width = 0.04
@@ -254,7 +254,7 @@ def test_searches_decide_the_same_in_little_memory(search: Search, honest: bool)
 
 
 @pytest.mark.parametrize("search", [split_inputs, split_activations])
-def test_a_search_without_memory_for_the_smallest_step_says_so(search: Search) -> None:
+def test_a_search_without_memory_for_the_smallest_step_says_so(search: SearchStrategy) -> None:
     module = dense().double()
     one = torch.ones(WIDTHS[0], dtype=torch.float64)
     specification = specification_of(-one, one, ROW, [0.0], [0])
@@ -303,7 +303,7 @@ class Unconvinced(nn.Module):
 
 @pytest.mark.parametrize("refining", [False, True])
 @pytest.mark.parametrize("search", [split_inputs, split_activations])
-def test_no_domain_is_lost_when_memory_fails_anywhere(search: Search, refining: bool) -> None:
+def test_no_domain_is_lost_when_memory_fails_anywhere(search: SearchStrategy, refining: bool) -> None:
     """A property that fails, by the exact minimum, in a corner of the box, and that no point may refute.
 
     Any operation may fail: a search that lost the domain with the corner would prove what is false.
@@ -329,7 +329,7 @@ def test_no_domain_is_lost_when_memory_fails_anywhere(search: Search, refining: 
 
 
 @pytest.mark.parametrize("search", [split_inputs, split_activations])
-def test_searches_prove_in_spite_of_failures(search: Search) -> None:
+def test_searches_prove_in_spite_of_failures(search: SearchStrategy) -> None:
     """What is true is proved when memory fails now and then: failing ends nothing that has a smaller step."""
     proved = 0
     for seed in range(6):

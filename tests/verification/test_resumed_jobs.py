@@ -18,7 +18,7 @@ from test_verify_job import context, specification, train
 from service.jobs.bounds_row import BoundsRow, RowVerdict
 from service.jobs.layout import DataLayout
 from service.verification import job
-from service.verification.resume_log import Entry, ResumeLog
+from service.verification.resume_log import DecidedRow, ResumeLog
 
 COUNT = 80
 JOB = "job_" + "k" * 20
@@ -29,12 +29,12 @@ def killed_spec() -> Any:
     return specification(property={"robustness": digits}, budget={"batch": 1})
 
 
-def entry(instance: int, verdict: RowVerdict = "verified") -> Entry:
+def entry(instance: int, verdict: RowVerdict = "verified") -> DecidedRow:
     row = BoundsRow(
         instance=instance, verdict=verdict, lower=[-1.0], upper=[None], margin=None, method="crown", seconds=0.5,
         domains=1, counterexample=None,
     )  # fmt: skip
-    return Entry(row, [[1.0, 2.0, 3.0]])
+    return DecidedRow(row, [[1.0, 2.0, 3.0]])
 
 
 def written(data: DataLayout) -> list[dict[str, Any]]:

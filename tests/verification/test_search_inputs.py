@@ -21,7 +21,7 @@ from service.bounds.methods import CROWN, Effort
 from service.bounds.network import prepare
 from service.bounds.planes import Walk, minimum
 from service.formats.vnnlib import Case, Halfspace, Query
-from service.verification.bab.clipping import Cut, clipped
+from service.verification.bab.clipping import LinearCut, clipped
 from service.verification.bab.decision import Decision, SearchProgress, SearchResult, Technique
 from service.verification.bab.driver import DecisionProgress, decide
 from service.verification.bab.inputs.search import split_inputs
@@ -218,7 +218,7 @@ def test_clipping_loses_no_counterexample(seed: int, disjuncts: int) -> None:
     (specification,) = specifications(query([-1.0, -1.0], [1.0, 1.0], *cases), CPU)
     box = specification.box(torch.float64)
     coefficients, bias = torch.randn(1, 3, 2, dtype=torch.float64), 0.5 * torch.randn(1, 3, dtype=torch.float64)
-    cut = Cut.of(specification, box, coefficients, bias)
+    cut = LinearCut.of(specification, box, coefficients, bias)
     left = torch.ones(1, specification.disjuncts, dtype=torch.bool)
     smaller, margins, left = clipped(specification, cut, box, left)
     x = 2 * torch.rand(500, 2, dtype=torch.float64) - 1

@@ -136,7 +136,7 @@ class _Attack:
 
     def _descend(self, x: Tensor, scale: Tensor, sizes: Tensor) -> Counterexample | None:
         """On the rows of the aim that are still positive."""
-        ahead = _Straight(self.box) if isinstance(self.box, Ball) else _Adam(self.box)
+        ahead = _BallDirection(self.box) if isinstance(self.box, Ball) else _AdamDirection(self.box)
         for step in range(self.settings.steps):
             values, gradient = descent(self.model, self.specification, x, self.at_once, aim=self.aim, scale=scale)
             if found := self._convinced(x, values):
@@ -148,7 +148,7 @@ class _Attack:
         return self._convinced(x, descent(self.model, self.specification, x, self.at_once, aim=self.aim)[0])
 
 
-class _Adam:
+class _AdamDirection:
     """Ways as long as a box is wide, from all gradients so far (Kingma and Ba, 2015), in units of its width."""
 
     def __init__(self, box: Interval) -> None:
@@ -164,7 +164,7 @@ class _Adam:
         return self.first / (1 - 0.7**self.times) / deviation * self.width
 
 
-class _Straight:
+class _BallDirection:
     """Ways as long as a ball is wide, along the gradients: its inputs are not bounded one by one."""
 
     def __init__(self, ball: Ball) -> None:

@@ -19,20 +19,20 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class LinearCut:
     """``coefficients · x + bias ≤ rows · y − thresholds``, less what rounding may explain: ``(batch, rows, …)``."""
 
     coefficients: Tensor
     bias: Tensor
 
     @staticmethod
-    def of(specification: Specification, box: Interval, coefficients: Tensor, bias: Tensor) -> Cut:
+    def of(specification: Specification, box: Interval, coefficients: Tensor, bias: Tensor) -> LinearCut:
         """From planes below ``rows · y``; the margin for rounding is that of certificates, in this type."""
         thresholds = specification.thresholds.to(bias.dtype)
         reach = torch.maximum(box.lower.abs(), box.upper.abs()).unsqueeze(1)
         size = (coefficients.abs() * reach).sum(dim=2) + bias.abs() + thresholds.abs()
         slack = ABSOLUTE_MARGIN[bias.dtype] + RELATIVE_MARGIN[bias.dtype] * size
-        return Cut(
+        return LinearCut(
             coefficients, (bias - thresholds - slack).nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         )
 
@@ -46,7 +46,9 @@ def _or_nothing(bounds: Tensor) -> Tensor:
     return bounds.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
 
 
-def clipped(specification: Specification, cut: Cut, box: Interval, left: Tensor) -> tuple[Interval, Tensor, Tensor]:
+def clipped(
+    specification: Specification, cut: LinearCut, box: Interval, left: Tensor
+) -> tuple[Interval, Tensor, Tensor]:
     """A smaller box, the margins ``(batch, disjuncts)`` in all of the box, and the disjuncts left to prove there.
 
     A margin is proved for what was cut off, too: where a disjunct is empty that way, it is 0.
@@ -62,7 +64,7 @@ def clipped(specification: Specification, cut: Cut, box: Interval, left: Tensor)
     return box, margins, left
 
 
-def _once(specification: Specification, cut: Cut, box: Interval, left: Tensor) -> tuple[Interval, Tensor]:
+def _once(specification: Specification, cut: LinearCut, box: Interval, left: Tensor) -> tuple[Interval, Tensor]:
     least, slope = cut.least(box).unsqueeze(2), cut.coefficients
     lower, upper = box.lower.unsqueeze(1), box.upper.unsqueeze(1)
     # From the corner where the plane is least, how far along one input until it is positive.

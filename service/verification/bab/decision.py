@@ -54,7 +54,7 @@ class SearchResult:
     shortage: MemoryShortageError | None = None
 
 
-class Search(Protocol):
+class SearchStrategy(Protocol):
     """A branch and bound over one specification, ``UNKNOWN`` when ``deadline`` (``time.monotonic``) has passed.
 
     ``method`` bounds the root, and boxes of inputs. ``listener`` hears of every round. Raises

@@ -20,9 +20,9 @@ from service.verification.bab.attack import attack
 from service.verification.bab.decision import (
     Decision,
     ProgressListener,
-    Search,
     SearchProgress,
     SearchResult,
+    SearchStrategy,
     Technique,
 )
 from service.verification.bab.inputs.search import split_inputs
@@ -30,7 +30,7 @@ from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications
 from service.verification.certify import Verdict
 
-SEARCHES: dict[Technique, Search] = {Technique.INPUTS: split_inputs, Technique.ACTIVATIONS: split_activations}
+SEARCHES: dict[Technique, SearchStrategy] = {Technique.INPUTS: split_inputs, Technique.ACTIVATIONS: split_activations}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def decide(
     """
     started = time.monotonic()
     asked = [_allowing(model, specification, method) for specification in specifications(query, model.device)]
-    run = _Run(model, asked, method, started, limit, progress)
+    run = _Decider(model, asked, method, started, limit, progress)
     found = None if restarts == 0 else run.attacked(restarts)
     return run.searched() if found is None else run.end(Verdict.FALSIFIED, Technique.ATTACK, found)
 
@@ -86,7 +86,7 @@ def _free(specification: Specification) -> int:
 
 
 @dataclass(eq=False)
-class _Run:
+class _Decider:
     """The decision of one query, which adds up over its specifications."""
 
     model: ModelUnderVerification
@@ -204,7 +204,7 @@ def _bound_whole(
 ) -> SearchResult:
     """Bound the whole box, where activations cannot be split because a model or one of its stages has none.
 
-    It is a :class:`~service.verification.bab.decision.Search` of one domain for each disjunct.
+    It is a :class:`~service.verification.bab.decision.SearchStrategy` of one domain for each disjunct.
     """
     bound, shortage = -inf, None
     is_crown = method.intermediate is IntermediateBounds.LINEAR and not method.optimises

@@ -41,7 +41,7 @@ class LpResult:
 
 
 @dataclass(frozen=True, eq=False)
-class _Affine:
+class _AffineMap:
     """``matrix·t + constant`` for t in [−1, 1]."""
 
     matrix: Array
@@ -157,12 +157,12 @@ class LinearPrograms:
         return slopes
 
 
-def _solution(objectives: _Affine, constraints: _Affine) -> tuple[float, Array | None]:
+def _solution(objectives: _AffineMap, constraints: _AffineMap) -> tuple[float, Array | None]:
     """Return what is proved, −inf if nothing is, and otherwise the point where the solver sees the least."""
     result = _program(objectives, constraints)
     if result.status == 0:
         weights, multipliers = _duals(result, len(objectives.constant))
-        both = _Affine(
+        both = _AffineMap(
             np.concatenate([objectives.matrix, constraints.matrix]),
             np.concatenate([objectives.constant, constraints.constant]),
         )
@@ -176,13 +176,13 @@ def _solution(objectives: _Affine, constraints: _Affine) -> tuple[float, Array |
     return -inf, None
 
 
-def _affine(values: Tensor) -> _Affine:
+def _affine(values: Tensor) -> _AffineMap:
     """Return the affine map through values at the centre and one unit along each input, ``(1 + inputs, entries)``."""
     array = values.cpu().numpy()
-    return _Affine((array[1:] - array[0]).T, array[0])
+    return _AffineMap((array[1:] - array[0]).T, array[0])
 
 
-def _program(objectives: _Affine, constraints: _Affine | None):  # type: ignore[no-untyped-def]
+def _program(objectives: _AffineMap, constraints: _AffineMap | None):  # type: ignore[no-untyped-def]
     """Minimise the largest objective where all constraints are at most 0. Variables are t and that maximum."""
     inputs = objectives.matrix.shape[1]
     above = np.hstack([objectives.matrix, -np.ones((len(objectives.constant), 1))])

@@ -18,7 +18,7 @@ from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
 from service.verification.bab.settings import SearchSettings
 from service.verification.bab.specification import Specification
-from service.verification.engine import Engine, NetworkEngine
+from service.verification.engine import BoundingEngine, NetworkEngine
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
@@ -39,7 +39,7 @@ class ModelUnderVerification:
     """
 
     module: nn.Module
-    engine: Engine
+    engine: BoundingEngine
     float64_module: nn.Module
     runtime: Running | None
     dtype: torch.dtype

@@ -5,8 +5,8 @@ Another engine is a file with a class.
 """
 
 from service.verification.engine.arithmetic import PLAIN, RIGOROUS, Arithmetic
-from service.verification.engine.base import Engine
+from service.verification.engine.base import BoundingEngine
 from service.verification.engine.network import NetworkEngine
 from service.verification.engine.stages import StagesEngine
 
-__all__ = ["PLAIN", "RIGOROUS", "Arithmetic", "Engine", "NetworkEngine", "StagesEngine"]
+__all__ = ["PLAIN", "RIGOROUS", "Arithmetic", "BoundingEngine", "NetworkEngine", "StagesEngine"]

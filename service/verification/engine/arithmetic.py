@@ -58,7 +58,7 @@ class Arithmetic(ABC):
         """
 
 
-class _Plain(Arithmetic):
+class _PlainArithmetic(Arithmetic):
     """Floating point, rounded to nearest: margins for rounding are estimates."""
 
     dtype, note, refines = torch.float32, "", True
@@ -81,7 +81,7 @@ class _Plain(Arithmetic):
         return plain
 
 
-class _Rigorous(Arithmetic):
+class _RigorousArithmetic(Arithmetic):
     """Float64 with every rounding accounted for: bounds hold for the function over the reals."""
 
     dtype, note, refines = torch.float64, " (rigorous)", False
@@ -108,5 +108,5 @@ class _Rigorous(Arithmetic):
         return [partial(rigorous, factory) for factory in plain]
 
 
-PLAIN: Arithmetic = _Plain()
-RIGOROUS: Arithmetic = _Rigorous()
+PLAIN: Arithmetic = _PlainArithmetic()
+RIGOROUS: Arithmetic = _RigorousArithmetic()

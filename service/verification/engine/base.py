@@ -23,7 +23,7 @@ from service.verification.engine.arithmetic import Arithmetic
 
 
 @dataclass(frozen=True, eq=False)
-class Engine(ABC):
+class BoundingEngine(ABC):
     """What bounds one model. All ranks that have it together call the same methods in the same order.
 
     ``network`` is this rank's part of the model, on ``device``.
@@ -124,7 +124,7 @@ class Engine(ABC):
         """Whether a search over activations may tighten the intermediate bounds that all its domains share."""
 
     @abstractmethod
-    def for_activation_search(self) -> Engine:
+    def for_activation_search(self) -> BoundingEngine:
         """Return the engine of a search over activations, whose relaxations are as tight as the arithmetic allows."""
 
     @abstractmethod

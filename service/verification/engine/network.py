@@ -18,14 +18,14 @@ from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.dual_objective import DualObjective, SpecificationRows
 from service.verification.bab.inputs.input_bounds import InputBoundsFactory, factories_of
 from service.verification.engine.arithmetic import PLAIN, Arithmetic
-from service.verification.engine.base import Engine
+from service.verification.engine.base import BoundingEngine
 
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
-class NetworkEngine(Engine):
-    """An :class:`Engine` whose network is the whole model, or this rank's shards of every layer."""
+class NetworkEngine(BoundingEngine):
+    """A :class:`BoundingEngine` whose network is the whole model, or this rank's shards of every layer."""
 
     network: Network
     arithmetic: Arithmetic = PLAIN

@@ -17,12 +17,12 @@ from service.verification.bab.activations.dual_objective import DualObjective, S
 from service.verification.bab.activations.staged_objective import StagedDualObjective
 from service.verification.bab.inputs.input_bounds import InputBoundsFactory, StagedInputBounds
 from service.verification.engine.arithmetic import PLAIN, Arithmetic
-from service.verification.engine.base import Engine
+from service.verification.engine.base import BoundingEngine
 
 
 @dataclass(frozen=True, eq=False)
-class StagesEngine(Engine):
-    """An :class:`Engine` whose network is one stage of the model; the ranks of a stage may share it by tensor
+class StagesEngine(BoundingEngine):
+    """A :class:`BoundingEngine` whose network is one stage of the model; the ranks of a stage may share it by tensor
     parallelism. Boxes and rows are of the whole model, and flat.
     """
 

@@ -1,7 +1,7 @@
 """What a verification job loads, by source: a trained job's model, an ONNX file, or an archive of instances.
 
 Each source has a file of its own, which reads the model and its property, checks that they fit each other, and
-prepares the model for bounding; :mod:`.placement` is what they share.
+prepares the model for bounding; :mod:`.task_loader` is what they share.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from service.jobs.spec.verify import FromOnnx, InstancesProperty, VerifySpec
 from service.parallel.mesh import build as build_mesh
 from service.verification.load.instances import load_instances
 from service.verification.load.onnx import OnnxSource, load_onnx
-from service.verification.load.placement import LoadedTasks, Placement
+from service.verification.load.task_loader import LoadedTasks, TaskLoader
 from service.verification.load.trained import load_trained
 from service.verification.properties import read
 
@@ -26,16 +26,16 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
     :class:`~service.bounds.graph.UnsupportedModelError` or ``PropertyError`` when no model or the property can be done.
     """
     mesh = build_mesh(spec.parallel, context.device_type)
-    placement = Placement(spec, mesh, device, Line(mesh, device) if mesh.pp.size > 1 else None)
+    loader = TaskLoader(spec, mesh, device, Line(mesh, device) if mesh.pp.size > 1 else None)
     if isinstance(spec.property, InstancesProperty):
-        return placement.collected(list(load_instances(spec.property.instances, context.data, placement)))
+        return loader.collected(list(load_instances(spec.property.instances, context.data, loader)))
     if isinstance(spec.model, FromOnnx):
         file, property_spec = spec.model.onnx, spec.property
         source = OnnxSource(context.data.cache, file, context.data.file(file).read_bytes)
-        loaded = load_onnx(source, placement, lambda sizes: read(property_spec, *sizes, context.data))
+        loaded = load_onnx(source, loader, lambda sizes: read(property_spec, *sizes, context.data))
     else:
-        loaded = load_trained(context.data, placement)
-    return placement.collected([loaded])
+        loaded = load_trained(context.data, loader)
+    return loader.collected([loaded])
 
 
 __all__ = ["LoadedTasks", "load_tasks"]

@@ -12,13 +12,13 @@ from service.bounds.graph import UnsupportedModelError
 from service.formats.vnnlib import Bundle, Pair, VnnlibError, bundle
 from service.jobs.layout import DataLayout
 from service.verification.load.onnx import OnnxSource, load_onnx
-from service.verification.load.placement import Placement
+from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import PropertyError
 from service.verification.properties.queried import Queried, check_sizes, paired
-from service.verification.task import Refused, Task
+from service.verification.task import RefusedModel, Task
 
 
-def load_instances(file: str, data: DataLayout, placement: Placement) -> Iterator[Task | Refused]:
+def load_instances(file: str, data: DataLayout, loader: TaskLoader) -> Iterator[Task | RefusedModel]:
     """Yield a task for each model of the archive, with the instances that are about it, or why there is none.
 
     Raises what a model cannot do where models are divided over ranks: each of them would have to know of it.
@@ -33,21 +33,21 @@ def load_instances(file: str, data: DataLayout, placement: Placement) -> Iterato
                 read = partial(_content, archive, opened.pairs[part[0]])
                 source = OnnxSource(data.cache, f"{file}:{name}", read)
                 try:
-                    loaded = load_onnx(source, placement, partial(_checked, opened, asked, part))
+                    loaded = load_onnx(source, loader, partial(_checked, opened, asked, part))
                 except UnsupportedModelError as error:
-                    if not placement.is_alone:
+                    if not loader.is_alone:
                         raise UnsupportedModelError(f"{name}: {error}") from error
-                    yield Refused(frozenset(part), f"{name}: {error}")
+                    yield RefusedModel(frozenset(part), f"{name}: {error}")
                     continue
                 yield _named(loaded, name, asked, part)
     except (OSError, VnnlibError) as error:
         raise PropertyError(f"property.instances: {error}") from error
 
 
-def _named(loaded: Task | Refused, name: str, asked: Queried, part: Sequence[int]) -> Task | Refused:
+def _named(loaded: Task | RefusedModel, name: str, asked: Queried, part: Sequence[int]) -> Task | RefusedModel:
     """Return what was loaded as one of several models: for its instances alone, its layers under its name."""
-    if isinstance(loaded, Refused):
-        return Refused(frozenset(part), f"{name}: {loaded.reason}", asked)
+    if isinstance(loaded, RefusedModel):
+        return RefusedModel(frozenset(part), f"{name}: {loaded.reason}", asked)
     layers = [replace(layer, name=f"{name}: {layer.name}") for layer in loaded.layers]
     return replace(loaded, layers=layers, part=frozenset(part))
 

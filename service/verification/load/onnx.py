@@ -19,9 +19,9 @@ from service.bounds.network import from_graph, prepare
 from service.bounds.shard import shard
 from service.bounds.stages import Line, divide_into_stages
 from service.models.build_once import build_once
-from service.verification.load.placement import Placement
+from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import Property
-from service.verification.task import Refused, Task
+from service.verification.task import RefusedModel, Task
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
@@ -47,32 +47,32 @@ class OnnxSource:
         return self.cache / f"onnx-{VERSION}" / name
 
 
-def load_onnx(source: OnnxSource, placement: Placement, property_of: PropertyOfSizes) -> Task | Refused:
+def load_onnx(source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSizes) -> Task | RefusedModel:
     """Load a model whole, or this rank's share of it where others have the rest."""
     from service.bounds.onnx import load as load_module  # noqa: PLC0415 - brings onnxruntime
     from service.bounds.onnx.reading import Runtime, describe, parse  # noqa: PLC0415
 
-    if not placement.is_alone:
-        return _load_divided(source, placement, property_of)
+    if not loader.is_alone:
+        return _load_divided(source, loader, property_of)
     content = source.read()
 
     def load() -> Task:
         module = load_module(content)
         asked, runtime = property_of((module.features, module.outputs)), Runtime.of(parse(content))
-        module = module.to(placement.device)
-        return placement.task(module, prepare(placement.arithmetic.bounded(module), (module.features,)), asked, runtime)
+        module = module.to(loader.device)
+        return loader.task(module, prepare(loader.arithmetic.bounded(module), (module.features,)), asked, runtime)
 
-    return placement.unless_too_large(load, lambda: property_of(describe(parse(content)).sizes))
+    return loader.unless_too_large(load, lambda: property_of(describe(parse(content)).sizes))
 
 
-def _load_divided(source: OnnxSource, placement: Placement, property_of: PropertyOfSizes) -> Task:
+def _load_divided(source: OnnxSource, loader: TaskLoader, property_of: PropertyOfSizes) -> Task:
     """Load this rank's stage and shards alone, on which counterexamples are checked, too."""
     from service.bounds.onnx.model import check  # noqa: PLC0415
     from service.bounds.onnx.reading import Runtime, parse  # noqa: PLC0415
     from service.bounds.onnx.stored import store, stored, type_of  # noqa: PLC0415
 
-    dtype, tp = placement.arithmetic.dtype, placement.mesh.tp
-    line, device = placement.line, placement.device
+    dtype, tp = loader.arithmetic.dtype, loader.mesh.tp
+    line, device = loader.line, loader.device
     folder = build_once(source.folder(dtype), lambda path: store(path, source.read(), dtype))
     module = stored(folder, dtype)
     sizes = module.features, module.outputs
@@ -84,10 +84,10 @@ def _load_divided(source: OnnxSource, placement: Placement, property_of: Propert
     graph = shard(capture(module, sizes[:1]), tp, notes.append)
     if line is not None:
         staged = divide_into_stages(graph, tp, line)
-        task = placement.staged_task(Evaluated(staged.network.graph), staged, asked, runtime)
+        task = loader.staged_task(Evaluated(staged.network.graph), staged, asked, runtime)
     else:
         graph = graph.to(device)
-        task = placement.task(Evaluated(graph), from_graph(graph, tp), asked, runtime)
+        task = loader.task(Evaluated(graph), from_graph(graph, tp), asked, runtime)
     check(lambda x: task.module(x.to(task.like)), sizes[0], replace(runtime))
     return replace(task, notes=tuple(notes))
 

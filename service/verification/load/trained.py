@@ -16,16 +16,16 @@ from service.models import build, load_into
 from service.models.embedded import AfterEmbedding, embedded
 from service.models.reference import resolve
 from service.models.transformer import Transformer
-from service.verification.load.placement import Placement
+from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import Property, read
 from service.verification.properties.robustness import RobustSamples
 from service.verification.properties.tokens import robust_tokens
-from service.verification.task import Refused, Task
+from service.verification.task import RefusedModel, Task
 
 
-def load_trained(data: DataLayout, placement: Placement) -> Task | Refused:
+def load_trained(data: DataLayout, loader: TaskLoader) -> Task | RefusedModel:
     """Build the model that the spec refers to, with its weights, on the job's mesh, and read its property."""
-    spec = placement.spec
+    spec = loader.spec
     assert spec.model is not None
     assert not isinstance(spec.model, FromOnnx)
     assert not isinstance(spec.property, InstancesProperty)
@@ -38,27 +38,27 @@ def load_trained(data: DataLayout, placement: Placement) -> Task | Refused:
         return read(property_spec, reads.features, reads.classes, data)
 
     def load() -> Task:
-        module = build(config, placement.mesh, dtype=torch.float32, device=placement.device, seed=spec.seed)
+        module = build(config, loader.mesh, dtype=torch.float32, device=loader.device, seed=spec.seed)
         if weights is not None:
             load_into(module, weights)
         module.eval().requires_grad_(False)
         if isinstance(reads, Features):
             asked, shape = features_property(), (reads.features,)
         else:
-            asked, module = _of_tokens(module, data, placement)
+            asked, module = _of_tokens(module, data, loader)
             shape = (asked.samples.inputs.shape[1],)
-        tp, line = placement.mesh.tp, placement.line
-        bounded = placement.arithmetic.bounded(module)
+        tp, line = loader.mesh.tp, loader.line
+        bounded = loader.arithmetic.bounded(module)
         if line is not None:
-            return placement.staged_task(module, prepare_stages(bounded, shape, tp, line), asked)
-        return placement.task(module, prepare(bounded, shape, tp), asked)
+            return loader.staged_task(module, prepare_stages(bounded, shape, tp, line), asked)
+        return loader.task(module, prepare(bounded, shape, tp), asked)
 
-    return placement.unless_too_large(load, features_property)
+    return loader.unless_too_large(load, features_property)
 
 
-def _of_tokens(module: nn.Module, data: DataLayout, placement: Placement) -> tuple[RobustSamples, nn.Module]:
+def _of_tokens(module: nn.Module, data: DataLayout, loader: TaskLoader) -> tuple[RobustSamples, nn.Module]:
     """Return the property of embedded tokens, and the model after the embedding, which only the first stage has."""
-    property_spec, line = placement.spec.property, placement.line
+    property_spec, line = loader.spec.property, loader.line
     if not isinstance(module, Transformer) or not isinstance(property_spec, RobustnessProperty):
         raise UnsupportedModelError(
             "a model of tokens takes ids, and its first operator, aten.embedding, has no rule: there is no box of "

@@ -50,7 +50,7 @@ def split_activations(
     deadline: float,
     listener: ProgressListener,
 ) -> SearchResult:
-    """A :class:`~service.verification.bab.decision.Search` strategy."""
+    """A :class:`~service.verification.bab.decision.SearchStrategy`."""
     model = replace(model, engine=model.engine.for_activation_search())
     root = bound_root(model, specification, method, deadline)
     return model.together(ROOTS, lambda: _ActivationSearch(model, specification, deadline, listener, root)).run()

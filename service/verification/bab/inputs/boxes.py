@@ -64,7 +64,7 @@ def _joined(parts: Sequence[Interval]) -> Interval:
 
 
 @dataclass(frozen=True, eq=False)
-class _Waiting:
+class _BoxGroup:
     boxes: Boxes
     least: float
     entries: int
@@ -75,7 +75,7 @@ class BoxPool:
     """Groups of boxes; those with the smallest margin come first, or the newest where the pool is crowded."""
 
     device: torch.device
-    groups: list[_Waiting] = field(default_factory=list)
+    groups: list[_BoxGroup] = field(default_factory=list)
     size: int = 0
     entries: int = 0
 
@@ -92,7 +92,7 @@ class BoxPool:
             return
         if self.crowded:
             boxes = boxes.without_known().to(torch.device("cpu"))
-        group = _Waiting(boxes, float(boxes.margins.min()), boxes.entries)
+        group = _BoxGroup(boxes, float(boxes.margins.min()), boxes.entries)
         self.groups.append(group)
         self._count(group, 1)
 
@@ -120,12 +120,12 @@ class BoxPool:
             count -= len(part)
         return Boxes.joined(taken)
 
-    def _next(self) -> _Waiting:
+    def _next(self) -> _BoxGroup:
         if self.crowded:
             return self.groups.pop()
         return self.groups.pop(min(range(len(self.groups)), key=lambda index: self.groups[index].least))
 
-    def _count(self, group: _Waiting, sign: int) -> None:
+    def _count(self, group: _BoxGroup, sign: int) -> None:
         self.size += sign * len(group.boxes)
         self.entries += sign * group.entries
 

@@ -18,7 +18,7 @@ from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError, make_room
 from service.bounds.methods import Method
 from service.verification.bab.attack import attack_boxes, attack_nearby, inputs_at_once
-from service.verification.bab.clipping import Cut, clipped
+from service.verification.bab.clipping import LinearCut, clipped
 from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
 from service.verification.bab.heuristics import InputView
 from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer
@@ -41,7 +41,7 @@ def split_inputs(
     deadline: float,
     listener: ProgressListener,
 ) -> SearchResult:
-    """A :class:`~service.verification.bab.decision.Search` strategy."""
+    """A :class:`~service.verification.bab.decision.SearchStrategy`."""
 
     def prepared() -> _InputSearch:
         factories = model.engine.input_bounds(method, specification.box(model.dtype), model.effort)
@@ -188,7 +188,7 @@ class _InputSearch:
     def _worked_off(self, boxes: Boxes) -> tuple[float, ...] | None:
         self.domains += len(boxes)
         planes = self.input_bounds.planes(boxes.box, boxes.known, self.rows)
-        cut = Cut.of(self.specification, boxes.box, planes.coefficients, planes.bias)
+        cut = LinearCut.of(self.specification, boxes.box, planes.coefficients, planes.bias)
         smaller, each, left = clipped(self.specification, cut, boxes.box, boxes.open)
         margins = torch.maximum(boxes.margins, torch.where(boxes.open, each, torch.inf).amin(dim=1))
         self.proved = min(self.proved, _least_settled(boxes, smaller, each, left))

@@ -17,10 +17,10 @@ from service.bounds.stages import InStages, Line, Staged
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
-from service.verification.engine import Arithmetic, Engine, NetworkEngine, StagesEngine
+from service.verification.engine import Arithmetic, BoundingEngine, NetworkEngine, StagesEngine
 from service.verification.properties import Property
-from service.verification.results import Layer, layers_of
-from service.verification.task import Assignment, Refused, Task, arithmetic_of, memory_of
+from service.verification.results import NonlinearLayer, layers_of
+from service.verification.task import Assignment, RefusedModel, Task, arithmetic_of, memory_of
 
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
@@ -32,11 +32,11 @@ class LoadedTasks:
 
     assignment: Assignment
     tasks: tuple[Task, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedModel, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
+class TaskLoader:
     """This rank of the job's mesh; ``line`` connects the stages that all models of the job are divided into."""
 
     spec: VerifySpec
@@ -65,19 +65,24 @@ class Placement:
         return self._task(InStages(module, line), StagesEngine.of(staged, self.arithmetic), asked, layers, runtime)
 
     def _task(
-        self, module: nn.Module, engine: Engine, asked: Property, layers: Sequence[Layer], runtime: Running | None
+        self,
+        module: nn.Module,
+        engine: BoundingEngine,
+        asked: Property,
+        layers: Sequence[NonlinearLayer],
+        runtime: Running | None,
     ) -> Task:
         return Task(self.spec, self.mesh, self.device, asked, module, engine, layers, runtime)
 
-    def _layers_of_stages(self, staged: Staged) -> list[Layer]:
+    def _layers_of_stages(self, staged: Staged) -> list[NonlinearLayer]:
         """Return the layers of all stages, in order; every stage calls it."""
         own = layers_of(staged.network, self.mesh.tp.size)
-        gathered: list[list[Layer]] = [[] for _ in range(self.mesh.pp.size)]
+        gathered: list[list[NonlinearLayer]] = [[] for _ in range(self.mesh.pp.size)]
         named = [replace(layer, name=f"stage {staged.line.rank}: {layer.name}") for layer in own]
         dist.all_gather_object(gathered, named, group=resolve(self.mesh.pp.group))
         return [layer for layers in gathered for layer in layers]
 
-    def unless_too_large(self, load: Callable[[], Task], asked: Callable[[], Property]) -> Task | Refused:
+    def unless_too_large(self, load: Callable[[], Task], asked: Callable[[], Property]) -> Task | RefusedModel:
         """Return the task, or that there is not enough memory to prepare it, where no other rank waits."""
         try:
             return load()
@@ -87,23 +92,23 @@ class Placement:
             shortage = memory_of(self.spec).shortage("preparing the model", self.device, error)
         make_room(self.device)
         refused = asked()
-        return Refused(frozenset(range(refused.count)), str(shortage), refused)
+        return RefusedModel(frozenset(range(refused.count)), str(shortage), refused)
 
-    def collected(self, loaded: Sequence[Task | Refused]) -> LoadedTasks:
+    def collected(self, loaded: Sequence[Task | RefusedModel]) -> LoadedTasks:
         """Gather what was loaded; raises :class:`UnsupportedModelError` where no model can be bounded."""
         tasks = tuple(each for each in loaded if isinstance(each, Task))
-        refused = tuple(each for each in loaded if isinstance(each, Refused))
+        refused = tuple(each for each in loaded if isinstance(each, RefusedModel))
         assignment = tasks[0] if tasks else self._assignment_of(refused)
         is_large = any(each.asked is not None for each in refused)
         group = assignment.search_group
         if group.axis.size > 1 and group.anywhere(is_large, self.device):
             # Ranks that search together need the model on every one of them.
             reason = next((each.reason for each in refused), "out of memory in preparing the model on another rank")
-            every = Refused(frozenset(range(assignment.asked.count)), reason, assignment.asked)
+            every = RefusedModel(frozenset(range(assignment.asked.count)), reason, assignment.asked)
             return LoadedTasks(assignment, (), (every,))
         return LoadedTasks(assignment, tasks, refused)
 
-    def _assignment_of(self, refused: Sequence[Refused]) -> Assignment:
+    def _assignment_of(self, refused: Sequence[RefusedModel]) -> Assignment:
         asked = next((each.asked for each in refused if each.asked is not None), None)
         if asked is None:
             raise UnsupportedModelError(refused[0].reason)
