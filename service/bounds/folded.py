@@ -6,13 +6,15 @@ outputs, so that a backward pass is one matrix product and one relaxation for ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from service.bounds.graph import Node
+from service.bounds.linear.sharding import dense
+from service.bounds.linear.traversal import traverse_backward
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR
 from service.bounds.operators.base import NonlinearOperator
@@ -39,6 +41,10 @@ class FoldedOperator:
 
     node: Node
     operator: NonlinearOperator
+
+    @property
+    def name(self) -> str:
+        return self.node.name
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -78,22 +84,22 @@ def fold(network: Network, like: Tensor) -> Folded | None:
 
 
 def _form(network: Network, name: str, sources: set[str], like: Tensor) -> Form:
-    """Unit rows, pulled back through linear operators until every coefficient lies on a source."""
+    """Return a value as an affine form: the identity, propagated back until every coefficient lies on a source."""
     start = network.nodes[name]
-    pending = {name: torch.eye(start.size, dtype=like.dtype, device=like.device).reshape(1, start.size, *start.shape)}
+    identity = torch.eye(start.size, dtype=like.dtype, device=like.device).reshape(1, start.size, *start.shape)
     matrices: dict[str, Tensor] = {}
-    bias = torch.zeros(start.size, dtype=like.dtype, device=like.device)
-    for node in reversed(network.graph.until(name)):
-        coefficients = pending.pop(node.name, None)
-        if coefficients is None:
-            continue
+    biases = [torch.zeros(start.size, dtype=like.dtype, device=like.device)]
+
+    def propagate(node: Node, coefficients: Tensor) -> Iterable[tuple[str, Tensor]]:
         if node.name in sources:
             matrices[node.name] = coefficients.flatten(2)[0].contiguous()
-            continue
-        pulled = LINEAR[node.operator].pull(node, coefficients, network.exchange)
-        if pulled.bias is not None:
-            bias = bias + pulled.bias[0]
-        for source, each in zip(node.inputs, pulled.coefficients, strict=True):
-            assert isinstance(each, Tensor)
-            pending[source] = pending[source] + each if source in pending else each
-    return Form(matrices, bias)
+            return ()
+        step = LINEAR[node.operator].backward(node, coefficients, network.exchange)
+        if step.bias is not None:
+            biases.append(step.bias[0])
+        pairs = zip(node.inputs, step.coefficients, strict=True)
+        return [(source, dense(network.nodes[source], rows, like)) for source, rows in pairs]
+
+    nodes = network.graph.nodes[network.position[name] :: -1]
+    traverse_backward(nodes, {name: identity}, propagate, lambda _, earlier, new: earlier + new)
+    return Form(matrices, sum(biases[1:], start=biases[0]))

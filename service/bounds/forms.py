@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
 from service.bounds.effort import Effort
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.plain import Pass
+from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.base import parts_of_rows, passing_at_once
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, OPERATORS
-from service.bounds.operators.base import UnitRows
 from service.bounds.relaxation import Relaxation, Relaxed
 
 MOST_ROWS = 1024
@@ -140,7 +140,7 @@ def _settled(backward: Pass, node: Node, effort: Effort) -> Interval:
 
     def settle(rows: slice) -> None:
         part = index[rows]
-        low, high = backward.lower_bounds(name, UnitRows(part[None])).chunk(2, dim=1)
+        low, high = backward.lower_bounds(name, IdentityRows(part[None])).chunk(2, dim=1)
         found = Interval(low, -high).meet(Interval(lower[:, part], upper[:, part]))
         lower[:, part], upper[:, part] = found.lower, found.upper
 

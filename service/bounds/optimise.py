@@ -13,13 +13,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
-from service.bounds.fused import Adam, Picked
+from service.bounds.fused import Adam
+from service.bounds.linear.plain import Pass
+from service.bounds.linear.propagation import InitialRows, Propagated, backward_rule
+from service.bounds.linear.rows.gathered import GatheredRows
+from service.bounds.linear.rows.identity import IdentityRows
+from service.bounds.linear.rows.patches import Patches
 from service.bounds.network import Climbing, Network
-from service.bounds.operators.base import Coefficients, UnitRows
-from service.bounds.relaxation import Family, Picking, Single, Windowed, WindowedFamily
+from service.bounds.relaxation import Family, PatchFamily, Relaxed, Single
 from service.bounds.replay import Plain, Recorded
-from service.bounds.windows import Windows
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class Families:
 
 
 @dataclass(eq=False)
-class _Chosen:
-    """The member of a family for each row; its parameters exist from the first pull, which tells how many rows.
+class _Chosen(Relaxed):
+    """The member of a family for each row; its parameters exist from the first step, which tells how many rows.
 
     ``anchor`` is a one that takes a gradient where there are no parameters, so that it passes here on every rank.
     """
@@ -60,39 +62,40 @@ class _Chosen:
     is_shown: bool = False
     starts_anew: bool = False
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         self._begin(coefficients.shape[1])
         if not self.parameters and self.anchor is not None:
             coefficients = coefficients * self.anchor
-        return self.family.member(self.parameters or ()).pull(coefficients)
+        return self.family.member(self.parameters or ()).backward(coefficients)
 
-    def pull_picked(self, rows: Picked) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+    @backward_rule(GatheredRows)
+    def backward_gathered(self, rows: GatheredRows) -> Propagated | None:
         if self.anchor is not None:
             return None
         self._begin(rows.count)
-        member = self.family.member(self.parameters or ())
-        return member.pull_picked(rows) if isinstance(member, Picking) else None
+        return self.family.member(self.parameters or ()).propagate_backward(rows)
 
     def _begin(self, rows: int) -> None:
         if self.parameters is None:
             self.parameters = tuple(_repeated(each, rows).requires_grad_() for each in self.family.start)
 
-    def pull_windows(self, windows: Windows) -> tuple[Windows, Tensor | None] | None:
-        if isinstance(self.family, Single) and isinstance(self.family.relaxed, Windowed):
-            return self.family.relaxed.pull_windows(windows)
-        if not isinstance(self.family, WindowedFamily):
+    @backward_rule(Patches)
+    def backward_patches(self, patches: Patches) -> Propagated | None:
+        if isinstance(self.family, Single):
+            return self.family.relaxed.propagate_backward(patches)
+        if not isinstance(self.family, PatchFamily):
             return None
-        shown = self.family.shown(windows)
+        shown = self.family.shown(patches)
         if self.parameters is None:
             self.parameters = tuple(each.clone().requires_grad_() for each in shown.start)
             self.is_shown = True
         elif self.starts_anew:
             self._set(shown.start)
-        (values,), bias = shown.member(self.parameters).pull(windows.values)
-        return replace(windows, values=values, inside=True), bias
+        (values,), bias = shown.member(self.parameters).backward(patches.values)
+        return Propagated((replace(patches, values=values, inside=True),), bias)
 
     def reset(self) -> None:
-        """To the start; of windows when they come by next, since other rows show other places."""
+        """To the start; of patches when they come by next, since other rows show other places."""
         self.starts_anew = self.is_shown
         if not self.is_shown:
             self._set(tuple(each.unsqueeze(1) for each in self.family.start))
@@ -168,7 +171,7 @@ class Climber(Ascending):
     ``rows`` are as for :meth:`Pass.lower_bounds`.
     """
 
-    def __init__(self, families: Families, start: str, rows: Coefficients, ascent: Ascent) -> None:
+    def __init__(self, families: Families, start: str, rows: InitialRows, ascent: Ascent) -> None:
         super().__init__(families, start, ascent)
         self.rows = _own_copy(rows)
         self.best: Tensor | None = None
@@ -177,7 +180,7 @@ class Climber(Ascending):
         alone = device.type == "cuda" and self.anchor is None
         self.repeat = Recorded(device) if alone else Plain()
 
-    def best_bounds(self, rows: Coefficients) -> Tensor:
+    def best_bounds(self, rows: InitialRows) -> Tensor:
         """The largest lower bounds ``(batch, rows)`` met on the way."""
         _copy(rows, self.rows)
         if self.best is not None:
@@ -206,12 +209,12 @@ class Climber(Ascending):
             self.step(bounds, -bounds.detach().isfinite().to(bounds.dtype))
 
 
-def optimised(families: Families, start: str, parts: Iterator[Coefficients], ascent: Ascent) -> Tensor:
+def optimised(families: Families, start: str, parts: Iterator[InitialRows], ascent: Ascent) -> Tensor:
     """Lower bounds ``(batch, rows)`` of all parts, joined. Parts of one shape share what is recorded for a device."""
     climbers: dict[tuple[int, ...], Climber] = {}
     found = []
     for rows in parts:
-        shape = tuple((rows.index if isinstance(rows, UnitRows) else rows).shape)
+        shape = tuple((rows.index if isinstance(rows, IdentityRows) else rows).shape)
         if shape not in climbers:
             climbers.clear()
             climbers[shape] = Climber(families, start, rows, ascent)
@@ -232,12 +235,12 @@ def _repeated(start: Tensor, rows: int) -> Tensor:
     return start.unsqueeze(1).repeat(1, rows, *(1 for _ in start.shape[1:]))
 
 
-def _own_copy(rows: Coefficients) -> Coefficients:
-    return UnitRows(rows.index.clone(), rows.mirrored) if isinstance(rows, UnitRows) else rows.clone()
+def _own_copy(rows: InitialRows) -> InitialRows:
+    return IdentityRows(rows.index.clone(), rows.mirrored) if isinstance(rows, IdentityRows) else rows.clone()
 
 
-def _copy(new: Coefficients, into: Coefficients) -> None:
-    if isinstance(new, UnitRows) and isinstance(into, UnitRows):
+def _copy(new: InitialRows, into: InitialRows) -> None:
+    if isinstance(new, IdentityRows) and isinstance(into, IdentityRows):
         into.index.copy_(new.index)
     elif isinstance(new, Tensor) and isinstance(into, Tensor):
         into.copy_(new)

@@ -6,7 +6,7 @@ hold in it too, so an entry that was settled there is not bounded again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from service.bounds.folded import Folded, FoldedOperator
 from service.bounds.interval import Interval
+from service.bounds.linear.traversal import traverse_backward
 from service.bounds.relaxation import Relaxation, Relaxed
 
 Known = Mapping[str, Interval]
@@ -114,40 +115,45 @@ class Walk:
         slopes[owner, entry] = coefficients[:, 0]
 
     def _back(self, start: _Rows, until: int, owner: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        pending, bias = dict(start.coefficients), start.bias
-        influence = self.box.lower.new_zeros(1, 1, self.box.lower.shape[1])
-        for operator in reversed(self.folded.operators[:until]):
-            coefficients = pending.pop(operator.node.name, None)
-            if coefficients is None:
-                continue
+        pending, biases = dict(start.coefficients), [start.bias]
+        influence = [self.box.lower.new_zeros(1, 1, self.box.lower.shape[1])]
+
+        def propagate(operator: FoldedOperator, coefficients: Tensor) -> Iterable[tuple[str, Tensor]]:
             if owner is None:
-                influence = influence + self._influence(operator, coefficients)
-            pulled, added = self._pull(operator, coefficients, owner)
-            bias = bias if added is None else bias + added
-            for name, each in zip(operator.names, pulled, strict=True):
+                influence.append(self._influence(operator, coefficients))
+            through, added = self._through(operator, coefficients, owner)
+            if added is not None:
+                biases.append(added)
+            for name, rows in zip(operator.names, through, strict=True):
                 form = self.folded.forms[name]
-                bias = bias + each @ form.bias
+                biases.append(rows @ form.bias)
                 for source, matrix in form.matrices.items():
-                    onto = each @ matrix
-                    pending[source] = pending[source] + onto if source in pending else onto
+                    yield source, rows @ matrix
+
+        traverse_backward(
+            self.folded.operators[:until][::-1], pending, propagate, lambda _, earlier, new: earlier + new
+        )
+        bias = sum(biases[1:], start=biases[0])
         coefficients = pending.get(self.folded.input)
         if coefficients is None:
             coefficients = bias.new_zeros(*bias.shape, self.box.lower.shape[1])
         batch = len(self.box.lower) if owner is None else len(owner)
-        return coefficients.expand(batch, -1, -1), bias.expand(batch, -1), influence
+        total = sum(influence[1:], start=influence[0])
+        return coefficients.expand(batch, -1, -1), bias.expand(batch, -1), total
 
-    def _pull(
+    def _through(
         self, operator: FoldedOperator, coefficients: Tensor, owner: Tensor | None
     ) -> tuple[list[Tensor], Tensor | None]:
         relaxed = self._relaxed[operator.node.name]
         shaped = coefficients.reshape(*coefficients.shape[:2], *operator.node.shape)
         if isinstance(relaxed, Relaxation):
-            pulled, added = pull(relaxed if owner is None else _owned(relaxed, owner), shaped)
-            return [pulled.flatten(2)], added
+            chosen = relaxed if owner is None else _owned(relaxed, owner)
+            through, added = backward_in_few_steps(chosen, shaped)
+            return [through.flatten(2)], added
         if owner is not None:
             bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
             relaxed = operator.operator.relax_on(operator.node, [each.map(lambda end: end[owner]) for each in bounds])
-        many, added = relaxed.pull(shaped)
+        many, added = relaxed.backward(shaped)
         return [each.flatten(2) for each in many], added
 
     def _influence(self, operator: FoldedOperator, coefficients: Tensor) -> Tensor:
@@ -173,19 +179,19 @@ class Walk:
         return total
 
 
-def pull(relaxed: Relaxation, coefficients: Tensor) -> tuple[Tensor, Tensor | None]:
-    """:meth:`Relaxation.pull` in fewer passes over the coefficients, which is what small boxes spend their time on."""
+def backward_in_few_steps(relaxed: Relaxation, coefficients: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Take the step of :meth:`Relaxation.backward` in fewer passes over the coefficients, as small boxes want it."""
     negative = coefficients.clamp(max=0)
     positive = coefficients - negative
     slopes = relaxed.lower_slope.unsqueeze(1), relaxed.upper_slope.unsqueeze(1)
-    pulled = torch.addcmul(positive * slopes[0], negative, slopes[1])
+    through = torch.addcmul(positive * slopes[0], negative, slopes[1])
     bias = None
     if relaxed.upper_intercept is not None:
         bias = _dot(negative, relaxed.upper_intercept)
     if relaxed.lower_intercept is not None:
         above = _dot(positive, relaxed.lower_intercept)
         bias = above if bias is None else bias + above
-    return pulled, bias
+    return through, bias
 
 
 def _dot(coefficients: Tensor, intercept: Tensor) -> Tensor:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from service.bounds import fused
-from service.bounds.fused import Picked
-from service.bounds.windows import Windows
+from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated, backward_rule
+from service.bounds.linear.rows.gathered import GatheredRows
+from service.bounds.linear.rows.patches import Patches
 
 
-class Relaxed(Protocol):
-    """What a backward pass needs of an operator that was relaxed on its inputs' bounds."""
+class Relaxed(BackwardRules, ABC):
+    """An operator that was relaxed on its inputs' bounds."""
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """Coefficients on each input, and the bias ``(batch, rows)``, that bound ``coefficients · f`` from below.
+    @abstractmethod
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return coefficients on each input, and the bias ``(batch, rows)``, that bound ``coefficients · f`` below.
 
         ``coefficients`` is ``(batch or 1, rows, *shape of the output)``.
         """
+
+    def propagate_backward(self, rows: Coefficients) -> Propagated | None:
+        """Return the step of rows in any representation; ``None`` where they must be made dense first."""
+        if isinstance(rows, Tensor):
+            return Propagated(*self.backward(rows))
+        rule = self.backward_rules.get(type(rows))
+        return None if rule is None else rule(self, rows)
 
 
 class Family(Protocol):
@@ -37,27 +47,11 @@ class Family(Protocol):
 
 
 @runtime_checkable
-class Picking(Protocol):
-    """What can be pulled through without a copy of a matrix' rows."""
+class PatchFamily(Protocol):
+    """A family that has one like itself for what patches show of its operator."""
 
-    def pull_picked(self, rows: Picked) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
-        """``None`` where there must be one after all."""
-
-
-@runtime_checkable
-class Windowed(Protocol):
-    """What can be pulled through without making rows whole."""
-
-    def pull_windows(self, windows: Windows) -> tuple[Windows, Tensor | None] | None:
-        """``None`` where they must be made whole after all."""
-
-
-@runtime_checkable
-class WindowedFamily(Protocol):
-    """A family that has one like itself for what windows show of its operator."""
-
-    def shown(self, windows: Windows) -> Family:
-        """``start`` is then ``(batch, rows, *shape of a window)``, and members pull the windows' values."""
+    def shown(self, patches: Patches) -> Family:
+        """``start`` is then ``(batch, rows, *shape of a patch)``, and members take the patches' values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +66,7 @@ class Single:
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
+class Lines(Relaxed):
     """``lower_slope·z + lower_intercept ≤ f(z) ≤ upper_slope·z + upper_intercept``, with lines for each row.
 
     All tensors are ``(batch, rows or 1, *shape)`` of the operator's input; an intercept of ``None`` is zero.
@@ -83,14 +77,14 @@ class Lines:
     lower_intercept: Tensor | None = None
     upper_intercept: Tensor | None = None
 
-    def pull(self, coefficients: Tensor | Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def backward(self, coefficients: Tensor | GatheredRows) -> tuple[tuple[Tensor, ...], Tensor | None]:
         lines = self.lower_slope, self.upper_slope, self.lower_intercept, self.upper_intercept
-        through, bias = fused.pull(coefficients, *lines)
+        through, bias = fused.propagate_lines(coefficients, *lines)
         return (through,), bias
 
 
 @dataclass(frozen=True, eq=False)
-class Relaxation:
+class Relaxation(Relaxed):
     """The same lines for every row: tensors ``(batch, *shape)``."""
 
     lower_slope: Tensor
@@ -98,24 +92,26 @@ class Relaxation:
     lower_intercept: Tensor | None = None
     upper_intercept: Tensor | None = None
 
-    def pull(self, coefficients: Tensor | Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def backward(self, coefficients: Tensor | GatheredRows) -> tuple[tuple[Tensor, ...], Tensor | None]:
         slopes = self.lower_slope.unsqueeze(1), self.upper_slope.unsqueeze(1)
         intercepts = (
             None if each is None else each.unsqueeze(1) for each in (self.lower_intercept, self.upper_intercept)
         )
-        return Lines(*slopes, *intercepts).pull(coefficients)
+        return Lines(*slopes, *intercepts).backward(coefficients)
 
-    def pull_picked(self, rows: Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        return self.pull(rows)
+    @backward_rule(GatheredRows)
+    def backward_gathered(self, rows: GatheredRows) -> Propagated:
+        return Propagated(*self.backward(rows))
 
-    def pull_windows(self, windows: Windows) -> tuple[Windows, Tensor | None]:
+    @backward_rule(Patches)
+    def backward_patches(self, patches: Patches) -> Propagated:
         lines = self.lower_slope, self.upper_slope, self.lower_intercept, self.upper_intercept
-        found = fused.pull_in_windows(windows.values, windows.place, windows.moves, lines)
+        found = fused.propagate_patches(patches.values, patches.place, patches.moves, lines)
         if found is not None:
-            return replace(windows, values=found[0], inside=True), found[1]
-        slopes = windows.of(self.lower_slope), windows.of(self.upper_slope)
+            return Propagated((replace(patches, values=found[0], inside=True),), found[1])
+        slopes = patches.of(self.lower_slope), patches.of(self.upper_slope)
         intercepts = (
-            None if each is None else windows.of(each) for each in (self.lower_intercept, self.upper_intercept)
+            None if each is None else patches.of(each) for each in (self.lower_intercept, self.upper_intercept)
         )
-        (values,), bias = Lines(*slopes, *intercepts).pull(windows.values)
-        return replace(windows, values=values, inside=True), bias
+        (values,), bias = Lines(*slopes, *intercepts).backward(patches.values)
+        return Propagated((replace(patches, values=values, inside=True),), bias)

@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from service.bounds.fused import FreeSlopes, pull_free
+from service.bounds.fused import FreeSlopes, propagate_free_slopes
 from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.operators.pieces import TwoPieces
@@ -156,18 +156,18 @@ class Multipliers:
 
 
 @dataclass(frozen=True, eq=False)
-class Constrained:
+class Constrained(Relaxed):
     """An operator with ``added`` ``(batch, *shape)`` to each input's coefficients, and to the bias ``(batch,)``."""
 
     relaxed: Relaxed
     added: Sequence[Tensor | None]
     bias: Tensor
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        pulled, bias = self.relaxed.pull(coefficients)
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        propagated, bias = self.relaxed.backward(coefficients)
         joined = tuple(
             through if extra is None else through + extra.unsqueeze(1)
-            for through, extra in zip(pulled, self.added, strict=True)
+            for through, extra in zip(propagated, self.added, strict=True)
         )
         constant = self.bias.unsqueeze(1).expand(-1, joined[0].shape[1])
         return joined, constant if bias is None else bias + constant
@@ -209,16 +209,16 @@ def _sum_of(values: list[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded:
+class Recorded(Relaxed):
     """An operator that keeps the coefficients ``(batch, rows, *shape)`` that arrive at its output, under its name."""
 
     relaxed: Relaxed
     name: str
     arrived: dict[str, Tensor]
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         self.arrived[self.name] = coefficients
-        return self.relaxed.pull(coefficients)
+        return self.relaxed.backward(coefficients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +241,7 @@ class Places:
 
 
 @dataclass(frozen=True, eq=False)
-class Bent:
+class PiecewiseSlopes:
     """The relaxations of a function of two pieces that meet at 0, with free lower slopes at some places.
 
     A family of :class:`~service.bounds.relaxation.Relaxed` whose parameters are for the same entries whatever the
@@ -255,7 +255,7 @@ class Bent:
     flattest: float
 
     @classmethod
-    def on(cls, pieces: TwoPieces, bounds: Interval, places: Places) -> Bent:
+    def on(cls, pieces: TwoPieces, bounds: Interval, places: Places) -> PiecewiseSlopes:
         open_ = pieces.unstable(bounds).flatten(1)
         codes = torch.where(open_, places.open_, places.closed)
         return cls(pieces.relax(bounds), codes, places.index, pieces.slope)
@@ -276,23 +276,23 @@ class Bent:
         upper = self.relaxation.upper_slope.unsqueeze(1), self.relaxation.upper_intercept.unsqueeze(1)
         return Lines(lower, upper[0], None, upper[1])
 
-    def pulling(self, parameters: tuple[Tensor, ...]) -> PulledFreely:
+    def fused_member(self, parameters: tuple[Tensor, ...]) -> FreeSlopeLines:
         """The member where only a pass through it is wanted."""
         relaxation, shape = self.relaxation, tuple(self.relaxation.lower_slope.shape[1:])
         assert relaxation.upper_intercept is not None
         lines = relaxation.lower_slope, relaxation.upper_slope, relaxation.upper_intercept
         index = self.index.expand(len(self.codes), -1)
         free = FreeSlopes(shape, self.flattest, index, self.codes, *(each.flatten(1) for each in lines))
-        return PulledFreely(free, parameters[0])
+        return FreeSlopeLines(free, parameters[0])
 
 
 @dataclass(frozen=True, eq=False)
-class PulledFreely:
+class FreeSlopeLines(Relaxed):
     """Lines with free slopes ``(batch, rows, places)``, in as few steps as there are for them."""
 
     free: FreeSlopes
     parameters: Tensor
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        through, bias = pull_free(coefficients, self.free, self.parameters)
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        through, bias = propagate_free_slopes(coefficients, self.free, self.parameters)
         return (through,), bias

@@ -219,9 +219,9 @@ def rows_for(node: Node) -> Tensor:
     return torch.randn(BOXES, 5, *node.shape, generator=torch.Generator().manual_seed(9), dtype=DOUBLE)
 
 
-def through(case: Case, pulled: tuple[Any, ...], bias: Tensor | None) -> Tensor:
+def through(case: Case, propagated: tuple[Any, ...], bias: Tensor | None) -> Tensor:
     """Values ``(points, boxes, rows)`` of coefficients on the inputs."""
-    pairs = zip(pulled, case.points, strict=True)
+    pairs = zip(propagated, case.points, strict=True)
     terms = [torch.einsum("brn,pbn->pbr", a.expand(BOXES, *a.shape[1:]).flatten(2), x.flatten(2)) for a, x in pairs]
     total: Tensor = sum(terms[1:], start=terms[0])
     return total if bias is None else total + bias
@@ -237,8 +237,8 @@ def test_linear_bounds_hold(case: Case) -> None:
     exact, linear = of_rows(case, rows), LINEAR.get(case.node.operator)
     slack = 1e-10 * (1 + exact.abs())
     if linear is not None:
-        pulled = linear.pull(case.node, rows, Exchange())
-        assert bool(((through(case, pulled.coefficients, pulled.bias) - exact).abs() <= slack).all())
+        propagated = linear.backward(case.node, rows, Exchange())
+        assert bool(((through(case, propagated.coefficients, propagated.bias) - exact).abs() <= slack).all())
         step = linear.rigorous_step(case.node, case.boxes, Exchange())
         assert bool((step.error >= 0).all())
         assert bool((step.error < 1e-9).all())
@@ -250,8 +250,8 @@ def test_linear_bounds_hold(case: Case) -> None:
     step = nonlinear.rigorous_step(case.node, case.boxes, plain)
     assert step.relaxed is not None
     for relaxed in (plain, family.member(chosen), step.relaxed):
-        pulled_rows, bias = relaxed.pull(rows)
-        assert bool((through(case, pulled_rows, bias) <= exact + slack).all())
+        propagated, bias = relaxed.backward(rows)
+        assert bool((through(case, propagated, bias) <= exact + slack).all())
 
 
 def test_a_split_at_the_breakpoint_leaves_nothing_to_relax(case: Case) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from nets import mlp, output_bounds, prepared, samples
 from torch import Tensor, nn
 
-from service.bounds.backward import Pass
 from service.bounds.interval import Interval
+from service.bounds.linear.plain import Pass
 from service.bounds.methods import Effort
 from service.bounds.methods.base import rows_at_once
 from service.bounds.methods.layers import bound_layers, one_pass

@@ -18,11 +18,12 @@ from service.bounds import fused, planes
 from service.bounds.capture import local_state
 from service.bounds.fused import adam, boxes, building, images, lines, matrices, products, tables
 from service.bounds.interval import Interval
+from service.bounds.linear.rows.gathered import GatheredRows
+from service.bounds.linear.rows.patches import Patches
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import prepare_stage
 from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Relaxation
-from service.bounds.windows import Windows
 
 SEEDS = st.integers(0, 2**20)
 USERS = (adam, boxes, images, lines, matrices, products, tables)
@@ -52,7 +53,7 @@ def test_free_slopes_are_those_of_each_instance(seed: int, batch: int) -> None:
     free = free_slopes(number, (batch, 2, 3))
     rows, places = 4, free.index.shape[1]
     coefficients, parameters = number(batch, rows, 2, 3), number(batch, rows, places).sigmoid()
-    through, bias = fused.pull_free(coefficients, free, parameters)
+    through, bias = fused.propagate_free_slopes(coefficients, free, parameters)
     codes, flat = free.codes, coefficients.flatten(2)
     for instance in range(batch):
         for entry in range(6):
@@ -74,8 +75,8 @@ def test_places_between_planes_are_sound(seed: int, of_matrices: bool) -> None:
     value = points[0] @ points[1] if of_matrices else points[0] * points[1]
     coefficients = number(2, 3, *value.shape[1:])
     terms = (2, 3, 2) if of_matrices else (5,)
-    pull = fused.pull_matrices if of_matrices else fused.pull_products
-    onto_x, onto_y, bias = pull(coefficients, number(2, 3, *terms).sigmoid(), *ends)
+    propagate = fused.propagate_matrices if of_matrices else fused.propagate_products
+    onto_x, onto_y, bias = propagate(coefficients, number(2, 3, *terms).sigmoid(), *ends)
     exact = (coefficients * value.unsqueeze(1)).flatten(2).sum(dim=2)
     bound = (
         sum((a * p.unsqueeze(1)).flatten(2).sum(dim=2) for a, p in zip((onto_x, onto_y), points, strict=True)) + bias
@@ -130,11 +131,11 @@ def test_a_few_entries_are_no_reason_to_build(monkeypatch: pytest.MonkeyPatch) -
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("pull", [Relaxation.pull, planes.pull])
-def test_a_steep_line_takes_no_digits_from_a_flat_one(pull: Callable[..., tuple[Any, Tensor | None]]) -> None:
+@pytest.mark.parametrize("backward", [Relaxation.backward, planes.backward_in_few_steps])
+def test_a_steep_line_takes_no_digits_from_a_flat_one(backward: Callable[..., tuple[Any, Tensor | None]]) -> None:
     steep, flat = torch.tensor([[-2e9]], dtype=torch.float64), torch.tensor([[0.1]], dtype=torch.float64)
     for lower, upper in ((steep, flat), (flat, steep)):
-        found, _ = pull(Relaxation(lower, upper), torch.tensor([[[-1.0], [1.0]]], dtype=torch.float64))
+        found, _ = backward(Relaxation(lower, upper), torch.tensor([[[-1.0], [1.0]]], dtype=torch.float64))
         through = found[0] if isinstance(found, tuple) else found
         assert through.flatten().tolist() == [-upper.item(), lower.item()]
 
@@ -189,11 +190,13 @@ def test_between_a_line_and_none_there_is_only_the_line(sign: float) -> None:
     slopes = torch.tensor([1.0, 3.0, 1.0, 3.0]).reshape(1, 4, 1)
     intercepts = torch.tensor([-2.0, -torch.inf, 2.0, torch.inf]).reshape(1, 4, 1)
     coefficients, places = torch.full((1, 5, 1), sign), torch.linspace(0, 1, 5).reshape(1, 5, 1)
-    through, bias = fused.pull_table(coefficients, places, slopes, intercepts)
+    through, bias = fused.propagate_table(coefficients, places, slopes, intercepts)
     assert (through == sign).all()
     assert (bias == -2.0).all()
     steep = torch.tensor([1.0, torch.inf, 1.0, torch.inf]).reshape(1, 4, 1)
-    through, bias = fused.pull_table(coefficients, places, steep, torch.tensor([-2.0, 5.0, 2.0, -5.0]).reshape(1, 4, 1))
+    through, bias = fused.propagate_table(
+        coefficients, places, steep, torch.tensor([-2.0, 5.0, 2.0, -5.0]).reshape(1, 4, 1)
+    )
     assert (through == sign).all()
     assert (bias == -2.0).all()
 
@@ -211,20 +214,20 @@ def cases(device: str, dtype: torch.dtype) -> dict[str, tuple[Callable[..., Any]
     y = (low := number(batch, 2, 8, 6), low + number(batch, 2, 8, 6).abs())
     ends = [(low := number(batch, *shape), low + number(batch, *shape).abs()) for _ in range(2)]
     fixed = [number(*same) for _ in range(3)]
-    picked = fused.Picked(matrix, index, mirrored=True)
+    picked = GatheredRows(matrix, index, mirrored=True)
     places = number(batch, rows, free.index.shape[1]).sigmoid()
     flat = number(batch, rows, 70)
     return {
-        "lines of rows": (fused.pull, tuple(number(*whole) for _ in range(5))),
-        "common lines": (lambda a: fused.pull(a, fixed[0], fixed[1], None, fixed[2]), (number(*whole),)),
-        "lines of a matrix": (lambda *_: fused.pull(picked, fixed[0], fixed[1], fixed[2], None), ()),
-        "free slopes": (lambda a, p: fused.pull_free(a, free, p), (number(*whole), places)),
-        "free slopes of a matrix": (lambda p: fused.pull_free(picked, free, p), (places,)),
+        "lines of rows": (fused.propagate_lines, tuple(number(*whole) for _ in range(5))),
+        "common lines": (lambda a: fused.propagate_lines(a, fixed[0], fixed[1], None, fixed[2]), (number(*whole),)),
+        "lines of a matrix": (lambda *_: fused.propagate_lines(picked, fixed[0], fixed[1], fixed[2], None), ()),
+        "free slopes": (lambda a, p: fused.propagate_free_slopes(a, free, p), (number(*whole), places)),
+        "free slopes of a matrix": (lambda p: fused.propagate_free_slopes(picked, free, p), (places,)),
         "boxes": (lambda a: (fused.least(a, table[0][:, 0], table[1][:, 0].abs()),), (flat,)),
-        "tables": (lambda a, p: fused.pull_table(a, p, *table), (flat, place.flatten(2))),
-        "products": (lambda a, p: fused.pull_products(a, p, *ends), (number(*whole), place)),
+        "tables": (lambda a, p: fused.propagate_table(a, p, *table), (flat, place.flatten(2))),
+        "products": (lambda a, p: fused.propagate_products(a, p, *ends), (number(*whole), place)),
         "matrices": (
-            lambda a, p: fused.pull_matrices(a, p, x, y),
+            lambda a, p: fused.propagate_matrices(a, p, x, y),
             (number(batch, rows, 2, 5, 6), number(batch, rows, 2, 5, 8, 6).sigmoid()),
         ),
     }
@@ -267,11 +270,11 @@ def test_windows_go_through_kernels_as_they_do_without(monkeypatch: pytest.Monke
     number = randoms(7, "cuda", torch.float32)
     below, above, low = number(3, 2, 8, 10), number(3, 2, 8, 10), number(3, 2, 8, 10)
     place = torch.randint(0, 4, (3 if own_places else 1, 5, 2), device="cuda")
-    windows = Windows(number(len(place), 5, 2, 4, 3), place, (4, 5), (2, 2), (-2, -1))
+    patches = Patches(number(len(place), 5, 2, 4, 3), place, (4, 5), (2, 2), (-2, -1))
     relaxation = Relaxation(number(3, 2, 8, 10), number(3, 2, 8, 10), below, above)
-    ours, least = relaxation.pull_windows(windows), windows.least(low, low + above.abs())
+    ours, least = relaxation.backward_patches(patches), patches.least(low, low + above.abs())
     without_kernels(monkeypatch)
-    others, also_least = relaxation.pull_windows(windows), windows.least(low, low + above.abs())
+    others, also_least = relaxation.backward_patches(patches), patches.least(low, low + above.abs())
     torch.testing.assert_close(ours[0].values, others[0].values)
     torch.testing.assert_close(ours[1], others[1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(least, also_least, rtol=1e-4, atol=1e-4)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from nets import box_around, output_bounds, prepared, redraw, samples
 from torch import Tensor, nn
 
-from service.bounds.backward import Pass
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref
+from service.bounds.linear.plain import Pass
+from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.ibp import propagate
 from service.bounds.network import Network
-from service.bounds.operators.base import UnitRows
 from service.bounds.operators.convolution import Convolution
 
 Build = Callable[["Linears", Tensor], Tensor]
@@ -126,7 +126,7 @@ def test_rows_of_the_identity_need_not_be_materialised(linear_network: tuple[nn.
     for node in network.graph.nodes[1:]:
         index = torch.arange(node.size).flip(0)
         for mirrored in (False, True):
-            units = UnitRows(index[None], mirrored)
+            units = IdentityRows(index[None], mirrored)
             dense = units.dense(node.shape, box.lower)
             assert dense.shape[1] == units.count
             torch.testing.assert_close(walk.lower_bounds(node.name, units), walk.lower_bounds(node.name, dense))
@@ -136,10 +136,10 @@ def test_the_identity_never_exists_where_the_first_operator_backward_is_a_layer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     network = prepared(Linears(lambda m, x: m.first(x)).double(), 6)
-    monkeypatch.setattr(UnitRows, "dense", lambda *_: pytest.fail("the identity was materialised"))
+    monkeypatch.setattr(IdentityRows, "dense", lambda *_: pytest.fail("the identity was materialised"))
     box = box_around(torch.zeros(1, 6, dtype=torch.float64), 0.1)
     found = Pass(network, {network.graph.input.name: box}, {}).lower_bounds(
-        network.graph.output.name, UnitRows(torch.arange(8)[None])
+        network.graph.output.name, IdentityRows(torch.arange(8)[None])
     )
     assert found.shape == (1, 16)
 
@@ -168,6 +168,6 @@ def test_a_convolution_and_its_adjoint_give_the_same_products(
     fixed = {"dilation": (1, 1), "transposed": False, "output_padding": (0, 0), "groups": 1}
     arguments = {"input": Ref("x"), "weight": weight, "bias": None, "stride": stride, "padding": padding, **fixed}
     node = Node("c", "aten.convolution.default", arguments, tuple(values.shape[1:]), (tuple(x.shape[1:]),))
-    (through,) = Convolution().pull(node, y, Exchange()).coefficients
+    (through,) = Convolution().backward(node, y, Exchange()).coefficients
     assert isinstance(through, Tensor)
     torch.testing.assert_close((through * x[:, None]).sum(dim=(2, 3, 4)), (values[:, None] * y).sum(dim=(2, 3, 4)))

@@ -78,17 +78,16 @@ def _largest(bounds: Any, network: Any) -> int:
 
     from torch import Tensor
 
-    from service.bounds.backward import Pass
+    from service.bounds.linear import plain
 
-    sizes, joined = [0], Pass._joined
+    sizes, propagate = [0], plain._Traversal.propagate
 
-    def record(self: Pass, *arguments: Any) -> Any:
-        pending = joined(self, *arguments)
-        if isinstance(pending.coefficients, Tensor):
-            sizes.append(pending.coefficients.numel())
-        return pending
+    def record(self: plain._Traversal, *arguments: Any) -> Any:
+        arriving = propagate(self, *arguments)
+        sizes.extend(pending.rows.numel() for _, pending in arriving if isinstance(pending.rows, Tensor))
+        return arriving
 
-    with patch.object(Pass, "_joined", record):
+    with patch.object(plain._Traversal, "propagate", record):
         bounds(network, "crown")
     return max(sizes)
 
@@ -123,27 +122,28 @@ def break_it() -> dict[str, dict[str, float]]:
     import torch
     from nets import samples
 
-    from service.bounds.backward import Pass
     from service.bounds.exchange import Exchange
-    from service.bounds.operators.base import Pulled
+    from service.bounds.linear.plain import Pass
+    from service.bounds.linear.propagation import Propagated
+    from service.bounds.linear.sharding import RowSharding
     from service.bounds.operators.collectives import CopyToGroup, ReduceFromGroup
     from service.parallel import distributed
 
     layers = import_module("service.bounds.methods.layers")
     setting = _setting(HIDDEN["four blocks"], "relu", "float64", 0.05)
-    account = Pass._account
+    account = RowSharding.account
 
-    def everything_partial(self: Pass, biases: Any, node: Any, own: bool, value: Any) -> None:
-        (biases.own if own else biases.partial).append(value)
+    def everything_partial(self: RowSharding, biases: Any, name: str, own: bool) -> Any:
+        return biases.own if own else biases.partial
 
-    def everything_replicated(self: Pass, biases: Any, node: Any, own: bool, value: Any) -> None:
-        (biases.own if own else biases.replicated).append(value)
+    def everything_replicated(self: RowSharding, biases: Any, name: str, own: bool) -> Any:
+        return biases.own if own else biases.replicated
 
-    def unsummed(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Pulled:
-        return Pulled((coefficients,))
+    def unsummed(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Propagated:
+        return Propagated((coefficients,))
 
-    def unsummed_share(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.own(coefficients, 1),))
+    def unsummed_share(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.own(coefficients, 1),))
 
     def own_intervals(backward: Pass, name: str, chosen: Any, effort: Any, refine: Any) -> Any:
         return backward.intervals[name]
@@ -152,11 +152,11 @@ def break_it() -> dict[str, dict[str, float]]:
         return inputs[0].map(lambda end: exchange.sum(end) + 0.1)
 
     mistakes = {
-        "none": patch.object(Pass, "_account", account),
-        "replicated biases counted once per rank": patch.object(Pass, "_account", everything_partial),
-        "partial biases not summed": patch.object(Pass, "_account", everything_replicated),
-        "no all-reduce at the column-parallel layer": patch.object(CopyToGroup, "pull", unsummed),
-        "no reduce-scatter at the column-parallel layer": patch.object(CopyToGroup, "pull_divided", unsummed_share),
+        "none": patch.object(RowSharding, "account", account),
+        "replicated biases counted once per rank": patch.object(RowSharding, "account", everything_partial),
+        "partial biases not summed": patch.object(RowSharding, "account", everything_replicated),
+        "no all-reduce at the column-parallel layer": patch.object(CopyToGroup, "backward", unsummed),
+        "no reduce-scatter at the column-parallel layer": patch.object(CopyToGroup, "backward_divided", unsummed_share),
         "intervals in place of intermediate bounds": patch.object(layers, "_refined", own_intervals),
         "a bias in every rank's summand": patch.object(ReduceFromGroup, "interval", bias_before_the_sum),
     }

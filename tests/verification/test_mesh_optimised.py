@@ -64,7 +64,7 @@ def _least(setting: dict[str, Any]) -> Any:
 
 
 def _undivided(*arguments: Any, **keywords: Any) -> Any:
-    from service.bounds.backward import Pass
+    from service.bounds.linear.plain import Pass
 
     return Pass(*arguments, **{**keywords, "divided": False})
 

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from service.bounds.linear.rounding_error import RoundedTerms, _with_parts
 from service.bounds.methods import CROWN
-from service.bounds.rigorous.tally import Tally, _with_parts
 
 pytestmark = pytest.mark.distributed
 
@@ -401,7 +401,7 @@ entries = st.floats(-1e9, 1e9).map(lambda value: value * 2.0**-20) | st.sampled_
 @given(parts=st.lists(entries, min_size=2, max_size=8), order=st.randoms(use_true_random=False))
 def test_the_ranks_parts_are_worth_what_they_come_to_in_any_order(parts: list[float], order: random.Random) -> None:
     """Parts that cancel are off by a share of their sizes, not of what is left of them."""
-    bounds = [Tally([torch.tensor([[part]], dtype=torch.float64)]).lower_bound() for part in parts]
+    bounds = [RoundedTerms([torch.tensor([[part]], dtype=torch.float64)]).lower_bound() for part in parts]
 
     def add_up(own: Tensor) -> Tensor:
         waiting = [torch.stack([each, each.abs()]) for each in bounds]
@@ -411,8 +411,8 @@ def test_the_ranks_parts_are_worth_what_they_come_to_in_any_order(parts: list[fl
             waiting.append(waiting.pop() + waiting.pop())
         return waiting[0]
 
-    part = Tally([torch.tensor([[parts[0]]], dtype=torch.float64)])
-    found = _with_parts(Tally(), part, add_up, len(parts)).lower_bound()
+    part = RoundedTerms([torch.tensor([[parts[0]]], dtype=torch.float64)])
+    found = _with_parts(RoundedTerms(), part, add_up, len(parts)).lower_bound()
     total = sum(Fraction(float(each)) for each in bounds)
     assert Fraction(float(found)) <= total
     sizes = sum(abs(Fraction(float(each))) for each in bounds)

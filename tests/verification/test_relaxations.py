@@ -166,7 +166,7 @@ def sound_members(name: str, ends: list[tuple[float, float]], places: list[float
     points = points.clamp(bounds.lower.double()[:, None], bounds.upper.double()[:, None])
     values = function_of(name)[0](points)
     for sign in (1, -1):
-        (slope,), intercept = member.pull(torch.full((1, len(places), 1), float(sign), dtype=dtype))
+        (slope,), intercept = member.backward(torch.full((1, len(places), 1), float(sign), dtype=dtype))
         bias = torch.zeros(()) if intercept is None else intercept.double().unsqueeze(2)
         line = points * slope.double() + bias
         reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs()).double()[:, None]
@@ -206,8 +206,8 @@ def test_a_family_starts_at_the_plain_lines(name: str) -> None:
     for sign in (1.0, -1.0):
         ones = torch.full((1, 1, 1), sign, dtype=torch.float64)
         middle = bounds.centre[:, 0]
-        (expected,), shift = plain.pull(ones)
-        (slope,), intercept = member.pull(ones)
+        (expected,), shift = plain.backward(ones)
+        (slope,), intercept = member.backward(ones)
         before = expected[:, 0, 0] * middle + (0 if shift is None else shift[:, 0])
         after = slope[:, 0, 0] * middle + (0 if intercept is None else intercept[:, 0])
         assert (after >= before - 1e-3 * (1 + before.abs())).all()
@@ -314,7 +314,7 @@ def test_leaky_relu_of_any_slope_has_a_family(slope: float) -> None:
     bounds = Interval(torch.tensor([[-1.0, -3.0]]), torch.tensor([[2.0, 1.0]]))
     family = OPERATORS[node.operator].family(node, [bounds])  # type: ignore[attr-defined]
     relaxed = family.member(tuple(each.unsqueeze(1) for each in family.start))
-    (through,), bias = relaxed.pull(torch.ones(1, 1, 2))
+    (through,), bias = relaxed.backward(torch.ones(1, 1, 2))
     assert through.isfinite().all()
     assert bias is None or bias.isfinite().all()
 
@@ -347,7 +347,7 @@ def test_every_blend_of_planes_is_sound(operator: str, seed: int, width: float) 
     chosen = tuple(torch.rand(2, 5, *each.shape[1:], generator=generator, dtype=torch.float64) for each in family.start)
     coefficients = random(2, 5, *shape)
     for relaxed in (rule.relax_on(node, bounds), family.member(chosen)):
-        (onto_x, onto_y), bias = relaxed.pull(coefficients)
+        (onto_x, onto_y), bias = relaxed.backward(coefficients)
         assert bias is not None
         for _ in range(30):
             x, y = (

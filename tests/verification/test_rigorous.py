@@ -20,12 +20,13 @@ from service.bounds.ball import Ball
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.activation import Activation
 from service.bounds.operators.allowance import lines_step
-from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.smooth import SmoothActivation
 from service.bounds.optimise import Ascent
 from service.bounds.relaxation import Lines, Relaxation
@@ -211,7 +212,7 @@ def holds(name: str, pair: tuple[float, float], change: tuple[float, float]) -> 
     for step in steps:
         assert step.relaxed is not None
         for sign in (1, -1):
-            (slope,), intercept = step.relaxed.pull(torch.full((1, 1, 1), float(sign), dtype=DOUBLE))
+            (slope,), intercept = step.relaxed.backward(torch.full((1, 1, 1), float(sign), dtype=DOUBLE))
             bias = mpmath.mpf(0 if intercept is None else intercept.item())
             for point, value in zip(points, values, strict=True):
                 assert mpmath.mpf(slope.item()) * point + bias <= sign * value, (name, sign, point)
@@ -381,7 +382,7 @@ def test_an_operator_without_allowance_is_refused_by_name() -> None:
         def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
             return inputs[0]
 
-        def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+        def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
             raise NotImplementedError
 
     with pytest.raises(TypeError, match=r"Quiet.*rigorous_lines"):

@@ -1,4 +1,4 @@
-"""Rows in windows bound what whole rows bound."""
+"""Rows in patches bound what whole rows bound."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 from nets import output_bounds, prepared, redraw
 from torch import Tensor, nn
 
-from service.bounds import windows as windows_module
 from service.bounds.ball import Ball
 from service.bounds.interval import Interval
+from service.bounds.linear.rows import patches as patches_module
+from service.bounds.linear.rows.identity import IdentityRows
+from service.bounds.linear.rows.patches import Patches
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import prepare
-from service.bounds.operators.base import UnitRows
 from service.bounds.optimise import Ascent
-from service.bounds.windows import Windows
 
 
 class Chain(nn.Module):
@@ -71,18 +71,18 @@ def test_bounds_are_those_of_whole_rows(case: str, method: str, monkeypatch: pyt
     box = Interval(centre - 0.05, centre + 0.05)
     effort = Effort(ascent=Ascent(4), elements=3 * 40 * max(node.size for node in network.graph.nodes))
     seen = []
-    pull = Windows.of
-    monkeypatch.setattr(Windows, "of", lambda self, image: seen.append(1) or pull(self, image))
+    shown = Patches.of
+    monkeypatch.setattr(Patches, "of", lambda self, image: seen.append(1) or shown(self, image))
     found = output_bounds(network, box, method, effort)
     assert seen
-    monkeypatch.setattr(windows_module, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(patches_module, "WORTHWHILE", 0.0)
     expected = output_bounds(network, box, method, effort)
     torch.testing.assert_close(found.lower, expected.lower, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(found.upper, expected.upper, rtol=1e-10, atol=1e-10)
 
 
 def test_rows_of_each_instances_own() -> None:
-    """Windows may stand at other places in each instance."""
+    """Patches may stand at other places in each instance."""
     module = Chain().double()
     network = prepared(module, 144)
     centre = torch.randn(2, 144, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -90,8 +90,8 @@ def test_rows_of_each_instances_own() -> None:
     start = next(node for node in network.graph.nodes if node.operator == "aten.leaky_relu.default").inputs[0]
     index = torch.tensor([[0, 17, 3], [29, 4, 11]])
     backward = analysis.backward  # type: ignore[attr-defined]
-    found = backward.lower_bounds(start, UnitRows(index))
-    whole = UnitRows(index).dense(network.nodes[start].shape, centre)
+    found = backward.lower_bounds(start, IdentityRows(index))
+    whole = IdentityRows(index).dense(network.nodes[start].shape, centre)
     torch.testing.assert_close(found, backward.lower_bounds(start, whole), rtol=1e-10, atol=1e-10)
 
 

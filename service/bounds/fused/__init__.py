@@ -6,25 +6,24 @@ same in several steps. Results differ by rounding only.
 
 from service.bounds.fused.adam import Adam
 from service.bounds.fused.boxes import least
-from service.bounds.fused.images import least_in_windows, pull_in_windows
-from service.bounds.fused.lines import FreeSlopes, Picked, pull, pull_free, weighted
+from service.bounds.fused.images import least_in_patches, propagate_patches
+from service.bounds.fused.lines import FreeSlopes, propagate_free_slopes, propagate_lines, weighted
 from service.bounds.fused.matrices import product, product_in_ascent
-from service.bounds.fused.products import pull_matrices, pull_products
-from service.bounds.fused.tables import pull_table
+from service.bounds.fused.products import propagate_matrices, propagate_products
+from service.bounds.fused.tables import propagate_table
 
 __all__ = [
     "Adam",
     "FreeSlopes",
-    "Picked",
     "least",
-    "least_in_windows",
+    "least_in_patches",
     "product",
     "product_in_ascent",
-    "pull",
-    "pull_free",
-    "pull_in_windows",
-    "pull_matrices",
-    "pull_products",
-    "pull_table",
+    "propagate_free_slopes",
+    "propagate_lines",
+    "propagate_matrices",
+    "propagate_patches",
+    "propagate_products",
+    "propagate_table",
     "weighted",
 ]

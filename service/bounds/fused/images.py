@@ -1,4 +1,4 @@
-"""Rows over images, in windows. Kernels only; ``None`` where there is none for a case."""
+"""Rows over images, in patches. Kernels only; ``None`` where there is none for a case."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from service.bounds.fused.building import block, flat, kernels_for, strides
 Pair = tuple[int, int]
 
 
-def pull_in_windows(
+def propagate_patches(
     values: Tensor, place: Tensor, moves: tuple[Pair, Pair], lines: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Values ``(b, rows, channels, height, width)`` of windows through what these show of lines over images.
+    """Values ``(b, rows, channels, height, width)`` of patches through what these show of lines over images.
 
-    ``place`` ``(batch or 1, rows, 2)`` times the first of ``moves`` plus the second is a window's upper left corner.
+    ``place`` ``(batch or 1, rows, 2)`` times the first of ``moves`` plus the second is a patch's upper left corner.
     Lines are slopes and intercepts ``(batch, …, channels, tall, broad)``, the lower first. Gives values, which are 0
     outside of the images, and a bias.
     """
@@ -31,17 +31,17 @@ def pull_in_windows(
         a = flat(values)
         numbers = rows, *given[0].shape[-3:], *size[1:], *strides(a), *_placed(place, moves)
         flags = {"BELOW": lines[2] is not None, "ABOVE": lines[3] is not None, **block(size.numel())}
-        kernels.lines_in_windows[(batch * rows,)](a, place.contiguous(), *images, out, bias, *numbers, **flags)
+        kernels.lines_in_patches[(batch * rows,)](a, place.contiguous(), *images, out, bias, *numbers, **flags)
     return out, bias
 
 
 SLOPES = 2
 
 
-def least_in_windows(
+def least_in_patches(
     values: Tensor, place: Tensor, moves: tuple[Pair, Pair], lower: Tensor, upper: Tensor
 ) -> Tensor | None:
-    """The least value ``(batch, rows)`` over boxes of images; see :func:`pull_in_windows`."""
+    """The least value ``(batch, rows)`` over boxes of images; see :func:`propagate_patches`."""
     kernels = kernels_for(values, lower, upper)
     if kernels is None or (torch.is_grad_enabled() and any(each.requires_grad for each in (values, lower, upper))):
         return None
@@ -51,7 +51,7 @@ def least_in_windows(
         a = flat(values)
         numbers = rows, *lower.shape[-3:], *size[1:], *strides(a), *_placed(place, moves)
         ends = lower.contiguous(), upper.contiguous()
-        kernels.least_in_windows[(batch * rows,)](a, place.contiguous(), *ends, out, *numbers, **block(size.numel()))
+        kernels.least_in_patches[(batch * rows,)](a, place.contiguous(), *ends, out, *numbers, **block(size.numel()))
     return out
 
 

@@ -10,32 +10,11 @@ import torch
 from torch import Tensor
 
 from service.bounds.fused.building import block, flat, kernels_for, strides
+from service.bounds.linear.rows.gathered import GatheredRows
 
 Optional = Tensor | None
 Saved = tuple[Optional, ...]
-"""Coefficients, index, parameters; slopes and intercepts, the lower first."""
-
-
-@dataclass(frozen=True, eq=False)
-class Picked:
-    """Rows of a constant ``matrix`` ``(m, n)``: those that ``index`` ``(batch or 1, rows)`` names.
-
-    With ``mirrored`` their negatives follow. They are read where they stand.
-    """
-
-    matrix: Tensor
-    index: Tensor
-    mirrored: bool
-
-    @property
-    def count(self) -> int:
-        return self.index.shape[1] * (2 if self.mirrored else 1)
-
-    def dense(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """``(batch or 1, count, *shape)`` for ``n`` entries; ``like`` is what other rows would be made like."""
-        rows = self.matrix[self.index]
-        rows = torch.cat([rows, -rows], dim=1) if self.mirrored else rows
-        return rows.reshape(*rows.shape[:2], *shape)
+"""InitialRows, index, parameters; slopes and intercepts, the lower first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +55,8 @@ class FreeSlopes:
         return torch.where(open_.unsqueeze(1), free, self.lower.gather(1, self.index).unsqueeze(1))
 
 
-def pull(
-    coefficients: Tensor | Picked, lower: Tensor, upper: Tensor, below: Optional, above: Optional
+def propagate_lines(
+    coefficients: Tensor | GatheredRows, lower: Tensor, upper: Tensor, below: Optional, above: Optional
 ) -> tuple[Tensor, Optional]:
     """A positive coefficient takes the lower line, a negative one the upper line (CROWN, Zhang et al., 2018).
 
@@ -91,14 +70,14 @@ def pull(
     kernels = kernels_for(start, *lines, entries=whole.numel())
     repeated = any(each.requires_grad and each.shape != whole for each in (start, *given))
     if kernels is None or repeated or start.shape[2:] != (shape if index is None else (shape.numel(),)):
-        return pulled_in_steps(_dense(coefficients, shape, lower), lower, upper, below, above)
+        return propagate_lines_in_steps(_dense(coefficients, shape, lower), lower, upper, below, above)
     flattened = (each if each is None else flat(each.expand(*each.shape[:2], *shape)) for each in lines)
     setting = _Setting(kernels, batch, rows)
     through, bias = _through((flat(start), index, None, *flattened), setting)
     return through.reshape(whole), bias
 
 
-def pulled_in_steps(
+def propagate_lines_in_steps(
     coefficients: Tensor, lower: Tensor, upper: Tensor, below: Optional, above: Optional
 ) -> tuple[Tensor, Optional]:
     """The same by torch's operators."""
@@ -112,7 +91,9 @@ def pulled_in_steps(
     return through, sum(pieces[1:], start=pieces[0]) if pieces else None
 
 
-def pull_free(coefficients: Tensor | Picked, free: FreeSlopes, parameters: Tensor) -> tuple[Tensor, Tensor]:
+def propagate_free_slopes(
+    coefficients: Tensor | GatheredRows, free: FreeSlopes, parameters: Tensor
+) -> tuple[Tensor, Tensor]:
     """``(batch or 1, rows, *shape)`` or rows of a matrix, through the lines that ``parameters`` choose."""
     start, index, size = _begun(coefficients)
     whole = (len(free.lower), size[1])
@@ -120,7 +101,7 @@ def pull_free(coefficients: Tensor | Picked, free: FreeSlopes, parameters: Tenso
     repeated = parameters.shape[:2] != whole or (start.requires_grad and start.shape[:2] != whole)
     exact = start.dtype == torch.float32 or free.flattest in {0.0, -1.0}
     if kernels is None or repeated or not exact:
-        return freely_in_steps(_dense(coefficients, free.shape, parameters), free, parameters)
+        return propagate_free_slopes_in_steps(_dense(coefficients, free.shape, parameters), free, parameters)
     setting = _Setting(kernels, *whole, free)
     lines = (free.lower.unsqueeze(1), free.upper.unsqueeze(1), None, free.above.unsqueeze(1))
     through, bias = _through((flat(start), index, parameters.contiguous(), *lines), setting)
@@ -128,7 +109,7 @@ def pull_free(coefficients: Tensor | Picked, free: FreeSlopes, parameters: Tenso
     return through.reshape(*whole, *free.shape), bias
 
 
-def _begun(coefficients: Tensor | Picked) -> tuple[Tensor, Optional, tuple[int, int]]:
+def _begun(coefficients: Tensor | GatheredRows) -> tuple[Tensor, Optional, tuple[int, int]]:
     """What a kernel reads, the index of the rows in it, if any, and how many instances and rows there are."""
     if isinstance(coefficients, Tensor):
         return coefficients, None, (coefficients.shape[0], coefficients.shape[1])
@@ -136,11 +117,11 @@ def _begun(coefficients: Tensor | Picked) -> tuple[Tensor, Optional, tuple[int, 
     return coefficients.matrix.contiguous().unsqueeze(0), index, (len(index), coefficients.count)
 
 
-def _dense(coefficients: Tensor | Picked, shape: tuple[int, ...], like: Tensor) -> Tensor:
+def _dense(coefficients: Tensor | GatheredRows, shape: tuple[int, ...], like: Tensor) -> Tensor:
     return coefficients if isinstance(coefficients, Tensor) else coefficients.dense(shape, like)
 
 
-def freely_in_steps(coefficients: Tensor, free: FreeSlopes, parameters: Tensor) -> tuple[Tensor, Tensor]:
+def propagate_free_slopes_in_steps(coefficients: Tensor, free: FreeSlopes, parameters: Tensor) -> tuple[Tensor, Tensor]:
     """The same by torch's operators."""
     entries = coefficients.flatten(2)
     batch, rows = len(free.lower), entries.shape[1]

@@ -18,12 +18,12 @@ from torch import Tensor
 from service.bounds.fused.building import block, flat, kernels_for, strides
 
 Ends = tuple[Tensor, Tensor]
-Pulled = tuple[Tensor, Tensor, Tensor]
+OntoBoth = tuple[Tensor, Tensor, Tensor]
 MOST_TERMS = 4096
 """That one program works on."""
 
 
-def pull_products(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> Pulled:
+def propagate_products(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
     """Coefficients on both factors and a bias.
 
     ``coefficients`` are ``(batch or 1, rows, *shape)``, ``places`` ``(batch, rows, *shape)``, ends ``(batch, *shape)``.
@@ -36,7 +36,7 @@ def pull_products(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> Pul
     return onto_x.reshape(places.shape), onto_y.reshape(places.shape), bias
 
 
-def pull_matrices(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> Pulled:
+def propagate_matrices(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
     """For ``X·Y``: ends ``(batch, …, i, k)`` and ``(batch, …, k, j)``, places ``(batch, rows, …, i, k, j)``."""
     (*heads, height, inner), width = x[0].shape[1:], y[0].shape[-1]
     terms = (*heads, height, inner, width)
@@ -51,7 +51,7 @@ def pull_matrices(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> Pul
     return onto_x.reshape(*batch_rows, *x[0].shape[1:]), onto_y.reshape(*batch_rows, *y[0].shape[1:]), bias
 
 
-def products_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> Pulled:
+def products_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
     """The same by torch's operators, of ends ``(batch, rows or 1, *shape)``."""
     (x_low, x_high), (y_low, y_high) = x, y
     positive = coefficients.detach() > 0
@@ -62,7 +62,7 @@ def products_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) ->
     return onto_x, onto_y, (coefficients * constant).flatten(2).sum(dim=2)
 
 
-def matrices_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> Pulled:
+def matrices_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
     """The same by torch's operators: a sum of products."""
     terms = coefficients.unsqueeze(-2)
     left = (x[0].unsqueeze(1).unsqueeze(-1), x[1].unsqueeze(1).unsqueeze(-1))
@@ -114,7 +114,7 @@ def _setting(coefficients: Tensor, places: Tensor, ends: tuple[Tensor, ...], ter
 
 class _Products(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, places: Tensor, *rest: Any) -> Pulled:
+    def forward(ctx: Any, a: Tensor, places: Tensor, *rest: Any) -> OntoBoth:
         *ends, setting = rest
         ctx.save_for_backward(a, places, *ends)
         ctx.setting = setting
@@ -143,7 +143,7 @@ class _Products(torch.autograd.Function):
 
 class _Matrices(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, places: Tensor, *rest: Any) -> Pulled:
+    def forward(ctx: Any, a: Tensor, places: Tensor, *rest: Any) -> OntoBoth:
         *ends, sizes, setting = rest
         ctx.save_for_backward(a, places, *ends)
         ctx.sizes, ctx.setting = sizes, setting

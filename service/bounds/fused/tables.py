@@ -11,7 +11,7 @@ from torch import Tensor
 from service.bounds.fused.building import block, flat, kernels_for, strides
 
 
-def pull_table(coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts: Tensor) -> tuple[Tensor, Tensor]:
+def propagate_table(coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts: Tensor) -> tuple[Tensor, Tensor]:
     """Of the line at each entry's place: 0 is the first of a table, 1 the last; between two, what lies between.
 
     ``coefficients`` and ``places`` are ``(batch or 1, rows, n)``, ``(batch, rows or 1, n)``; tables are ``(batch,
@@ -21,13 +21,15 @@ def pull_table(coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts:
     whole = (len(slopes), coefficients.shape[1], coefficients.shape[2])
     repeated = places.shape != whole or (coefficients.requires_grad and coefficients.shape != whole)
     if kernels is None or repeated or slopes.requires_grad or intercepts.requires_grad:
-        return tabled_in_steps(coefficients, places, slopes, intercepts)
+        return propagate_table_in_steps(coefficients, places, slopes, intercepts)
     given = (flat(coefficients), places.contiguous(), slopes.contiguous(), intercepts.contiguous())
     found: tuple[Tensor, Tensor] = _Table.apply(*given, kernels)  # type: ignore[no-untyped-call]
     return found
 
 
-def tabled_in_steps(coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts: Tensor) -> tuple[Tensor, Tensor]:
+def propagate_table_in_steps(
+    coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts: Tensor
+) -> tuple[Tensor, Tensor]:
     """The same by torch's operators."""
     lines = slopes.shape[1] // 2
     a, place = torch.broadcast_tensors(coefficients, places * (lines - 1))  # type: ignore[no-untyped-call]

@@ -13,18 +13,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
 from service.bounds.effort import Effort, affordable
 from service.bounds.interval import Interval
+from service.bounds.linear.plain import Pass
+from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.memory import halving
 from service.bounds.methods.base import Analysis, elements_of_row, rows_at_once
 from service.bounds.methods.ibp import inputs_of
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
-from service.bounds.operators.base import UnitRows
 from service.bounds.optimise import Families, optimised
 
-Part = TypeVar("Part", Tensor, UnitRows)
+Part = TypeVar("Part", Tensor, IdentityRows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ def both_optimised(backward: Pass, name: str, index: Tensor, effort: Effort) -> 
     pairs = max(1, _at_once(backward, name, 2 * index.shape[1], effort) // 2)
 
     def bounds(pairs: int) -> Interval:
-        parts = [UnitRows(part) for part in equal_parts(index, pairs)]
+        parts = [IdentityRows(part) for part in equal_parts(index, pairs)]
         found = optimised(Families(backward), name, _counted(parts, backward, name, effort), effort.ascent)
         lower, negated = found.reshape(len(found), len(parts), 2, -1).unbind(2)
         return Interval(lower.flatten(1)[:, : index.shape[1]], -negated.flatten(1)[:, : index.shape[1]])
@@ -78,7 +78,7 @@ def _counted(parts: Sequence[Part], backward: Pass, name: str, effort: Effort) -
     for part in parts:
         yield part
         if effort.progress is not None:
-            rows = 2 * part.index.shape[1] if isinstance(part, UnitRows) else part.shape[1]
+            rows = 2 * part.index.shape[1] if isinstance(part, IdentityRows) else part.shape[1]
             effort.progress.add(name, rows, backward.device)
 
 

@@ -10,10 +10,10 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
 from service.bounds.effort import Effort
-from service.bounds.extent import entries_of_a_row
 from service.bounds.interval import Interval
+from service.bounds.linear.plain import Pass
+from service.bounds.linear.row_memory import entries_of_a_row
 from service.bounds.memory import in_parts
 from service.bounds.network import Network
 

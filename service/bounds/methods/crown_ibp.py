@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from service.bounds.backward import Pass
 from service.bounds.effort import Effort
 from service.bounds.interval import Interval
+from service.bounds.linear.plain import Pass
 from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.ibp import inputs_of, propagate
 from service.bounds.methods.layers import Choose

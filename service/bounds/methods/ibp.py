@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from service.bounds.backward import Pass
 from service.bounds.effort import Effort
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.plain import Pass
 from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.layers import Choose, one_pass
 from service.bounds.methods.passes import Passes

@@ -13,14 +13,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
 from service.bounds.effort import Effort
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.plain import Pass
+from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.base import parts_of_rows, passing_at_once
 from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
-from service.bounds.operators.base import UnitRows
 from service.bounds.relaxation import Relaxed
 
 Refine = Callable[[Pass, str, Tensor, Effort], Interval]
@@ -90,7 +90,7 @@ def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interv
     pairs = max(1, passing_at_once(backward, name, 2 * index.shape[1], effort) // 2)
 
     def bounds(part: slice) -> Tensor:
-        found = backward.lower_bounds(name, UnitRows(index[:, part]))
+        found = backward.lower_bounds(name, IdentityRows(index[:, part]))
         if effort.progress is not None:
             effort.progress.add(name, found.shape[1], backward.device)
         return found

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
 from service.bounds.graph import Node
+from service.bounds.linear.plain import Pass
 from service.bounds.methods.base import elements_of_a_row
 from service.bounds.methods.layers import numbers, wanted_entries, wanted_rows
 from service.bounds.network import Network

@@ -8,7 +8,13 @@ from service.bounds.graph import Graph, Node, UnsupportedModelError
 from service.bounds.operators.abs import Absolute
 from service.bounds.operators.add import Addition, Subtraction
 from service.bounds.operators.atan import ArcTangent
-from service.bounds.operators.base import LinearOperator, NonlinearOperator, Operator
+from service.bounds.operators.base import (
+    AccumulatingOperator,
+    Collective,
+    LinearOperator,
+    NonlinearOperator,
+    Operator,
+)
 from service.bounds.operators.cat import Concatenate
 from service.bounds.operators.collectives import (
     CopyToGroup,
@@ -116,6 +122,12 @@ OPERATORS: Mapping[str, Operator] = by_overload(
 LINEAR: Mapping[str, LinearOperator] = {
     name: operator for name, operator in OPERATORS.items() if isinstance(operator, LinearOperator)
 }
+ACCUMULATING: Mapping[str, AccumulatingOperator] = {
+    name: operator for name, operator in OPERATORS.items() if isinstance(operator, AccumulatingOperator)
+}
+COLLECTIVES: Mapping[str, Collective] = {
+    name: operator for name, operator in OPERATORS.items() if isinstance(operator, Collective)
+}
 NONLINEAR: Mapping[str, NonlinearOperator] = {
     name: operator for name, operator in OPERATORS.items() if isinstance(operator, NonlinearOperator)
 }
@@ -138,4 +150,4 @@ def _refusal(node: Node, operator: Operator) -> str | None:
     return operator.refusal(node) if node.inputs else "it repeats a constant for each instance"
 
 
-__all__ = ["LINEAR", "NONLINEAR", "OPERATORS", "check"]
+__all__ = ["ACCUMULATING", "COLLECTIVES", "LINEAR", "NONLINEAR", "OPERATORS", "check"]

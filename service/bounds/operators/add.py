@@ -12,13 +12,15 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import InitialRows, Propagated, backward_rule
+from service.bounds.linear.rows.identity import IdentityRows
+from service.bounds.linear.rows.patches import Patches
 from service.bounds.operators.allowance import Roundings, has_constant, largest, repeats
-from service.bounds.operators.base import Coefficients, LinearOperator, Pulled, UnitRows
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.onnx import Converter, of_two
 from service.bounds.rounding import TINY, gamma, magnitude, widened
-from service.bounds.windows import Windows
 
 
 class Addition(Elementwise, LinearOperator):
@@ -47,34 +49,36 @@ class Addition(Elementwise, LinearOperator):
         assert total is not None
         return total
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        pulled: list[Coefficients] = []
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        propagated: list[InitialRows] = []
         bias = None
         for argument, factor in self._factors(node).items():
             if node.is_variable(argument):
                 scaled = coefficients if factor == 1 else coefficients * factor
-                pulled.append(unbroadcast(scaled, node.input_shapes[len(pulled)]))
+                propagated.append(unbroadcast(scaled, node.input_shapes[len(propagated)]))
             else:
                 constant = factor * operand(node, argument, coefficients)
                 bias = coefficients.flatten(2) @ constant.flatten()
-        return Pulled(tuple(pulled), bias)
+        return Propagated(tuple(propagated), bias)
 
-    def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
+    @backward_rule(Patches)
+    def backward_patches(self, node: Node, patches: Patches, exchange: Exchange) -> Propagated | None:
         if any(shape != node.shape for shape in node.input_shapes) or len(node.inputs) != 2:
             return None
         factors = self._factors(node).values()
-        scaled = [replace(windows, values=windows.values * factor) if factor != 1 else windows for factor in factors]
-        return Pulled(tuple(scaled))
+        scaled = [replace(patches, values=patches.values * factor) if factor != 1 else patches for factor in factors]
+        return Propagated(tuple(scaled))
 
-    def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
+    @backward_rule(IdentityRows)
+    def backward_identity(self, node: Node, units: IdentityRows, exchange: Exchange) -> Propagated | None:
         other = node.arguments["other"]
         if node.input_shapes == (node.shape, node.shape) and set(self._factors(node).values()) == {1.0}:
-            return Pulled((units, units))
+            return Propagated((units, units))
         whole = node.is_variable("self") and node.input_shapes[0] == node.shape
         if not whole or not isinstance(other, Tensor):
             return None
         constant = self._factors(node)["other"] * operand(node, "other", other)
-        return Pulled((units,), units.select(constant.flatten()))
+        return Propagated((units,), units.select(constant.flatten()))
 
     def roundings(self, node: Node) -> Roundings:
         scaled = 0 if abs(float(node.arguments.get("alpha", 1))) == 1 else 2

@@ -127,7 +127,7 @@ def slopes_of(bounds: Interval, chosen: Relaxed, rows: int) -> tuple[Tensor, Ten
     """Return the slopes of lines entry by entry: what coefficients of 1 and of −1 become."""
     batch, _, *shape = bounds.lower.shape
     ones = bounds.lower.new_ones(batch, rows, *shape)
-    return chosen.pull(ones)[0][0], -chosen.pull(-ones)[0][0]
+    return chosen.backward(ones)[0][0], -chosen.backward(-ones)[0][0]
 
 
 def lines_step(bounds: Interval, lines: Lines) -> Step:

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.fused import Picked
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated
+from service.bounds.linear.rows.patches import Pair, image_of
 from service.bounds.operators.allowance import Roundings, Step, backward_error
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
 from service.bounds.relaxation import Family, Relaxed, Single
-from service.bounds.windows import Pair, Windows, image_of
 
 
 class Crossing(Enum):
@@ -33,59 +31,6 @@ class Crossing(Enum):
     ENTER = "enter"  # replicated in, each rank its own values out
     LEAVE = "leave"  # each rank its own values in, replicated out
     WITHIN = "within"  # each rank its own values in and out
-
-
-@dataclass(frozen=True, eq=False)
-class UnitRows:
-    """Rows of the identity over a node's entries, never materialised where a layer can give its own rows instead.
-
-    ``index`` ``(batch or 1, rows)`` counts entries of one flattened instance. With ``mirrored`` the negated rows
-    follow, whose lower bounds are minus the upper bounds.
-    """
-
-    index: Tensor
-    mirrored: bool = True
-
-    @property
-    def count(self) -> int:
-        return self.index.shape[1] * (2 if self.mirrored else 1)
-
-    def select(self, entries: Tensor) -> Tensor:
-        """``(batch or 1, count, …)`` rows of ``entries`` ``(n, …)``."""
-        rows = entries[self.index]
-        return torch.cat([rows, -rows], dim=1) if self.mirrored else rows
-
-    def windows(self, shape: tuple[int, ...], like: Tensor) -> Windows:
-        """As windows of one place in an image ``(…, channels, height, width)``."""
-        channels = torch.zeros(*self.index.shape, shape[-3], 1, 1, dtype=like.dtype, device=like.device)
-        channel = (self.index // (shape[-2] * shape[-1]))[..., None, None, None]
-        return self.around(channels.scatter(2, channel, 1), (shape[-2], shape[-1]))
-
-    def around(self, values: Tensor, grid: tuple[int, int]) -> Windows:
-        """``values`` ``(b, rows, channels, height, width)`` of windows at the rows' entries, mirrored if they are."""
-        both = torch.cat([values, -values], dim=1) if self.mirrored else values
-        return Windows.at(self.index.repeat(1, 2) if self.mirrored else self.index, both, grid)
-
-    def dense(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """The rows themselves, ``(batch or 1, count, *shape)``, in the dtype and on the device of ``like``."""
-        size = int(torch.Size(shape).numel())
-        rows = torch.zeros(*self.index.shape, size, dtype=like.dtype, device=like.device)
-        rows.scatter_(2, self.index.unsqueeze(2), 1)
-        rows = torch.cat([rows, -rows], dim=1) if self.mirrored else rows
-        return rows.reshape(len(self.index), self.count, *shape)
-
-
-Coefficients = Tensor | UnitRows
-Carried = Coefficients | Windows | Picked
-"""What may wait at a node in the middle of a pass."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pulled:
-    """A backward step: coefficients for each of ``node.inputs``, and a bias ``(batch or 1, rows)``."""
-
-    coefficients: tuple[Carried, ...]
-    bias: Tensor | None = None
 
 
 class Operator(ABC):
@@ -122,10 +67,10 @@ class Operator(ABC):
         """The node as a layer that may become column- or row-parallel; ``None`` where it is none."""
         return None
 
-    def window_before(self, node: Node, index: int, window: Pair) -> Pair | None:
-        """Height and width at an input of a row that is in such a window at the output; ``None`` for a whole row."""
+    def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:
+        """Height and width at an input of a row that is in such a patch at the output; ``None`` for a whole row."""
         by_entry = not self.mixes(node) or len(node.inputs) > 1
-        return window if by_entry and image_of(node.input_shapes[index]) == image_of(node.shape) else None
+        return patch if by_entry and image_of(node.input_shapes[index]) == image_of(node.shape) else None
 
     @abstractmethod
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
@@ -136,21 +81,16 @@ class Operator(ABC):
         """Bounds of the output in real arithmetic: the interval with an allowance for what float64 may be off by."""
 
 
-class LinearOperator(Operator):
-    """An operator that is affine in its variable inputs.
-
-    ``accumulates``: :meth:`pull` gives tensors that nothing else holds, and :meth:`pull_onto` adds to one in place.
-    """
-
-    accumulates: ClassVar[bool] = False
+class LinearOperator(BackwardRules, Operator):
+    """An operator that is affine in its variable inputs."""
 
     @abstractmethod
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
         """``coefficients`` ``(batch or 1, rows, *node.shape)`` as coefficients on the inputs and a bias."""
 
     @abstractmethod
     def roundings(self, node: Node) -> Roundings:
-        """How often :meth:`pull` rounds on the way to a coefficient and to the bias."""
+        """How often :meth:`backward` rounds on the way to a coefficient and to the bias."""
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
         """The computed :meth:`interval` so that it holds in real arithmetic; as it is where nothing is rounded."""
@@ -160,7 +100,7 @@ class LinearOperator(Operator):
         return self.widened(node, inputs, self.interval(node, inputs, exchange), exchange).without_nan()
 
     def error(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> tuple[Tensor, Tensor]:
-        """What :meth:`pull` may be off by, see :func:`~service.bounds.operators.allowance.backward_error`."""
+        """What :meth:`backward` may be off by, see :func:`~service.bounds.operators.allowance.backward_error`."""
         roundings = self.roundings(node)
         coefficient = roundings.on_an_input(exchange.axis.size)
         return backward_error(
@@ -168,41 +108,30 @@ class LinearOperator(Operator):
         )
 
     def rigorous_step(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Step:
-        """The allowance for :meth:`pull` on these bounds."""
+        """The allowance for :meth:`backward` on these bounds."""
         error, lost = self.error(node, inputs, exchange)
         return Step(error.unsqueeze(1), lost)
 
-    def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
-        """The same for rows of the identity; ``None`` where they must be materialised first."""
-        return None
+    def propagate_backward(self, node: Node, rows: Coefficients, exchange: Exchange) -> Propagated | None:
+        """Return the step of rows in any representation; ``None`` where they must be made dense first."""
+        if isinstance(rows, Tensor):
+            return self.backward(node, rows, exchange)
+        rule = self.backward_rules.get(type(rows))
+        return None if rule is None else rule(self, node, rows, exchange)
 
-    def pull_picked(self, node: Node, rows: Picked) -> Pulled | None:
-        """The same for rows of a constant matrix; ``None`` where they must be materialised first."""
-        return None
-
-    def pull_in_ascent(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        """:meth:`pull` whose gradient may be rounded: it decides only where to look for better relaxations."""
-        return self.pull(node, coefficients, exchange)
-
-    def pull_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:
-        """:meth:`pull` of coefficients that are added to ``total``, contiguous, in place; returns the bias.
-
-        Of operators that accumulate.
+    def backward_in_ascent(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        """Return :meth:`backward` with a gradient that may be rounded: it only decides where to look for better
+        relaxations.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not accumulate")
+        return self.backward(node, coefficients, exchange)
 
-    def pull_rows(
-        self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
-    ) -> tuple[Pulled, bool]:
-        """:meth:`pull` of rows that are this rank's ``own`` or common, and whether they are its own before the node.
 
-        Where a pass is ``divided`` each rank goes on with a share of the common rows outside of regions.
-        """
-        return self.pull(node, coefficients, exchange), own
+class AccumulatingOperator(LinearOperator):
+    """An operator whose :meth:`backward` returns tensors that nothing else holds."""
 
-    def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
-        """The same for rows that are zero outside of a window; ``None`` where they must be made whole first."""
-        return None
+    @abstractmethod
+    def backward_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:
+        """Add what :meth:`backward` would return to ``total``, contiguous, in place; return the bias."""
 
 
 class Collective(LinearOperator):
@@ -211,6 +140,16 @@ class Collective(LinearOperator):
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
         return Whole("it is itself where values are divided or put together")
 
+    @abstractmethod
+    def backward_across_ranks(
+        self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
+    ) -> tuple[Propagated, bool]:
+        """Return :meth:`backward` of rows that are this rank's ``own`` or common, and whether they are its own before
+        the node.
+
+        Where a traversal is ``divided`` each rank goes on with a share of the common rows outside of regions.
+        """
+
 
 class EnteringCollective(Collective):
     """A collective into a tensor-parallel region. Backward it ends one."""
@@ -218,16 +157,16 @@ class EnteringCollective(Collective):
     crossing = Crossing.ENTER
 
     @abstractmethod
-    def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        """Like ``pull`` where every rank brings rows of its own instead of its part of common rows.
+    def backward_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        """Like ``backward`` where every rank brings rows of its own instead of its part of common rows.
 
         The result has all ranks' rows, in rank order, on all ranks.
         """
 
-    def pull_rows(
+    def backward_across_ranks(
         self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
-    ) -> tuple[Pulled, bool]:
-        return (self.pull_own if own else self.pull)(node, coefficients, exchange), False
+    ) -> tuple[Propagated, bool]:
+        return (self.backward_own if own else self.backward)(node, coefficients, exchange), False
 
 
 class NonlinearOperator(Operator):
@@ -256,8 +195,8 @@ class NonlinearOperator(Operator):
         """The coefficients ``(batch, rows, *shape)`` less what they have in common where that loses nothing."""
         return coefficients
 
-    def window_before(self, node: Node, index: int, window: Pair) -> Pair | None:
-        return window if image_of(node.input_shapes[index]) == image_of(node.shape) else None
+    def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:
+        return patch if image_of(node.input_shapes[index]) == image_of(node.shape) else None
 
     @abstractmethod
     def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:

@@ -11,8 +11,9 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref, Repeated
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings
-from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
@@ -41,7 +42,7 @@ class Concatenate(LinearOperator):
             torch.cat([each.lower for each in parts], dim=along), torch.cat([each.upper for each in parts], dim=along)
         )
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
         dimension, shapes = dimension_of(node), iter(node.input_shapes)
         tensors = node.arguments["tensors"]
         own = [next(shapes) if isinstance(each, Ref) else _value(each).shape[1:] for each in tensors]
@@ -53,7 +54,7 @@ class Concatenate(LinearOperator):
             if not isinstance(each, Ref)
         ]
         bias = sum(biases[1:], start=biases[0]) if biases else None
-        return Pulled(tuple(piece for each, piece in pairs if isinstance(each, Ref)), bias)
+        return Propagated(tuple(piece for each, piece in pairs if isinstance(each, Ref)), bias)
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(bias=node.size)

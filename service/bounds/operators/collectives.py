@@ -20,8 +20,10 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated, backward_rule
+from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.operators.allowance import Roundings, widened_by_rank
-from service.bounds.operators.base import Collective, Crossing, EnteringCollective, Pulled, UnitRows
+from service.bounds.operators.base import Collective, Crossing, EnteringCollective
 from service.bounds.operators.onnx import Converter
 
 
@@ -29,19 +31,19 @@ class Begin(EnteringCollective):
     """A collective with which a region begins. A pass may leave it with the rows divided over the ranks."""
 
     @abstractmethod
-    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        """Like ``pull``, but each rank gets its own rows only; their number divides by the ranks."""
+    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        """Like ``backward``, but each rank gets its own rows only; their number divides by the ranks."""
 
     @abstractmethod
-    def pull_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        """Like ``pull_own``, but each rank keeps its own rows."""
+    def backward_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        """Like ``backward_own``, but each rank keeps its own rows."""
 
-    def pull_rows(
+    def backward_across_ranks(
         self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
-    ) -> tuple[Pulled, bool]:
+    ) -> tuple[Propagated, bool]:
         if divided:
-            return (self.pull_kept if own else self.pull_divided)(node, coefficients, exchange), True
-        return super().pull_rows(node, coefficients, exchange, own, divided)
+            return (self.backward_kept if own else self.backward_divided)(node, coefficients, exchange), True
+        return super().backward_across_ranks(node, coefficients, exchange, own, divided)
 
 
 class End(Collective):
@@ -50,13 +52,13 @@ class End(Collective):
     crossing = Crossing.LEAVE
 
     @abstractmethod
-    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        """Like ``pull`` of the rows of all ranks, in rank order, of which each rank brings its own."""
+    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        """Like ``backward`` of the rows of all ranks, in rank order, of which each rank brings its own."""
 
-    def pull_rows(
+    def backward_across_ranks(
         self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
-    ) -> tuple[Pulled, bool]:
-        return (self.pull_divided if own else self.pull)(node, coefficients, exchange), False
+    ) -> tuple[Propagated, bool]:
+        return (self.backward_divided if own else self.backward)(node, coefficients, exchange), False
 
 
 class CopyToGroup(Begin):
@@ -71,17 +73,17 @@ class CopyToGroup(Begin):
         lower, upper = exchange.enter(torch.stack([inputs[0].lower, inputs[0].upper])).unbind()
         return Interval(lower, upper)
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.sum(coefficients),))
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.sum(coefficients),))
 
-    def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.gather(coefficients, 1),))
+    def backward_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.gather(coefficients, 1),))
 
-    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.own_sum(coefficients, 1),))
+    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.own_sum(coefficients, 1),))
 
-    def pull_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((coefficients,))
+    def backward_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((coefficients,))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(over_ranks=True)
@@ -100,14 +102,15 @@ class ReduceFromGroup(End):
         lower, upper = exchange.sum(torch.stack([inputs[0].lower, inputs[0].upper])).unbind()
         return Interval.summed(lower, upper)
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.enter(coefficients),))
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.enter(coefficients),))
 
-    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.join(coefficients, 1),))
+    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.join(coefficients, 1),))
 
-    def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
-        return Pulled((units,))
+    @backward_rule(IdentityRows)
+    def backward_identity(self, node: Node, units: IdentityRows, exchange: Exchange) -> Propagated | None:
+        return Propagated((units,))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
@@ -130,11 +133,11 @@ class GatherFromGroup(End):
         lower, upper = exchange.gather(ends, dimension(node) + 1).unbind()
         return Interval(lower, upper)
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.own(coefficients, dimension(node) + 1),))
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.own(coefficients, dimension(node) + 1),))
 
-    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((_mine(exchange.join(coefficients, 1), dimension(node) + 1, exchange),))
+    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((_mine(exchange.join(coefficients, 1), dimension(node) + 1, exchange),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
@@ -152,17 +155,17 @@ class ScatterToGroup(Begin):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return inputs[0].map(lambda end: exchange.own(end, dimension(node)))
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.gather(coefficients, dimension(node) + 1),))
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.gather(coefficients, dimension(node) + 1),))
 
-    def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.gather(_in_place(node, coefficients, exchange), 1),))
+    def backward_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.gather(_in_place(node, coefficients, exchange), 1),))
 
-    def pull_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.own_sum(_in_place(node, coefficients, exchange), 1),))
+    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.own_sum(_in_place(node, coefficients, exchange), 1),))
 
-    def pull_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((_in_place(node, coefficients, exchange),))
+    def backward_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((_in_place(node, coefficients, exchange),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
@@ -184,11 +187,11 @@ class GatherWithReduce(EnteringCollective):
         lower, upper = exchange.join(ends, dimension(node) + 1).unbind()
         return Interval(lower, upper)
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.own_sum(coefficients, dimension(node) + 1),))
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.own_sum(coefficients, dimension(node) + 1),))
 
-    def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((_mine(exchange.join(coefficients, 1), dimension(node) + 1, exchange),))
+    def backward_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((_mine(exchange.join(coefficients, 1), dimension(node) + 1, exchange),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(over_ranks=True)
@@ -213,11 +216,11 @@ class ReduceScatter(EnteringCollective):
         lower, upper = exchange.own_sum(ends, dimension(node) + 1).unbind()
         return Interval.summed(lower, upper)
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.join(coefficients, dimension(node) + 1),))
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.join(coefficients, dimension(node) + 1),))
 
-    def pull_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((exchange.join(_in_place(node, coefficients, exchange), 1),))
+    def backward_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((exchange.join(_in_place(node, coefficients, exchange), 1),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()

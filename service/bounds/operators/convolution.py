@@ -12,12 +12,14 @@ from torch.nn import functional
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated, backward_rule
+from service.bounds.linear.rows.identity import IdentityRows
+from service.bounds.linear.rows.patches import Pair, Patches
 from service.bounds.operators.allowance import Roundings, widened_by_magnitude
-from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.linear import constant_only
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
-from service.bounds.windows import Pair, Windows
 
 
 class Convolution(LinearOperator):
@@ -32,14 +34,14 @@ class Convolution(LinearOperator):
     def mixes(self, node: Node) -> bool:
         return True
 
-    def window_before(self, node: Node, index: int, window: Pair) -> Pair | None:
+    def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:
         if node.arguments["transposed"]:
             return None
         (down, across), (apart, beside) = _pairs(node, "stride", "dilation")
         kernel = node.constant("weight").shape[2:]
         return (
-            down * (window[0] - 1) + apart * (kernel[0] - 1) + 1,
-            across * (window[1] - 1) + beside * (kernel[1] - 1) + 1,
+            down * (patch[0] - 1) + apart * (kernel[0] - 1) + 1,
+            across * (patch[1] - 1) + beside * (kernel[1] - 1) + 1,
         )
 
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
@@ -48,7 +50,7 @@ class Convolution(LinearOperator):
         radius = torch.ops.aten.convolution(inputs[0].spread, weight.abs(), None, *_geometry(node))
         return Interval.around(centre, radius)
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
         batch, rows = coefficients.shape[:2]
         shape = node.input_shapes[0]
         flat, weight = coefficients.reshape(batch * rows, *node.shape), node.constant("weight")
@@ -59,9 +61,10 @@ class Convolution(LinearOperator):
         bias = None
         if node.arguments["bias"] is not None:
             bias = coefficients.flatten(3).sum(dim=3) @ node.constant("bias")
-        return Pulled((through.reshape(batch, rows, *shape),), bias)
+        return Propagated((through.reshape(batch, rows, *shape),), bias)
 
-    def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
+    @backward_rule(IdentityRows)
+    def backward_identity(self, node: Node, units: IdentityRows, exchange: Exchange) -> Propagated | None:
         """The rows are the kernels, wherever they stand."""
         weight, bias = node.constant("weight"), node.arguments["bias"]
         if not _moves(node) or node.arguments["groups"] != 1 or exchange.axis.size > 1:
@@ -69,15 +72,16 @@ class Convolution(LinearOperator):
         grid = (node.shape[1], node.shape[2])
         channel = units.index // (grid[0] * grid[1])
         here = units.around(weight[channel], grid)
-        windows = here.before(here.values, *_pairs(node, "stride", "padding"))
-        if not windows.is_smaller(node.input_shapes[0]) or any(each != 1 for each in node.arguments["dilation"]):
+        patches = here.before(here.values, *_pairs(node, "stride", "padding"))
+        if not patches.is_worthwhile(node.input_shapes[0]) or any(each != 1 for each in node.arguments["dilation"]):
             return None
         constant = None if bias is None else bias[channel]
         if constant is not None and units.mirrored:
             constant = torch.cat([constant, -constant], dim=1)
-        return Pulled((windows,), constant)
+        return Propagated((patches,), constant)
 
-    def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
+    @backward_rule(Patches)
+    def backward_patches(self, node: Node, patches: Patches, exchange: Exchange) -> Propagated | None:
         weight, bias = node.constant("weight"), node.arguments["bias"]
         if not _moves(node) or weight.requires_grad:
             return None
@@ -85,14 +89,14 @@ class Convolution(LinearOperator):
         kernel = weight.shape[2:]
         size = [
             step * (own - 1) + apart * (width - 1) + 1
-            for step, own, apart, width in zip(stride, windows.size, dilation, kernel, strict=True)
+            for step, own, apart, width in zip(stride, patches.size, dilation, kernel, strict=True)
         ]
-        own = windows.clipped(node.shape)
+        own = patches.clipped(node.shape)
         rows, shape = own.values.shape[:2], (node.input_shapes[0][0], *size)
         geometry = [list(stride), [0, 0], list(dilation), False, [0, 0], node.arguments["groups"]]
         through = _Adjoint.apply(own.values.flatten(0, 1), weight, shape, geometry)  # type: ignore[no-untyped-call]
         wider = own.before(through.reshape(*rows, *shape), stride, padding)
-        return Pulled((wider,), None if bias is None else own.values.flatten(3).sum(dim=3) @ bias)
+        return Propagated((wider,), None if bias is None else own.values.flatten(3).sum(dim=3) @ bias)
 
     def roundings(self, node: Node) -> Roundings:
         weight = node.constant("weight")
@@ -162,7 +166,7 @@ def _adjoint_of_images(
     phases = phases.reshape(n, shape[0], *stride, *phases.shape[2:])
     whole = phases.permute(0, 1, 4, 2, 5, 3).reshape(n, shape[0], height, width)
     top, left = (pad - skip * step for pad, skip, step in zip(padding, skipped, stride, strict=True))
-    # Inputs that no window reached are beyond the end.
+    # Inputs that no patch reached are beyond the end.
     below, behind = max(0, top + shape[1] - height), max(0, left + shape[2] - width)
     if below or behind:
         whole = functional.pad(whole, (0, behind, 0, below))
@@ -170,7 +174,7 @@ def _adjoint_of_images(
 
 
 def _skipped(own: int, size: int, step: int, pad: int, steps: int, kernel: int) -> int:  # noqa: PLR0917 - one axis
-    """How many whole steps of the padding need not be computed on both sides; behind, windows may end early."""
+    """How many whole steps of the padding need not be computed on both sides; behind, patches may end early."""
     early = size + 2 * pad - kernel - (own - 1) * step
     return max(0, min((pad - early) // step, steps - 1))
 

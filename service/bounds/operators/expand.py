@@ -10,8 +10,9 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings, repeats
-from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
@@ -26,8 +27,8 @@ class Expand(LinearOperator):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return inputs[0].map(lambda end: end.expand(end.shape[0], *node.shape))
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((unbroadcast(coefficients, node.input_shapes[0]),))
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((unbroadcast(coefficients, node.input_shapes[0]),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(repeats(node))

@@ -10,11 +10,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.fused import Picked, product, product_in_ascent
+from service.bounds.fused import product, product_in_ascent
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated, backward_rule
+from service.bounds.linear.rows.gathered import GatheredRows
+from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.operators.allowance import Roundings, repeats, widened_by_magnitude
-from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
+from service.bounds.operators.base import AccumulatingOperator
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Layer, Whole
@@ -28,10 +31,8 @@ class Affine:
     bias: Tensor | None
 
 
-class AffineOperator(LinearOperator):
+class AffineOperator(AccumulatingOperator):
     """Centre and radius forward: ``W c + b ± |W| r``, exact for independent inputs. Backward: ``A W``, ``A b``."""
-
-    accumulates = True
 
     @abstractmethod
     def read(self, node: Node) -> Affine:
@@ -47,17 +48,17 @@ class AffineOperator(LinearOperator):
             centre = centre + layer.bias
         return Interval.around(centre, inputs[0].spread @ layer.weight.abs().mT)
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
         layer = self.read(node)
         through = unbroadcast(product(coefficients, layer.weight), node.input_shapes[0])
-        return Pulled((through,), _constant(layer, coefficients))
+        return Propagated((through,), _constant(layer, coefficients))
 
-    def pull_in_ascent(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+    def backward_in_ascent(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
         layer = self.read(node)
         through = unbroadcast(product_in_ascent(coefficients, layer.weight), node.input_shapes[0])
-        return Pulled((through,), _constant(layer, coefficients))
+        return Propagated((through,), _constant(layer, coefficients))
 
-    def pull_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:
+    def backward_onto(self, node: Node, coefficients: Tensor, total: Tensor) -> Tensor | None:
         layer = self.read(node)
         if layer.weight.ndim == 2:
             total.view(-1, layer.weight.shape[1]).addmm_(coefficients.reshape(-1, layer.weight.shape[0]), layer.weight)
@@ -65,15 +66,16 @@ class AffineOperator(LinearOperator):
             total.add_(unbroadcast(coefficients @ layer.weight, node.input_shapes[0]))
         return _constant(layer, coefficients)
 
-    def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
+    @backward_rule(IdentityRows)
+    def backward_identity(self, node: Node, units: IdentityRows, exchange: Exchange) -> Propagated | None:
         layer = self.read(node)
         if node.size != node.shape[-1] or layer.weight.ndim != MATRIX:
             return None
         bias = None if layer.bias is None else units.select(layer.bias)
         if exchange.axis.size > 1 or layer.weight.requires_grad:
             rows = units.select(layer.weight)
-            return Pulled((rows.reshape(*rows.shape[:2], *node.input_shapes[0]),), bias)
-        return Pulled((Picked(layer.weight, units.index, units.mirrored),), bias)
+            return Propagated((rows.reshape(*rows.shape[:2], *node.input_shapes[0]),), bias)
+        return Propagated((GatheredRows(layer.weight, units.index, units.mirrored),), bias)
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(max(self.read(node).weight.shape[-2:]) + repeats(node) + 8, node.size + 8)

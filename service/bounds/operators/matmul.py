@@ -13,11 +13,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.fused import pull_matrices, weighted
+from service.bounds.fused import propagate_matrices, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings, Step, largest, planes_step, repeats, widened_by_magnitude
-from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.linear import Affine, AffineOperator, constant_only
 from service.bounds.operators.mul import Bilinear
@@ -74,8 +75,8 @@ class MatrixFromLeft(LinearOperator):
         matrix = node.constant("self")
         return Interval.around(matrix @ inputs[0].centre, matrix.abs() @ inputs[0].spread)
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((unbroadcast(node.constant("self").mT @ coefficients, node.input_shapes[0]),))
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((unbroadcast(node.constant("self").mT @ coefficients, node.input_shapes[0]),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(max(node.constant("self").shape[-2:]) + repeats(node) + 8)
@@ -88,12 +89,12 @@ class MatrixFromLeft(LinearOperator):
 
 
 @dataclass(frozen=True, eq=False)
-class _MatrixPlanes:
+class _MatrixPlanes(Relaxed):
     left: Interval
     right: Interval
     shapes: tuple[tuple[int, ...], ...]
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
         x, y = self.left, self.right
         onto_left = above @ y.lower.mT.unsqueeze(1) + below @ y.upper.mT.unsqueeze(1)
@@ -168,13 +169,13 @@ class _BlendedTerms:
 
 
 @dataclass(frozen=True, eq=False)
-class _SummedTerms:
+class _SummedTerms(Relaxed):
     family: _BlendedTerms
     places: Tensor
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         ends = [(each.lower, each.upper) for each in (self.family.left, self.family.right)]
-        *onto, bias = pull_matrices(coefficients, self.places, *ends)
+        *onto, bias = propagate_matrices(coefficients, self.places, *ends)
         return tuple(onto), bias
 
 
@@ -192,11 +193,11 @@ class _BlendedMatrices:
 
 
 @dataclass(frozen=True, eq=False)
-class _BlendedSums:
+class _BlendedSums(Relaxed):
     family: _BlendedMatrices
     parameters: tuple[Tensor, ...]
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         x, y = self.family.left, self.family.right
         above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
         upward, downward = above * self.parameters[0], below * self.parameters[1]

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.fused import pull_products, weighted
+from service.bounds.fused import propagate_products, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings, Step, planes_step, repeats, signs_kept, widened_by_term
-from service.bounds.operators.base import LinearOperator, NonlinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator, NonlinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.onnx import Converter, of_two
@@ -54,9 +55,9 @@ class Multiple(Elementwise, LinearOperator):
         ends = inputs[0].lower * factor, inputs[0].upper * factor
         return Interval(torch.minimum(*ends), torch.maximum(*ends))
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
         scaled = coefficients * self._factor(node, coefficients)
-        return Pulled((unbroadcast(scaled, node.input_shapes[0]),))
+        return Propagated((unbroadcast(scaled, node.input_shapes[0]),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(repeats(node) + 4)
@@ -94,11 +95,11 @@ class Bilinear(NonlinearOperator):
 
 
 @dataclass(frozen=True, eq=False)
-class _ProductPlanes:
+class _ProductPlanes(Relaxed):
     left: Interval
     right: Interval
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         above, below = coefficients.clamp(min=0), coefficients.clamp(max=0)
         x, y = self.left, self.right
         onto_left = above * y.lower.unsqueeze(1) + below * y.upper.unsqueeze(1)
@@ -152,24 +153,24 @@ class _BlendedProduct:
 
 
 @dataclass(frozen=True, eq=False)
-class _BlendedPlanes:
+class _BlendedPlanes(Relaxed):
     family: _BlendedProduct
     places: Tensor
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         ends = [(each.lower, each.upper) for each in (self.family.left, self.family.right)]
-        *onto, bias = pull_products(coefficients, self.places, *ends)
+        *onto, bias = propagate_products(coefficients, self.places, *ends)
         return tuple(unbroadcast(each, shape) for each, shape in zip(onto, self.family.shapes, strict=True)), bias
 
 
 @dataclass(frozen=True, eq=False)
-class _Broadcast:
+class _Broadcast(Relaxed):
     planes: _ProductPlanes
     shapes: tuple[tuple[int, ...], ...]
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        pulled, bias = self.planes.pull(coefficients)
-        return tuple(unbroadcast(each, shape) for each, shape in zip(pulled, self.shapes, strict=True)), bias
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        propagated, bias = self.planes.backward(coefficients)
+        return tuple(unbroadcast(each, shape) for each, shape in zip(propagated, self.shapes, strict=True)), bias
 
 
 def _stretched(end: Tensor, shape: tuple[int, ...]) -> Tensor:

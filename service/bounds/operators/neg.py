@@ -11,9 +11,10 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.add import scaled_by
 from service.bounds.operators.allowance import Roundings
-from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.onnx import Converter, entrywise
 
@@ -27,8 +28,8 @@ class Negation(Elementwise, LinearOperator):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return scaled_by(inputs[0], -1.0)
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((-coefficients,))
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((-coefficients,))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()

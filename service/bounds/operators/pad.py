@@ -11,8 +11,9 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings
-from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 
@@ -31,13 +32,13 @@ class Pad(LinearOperator):
         pad, value = list(node.arguments["pad"]), float(node.arguments["value"])
         return inputs[0].map(lambda end: torch.nn.functional.pad(end, pad, value=value))
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
         pad, value = list(node.arguments["pad"]), float(node.arguments["value"])
         through = torch.nn.functional.pad(coefficients, [-length for length in pad])
         if value == 0:
-            return Pulled((through,))
+            return Propagated((through,))
         around = torch.nn.functional.pad(coefficients.new_zeros(node.input_shapes[0]), pad, value=value)
-        return Pulled((through,), coefficients.flatten(2) @ around.flatten())
+        return Propagated((through,), coefficients.flatten(2) @ around.flatten())
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(bias=node.size if node.arguments["value"] else 0)

@@ -11,8 +11,9 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings
-from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.dimensions import dimensions_of
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut
@@ -27,11 +28,11 @@ class Permute(LinearOperator):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return inputs[0].map(lambda end: end.permute(*dimensions_of(node)))
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
         order = dimensions_of(node)
         inverse = sorted(range(len(order)), key=order.__getitem__)
         # Rows stand between the batch and the instance's own dimensions.
-        return Pulled((coefficients.permute(0, 1, *(position + 1 for position in inverse[1:])),))
+        return Propagated((coefficients.permute(0, 1, *(position + 1 for position in inverse[1:])),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from service.bounds import fused
-from service.bounds.fused import FreeSlopes, Picked
+from service.bounds.fused import FreeSlopes
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated, backward_rule
+from service.bounds.linear.rows.gathered import GatheredRows
+from service.bounds.linear.rows.patches import Patches
 from service.bounds.operators.curve import Curve, exact, relative
-from service.bounds.relaxation import Family, Lines, Relaxation, Single
-from service.bounds.windows import Windows
+from service.bounds.relaxation import Family, Lines, Relaxation, Relaxed, Single
 
 
 @dataclass(frozen=True)
@@ -81,34 +83,35 @@ class _FreeLowerSlopes:
     whole: Relaxation
     open_: Tensor
 
-    def shown(self, windows: Windows) -> Family:
-        """Of every place in the windows: with so few entries there is nothing to pick."""
+    def shown(self, patches: Patches) -> Family:
+        """Of every place in the patches: with so few entries there is nothing to pick."""
         assert self.whole.upper_intercept is not None
         images = (self.open_.to(self.whole.lower_slope.dtype), self.whole.lower_slope, self.whole.upper_slope)
-        open_in, closed, chord = (windows.of(each) for each in images)
+        open_in, closed, chord = (patches.of(each) for each in images)
         start, slope = (_places(closed, self.free.flattest),), self.free.flattest
-        return _FreeSlopesInWindows(slope, open_in > 0, closed, chord, windows.of(self.whole.upper_intercept), start)
+        return _FreeSlopesInPatches(slope, open_in > 0, closed, chord, patches.of(self.whole.upper_intercept), start)
 
     def member(self, parameters: tuple[Tensor, ...]) -> _ChosenSlopes:
         return _ChosenSlopes(self.free, parameters[0])
 
 
 @dataclass(frozen=True, eq=False)
-class _ChosenSlopes:
+class _ChosenSlopes(Relaxed):
     free: FreeSlopes
     parameters: Tensor
 
-    def pull(self, coefficients: Tensor | Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        through, bias = fused.pull_free(coefficients, self.free, self.parameters)
+    def backward(self, coefficients: Tensor | GatheredRows) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        through, bias = fused.propagate_free_slopes(coefficients, self.free, self.parameters)
         return (through,), bias
 
-    def pull_picked(self, rows: Picked) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        return self.pull(rows)
+    @backward_rule(GatheredRows)
+    def backward_gathered(self, rows: GatheredRows) -> Propagated:
+        return Propagated(*self.backward(rows))
 
 
 @dataclass(frozen=True, eq=False)
-class _FreeSlopesInWindows:
-    """The same of what windows show: all tensors are ``(batch, rows, *shape of a window)``."""
+class _FreeSlopesInPatches:
+    """The same of what patches show: all tensors are ``(batch, rows, *shape of a patch)``."""
 
     slope: float
     open_: Tensor

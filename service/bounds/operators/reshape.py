@@ -9,14 +9,16 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from service.bounds.exchange import Exchange
-from service.bounds.fused import Picked
 from service.bounds.graph import BatchSize, Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated, backward_rule
+from service.bounds.linear.rows.gathered import GatheredRows
+from service.bounds.linear.rows.identity import IdentityRows
+from service.bounds.linear.rows.patches import Patches, image_of
 from service.bounds.operators.allowance import Roundings
-from service.bounds.operators.base import LinearOperator, Pulled, UnitRows
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Share, Whole
-from service.bounds.windows import Windows, image_of
 
 
 class Reshape(LinearOperator):
@@ -41,18 +43,21 @@ class Reshape(LinearOperator):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return inputs[0].map(lambda end: end.reshape(end.shape[0], *node.shape))
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        return Pulled((coefficients.reshape(*coefficients.shape[:2], *node.input_shapes[0]),))
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        return Propagated((coefficients.reshape(*coefficients.shape[:2], *node.input_shapes[0]),))
 
-    def pull_units(self, node: Node, units: UnitRows, exchange: Exchange) -> Pulled | None:
-        return Pulled((units,))
+    @backward_rule(IdentityRows)
+    def backward_identity(self, node: Node, units: IdentityRows, exchange: Exchange) -> Propagated | None:
+        return Propagated((units,))
 
-    def pull_picked(self, node: Node, rows: Picked) -> Pulled | None:
-        return Pulled((rows,))
+    @backward_rule(GatheredRows)
+    def backward_gathered(self, node: Node, rows: GatheredRows, exchange: Exchange) -> Propagated | None:
+        return Propagated((rows,))
 
-    def pull_windows(self, node: Node, windows: Windows) -> Pulled | None:
+    @backward_rule(Patches)
+    def backward_patches(self, node: Node, patches: Patches, exchange: Exchange) -> Propagated | None:
         alike = image_of(node.input_shapes[0]) == image_of(node.shape) is not None
-        return Pulled((windows,)) if alike else None
+        return Propagated((patches,)) if alike else None
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()

@@ -10,8 +10,9 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings
-from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
@@ -44,10 +45,10 @@ class Slice(LinearOperator):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return inputs[0].map(lambda end: end[(slice(None), *self._index(node))])
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
         whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
         whole[(slice(None), slice(None), *self._index(node))] = coefficients
-        return Pulled((whole,))
+        return Propagated((whole,))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
@@ -71,9 +72,9 @@ class Select(LinearOperator):
     def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
         return inputs[0].map(lambda end: end.index_select(dimension_of(node), node.constant("index")))
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
         whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
-        return Pulled((whole.index_add(dimension_of(node) + 1, node.constant("index"), coefficients),))
+        return Propagated((whole.index_add(dimension_of(node) + 1, node.constant("index"), coefficients),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(len(node.constant("index")))

@@ -87,16 +87,16 @@ class SoftmaxProduct(NonlinearOperator):
 
 
 @dataclass(frozen=True, eq=False)
-class _Centred:
+class _Centred(Relaxed):
     relaxed: Relaxed
     operator: SoftmaxProduct
     widths: Tensor
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         middle = self.operator.middle(coefficients, self.widths)
-        pulled, bias = self.relaxed.pull(coefficients - middle)
+        propagated, bias = self.relaxed.backward(coefficients - middle)
         constant = middle.flatten(2).sum(dim=2)
-        return pulled, constant if bias is None else bias + constant
+        return propagated, constant if bias is None else bias + constant
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,9 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings, widened_by_term
-from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.rounding import magnitude
@@ -48,11 +49,11 @@ class Sum(LinearOperator):
         found = inputs[0].map(lambda end: end.sum(dim=over, keepdim=bool(node.arguments["keepdim"])) * scale)
         return Interval.summed(found.lower, found.upper)
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
         shape = node.input_shapes[0]
         kept = [1 if index + 1 in self._over(node) else length for index, length in enumerate(shape)]
         spread = coefficients.reshape(*coefficients.shape[:2], *kept) * self._scale(node)
-        return Pulled((spread.expand(*coefficients.shape[:2], *shape),))
+        return Propagated((spread.expand(*coefficients.shape[:2], *shape),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(4)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.fused import pull_table
-from service.bounds.relaxation import Relaxation
+from service.bounds.fused import propagate_table
+from service.bounds.relaxation import Relaxation, Relaxed
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +38,11 @@ class LineTable:
 
 
 @dataclass(frozen=True, eq=False)
-class _Chosen:
+class _Chosen(Relaxed):
     table: LineTable
     place: Tensor
 
-    def pull(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def backward(self, coefficients: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
         flat = coefficients.flatten(2)
-        through, bias = pull_table(flat, self.place, self.table.slopes, self.table.intercepts)
+        through, bias = propagate_table(flat, self.place, self.table.slopes, self.table.intercepts)
         return (through.reshape(*through.shape[:2], *coefficients.shape[2:]),), bias

@@ -11,8 +11,9 @@ from torch import Tensor
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.propagation import Propagated
 from service.bounds.operators.allowance import Roundings, has_constant, repeats
-from service.bounds.operators.base import LinearOperator, Pulled
+from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned
@@ -52,18 +53,18 @@ class Where(Elementwise, LinearOperator):
         )
         return Interval(torch.where(chosen, yes.lower, no.lower), torch.where(chosen, yes.upper, no.upper))
 
-    def pull(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Pulled:
-        pulled: list[Tensor] = []
+    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        propagated: list[Tensor] = []
         bias = None
         for name, factor in self._factors(node, coefficients).items():
             part = coefficients * factor
             if node.is_variable(name):
-                pulled.append(unbroadcast(part, node.input_shapes[len(pulled)]))
+                propagated.append(unbroadcast(part, node.input_shapes[len(propagated)]))
             else:
                 # A mask of attention puts −∞ where nothing is read: entries whose coefficient is 0.
                 terms = part * operand(node, name, coefficients)
                 bias = torch.where(part == 0, torch.zeros_like(terms), terms).flatten(2).sum(dim=2)
-        return Pulled(tuple(pulled), bias)
+        return Propagated(tuple(propagated), bias)
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(repeats(node), node.size + 2 if has_constant(node, "self", "other") else 0)

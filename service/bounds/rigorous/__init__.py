@@ -1,10 +1,5 @@
 """Bounds that hold in real arithmetic, although they are computed in float64: every rounding is accounted for."""
 
-from service.bounds.rigorous.method import (
-    RigorousAnalysis,
-    rigorous_alpha_crown,
-    rigorous_crown,
-    rigorous_lower_bounds,
-)
+from service.bounds.rigorous.method import RigorousAnalysis, rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
 
 __all__ = ["RigorousAnalysis", "rigorous_alpha_crown", "rigorous_crown", "rigorous_lower_bounds"]

@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
 from service.bounds.effort import Effort, affordable
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
+from service.bounds.linear.plain import Pass
+from service.bounds.linear.propagation import InitialRows
+from service.bounds.linear.rigorous import RigorousPass
+from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.memory import in_parts
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, NONLINEAR, OPERATORS
 from service.bounds.operators.allowance import Step
-from service.bounds.operators.base import Coefficients, UnitRows
-from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.optimised import Climbed
 
-Bounding = Callable[[RigorousPass, str, Coefficients], Tensor]
+Bounding = Callable[[RigorousPass, str, InitialRows], Tensor]
 """``(pass, node, rows)`` to rigorous lower bounds ``(batch, rows)`` of rows of the node's value."""
 
 
@@ -229,7 +230,7 @@ def _bounded(walk: RigorousPass, bounding: Bounding, name: str, wanted: Tensor, 
 
     def refine(rows: slice) -> None:
         part = chosen[rows]
-        bounds, own = bounding(walk, name, UnitRows(part.unsqueeze(0))), wanted[:, part]
+        bounds, own = bounding(walk, name, IdentityRows(part.unsqueeze(0))), wanted[:, part]
         low, high = lower[:, part], upper[:, part]
         lower[:, part] = torch.where(own, torch.maximum(low, bounds[:, : len(part)]), low)
         upper[:, part] = torch.where(own, torch.minimum(high, -bounds[:, len(part) :]), high)
@@ -241,7 +242,7 @@ def _bounded(walk: RigorousPass, bounding: Bounding, name: str, wanted: Tensor, 
 
 
 def _rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> int:
-    """Of each rank. Rows are whole here: windows would need allowances of their own."""
+    """Of each rank. Rows are whole here: patches would need allowances of their own."""
     before = 0 if network.before is None else network.before.entries
     return max(1, effort.passing(0).elements // (batch * max(network.widest * network.shares(start), before)))
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from service.bounds.linear.propagation import InitialRows
+from service.bounds.linear.rigorous import RigorousPass
+from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.operators import NONLINEAR
 from service.bounds.operators.allowance import Step
-from service.bounds.operators.base import Coefficients, UnitRows
 from service.bounds.optimise import Ascending, Ascent, Climber, Families
-from service.bounds.rigorous.backward import RigorousPass
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,9 @@ class Climbed:
 
     ascent: Ascent
 
-    def __call__(self, walk: RigorousPass, start: str, rows: Coefficients) -> Tensor:
+    def __call__(self, walk: RigorousPass, start: str, rows: InitialRows) -> Tensor:
         plain = walk.lower_bounds(start, rows)
-        # Whole rows: what is chosen for windows would have to be moved to their places.
+        # Whole rows: what is chosen for patches would have to be moved to their places.
         whole = rows if isinstance(rows, Tensor) else self._whole(walk, start, rows)
         climber = Climber(Families(walk.plain), start, whole, self.ascent)
         climber.best_bounds(whole)
@@ -31,7 +32,7 @@ class Climbed:
             return torch.maximum(plain, through(walk, climber).lower_bounds(start, whole))
 
     @staticmethod
-    def _whole(walk: RigorousPass, start: str, rows: UnitRows) -> Tensor:
+    def _whole(walk: RigorousPass, start: str, rows: IdentityRows) -> Tensor:
         nodes = walk.network.nodes
         return rows.dense(nodes[start].shape, walk.intervals[walk.network.graph.input.name].lower)
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
+from service.bounds.linear.plain import Pass
+from service.bounds.linear.rigorous import RigorousPass
 from service.bounds.network import Climbing
 from service.bounds.optimise import Ascending, Ascent, Families
-from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.method import plain_convolutions
 from service.bounds.rigorous.optimised import through
 from service.bounds.stages.line import Line

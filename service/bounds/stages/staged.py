@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.capture import capture
+from service.bounds.effort import Effort
 from service.bounds.exchange import Exchange
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.interval import Interval
-from service.bounds.methods import Analysis, Bounder, Effort
+from service.bounds.methods import Analysis, Bounder
 from service.bounds.methods.alpha import OptimisedAnalysis
 from service.bounds.methods.base import LinearAnalysis, elements_of_a_row
 from service.bounds.network import Network

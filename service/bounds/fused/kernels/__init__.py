@@ -4,7 +4,7 @@ Pointers come with the strides of batch and row; a stride of 0 repeats. Entries 
 say nothing about how entries lie in memory are not specialised on: each variant takes a quarter of a second to build.
 """
 
-from service.bounds.fused.kernels.boxes import backward_least, forward_least, least_in_windows, lines_in_windows
+from service.bounds.fused.kernels.boxes import backward_least, forward_least, least_in_patches, lines_in_patches
 from service.bounds.fused.kernels.lines import backward_lines, forward_lines
 from service.bounds.fused.kernels.products import (
     backward_matrices,
@@ -27,8 +27,8 @@ __all__ = [
     "forward_matrices",
     "forward_products",
     "forward_table",
-    "least_in_windows",
-    "lines_in_windows",
+    "least_in_patches",
+    "lines_in_patches",
     "ones",
     "rough_product",
 ]

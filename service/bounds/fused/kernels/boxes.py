@@ -1,4 +1,4 @@
-"""Least values over boxes, and what windows show of images."""
+"""Least values over boxes, and what patches show of images."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def backward_least(a, centre, radius, onto, to_a, n, rows, a_batch, a_row, BLOCK
 
 @triton.jit
 def _shown(e, here, instance, down, across, channels, tall, broad, height, width):
-    """Where entries ``e`` of a window ``(channels, height, width)`` are in its image, and which are."""
+    """Where entries ``e`` of a patch ``(channels, height, width)`` are in its image, and which are."""
     channel, rest = e // (height * width), e % (height * width)
     y, x = down + rest // width, across + rest % width
     inside = here & (y >= 0) & (y < tall) & (x >= 0) & (x < broad)
@@ -51,14 +51,14 @@ def _shown(e, here, instance, down, across, channels, tall, broad, height, width
 
 
 @triton.jit(do_not_specialize=PLACED)
-def lines_in_windows(
+def lines_in_patches(
     a, place, lower, upper, below, above, out, bias, rows, channels, tall, broad, height, width,
     a_batch, a_row, place_batch, stride_down, stride_across, offset_down, offset_across,
     BELOW: tl.constexpr, ABOVE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``forward_lines`` of what windows show of lines over images ``(batch, channels, tall, broad)``, 0 outside.
+    """``forward_lines`` of what patches show of lines over images ``(batch, channels, tall, broad)``, 0 outside.
 
-    ``place`` is ``(batch or 1, rows, 2)``, to be multiplied and moved to get a window's upper left corner.
+    ``place`` is ``(batch or 1, rows, 2)``, to be multiplied and moved to get a patch's upper left corner.
     """
     program = tl.program_id(0).to(tl.int64)
     instance, row = program // rows, program % rows
@@ -83,11 +83,11 @@ def lines_in_windows(
 
 
 @triton.jit(do_not_specialize=PLACED)
-def least_in_windows(
+def least_in_patches(
     a, place, lower, upper, out, rows, channels, tall, broad, height, width,
     a_batch, a_row, place_batch, stride_down, stride_across, offset_down, offset_across, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The least value of each row's window over boxes of images; see ``lines_in_windows``."""
+    """The least value of each row's patch over boxes of images; see ``lines_in_patches``."""
     program = tl.program_id(0).to(tl.int64)
     instance, row = program // rows, program % rows
     n = channels * height * width

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
+from service.bounds.linear.rigorous import RigorousPass
 from service.bounds.operators import NONLINEAR
 from service.bounds.operators.allowance import Step
 from service.bounds.relaxation import Relaxed
 from service.bounds.rigorous import RigorousAnalysis
-from service.bounds.rigorous.backward import RigorousPass
 from service.bounds.rigorous.method import plain_convolutions
 from service.bounds.rounding import UNIT, gamma, magnitude
 from service.bounds.split import Multipliers, Splits

@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
 from service.bounds.interval import Interval
+from service.bounds.linear.plain import Pass
 from service.bounds.network import Network
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.split import Multipliers, Preactivations, Splits, constrained
@@ -175,7 +175,7 @@ class DualObjective:
     def margins(self, batch: DomainBatch, boxes: Interval, parameters: DualParameters) -> Tensor:
         """Return the margins ``(n,)`` that the parameters prove."""
         relaxed = self.constrained(
-            batch, self.slope_parameters.pulling(batch.families, parameters.slopes), parameters.beta
+            batch, self.slope_parameters.relaxations(batch.families, parameters.slopes), parameters.beta
         )
         return self.backward_bound(batch, relaxed, boxes, parameters.weights)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
+from service.bounds.effort import Effort
 from service.bounds.interval import Interval
-from service.bounds.methods import Effort
+from service.bounds.linear.plain import Pass
 from service.bounds.methods.alpha import both_optimised
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network

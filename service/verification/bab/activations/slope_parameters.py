@@ -14,7 +14,7 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.relaxation import Family, Relaxed
-from service.bounds.split import Bent, Places
+from service.bounds.split import PiecewiseSlopes, Places
 
 Bounds = Mapping[str, Interval]
 """Of the values that non-linear operators read, by value."""
@@ -56,12 +56,12 @@ class SlopeParameters:
         """Those that rows ``(n, parameters)`` choose, by node."""
         return {name: families[name].member(own) for name, own in self._by_node(parameters)}
 
-    def pulling(self, families: Mapping[str, Family], parameters: Tensor) -> dict[str, Relaxed]:
+    def relaxations(self, families: Mapping[str, Family], parameters: Tensor) -> dict[str, Relaxed]:
         """The same, where only a pass through them is wanted."""
         found: dict[str, Relaxed] = {}
         for name, own in self._by_node(parameters):
             family = families[name]
-            found[name] = family.pulling(own) if isinstance(family, Bent) else family.member(own)
+            found[name] = family.fused_member(own) if isinstance(family, PiecewiseSlopes) else family.member(own)
         return found
 
     def _by_node(self, parameters: Tensor) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
@@ -78,5 +78,5 @@ class SlopeParameters:
         operator = self.network.operator_of(node)
         pieces = operator.pieces(node)
         if pieces is not None:
-            return Bent.on(pieces, bounds[0], self._open[node.name])
+            return PiecewiseSlopes.on(pieces, bounds[0], self._open[node.name])
         return operator.family(node, bounds)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
 from service.bounds.interval import Interval
+from service.bounds.linear.plain import Pass
 from service.bounds.relaxation import Relaxed
 from service.bounds.stages import Line, Staged
 from service.verification.bab.activations.dual_objective import DomainBatch, DualObjective, SpecificationRows

@@ -15,7 +15,7 @@ from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.network import Network
 from service.bounds.relaxation import Relaxation
-from service.bounds.split import Bent, Preactivations
+from service.bounds.split import PiecewiseSlopes, Preactivations
 
 if TYPE_CHECKING:
     from service.verification.bab.activations.domain_bounds import DomainInspection
@@ -99,7 +99,7 @@ class ActivationView:
         if len(bounds) > 1:
             return [_repeated(loss, times) for loss in self._radius_shares(node, bounds, arrived)]
         family, z = self.inspection.families[node.name], points[node.inputs[0]]
-        relaxed = family.relaxation if isinstance(family, Bent) else operator.relax_on(node, bounds)
+        relaxed = family.relaxation if isinstance(family, PiecewiseSlopes) else operator.relax_on(node, bounds)
         assert isinstance(relaxed, Relaxation)
         value = self.network.interval(node, {node.inputs[0]: Interval.point(z)}).lower
         shape = times, *arrived.shape

@@ -15,12 +15,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from service.bounds.backward import Pass
-from service.bounds.effort import affordable
+from service.bounds.effort import Effort, affordable
 from service.bounds.folded import Folded, fold
 from service.bounds.forms import forward_forms
 from service.bounds.interval import Interval
-from service.bounds.methods import Effort, IntermediateBounds, Method
+from service.bounds.linear.plain import Pass
+from service.bounds.methods import IntermediateBounds, Method
 from service.bounds.methods.base import LinearAnalysis, PlaneAnalysis
 from service.bounds.network import Network
 from service.bounds.planes import Known, Planes, Walk, minimum

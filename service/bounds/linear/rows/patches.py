@@ -1,7 +1,7 @@
-"""Rows over an image that are zero outside of a window: what is left of a convolution's rows after a few layers.
+"""Rows over an image that are zero outside of a patch: what is left of a convolution's rows after a few layers.
 
-A row starts at one place of an image, and every convolution backward widens its window; smaller than the image, the
-window is all that is kept (patches, Xu et al., 2020).
+A row starts at one place of an image, and every convolution backward widens its patch; smaller than the image, the
+patch is all that is kept (patches, Xu et al., 2020).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.bounds import fused
+from service.bounds.linear.rows.structured import StructuredRows
 
 Pair = tuple[int, int]
 WORTHWHILE = 0.7
-"""A window above this share of the image is no gain."""
+"""A patch above this share of the image is no gain."""
 
 
 def image_of(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
@@ -30,8 +31,8 @@ IMAGE = ("channels", "height", "width")
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
-    """``values`` ``(b, rows, channels, height, width)`` of windows whose upper left corners are at
+class Patches(StructuredRows):
+    """``values`` ``(b, rows, channels, height, width)`` of patches whose upper left corners are at
     ``place · stride + offset``, partly outside of the image maybe.
 
     ``place`` ``(batch or 1, rows, 2)`` are places in the image of size ``grid`` at which the rows started. Where they
@@ -46,10 +47,10 @@ class Windows:
     inside: bool = False
 
     @staticmethod
-    def at(index: Tensor, channels: Tensor, grid: Pair) -> Windows:
+    def at(index: Tensor, channels: Tensor, grid: Pair) -> Patches:
         """``channels`` ``(b, rows, c, height, width)`` around the entries ``index`` ``(b, rows)`` of an image."""
         place = index.remainder(grid[0] * grid[1])
-        return Windows(channels, torch.stack([place // grid[1], place.remainder(grid[1])], dim=2), grid)
+        return Patches(channels, torch.stack([place // grid[1], place.remainder(grid[1])], dim=2), grid)
 
     @property
     def size(self) -> Pair:
@@ -60,19 +61,19 @@ class Windows:
         """What places are multiplied by and moved by."""
         return self.stride, self.offset
 
-    def is_smaller(self, shape: tuple[int, ...]) -> bool:
-        """Than an image ``(…, channels, height, width)``, by enough."""
+    def is_worthwhile(self, shape: tuple[int, ...]) -> bool:
+        """Return whether patches are smaller than an image ``(…, channels, height, width)``, by enough."""
         return self.size[0] * self.size[1] < WORTHWHILE * shape[-2] * shape[-1]
 
-    def before(self, values: Tensor, stride: Pair, padding: Pair) -> Windows:
-        """The windows that a convolution computed these ones from."""
+    def before(self, values: Tensor, stride: Pair, padding: Pair) -> Patches:
+        """The patches that a convolution computed these ones from."""
         offset = tuple(step * own - pad for step, own, pad in zip(stride, self.offset, padding, strict=True))
         strides = tuple(step * own for step, own in zip(stride, self.stride, strict=True))
         moved = (strides[0], strides[1]), (offset[0], offset[1])
         return replace(self, values=values, stride=moved[0], offset=moved[1], inside=False)
 
     def margins(self, shape: tuple[int, ...]) -> tuple[Pair, Pair]:
-        """By how much windows may stand out before and behind, vertically and horizontally."""
+        """By how much patches may stand out before and behind, vertically and horizontally."""
         found = []
         for axis in (0, 1):
             last = (self.grid[axis] - 1) * self.stride[axis] + self.offset[axis] + self.size[axis]
@@ -87,7 +88,7 @@ class Windows:
         return down, right
 
     def of(self, image: Tensor) -> Tensor:
-        """What the windows show of ``(batch, …, channels, height, width)``, zero outside of it: as ``values``."""
+        """What the patches show of ``(batch, …, channels, height, width)``, zero outside of it: as ``values``."""
         image = image.reshape(len(image), *image.shape[-3:])
         (top, bottom), (left, right) = self.margins(tuple(image.shape[1:]))
         padded = functional.pad(image, (left, right, top, bottom))
@@ -97,8 +98,8 @@ class Windows:
         shown: Tensor = everywhere[torch.arange(batch, device=image.device)[:, None], :, down, across]
         return shown
 
-    def clipped(self, shape: tuple[int, ...]) -> Windows:
-        """Zero where a window stands out of its image."""
+    def clipped(self, shape: tuple[int, ...]) -> Patches:
+        """Zero where a patch stands out of its image."""
         if self.inside or not any(map(any, self.margins(shape))):
             return self
         ones = self.values.new_ones(len(self.place), 1, *shape[-2:])
@@ -118,9 +119,9 @@ class Windows:
         inside = whole[..., top : top + shape[-2], left : left + shape[-1]]
         return inside.reshape(*flat.shape[:2], *shape)
 
-    def plus(self, other: Windows) -> Windows | None:
-        """The sum, in windows around both; ``None`` where they do not move alike."""
-        if (self.stride, self.grid) != (other.stride, other.grid):
+    def plus(self, other: StructuredRows) -> Patches | None:
+        """Return the sum, in patches around both; ``None`` where they do not move alike."""
+        if not isinstance(other, Patches) or (self.stride, self.grid) != (other.stride, other.grid):
             return None
         first = (min(self.offset[0], other.offset[0]), min(self.offset[1], other.offset[1]))
         last = tuple(
@@ -137,7 +138,7 @@ class Windows:
 
     def least(self, lower: Tensor, upper: Tensor) -> Tensor:
         """The least value ``(batch, rows)`` over a box of images."""
-        found = fused.least_in_windows(self.values, self.place, self.moves, lower, upper)
+        found = fused.least_in_patches(self.values, self.place, self.moves, lower, upper)
         if found is not None:
             return found
         centre, radius = self.of(lower / 2 + upper / 2), self.of(upper / 2 - lower / 2)

@@ -1,0 +1,112 @@
+"""How rows and biases of a backward traversal lie over the ranks of a tensor-parallel group.
+
+Where a value differs by rank, every rank has coefficients of its own for common rows. Where a value is replicated, each
+may have a share of the rows: the analogue of sequence parallelism. A reduce-scatter over the rows where a region begins
+and an all-gather where it ends move what one all-reduce would. Coefficients, and the work on them, are divided by the
+ranks on both sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from service.bounds.exchange import Exchange
+from service.bounds.graph import Node
+from service.bounds.linear.propagation import Coefficients, InitialRows
+from service.bounds.linear.rows.identity import IdentityRows
+from service.bounds.network import Network
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """Coefficients that wait at a node. ``own``: the rows are this rank's alone, and so are their values so far.
+
+    ``fresh``: nothing else holds the tensor, so that more may be added to it in place.
+    """
+
+    rows: Coefficients
+    own: bool
+    fresh: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ByOwnership(Generic[T]):
+    """What rows have come by: where values are ``replicated``, this rank's part where they differ by rank
+    (``partial``), and all of the rows that only this rank has (``own``).
+    """
+
+    replicated: T
+    partial: T
+    own: T
+
+
+@dataclass(frozen=True, eq=False)
+class RowSharding:
+    """The policy of a traversal. ``divided``: each rank has a share of the rows outside of tensor-parallel regions."""
+
+    network: Network
+    divided: bool
+
+    @property
+    def ranks(self) -> int:
+        return self.network.exchange.axis.size
+
+    def divides(self, name: str) -> bool:
+        """Return whether each rank has a share of the rows at this node."""
+        return self.divided and self.ranks > 1 and not self.network.is_own(name)
+
+    def account(self, accounts: ByOwnership[T], name: str, own: bool) -> T:
+        """Return where what rows come by at a node counts; ``own`` as for :class:`Pending`."""
+        if own:
+            return accounts.own
+        return accounts.partial if self.network.is_own(name) else accounts.replicated
+
+    def filled(self, rows: InitialRows) -> InitialRows:
+        """Return as many rows for each rank: filled up with zeros, or with repeated entries."""
+        if isinstance(rows, IdentityRows):
+            missing = -rows.index.shape[1] % self.ranks
+            return IdentityRows(torch.cat([rows.index, rows.index[:, :1].expand(-1, missing)], dim=1), rows.mirrored)
+        missing = -rows.shape[1] % self.ranks
+        return torch.cat([rows, rows.new_zeros(rows.shape[0], missing, *rows.shape[2:])], dim=1) if missing else rows
+
+    def gathered(self, bounds: Tensor, rows: InitialRows) -> Tensor:
+        """Return for ``rows`` what the ranks have found for their shares of the filled rows."""
+        everyone = self.network.exchange.gather(bounds, 1)
+        if isinstance(rows, IdentityRows) and rows.mirrored:
+            wanted = rows.index.shape[1]
+            return torch.cat([half[:, :wanted] for half in everyone.chunk(2, dim=1)], dim=1)
+        return everyone[:, : rows.count if isinstance(rows, IdentityRows) else rows.shape[1]]
+
+    def own_share(self, rows: InitialRows, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return this rank's rows of common ones, ``(batch or 1, share, *shape)``; a gradient of theirs is gathered."""
+        exchange: Exchange = self.network.exchange
+        if isinstance(rows, Tensor):
+            return exchange.own(rows, 1)
+        index = torch.cat([rows.index, rows.index], dim=1) if rows.mirrored else rows.index
+        sign = torch.ones_like(index, dtype=like.dtype)
+        sign[:, rows.index.shape[1] :] = -1
+        mine = exchange.own_range(index.shape[1])
+        size = int(torch.Size(shape).numel())
+        dense = torch.zeros(len(index), mine.stop - mine.start, size, dtype=like.dtype, device=like.device)
+        dense.scatter_(2, index[:, mine].unsqueeze(2), sign[:, mine].unsqueeze(2))
+        return dense.reshape(*dense.shape[:2], *shape)
+
+    def over_rows(self, node: Node, coefficients: Tensor, *, held_alone: bool, own: bool) -> Tensor:
+        """Return coefficients over this rank's rows, or over everybody's, of which other ranks' are zero here."""
+        if held_alone == own:
+            return coefficients
+        batch, rows = coefficients.shape[:2]
+        everyone = coefficients.new_zeros(batch, rows * self.ranks, *node.shape)
+        everyone[:, self.network.exchange.own_range(everyone.shape[1])] = coefficients
+        return everyone
+
+
+def dense(node: Node, rows: Coefficients, like: Tensor) -> Tensor:
+    """Return the rows of a node as ``(batch or 1, rows, *shape)``."""
+    return rows if isinstance(rows, Tensor) else rows.dense(node.shape, like)
