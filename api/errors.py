@@ -13,8 +13,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from api.checker import CheckUnavailable
+from api.context import context_of
 from api.error_paths import Locator
 from api.problems import FieldError, ProblemError, from_refusals, from_validation, respond, summary
 from service.jobs.records import Conflict, NotFound, Rejected, Superseded
@@ -25,7 +27,7 @@ log = logging.getLogger(__name__)
 _DETAILS = {
     404: "there is nothing at this address",
     405: "this address does not take {method}; see the Allow header",
-    413: "the body is larger than this address takes",
+    413: "the body is larger than {limit} bytes, the limit of this address",
     416: "the requested range is outside the file",
 }
 
@@ -45,12 +47,18 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-def plain_detail(status: int, method: str, text: str = "") -> str:
-    """Return the detail of an answer whose text is a library's own."""
+def plain_detail(status: int, scope: Scope, text: str = "") -> str:
+    """Return the detail of an answer to the request of ``scope`` whose text is a library's own."""
     known = _DETAILS.get(status)
     if known is not None and text in ("", HTTPStatus(status).phrase, "Content Too Large"):
-        return known.format(method=method)
+        return known.format(method=scope["method"], limit=_body_limit(scope))
     return text or HTTPStatus(status).phrase
+
+
+def _body_limit(scope: Scope) -> int:
+    settings = context_of(scope["app"]).settings
+    is_upload = scope["path"] == scope["app"].url_path_for("upload_file")
+    return settings.max_file_bytes if is_upload else settings.max_body_bytes
 
 
 def _problem(request: Request, error: Exception) -> Response:
@@ -78,7 +86,7 @@ def _body_locator(endpoint: Callable[..., object]) -> Locator | None:
 
 def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    detail = plain_detail(error.status_code, request.method, str(error.detail))
+    detail = plain_detail(error.status_code, request.scope, str(error.detail))
     return respond(error.status_code, detail, headers=error.headers)
 
 

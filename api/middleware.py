@@ -65,7 +65,7 @@ class Hardening:
 async def _problem(scope: Scope, receive: Receive, send: Send, status: int, headers: MutableHeaders) -> None:
     """Send a library's plain-text error (a body too large, a bad range) as a problem."""
     kept = {name: headers[name] for name in ("allow", "content-range", "retry-after") if name in headers}
-    response = problems.respond(status, plain_detail(status, scope["method"]), headers=kept)
+    response = problems.respond(status, plain_detail(status, scope), headers=kept)
     _harden(scope, response.headers)
     await response(scope, receive, send)
 

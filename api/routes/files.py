@@ -30,6 +30,10 @@ _BODY = {
 }
 
 
+_FORM_BYTES = 1 << 16
+"""What a multipart form may take beside the file in it; the file itself is measured as it is written."""
+
+
 def build_router(max_file_bytes: int) -> APIRouter:
     """Return the routes; uploads have a size limit of their own."""
     router = APIRouter(tags=["files"])
@@ -40,7 +44,7 @@ def build_router(max_file_bytes: int) -> APIRouter:
         status_code=status.HTTP_201_CREATED,
         response_model=StoredFile,
         openapi_extra=_BODY,
-        max_body_size=max_file_bytes,
+        max_body_size=max_file_bytes + _FORM_BYTES,
     )
     router.add_api_route("/files/{file_id}", get_file, response_class=FileResponse, responses=BYTES)
     return router

@@ -41,7 +41,28 @@ def test_a_file_beyond_the_limit_leaves_nothing(client: TestClient, settings: Se
     assert answer.headers["content-type"] == "application/problem+json"
     form = client.post("/v1/files", files={"file": ("x", content)})
     assert form.status_code == 413
+    for refused in (answer, form):
+        assert refused.json()["detail"] == (
+            f"the upload is larger than {settings.max_file_bytes} bytes, the limit of this service"
+        )
     assert sorted(path for path in settings.layout.files.rglob("*") if path.is_file()) == before
+
+
+def test_a_file_as_large_as_the_limit_is_taken_raw_and_in_a_form(client: TestClient, settings: Settings) -> None:
+    content = b"y" * settings.max_file_bytes
+    assert client.post("/v1/files", content=content).status_code == 201
+    assert client.post("/v1/files", files={"file": ("y", content)}).status_code == 201
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_body_that_is_refused_unread_is_told_the_limit(
+    client: TestClient, settings: Settings, *, chunked: bool
+) -> None:
+    for path, limit in (("/v1/files", settings.max_file_bytes), ("/v1/jobs", settings.max_body_bytes)):
+        content = b" " * (limit + (1 << 20))
+        answer = client.post(path, content=iter([content]) if chunked else content)
+        assert answer.status_code == 413
+        assert f"larger than {limit} bytes" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(

@@ -77,4 +77,6 @@ def test_the_store_obeys_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = StoreLimits.of(Settings())
     assert (limits.lease_s, limits.max_upload_bytes, limits.heartbeat_s) == (7.5, 2048, 10.0)
     assert '"lease_ms":7500' in limits.script_argument
-    assert StoreLimits.of(Settings(lease_s=15.0, max_file_bytes=4 * 2**30)) == StoreLimits()
+    monkeypatch.delenv("TRIVET_LEASE_S")
+    monkeypatch.delenv("TRIVET_MAX_FILE_BYTES")
+    assert StoreLimits.of(Settings()) == StoreLimits()

@@ -34,7 +34,7 @@ class StoreLimits:
     it) without using a retry; one more fails it."""
     forget_host_s: float = 86_400.0
     """A host that is silent for this long is forgotten, with the devices it still held."""
-    max_upload_bytes: int = 4 * 2**30
+    max_upload_bytes: int = 1 << 30
     list_page_bytes: int = 2**21
     """Bytes of records after which a page of jobs takes no more of them."""
     list_scan: int = 1_000
