@@ -74,6 +74,9 @@ def test_a_job_waits_for_a_good_host_that_is_busy(
     store.attempts.place()
     fail(job)
     assert store.attempts.place() == [other.id], "one failure does not mark the host"
+    reason = store.jobs.get(job.id).reason
+    assert reason is not None
+    assert reason.endswith("waits for 1 free cpu devices on one host, other than host sick, where it did not start")
     store.jobs.cancel(busy.id)
     assert store.attempts.place() == [job.id]
     assert where(job) == ["good"]

@@ -1,10 +1,12 @@
 -- Give free devices to pending jobs: priority, then age; one host by best fit, else a gang over the fewest hosts.
--- Jobs behind one that does not fit may overtake it, unless it has waited past the bound: then nothing behind it
--- in its pool is placed. Hosts that cannot start work (see lib/health.lua) are avoided. No number of jobs that cannot be placed hides one that can: the index finds it.
+-- Jobs behind one that does not fit may overtake it, unless it has waited past the bound: then nothing behind it in its
+-- pool is placed. Hosts that cannot start work (see lib/health.lua) are avoided. No number of jobs that cannot be placed
+-- hides one that can: the index finds it.
 -- COST: at most MOST_PLACED placements in each pool, none begun after MOST_NODES_READ; the searches are bounded by the
--- fleet's devices and hosts (see lib/queue.lua), everything else by the fleet, and by MOST_TOLD dependents that are told. Jobs and shapes that are pending do not
--- count. What was left is found by the next call, in the same order. A call that leaves nothing to do says so, and
--- until a job, a device or a host is added or freed (or a second has passed) the next ones return at once.
+-- fleet's devices and hosts (see lib/queue.lua), everything else by the fleet, and by MOST_TOLD dependents that are
+-- told. The cost does not grow with the number of pending jobs, nor with that of their shapes. What was left is found by
+-- the next call, in the same order. A call that leaves nothing to do says so, and until a job, a device or a host is
+-- added or freed (or a second has passed) the next ones return at once.
 -- USES: core jobs queue search devices ending
 -- ARGV: limits: json
 -- RETURNS: ids placed
@@ -74,7 +76,7 @@ local function nothing()
   return 0
 end
 
--- What fits now, or ever: for each group its region. A job that avoids a host goes elsewhere, unless no other hosts
+-- What fits now, or ever: for each group its region (see lib/search.lua). A job that avoids a host goes elsewhere, unless no other hosts
 -- could ever hold it.
 local avoided = redis.call("HKEYS", KEY.avoided())
 table.sort(avoided)

@@ -26,14 +26,15 @@ local function waits_for(id, shape)
   if barrier and barrier.id ~= id and redis.call("ZSCORE", KEY.pending(), barrier.id) then
     local score = tonumber(redis.call("ZSCORE", KEY.pending(), id))
     if score > barrier.score or (score == barrier.score and id > barrier.id) then
-      return "waits for job " .. barrier.id .. ", which may not be overtaken any more"
+      return "is held back by job " .. barrier.id .. ", which has waited too long to be overtaken"
     end
   end
   local where = hosts == 1 and "one host" or "at most " .. hosts .. " hosts"
   local needs = ranks .. " free " .. pool .. " devices on " .. where
   local together = seen.together
   if ranks <= (together[math.min(hosts, #together)] or 0) then
-    return "waits for " .. needs
+    local avoid = field(id, "avoid")
+    return "waits for " .. needs .. (avoid and ", other than host " .. avoid .. ", where it did not start" or "")
   end
   local remedy = ""
   for wider, held in ipairs(together) do
