@@ -181,7 +181,7 @@ class _PartRun:
     def _check(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("the supervisor failed", exc_info=error)
-            self._fault = f"{type(error).__name__}: {error}"
+            self._fault = self._fault or f"{type(error).__name__}: {error}"
             self._end("fault")
 
     def _end(self, ending: Ending) -> None:

@@ -37,16 +37,18 @@ class Collector:
         self._readers: dict[int, EventReader] = {}
         self._turn = asyncio.Lock()
         self._has_recovered = False
+        self._is_finished = False
 
     async def run(self) -> None:
-        """Follow the files until cancelled."""
-        while True:
+        """Follow the files until :meth:`finish`."""
+        while not self._is_finished:
             await asyncio.sleep(self._settings.read_interval_s)
             await self._collect()
 
     async def finish(self) -> None:
         """Take all that is left; the ranks have ended."""
         await self._collect()
+        self._is_finished = True
         if not self._has_recovered:
             await self._recover(None)
         for reader in self._readers.values():
@@ -54,6 +56,8 @@ class Collector:
 
     async def _collect(self) -> None:
         async with self._turn:
+            if self._is_finished:  # while this call waited for its turn
+                return
             for rank in sorted(self._relay.ranks):
                 reader = self._readers.setdefault(rank, EventReader(rank_file(self._folder, rank), rank))
                 while lines := await self._read(reader):
