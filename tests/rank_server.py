@@ -43,6 +43,8 @@ BEFOREHAND = (
 )
 """What ranks import anyway and what starts no thread, as onnxruntime does."""
 ARROW_ALLOCATOR = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
+SETTLES_SECONDS = 0.5
+"""A rank that was killed may be seen to end so much later than one that missed it."""
 GRACE_SECONDS = 30.0
 """From SIGTERM to SIGKILL, as torchrun has it."""
 
@@ -111,22 +113,35 @@ def _run_rank(order: Order, rank: int, port: int) -> int:
 
 def _wait(running: dict[int, int]) -> int:
     """Until all ranks, by process id, have ended. 1 when one failed, which ends the others."""
-    failed, deadline = False, float("inf")
+    failures: list[tuple[int, int, int]] = []
+    judged_at = killed_at = float("inf")
+    is_judged = False
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in running:
             rank, code = running.pop(pid), os.waitstatus_to_exitcode(status)
-            if code and not failed:
-                failed, deadline = True, time.monotonic() + GRACE_SECONDS
-                cause = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-                print(f"rank {rank} (process {pid}) ended first, with {cause}", file=sys.stderr, flush=True)
-                _signal(running, signal.SIGTERM)
-        elif time.monotonic() > deadline:
+            if code and not is_judged:
+                failures.append((rank, pid, code))
+                judged_at = min(judged_at, time.monotonic() + (0 if code < 0 else SETTLES_SECONDS))
+        elif time.monotonic() > judged_at:
+            _tell_cause(failures)
+            _signal(running, signal.SIGTERM)
+            is_judged, judged_at, killed_at = True, float("inf"), time.monotonic() + GRACE_SECONDS
+        elif time.monotonic() > killed_at:
             _signal(running, signal.SIGKILL)
-            deadline = float("inf")
+            killed_at = float("inf")
         else:
             time.sleep(0.02)
-    return int(failed)
+    if failures and not is_judged:
+        _tell_cause(failures)
+    return int(bool(failures))
+
+
+def _tell_cause(failures: list[tuple[int, int, int]]) -> None:
+    """Name the rank that failed first: one that a signal ended, since others exit because they miss it."""
+    rank, pid, code = next((failure for failure in failures if failure[2] < 0), failures[0])
+    cause = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    print(f"rank {rank} (process {pid}) ended first, with {cause}", file=sys.stderr, flush=True)
 
 
 def _signal(pids: Any, number: int) -> None:
