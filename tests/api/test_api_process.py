@@ -66,7 +66,7 @@ def test_sigterm_ends_open_streams_and_the_process_at_once(redis: redis_py.Redis
         headers = bearer((tmp_path / "data" / "admin.key").read_text().strip())
         job_id = httpx2.post(f"{url}/v1/jobs", json=TRAIN, headers=headers).json()["id"]
         stream = {**headers, "Accept": "text/event-stream"}
-        with httpx2.stream("GET", f"{url}/v1/jobs/{job_id}/events", headers=stream, timeout=30.0) as response:
+        with httpx2.stream("GET", f"{url}/v1/jobs/{job_id}/events", headers=stream, timeout=120.0) as response:
             events = iter(httpx2.EventSource(response))
             assert next(event for event in events if event.event == "state")
             running.send_signal(signal.SIGTERM)

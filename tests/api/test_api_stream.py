@@ -215,7 +215,7 @@ def test_open_streams_are_limited_per_key_and_given_back(server: Server, secret:
     job_id = submit(server, secret)
     url = f"{server.url}/v1/jobs/{job_id}/events"
     headers = {"Accept": "text/event-stream", **bearer(secret)}
-    with httpx2.Client(headers=headers, timeout=10.0) as http:
+    with httpx2.Client(headers=headers, timeout=120.0) as http:
         open_ones = [http.send(http.build_request("GET", url), stream=True) for _ in range(4)]
         bodies = [response.iter_bytes() for response in open_ones]  # kept: a dropped iterator closes its stream
         assert all(next(body) for body in bodies)

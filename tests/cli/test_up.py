@@ -44,7 +44,7 @@ def test_a_part_runs_no_modules_of_the_folder_it_is_started_in(
             assert process.poll() is None, said(data).read_text()
             return "serving http" in said(data).read_text() if part == "api" else bool(redis.keys("*host*"))
 
-        wait_until(running, 60)
+        wait_until(running)
     finally:
         process.terminate()
         process.wait(STOP_S)
@@ -89,13 +89,13 @@ def test_a_part_that_dies_is_started_again_however_often(tmp_path: Path) -> None
         for word, name in (("valkey-server", "broker"), ("api", "API"), ("workers", "worker")):
             part_of(process, word).kill()
             line = f"the {name} was ended by SIGKILL and is restarted;"
-            wait_until(lambda line=line: line in said(data).read_text(), 30)  # type: ignore[misc]
-        wait_until(client.is_ready, 60)
-        wait_until(lambda: any(host.alive for host in client.hosts()), 60)
+            wait_until(lambda line=line: line in said(data).read_text())  # type: ignore[misc]
+        wait_until(client.is_ready)
+        wait_until(lambda: any(host.alive for host in client.hosts()))
         killed = part_of(process, "workers")
         killed.kill()
-        wait_until(lambda: said(data).read_text().count("the worker was ended by SIGKILL and is restarted") == 2, 30)
-        wait_until(lambda: any(part != killed for part in parts_of(process, "workers")), 60)
+        wait_until(lambda: said(data).read_text().count("the worker was ended by SIGKILL and is restarted") == 2)
+        wait_until(lambda: any(part != killed for part in parts_of(process, "workers")))
         process.terminate()
         assert process.wait(STOP_S) == 0
     assert belonging_to(data) == []
@@ -105,7 +105,7 @@ def test_a_part_that_dies_is_started_again_however_often(tmp_path: Path) -> None
 def test_a_part_that_is_killed_during_the_start_is_started_again(tmp_path: Path, word: str) -> None:
     data = tmp_path / "data"
     with up(data) as process:
-        wait_until(lambda: parts_of(process, "workers"), 60)
+        wait_until(lambda: parts_of(process, "workers"))
         part_of(process, word).kill()
         with Client(address(process, data), (data / "admin.key").read_text().strip()) as client:
             assert client.is_ready()
@@ -135,7 +135,7 @@ def test_jobs_that_run_when_it_stops_resume_when_it_starts(tmp_path: Path) -> No
         assert client.job(dependent.id).state == "queued"
         passed = [event["state"] for event in client.events(job.id, types=["state"])["items"]]
         assert "failed" not in passed
-        wait_until(lambda: client.job(job.id).state == "running", 60)
+        wait_until(lambda: client.job(job.id).state == "running")
         after = client.events(job.id, limit=1000)["next_after"]
         step = next(e["step"] for e in client.follow(job.id, after=after, types=["metric"]) if "step" in e)
         assert step > reached - 20
@@ -153,7 +153,7 @@ def test_a_second_one_that_is_refused_leaves_running_jobs_alone(tmp_path: Path) 
         first = said(data).read_text()
         with Client(url, (data / "admin.key").read_text().strip()) as client:
             job = client.submit({**TRAIN, "steps": 10**6})
-            wait_until(lambda: client.job(job.id).state == "running", 60)
+            wait_until(lambda: client.job(job.id).state == "running")
             for port in (url.rpartition(":")[2], "0"):
                 with up(data, TRIVET_PORT=port) as second:
                     assert second.wait(STOP_S) == 2

@@ -85,7 +85,7 @@ def start(data: Path, **variables: str) -> Service:
         assert time.monotonic() < deadline, f"trivet up is not ready: {text}"
         time.sleep(0.05)
     key = (data / "admin.key").read_text().strip()
-    http = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=30.0)
+    http = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120.0)
     return Service(url, data, process, http)
 
 
@@ -104,7 +104,7 @@ def _ready(url: str, data: Path) -> bool:
         return False
     headers = {"Authorization": f"Bearer {(data / 'admin.key').read_text().strip()}"}
     try:
-        answer = httpx2.get(f"{url}/v1/hosts", headers=headers, timeout=5.0)
+        answer = httpx2.get(f"{url}/v1/hosts", headers=headers, timeout=60.0)
     except httpx2.TransportError:
         return False
     if answer.status_code != 200:

@@ -32,8 +32,10 @@ def failure(fleet: Fleet, behaviour: str, ranks: int = 1, **fields: object) -> J
 
 
 def test_ranks_that_hang_are_ended_after_the_stall_limit_and_say_where_they_are(fleet: Fleet) -> None:
-    ref = fleet.submit("deadlocked", 2, stall_s=20.0)
+    """Two jobs at once, as the limit takes its time: one fails, the other one has a retry left."""
+    ref, patient = fleet.submit("deadlocked", 2, stall_s=20.0), fleet.submit("deadlocked", 2, stall_s=20.0, retries=1)
     fleet.supervise(ref)
+    fleet.supervise(patient)
     job = fleet.ended(ref)
     assert job.error is not None
     assert (job.state, job.error.type) == ("failed", "Stalled")
@@ -42,6 +44,8 @@ def test_ranks_that_hang_are_ended_after_the_stall_limit_and_say_where_they_are(
     assert processes_of(ref) == []
     _, path = fleet.store.artifacts.get(ref.job_id, "errors/attempt-1-rank-1.txt")
     assert "in wait_for_a_lock" in path.read_text()
+    eventually(lambda: fleet.job(patient).state == "queued")
+    assert "retry 1 of 1" in (fleet.job(patient).reason or "")
 
 
 def test_a_rank_that_is_stopped_is_said_not_to_answer(fleet: Fleet) -> None:
@@ -53,13 +57,6 @@ def test_a_rank_that_is_stopped_is_said_not_to_answer(fleet: Fleet) -> None:
     assert error is not None
     assert (error.type, error.rank) == ("Stalled", 0)
     assert "it did not answer, as a process that is stopped" in error.message
-
-
-def test_a_stall_uses_a_retry(fleet: Fleet) -> None:
-    ref = fleet.submit("deadlocked", 2, stall_s=20.0, retries=1)
-    fleet.supervise(ref)
-    eventually(lambda: fleet.job(ref).state == "queued")
-    assert "retry 1 of 1" in (fleet.job(ref).reason or "")
 
 
 def test_the_stall_limit_is_an_hour_unless_the_spec_says_otherwise() -> None:

@@ -58,9 +58,10 @@ def assert_died_by_sigterm(fleet: Fleet, ref: AttemptRef, rank: int) -> None:
 def test_no_signal_to_any_process_of_a_job_makes_it_a_success(fleet: Fleet, number: signal.Signals) -> None:
     """Losing a process of the service uses no retry; losing torchrun or a rank fails the attempt."""
     victims: dict[str, tuple[AttemptRef, psutil.Process]] = {}
-    for role in ("supervisor", "keeper", "launcher", "rank"):
-        ref = fleet.submit("endless")
-        supervisor = psutil.Process(fleet.supervise(ref).pid)
+    refs = {role: fleet.submit("endless") for role in ("supervisor", "keeper", "launcher", "rank")}
+    supervisors = {role: psutil.Process(fleet.supervise(ref).pid) for role, ref in refs.items()}
+    for role, ref in refs.items():
+        supervisor = supervisors[role]
         eventually(lambda ref=ref: fleet.printed(ref, "working"))
         keeper = supervisor.children()[0]
         launcher = keeper.children()[0]
@@ -80,4 +81,4 @@ def test_no_signal_to_any_process_of_a_job_makes_it_a_success(fleet: Fleet, numb
         ours = role == "supervisor" or (role, number) == ("keeper", signal.SIGKILL)
         assert job.state == ("queued" if ours else "failed"), (role, job)
         assert job.result is None
-        eventually(lambda ref=ref: not processes_of(ref), 5)
+        eventually(lambda ref=ref: not processes_of(ref))

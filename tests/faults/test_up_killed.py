@@ -40,7 +40,7 @@ def test_c2_a_start_after_kill_9_takes_over_and_the_job_ends_once(tmp_path: Path
     with up(data) as process, client_of(process, data) as client:
         url = address(process, data)
         job = client.submit(TRAIN)
-        wait_until(lambda: client.job(job.id).state == "running", 120)
+        wait_until(lambda: client.job(job.id).state == "running")
         old = brokers(data)
         assert len(old) == 1
         if next_start == "API dead":
@@ -85,9 +85,9 @@ def test_c5_the_api_killed_while_the_broker_hangs_ends_nothing_else(tmp_path: Pa
         broker.suspend()
         part_of(process, "api").kill()
         # Without an answer from the broker the API cannot start: it ends by itself at least once.
-        wait_until(lambda: "the API ended with exit code 2" in said(data).read_text(), 120)
+        wait_until(lambda: "the API ended with exit code 2" in said(data).read_text())
         broker.resume()
-        wait_until(client.is_ready, 120)
+        wait_until(client.is_ready)
         assert process.poll() is None
         assert (broker.is_running(), worker.is_running()) == (True, True)
         process.send_signal(signal.SIGTERM)

@@ -112,8 +112,8 @@ def attempted(act: str, argument: Any) -> str:
     return str(found) if act in ("limit", "status", "list") else "ok"
 
 
-def meet_then(act: Callable[[RunContext], None], context: RunContext) -> None:
-    """Rank 1 acts; its peers wait for it in a collective that cannot end."""
+def meet_then(act: Callable[[RunContext], None], context: RunContext, met: threading.Event | None = None) -> None:
+    """Rank 1 acts; its peers wait for it in a collective that cannot end. ``met`` is set when all are there."""
     import torch
     import torch.distributed as dist
 
@@ -121,6 +121,8 @@ def meet_then(act: Callable[[RunContext], None], context: RunContext) -> None:
 
     distributed.start("cpu")
     dist.barrier()
+    if met is not None:
+        met.set()
     print(f"rank {context.rank} met the others", flush=True)
     if context.rank == 1:
         act(context)
@@ -221,9 +223,19 @@ def publishing(context: RunContext) -> None:
 
 
 def deadlocked(context: RunContext) -> None:
-    """Reports a step, then waits for what does not come: rank 1 for a lock, its peers for rank 1."""
+    """Reports a step, then waits for what does not come: rank 1 for a lock, its peers for rank 1.
+
+    Until they wait the ranks are heard of, however long torch takes to be imported.
+    """
     context.report.metric(1, {"loss": 1.0})
-    meet_then(lambda _: wait_for_a_lock(), context)
+    met = threading.Event()
+    threading.Thread(target=talk_until, args=(met,), daemon=True).start()
+    meet_then(lambda _: wait_for_a_lock(), context, met)
+
+
+def talk_until(met: threading.Event) -> None:
+    while not met.wait(0.5):
+        print("on the way", flush=True)
 
 
 def wait_for_a_lock() -> None:

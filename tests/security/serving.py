@@ -62,7 +62,7 @@ def serving(settings: Settings) -> Iterator[Service]:
     assert not thread.is_alive()
 
 
-def wait_until(holds: Callable[[], bool], within_s: float = 60.0) -> None:
+def wait_until(holds: Callable[[], bool], within_s: float = 150.0) -> None:
     """Until ``holds``; a machine that is busy may take long."""
     deadline = time.monotonic() + within_s
     while not holds():
