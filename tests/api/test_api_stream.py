@@ -204,7 +204,7 @@ def test_many_subscribers_all_see_everything(server: Server, secret: str, worker
         worker.metrics(ref, range(start, start + 25), first=start)
     worker.succeed(ref)
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert all(found[other] == list(range(500)) for other in others)
     wait_until(lambda: hub.open_streams == 0)
     assert not hub._cursors
