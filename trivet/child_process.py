@@ -12,18 +12,31 @@ from pathlib import Path
 
 from service.jobs.processes import ProcessLock
 
-ENDS_WITHIN_S = 15.0
-SETTLED_S = 10.0
-"""What ends sooner than this after its start would go on to do so."""
-LONGEST_PAUSE_S = 30.0
+
+@dataclass(frozen=True)
+class ServiceTimes:
+    """How long the parts of this machine's service may take, in seconds."""
+
+    ready_within_s: float = 60.0
+    """For a part to answer after its start."""
+    ends_within_s: float = 15.0
+    """For a part to end when it is asked to; then it is killed."""
+    report_within_s: float = 10.0
+    """For a supervisor to report its attempt's end, beyond the grace of its ranks."""
+    settled_s: float = 10.0
+    """What ends sooner than this after its start would go on to do so."""
+    first_pause_s: float = 1.0
+    longest_pause_s: float = 30.0
+    """Before what keeps ending soon after its start is started again; pauses double between these two."""
 
 
 @dataclass
 class Restarts:
-    """Decides when something that ended by itself is started again: at once, but after a pause that doubles from one
-    second to 30 for what keeps ending soon after its start. Times are on the monotonic clock, in seconds.
+    """Decides when something that ended by itself is started again: at once, but after a pause that doubles for what
+    keeps ending soon after its start. Times are on the monotonic clock, in seconds.
     """
 
+    times: ServiceTimes = ServiceTimes()
     started_at: float = -inf
     due_at: float | None = None
     """None while it runs."""
@@ -33,8 +46,9 @@ class Restarts:
         """Plan the next start; whether the end is news."""
         if self.due_at is not None:
             return False
-        settled = now - self.started_at > SETTLED_S
-        self.pause_s = 0.0 if settled else min(max(1.0, 2 * self.pause_s), LONGEST_PAUSE_S)
+        times = self.times
+        settled = now - self.started_at > times.settled_s
+        self.pause_s = 0.0 if settled else min(max(times.first_pause_s, 2 * self.pause_s), times.longest_pause_s)
         self.due_at = now + self.pause_s
         return True
 
@@ -57,6 +71,7 @@ class ChildProcess:
     environment: Mapping[str, str]
     log: Path
     descriptors: tuple[int, ...] = ()
+    times: ServiceTimes = ServiceTimes()
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,7 +80,7 @@ class ChildProcess:
         self.start()
 
     def start(self) -> None:
-        lock = ProcessLock.taken_over(lock_of(self.log), ENDS_WITHIN_S)
+        lock = ProcessLock.taken_over(lock_of(self.log), self.times.ends_within_s)
         try:
             with self.log.open("ab") as output:
                 self.process = subprocess.Popen(
@@ -83,7 +98,7 @@ class ChildProcess:
     def end(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(ENDS_WITHIN_S)
+            self.process.wait(self.times.ends_within_s)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -22,16 +22,13 @@ from service.jobs.private import NotPrivateError, close_to_others, read_private
 from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
 from service.jobs.settings import ENV_PREFIX, Settings
 from service.jobs.supervisor_registry import SupervisorRegistry
-from trivet.child_process import ENDS_WITHIN_S, ChildProcess, Restarts, how, lock_of
+from trivet.child_process import ChildProcess, Restarts, ServiceTimes, how, lock_of
 from trivet.client import Client
 from trivet.errors import TrivetError
 
-READY_WITHIN_S = 60.0
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Nothing that lies where the service is started takes the place of a module of the same name."""
 _POLL_S = 0.1
-_REPORT_S = 10.0
-"""Beyond the ranks' grace: time for a supervisor to report its attempt's end."""
 
 
 class StartError(TrivetError):
@@ -47,6 +44,7 @@ class LocalService:
     """
 
     settings: Settings
+    times: ServiceTimes = field(default_factory=ServiceTimes)
     broker: EmbeddedBroker | None = None
     parts: dict[str, ChildProcess] = field(default_factory=dict)
     restarts: dict[str, Restarts] = field(default_factory=lambda: defaultdict(Restarts))
@@ -151,7 +149,7 @@ class LocalService:
 
     def _end_leftover(self, name: str) -> None:
         if found := holders(lock_of(self._log(name))):
-            end_processes(found, ENDS_WITHIN_S)
+            end_processes(found, self.times.ends_within_s)
             self.leftovers.append(name)
 
     def _log(self, name: str) -> Path:
@@ -160,7 +158,7 @@ class LocalService:
     def _end_jobs(self, worker: ChildProcess) -> None:
         launched = _children(worker.process.pid)
         worker.end()
-        _end_supervisors(self.settings, launched)
+        _end_supervisors(self.settings, launched, self.times.report_within_s)
 
     def _start(self, listening: socket.socket) -> None:
         host, port = listening.getsockname()[:2]
@@ -192,11 +190,12 @@ class LocalService:
     def _spawn(
         self, name: str, arguments: list[str], environment: dict[str, str], descriptors: tuple[int, ...] = ()
     ) -> None:
-        self.parts[name] = ChildProcess(name, arguments, environment, self._log(name), descriptors)
+        self.parts[name] = ChildProcess(name, arguments, environment, self._log(name), descriptors, self.times)
 
     def _wait_until_ready(self) -> None:
         key_file = self.settings.admin_key_file
-        _until(lambda: self._alive() and Client(self.url, "none").is_ready(), "the API does not answer")
+        within_s = self.times.ready_within_s
+        _until(lambda: self._alive() and Client(self.url, "none").is_ready(), within_s, "the API does not answer")
         secret = self.settings.key.get_secret_value() if self.settings.key else read_private(key_file)
         if secret is None:
             raise StartError(f"there is no key in {key_file}; set TRIVET_KEY to an admin key of this service")
@@ -205,6 +204,7 @@ class LocalService:
             mine = self.settings.worker_name
             _until(
                 lambda: self._alive() and any(host.alive and host.name == mine for host in client.hosts()),
+                within_s,
                 "the worker did not report itself",
             )
 
@@ -217,7 +217,7 @@ class LocalService:
         return True
 
 
-def _end_supervisors(settings: Settings, launched: Sequence[psutil.Process] = ()) -> None:
+def _end_supervisors(settings: Settings, launched: Sequence[psutil.Process], report_within_s: float) -> None:
     """Ask every supervisor of this host to end its group and to give its part back to the queue.
 
     ``launched`` are processes of the worker that may have a part to run and have not entered themselves yet.
@@ -227,11 +227,11 @@ def _end_supervisors(settings: Settings, launched: Sequence[psutil.Process] = ()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
-    _, alive = psutil.wait_procs(processes, timeout=settings.stop_grace_s + _REPORT_S)
+    _, alive = psutil.wait_procs(processes, timeout=settings.stop_grace_s + report_within_s)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()  # its keeper ends the group
-    psutil.wait_procs(alive, timeout=_REPORT_S)
+    psutil.wait_procs(alive, timeout=report_within_s)
 
 
 def _running(pids: Iterable[int]) -> Iterator[psutil.Process]:
@@ -263,11 +263,11 @@ def _listener(settings: Settings) -> socket.socket:
     return listening
 
 
-def _until(holds: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + READY_WITHIN_S
+def _until(holds: Callable[[], bool], within_s: float, otherwise: str) -> None:
+    deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() > deadline:
-            raise StartError(f"{otherwise} within {READY_WITHIN_S:.0f} s")
+            raise StartError(f"{otherwise} within {within_s:.0f} s")
         time.sleep(_POLL_S)
 
 

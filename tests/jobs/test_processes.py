@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
-from trivet.child_process import LONGEST_PAUSE_S, SETTLED_S, Restarts
+from trivet.child_process import Restarts, ServiceTimes
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_what_ends_after_a_quiet_time_is_started_at_once_and_what_keeps_ending_e
         assert restarts.is_due(now)
         restarts.started(now)
         assert not restarts.is_due(now)
-        now += SETTLED_S / 2
-    assert pauses == [0, 1, 2, 4, 8, 16, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
-    assert restarts.ended(now + SETTLED_S)
+        now += ServiceTimes.settled_s / 2
+    assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert restarts.ended(now + ServiceTimes.settled_s)
     assert restarts.pause_s == 0
