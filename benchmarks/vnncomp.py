@@ -30,8 +30,8 @@ from service.bounds.graph import UnsupportedModelError
 from service.bounds.methods import METHODS
 from service.formats.vnnlib import parse
 from service.verification.bab.driver import decide
-from service.verification.bab.inputs.search import FEW_INPUTS
 from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.settings import InputSearchSettings
 from service.verification.certify import Verdict
 
 ANSWERS = {Verdict.VERIFIED: "unsat", Verdict.FALSIFIED: "sat", Verdict.UNKNOWN: "unknown"}
@@ -100,7 +100,7 @@ def subject(path: Path, dtype: torch.dtype, device: str) -> ModelUnderVerificati
 def run(instance: Instance, choices: Choices) -> Row:
     """Few inputs are searched in float64: small boxes need the digits."""
     query = parse(content(instance.folder / instance.vnnlib).decode())
-    dtype = torch.float64 if query.inputs <= FEW_INPUTS else torch.float32
+    dtype = torch.float64 if query.inputs <= InputSearchSettings().most_inputs else torch.float32
     try:
         under = subject(instance.folder / instance.onnx, dtype, choices.device)
     except UnsupportedModelError as error:

@@ -291,6 +291,7 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
     from service.formats.vnnlib import Case, Halfspace, Query
     from service.verification.bab.decision import Technique
     from service.verification.bab.driver import decide
+    from service.verification.engine import PLAIN
 
     net = mlp([4, 9, 10, 2], nn.ReLU(), 1, scale=2.0).double().eval().requires_grad_(False)
     x = 2 * torch.rand(4000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
@@ -304,11 +305,11 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
         "verified": (subject, above(4, 1.0, *(most + 0.1 * (most - least)).tolist()), 60.0),
         "falsified": (subject, above(4, 1.0, *(most - 0.05 * (most - least)).tolist()), 60.0),
         "open": (cancelling, reached, 0.5),
-        "wrong": (replace(cancelling, rigorous=False), reached, 60.0),
+        "wrong": (replace(cancelling, engine=replace(cancelling.engine, arithmetic=PLAIN)), reached, 60.0),
     }
     found: dict[str, list[str]] = {}
     for means in (Technique[each] for each in splits):
-        with patch("service.verification.bab.driver.technique_for", lambda specification, means=means: means):
+        with patch("service.verification.bab.driver.technique_for", lambda *_, means=means: means):
             for name, (each, query, limit) in cases.items():
                 decision = decide(each, query, CROWN, limit, restarts=0)
                 assert decision.technique is means

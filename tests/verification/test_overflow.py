@@ -14,8 +14,8 @@ from service.bounds.methods import CROWN, METHODS, Effort
 from service.bounds.network import prepare
 from service.formats.vnnlib import Case, Halfspace, Query
 from service.verification.bab.driver import decide
-from service.verification.bab.inputs.search import FEW_INPUTS
 from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.settings import InputSearchSettings
 from service.verification.bab.specification import specifications
 from service.verification.certify import Verdict
 from service.verification.engine import NetworkEngine
@@ -78,13 +78,13 @@ def test_an_infinite_sum_is_no_bound(method: str) -> None:
         assert float(analysis.lower_bounds(torch.ones(1, 1, 1))) < 0
 
 
-@pytest.mark.parametrize("features", [2, FEW_INPUTS + 1])
+@pytest.mark.parametrize("features", [2, InputSearchSettings().most_inputs + 1])
 def test_an_infinite_sum_is_no_proof(features: int) -> None:
     decision = decide(overflowing(features), asked(features), CROWN, 0.1)
     assert decision.verdict is not Verdict.VERIFIED
 
 
-@pytest.mark.parametrize("features", [2, FEW_INPUTS + 1])
+@pytest.mark.parametrize("features", [2, InputSearchSettings().most_inputs + 1])
 def test_a_narrow_dip_in_a_wide_box_is_not_rounded_away(features: int) -> None:
     subject = narrow(features)
     for width in (1e6, 1e8, 1e12):
@@ -96,7 +96,7 @@ def test_a_narrow_dip_in_a_wide_box_is_not_rounded_away(features: int) -> None:
         assert decision.verdict is not Verdict.VERIFIED
 
 
-@pytest.mark.parametrize("features", [2, FEW_INPUTS + 1])
+@pytest.mark.parametrize("features", [2, InputSearchSettings().most_inputs + 1])
 @pytest.mark.parametrize("first", [lambda features: overflowing(features).module, Summed], ids=["weighted", "summed"])
 def test_an_infinite_sum_has_no_sign_for_the_next_layer(first: Callable[[int], nn.Module], features: int) -> None:
     """The output is 0: the sum is negative, so that nothing passes the last ReLU."""

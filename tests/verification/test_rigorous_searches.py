@@ -84,7 +84,7 @@ def above(features: int, radius: float, *thresholds: float) -> Query:
 @pytest.fixture(params=[Technique.INPUTS, Technique.ACTIVATIONS])
 def means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Technique:
     if request.param is Technique.ACTIVATIONS:
-        monkeypatch.setattr(DECIDING, "technique_for", lambda specification: Technique.ACTIVATIONS)
+        monkeypatch.setattr(DECIDING, "technique_for", lambda *_: Technique.ACTIVATIONS)
     found: Technique = request.param
     return found
 
@@ -117,7 +117,7 @@ def test_what_is_verified_holds_over_the_rational_numbers(splits: Technique, see
     least, most = values.amin(dim=0), values.amax(dim=0)
     query = above(4, 1.0, *(most + share * (most - least)).tolist())
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(DECIDING, "technique_for", lambda specification: splits)
+        patched.setattr(DECIDING, "technique_for", lambda *_: splits)
         plain, rigorous = (decide(subject(net, 4, DOUBLE, rigorous=each), query, CROWN, 20.0) for each in (False, True))
     assert rigorous.verdict == plain.verdict != Verdict.UNKNOWN
     if rigorous.verdict is Verdict.VERIFIED:
