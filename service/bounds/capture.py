@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, default_decompositions, export
 
-from service.bounds.compositions import COMPOSITIONS
+from service.bounds.decompositions import DECOMPOSITIONS
 from service.bounds.exported import Reader
 from service.bounds.functional import recognised
 from service.bounds.graph import Graph, UnsupportedModelError
@@ -91,7 +91,7 @@ def _export(module: nn.Module, state: dict[str, Tensor], input_shape: tuple[int,
     table = default_decompositions()
     for overload in [overload for overload in table if _is_bounded_whole(str(overload))]:
         del table[overload]
-    for composed, written in COMPOSITIONS.items():
+    for composed, written in DECOMPOSITIONS.items():
         table[composed] = written
     try:
         with warnings.catch_warnings(), torch.no_grad(), recognised():

@@ -24,15 +24,15 @@ LARGEST = 2**22
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class FoldedForm:
     """``Σ matrices[source] · source + bias`` over flattened values; matrices are ``(entries, entries of source)``."""
 
     matrices: Mapping[str, Tensor]
     bias: Tensor
 
-    def rows(self, rows: Tensor) -> Form:
+    def rows(self, rows: Tensor) -> FoldedForm:
         """``rows`` ``(n, entries)`` times the form."""
-        return Form({name: rows @ matrix for name, matrix in self.matrices.items()}, rows @ self.bias)
+        return FoldedForm({name: rows @ matrix for name, matrix in self.matrices.items()}, rows @ self.bias)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +57,8 @@ class Folded:
 
     network: Network
     operators: tuple[FoldedOperator, ...]
-    forms: Mapping[str, Form]
-    output: Form
+    forms: Mapping[str, FoldedForm]
+    output: FoldedForm
 
     @property
     def input(self) -> str:
@@ -83,7 +83,7 @@ def fold(network: Network, like: Tensor) -> Folded | None:
     return Folded(network, operators, forms, forms[network.graph.output.name])
 
 
-def _form(network: Network, name: str, sources: set[str], like: Tensor) -> Form:
+def _form(network: Network, name: str, sources: set[str], like: Tensor) -> FoldedForm:
     """Return a value as an affine form: the identity, propagated back until every coefficient lies on a source."""
     start = network.nodes[name]
     identity = torch.eye(start.size, dtype=like.dtype, device=like.device).reshape(1, start.size, *start.shape)
@@ -102,4 +102,4 @@ def _form(network: Network, name: str, sources: set[str], like: Tensor) -> Form:
 
     nodes = network.graph.nodes[network.position[name] :: -1]
     traverse_backward(nodes, {name: identity}, propagate, lambda _, earlier, new: earlier + new)
-    return Form(matrices, sum(biases[1:], start=biases[0]))
+    return FoldedForm(matrices, sum(biases[1:], start=biases[0]))

@@ -44,7 +44,7 @@ class _Rows:
 
 
 @dataclass(eq=False)
-class Walk:
+class BoxPlanes:
     """One batch of boxes ``(batch, features)``, operator by operator."""
 
     folded: Folded

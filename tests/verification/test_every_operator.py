@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from service.bounds.capture import capture
-from service.bounds.evaluated import function_of
 from service.bounds.exchange import Exchange
 from service.bounds.graph import BatchSize, Graph, Node, Ref, Repeated
+from service.bounds.graph_module import function_of
 from service.bounds.interval import Interval
 from service.bounds.onnx import load
 from service.bounds.operators import LINEAR, NONLINEAR, OPERATORS, by_overload

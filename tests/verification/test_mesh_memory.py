@@ -17,7 +17,7 @@ from torch import nn
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Analysis, Effort
 from service.bounds.network import Network, prepare
-from service.bounds.stages import Line, prepare_stages
+from service.bounds.stages import StageLink, prepare_stages
 from service.jobs.spec.base import ParallelSpec
 from service.jobs.spec.model import MlpConfig, TransformerConfig
 from service.models import build
@@ -90,7 +90,7 @@ def effort_of_stages() -> list[int]:
     distributed.start("cpu")
     mesh, cpu = build_mesh(ParallelSpec(pp=2), "cpu"), torch.device("cpu")
     module = build(MlpConfig(in_features=8, hidden=(8, 8), out_features=4), mesh).requires_grad_(False)
-    staged = prepare_stages(module, (8,), mesh.tp, Line(mesh, cpu))
+    staged = prepare_stages(module, (8,), mesh.tp, StageLink(mesh, cpu))
     given: list[int] = []
 
     def method(network: Network, box: Interval, effort: Effort) -> Analysis:

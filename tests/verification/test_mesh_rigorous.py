@@ -257,26 +257,26 @@ def cancelling(axis: Any) -> dict[str, dict[str, float]]:
 
 
 def cut(graph: Any, axis: Any) -> Any:
-    from service.bounds.evaluated import Evaluated
+    from service.bounds.graph_module import ExecutableGraph
     from service.bounds.network import from_graph
     from service.bounds.shard import shard
     from service.verification.bab.model import ModelUnderVerification
     from service.verification.engine import RIGOROUS, NetworkEngine
 
     network = from_graph(shard(graph, axis), axis)
-    module = Evaluated(network.graph)
+    module = ExecutableGraph(network.graph)
     return ModelUnderVerification(module, NetworkEngine(network, RIGOROUS), module, None, torch.float64)
 
 
 def cut_into_stages(graph: Any, axis: Any, line: Any) -> Any:
-    from service.bounds.evaluated import Evaluated
+    from service.bounds.graph_module import ExecutableGraph
     from service.bounds.shard import shard
     from service.bounds.stages import InStages, divide_into_stages
     from service.verification.bab.model import ModelUnderVerification
     from service.verification.engine import RIGOROUS, StagesEngine
 
     staged = divide_into_stages(shard(graph, axis), axis, line)
-    module = InStages(Evaluated(staged.network.graph), line)
+    module = InStages(ExecutableGraph(staged.network.graph), line)
     return ModelUnderVerification(module, StagesEngine.of(staged, RIGOROUS), module, None, torch.float64)
 
 
@@ -336,7 +336,7 @@ def in_stages() -> dict[str, dict[str, Any]]:
     from service.bounds.methods import METHODS, Effort
     from service.bounds.network import prepare
     from service.bounds.optimise import Ascent
-    from service.bounds.stages import Line, prepare_stages
+    from service.bounds.stages import StageLink, prepare_stages
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
@@ -345,7 +345,7 @@ def in_stages() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for degrees, hidden in MESHES:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
-        line = Line(mesh, device)
+        line = StageLink(mesh, device)
         whole, divided, exactly, shape = mlps(mesh, *hidden)
         staged, alone = prepare_stages(divided, shape, mesh.tp, line), prepare(whole, shape)
         x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -21,7 +21,7 @@ from test_verify_job import context, trained
 from test_verify_job import specification as of_digits
 from torch import nn
 
-from service.bounds.forms import Form, _linear
+from service.bounds.affine_forward import AffineForm, _linear
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, METHODS, Effort
 from service.bounds.network import prepare
@@ -231,7 +231,7 @@ def test_forms_keep_what_a_large_constant_takes_from_small_slopes() -> None:
     network = prepare(nn.Sequential(copy.deepcopy(layer), nn.Tanh()).float(), (2,))
     node = network.nodes[network.nonlinear[0].inputs[0]]
     centre, slopes = torch.zeros(1, 2), torch.eye(2)[None]
-    form = _linear(network, node, [Form(centre, slopes, torch.zeros(1, 2))])
+    form = _linear(network, node, [AffineForm(centre, slopes, torch.zeros(1, 2))])
     exact = layer.weight.T.float().double()
     off = (form.slopes[0].double() - exact).abs().sum(dim=0)
     assert (off > 1e-6).any()

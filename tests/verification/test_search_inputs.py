@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from service.bounds.affine_forward import affine_forward
 from service.bounds.folded import fold
-from service.bounds.forms import forward_forms
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, Effort
 from service.bounds.network import prepare
-from service.bounds.planes import Walk, minimum
+from service.bounds.planes import BoxPlanes, minimum
 from service.formats.vnnlib import Case, Halfspace, Query
 from service.verification.bab.clipping import LinearCut, clipped
 from service.verification.bab.decision import Decision, SearchProgress, SearchResult, Technique
@@ -180,9 +180,9 @@ def test_planes_lie_below_the_rows(seed: int, scale: float) -> None:
     folded = fold(network, lower)
     assert folded is not None
     with torch.no_grad():
-        planes = Walk(folded, box, {}).planes(rows)
+        planes = BoxPlanes(folded, box, {}).planes(rows)
         inner = Interval(box.lower, box.lower + box.width / 2)
-        again = Walk(folded, inner, planes.known).planes(rows)
+        again = BoxPlanes(folded, inner, planes.known).planes(rows)
         for each, part in ((planes, box), (again, inner)):
             x = part.lower + torch.rand(40, 5, 2, dtype=torch.float64) * part.width
             below = torch.einsum("brf,nbf->nbr", each.coefficients, x) + each.bias
@@ -200,7 +200,7 @@ def test_affine_forms_hold_every_value(seed: int, scale: float) -> None:
     width[:, seed % 2] *= seed % 3  # sometimes without any width
     box = Interval(lower, lower + width)
     with torch.no_grad():
-        backward = forward_forms(network, box, Effort())
+        backward = affine_forward(network, box, Effort())
         identity = torch.eye(2, dtype=torch.float64)
         below = backward.lower_bounds(network.graph.output.name, torch.cat([identity, -identity])[None])
         x = lower + torch.rand(40, 4, 2, dtype=torch.float64) * width

@@ -22,7 +22,7 @@ def compare() -> dict[str, dict[str, float]]:
     from service.bounds.methods import METHODS, Effort
     from service.bounds.network import prepare
     from service.bounds.optimise import Ascent
-    from service.bounds.stages import InStages, Line, prepare_stages
+    from service.bounds.stages import InStages, StageLink, prepare_stages
     from service.jobs.spec.base import ParallelSpec
     from service.jobs.spec.model import MlpConfig
     from service.models import build
@@ -34,7 +34,7 @@ def compare() -> dict[str, dict[str, float]]:
     found = {}
     for degrees in MESHES:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
-        line = Line(mesh, device)
+        line = StageLink(mesh, device)
         for name, hidden in HIDDEN.items():
             config = MlpConfig(in_features=10, hidden=tuple(hidden), out_features=5)
             modules = [build(config, each, dtype=torch.float64, seed=3) for each in (None, mesh)]

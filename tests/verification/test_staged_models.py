@@ -18,8 +18,8 @@ from test_shard import Gated
 from torch import Tensor, nn
 
 from service.bounds.capture import capture
-from service.bounds.evaluated import Evaluated
 from service.bounds.graph import INPUT, Graph, Node, Ref, UnsupportedModelError
+from service.bounds.graph_module import ExecutableGraph
 from service.bounds.placement import place
 from service.bounds.stages.cuts import SLACK, cut_graph, held
 
@@ -70,7 +70,7 @@ def test_stages_one_after_the_other_are_the_model(name: str, stages: int) -> Non
     x = torch.randn(4, features, dtype=torch.float64)
     between = there = x.clone().requires_grad_()
     for part in cut_graph(graph, place(graph), stages):
-        between = Evaluated(part)(between)
+        between = ExecutableGraph(part)(between)
     own = x.clone().requires_grad_()
     expected = module(own)
     torch.testing.assert_close(between, expected)
@@ -79,7 +79,7 @@ def test_stages_one_after_the_other_are_the_model(name: str, stages: int) -> Non
 
 def test_a_graph_evaluates_in_the_type_of_its_constants() -> None:
     module, features = graphs()["images"]
-    evaluated = Evaluated(capture(module, (features,))).float()
+    evaluated = ExecutableGraph(capture(module, (features,))).float()
     assert evaluated(torch.zeros(2, features)).dtype == torch.float32
 
 
@@ -112,7 +112,7 @@ def test_too_many_stages_are_refused() -> None:
 
 def compare() -> dict[str, dict[str, float]]:
     """Differences to one process, relative to the largest bound, by model, mesh and method."""
-    from service.bounds.stages import Line
+    from service.bounds.stages import StageLink
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
@@ -121,7 +121,7 @@ def compare() -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for degrees in ({"pp": 4}, {"pp": 2, "tp": 2}):
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
-        line = Line(mesh, device)
+        line = StageLink(mesh, device)
         names = ["tangled", "images"] if "tp" in degrees else list(graphs())
         found |= {f"{name} on {degrees}": case for name, case in _of_graphs(mesh, line, names).items()}
         # Of three tokens each of two tensor-parallel ranks has all, of four it has two.
@@ -243,14 +243,14 @@ def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
 def real(folder: str) -> dict[str, dict[str, float]]:
     from service.bounds.network import from_graph
     from service.bounds.onnx import load
-    from service.bounds.stages import Line, divide_into_stages
+    from service.bounds.stages import StageLink, divide_into_stages
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
 
     device = distributed.start("cpu")
     mesh = build_mesh(ParallelSpec(pp=2), "cpu")
-    line, found = Line(mesh, device), {}
+    line, found = StageLink(mesh, device), {}
     for depth in (4, 6):
         (file,) = Path(folder).rglob(f"*256x{depth}.onnx*")
         module = load(gzip.decompress(file.read_bytes()))

@@ -23,7 +23,7 @@ def decisions() -> dict[str, dict[str, Any]]:
 
     from service.bounds.methods import CROWN
     from service.bounds.network import prepare
-    from service.bounds.stages import InStages, Line, prepare_stages
+    from service.bounds.stages import InStages, StageLink, prepare_stages
     from service.jobs.spec.base import ParallelSpec
     from service.jobs.spec.model import MlpConfig
     from service.models import build
@@ -59,7 +59,7 @@ def decisions() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for degrees in MESHES:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
-        line, own = Line(mesh, device), built(mesh)
+        line, own = StageLink(mesh, device), built(mesh)
         staged, model = prepare_stages(own, (70,), mesh.tp, line), InStages(own, line)
         search_group = SearchGroup(mesh.dp)
         subjects = {

@@ -7,8 +7,8 @@ a stage bounds its layers, those before it serve its passes, and those behind it
 
 from __future__ import annotations
 
-from service.bounds.stages.line import Line
+from service.bounds.stages.link import StageLink
 from service.bounds.stages.model import InStages
 from service.bounds.stages.staged import Staged, StagedAnalysis, divide_into_stages, prepare_stages
 
-__all__ = ["InStages", "Line", "Staged", "StagedAnalysis", "divide_into_stages", "prepare_stages"]
+__all__ = ["InStages", "StageLink", "Staged", "StagedAnalysis", "divide_into_stages", "prepare_stages"]

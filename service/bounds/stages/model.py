@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from service.bounds.stages.line import Line
+from service.bounds.stages.link import StageLink
 
 
 class InStages(nn.Module):
@@ -17,7 +17,7 @@ class InStages(nn.Module):
     that is asked for: from all ranks at the same point, with the same gradient of the outputs.
     """
 
-    def __init__(self, stage: nn.Module, line: Line) -> None:
+    def __init__(self, stage: nn.Module, line: StageLink) -> None:
         super().__init__()
         self.stage, self.line = stage, line
 
@@ -50,7 +50,7 @@ class _Across(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        line: Line = ctx.line
+        line: StageLink = ctx.line
         if not line.is_last:
             gradient = line.from_next()
         (own,) = torch.autograd.grad(ctx.end, ctx.own, gradient)

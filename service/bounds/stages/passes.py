@@ -20,10 +20,10 @@ from service.bounds.network import Climbing
 from service.bounds.optimise import Ascending, Ascent, Families
 from service.bounds.rigorous.method import plain_convolutions
 from service.bounds.rigorous.optimised import through
-from service.bounds.stages.line import Line
+from service.bounds.stages.link import StageLink
 
 
-class Asked(IntEnum):
+class StageRequest(IntEnum):
     """What a stage tells the one before it. Rows are its own, or common to the tensor-parallel ranks."""
 
     COMMON_ROWS = 0
@@ -49,28 +49,28 @@ class Asked(IntEnum):
 class StagesBefore:
     """A :class:`~service.bounds.network.Before` that is asked over the line."""
 
-    line: Line
+    line: StageLink
     entries: int
     features: int
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
-        return _asked(self.line, Asked.OWN_ROWS if own else Asked.COMMON_ROWS, rows)
+        return _asked(self.line, StageRequest.OWN_ROWS if own else StageRequest.COMMON_ROWS, rows)
 
     def climbing(self, anchor: Tensor) -> Climbing:
-        tell(self.line, Asked.CLIMB)
+        tell(self.line, StageRequest.CLIMB)
         return _Climbing(self.line, anchor)
 
     def chosen(self, rows: Tensor, own: bool) -> Tensor:
-        return _asked(self.line, Asked.OWN_ROWS_CHOSEN if own else Asked.COMMON_ROWS_CHOSEN, rows)
+        return _asked(self.line, StageRequest.OWN_ROWS_CHOSEN if own else StageRequest.COMMON_ROWS_CHOSEN, rows)
 
     def planes(self, rows: Tensor, own: bool) -> tuple[Tensor, Tensor]:
-        found = _asked(self.line, Asked.OWN_PLANES if own else Asked.COMMON_PLANES, rows)
+        found = _asked(self.line, StageRequest.OWN_PLANES if own else StageRequest.COMMON_PLANES, rows)
         return found[..., :-1], found[..., -1]
 
 
 @dataclass(frozen=True, eq=False)
 class _Climbing:
-    line: Line
+    line: StageLink
     anchor: Tensor
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
@@ -78,27 +78,27 @@ class _Climbing:
         return found
 
     def restart(self) -> None:
-        tell(self.line, Asked.RESTART)
+        tell(self.line, StageRequest.RESTART)
 
 
 class _Bounds(torch.autograd.Function):
     """Bounds of rows by the stages before. ``anchor`` takes a gradient where rows do not, since the stages wait."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, anchor: Tensor, line: Line, own: bool) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, anchor: Tensor, line: StageLink, own: bool) -> Tensor:
         ctx.line = line
-        return _asked(line, Asked.OWN_ROWS_CLIMBING if own else Asked.COMMON_ROWS_CLIMBING, rows)
+        return _asked(line, StageRequest.OWN_ROWS_CLIMBING if own else StageRequest.COMMON_ROWS_CLIMBING, rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        return _asked(ctx.line, Asked.GRADIENT, gradient), gradient.new_zeros(()), None, None
+        return _asked(ctx.line, StageRequest.GRADIENT, gradient), gradient.new_zeros(()), None, None
 
 
-def tell(line: Line, asked: Asked) -> None:
+def tell(line: StageLink, asked: StageRequest) -> None:
     line.to_previous(torch.tensor([asked]))
 
 
-def _asked(line: Line, asked: Asked, tensor: Tensor) -> Tensor:
+def _asked(line: StageLink, asked: StageRequest, tensor: Tensor) -> Tensor:
     tell(line, asked)
     line.to_previous(tensor)
     return line.from_previous()
@@ -108,7 +108,7 @@ def _asked(line: Line, asked: Asked, tensor: Tensor) -> Tensor:
 class Service:
     """This stage's answers to the next one, by passes from ``start``, its output."""
 
-    line: Line
+    line: StageLink
     backward: Pass
     start: str
     ascent: Ascent
@@ -117,23 +117,23 @@ class Service:
 
     def run(self) -> None:
         """Until nothing more is asked."""
-        while (asked := Asked(int(self.line.from_next()))) is not Asked.NOTHING:
+        while (asked := StageRequest(int(self.line.from_next()))) is not StageRequest.NOTHING:
             self._answer(asked)
 
-    def _answer(self, asked: Asked) -> None:
-        if asked is Asked.CLIMB:
+    def _answer(self, asked: StageRequest) -> None:
+        if asked is StageRequest.CLIMB:
             self._last = None
             self._climb = Ascending(Families(self.backward), self.start, self.ascent)
-        elif asked is Asked.RESTART:
+        elif asked is StageRequest.RESTART:
             self._climbing.restart()
-        elif asked is Asked.GRADIENT:
+        elif asked is StageRequest.GRADIENT:
             self.line.to_next(self._stepped(self.line.from_next()))
-        elif asked in (Asked.COMMON_ROWS_CLIMBING, Asked.OWN_ROWS_CLIMBING):
-            own = asked is Asked.OWN_ROWS_CLIMBING
+        elif asked in (StageRequest.COMMON_ROWS_CLIMBING, StageRequest.OWN_ROWS_CLIMBING):
+            own = asked is StageRequest.OWN_ROWS_CLIMBING
             self.line.to_next(self._bounds_while_climbing(self.line.from_next(), own))
         else:
             self._climb = self._last = None
-            self.line.to_next(self._bounds(self.line.from_next(), asked is Asked.OWN_ROWS))
+            self.line.to_next(self._bounds(self.line.from_next(), asked is StageRequest.OWN_ROWS))
 
     def _bounds(self, rows: Tensor, own: bool) -> Tensor:
         return self.backward.lower_bounds(self.start, rows, own)
@@ -171,12 +171,12 @@ class RigorousService(Service):
         with torch.no_grad(), plain_convolutions():
             super().run()
 
-    def _answer(self, asked: Asked) -> None:
-        if asked in (Asked.COMMON_ROWS_CHOSEN, Asked.OWN_ROWS_CHOSEN):
-            rows, own = self.line.from_next(), asked is Asked.OWN_ROWS_CHOSEN
+    def _answer(self, asked: StageRequest) -> None:
+        if asked in (StageRequest.COMMON_ROWS_CHOSEN, StageRequest.OWN_ROWS_CHOSEN):
+            rows, own = self.line.from_next(), asked is StageRequest.OWN_ROWS_CHOSEN
             self.line.to_next(through(self.walk, self._climbing).lower_bounds(self.start, rows, own=own))
-        elif asked in (Asked.COMMON_PLANES, Asked.OWN_PLANES):
-            slopes, constants = self.walk.planes(self.start, self.line.from_next(), asked is Asked.OWN_PLANES)
+        elif asked in (StageRequest.COMMON_PLANES, StageRequest.OWN_PLANES):
+            slopes, constants = self.walk.planes(self.start, self.line.from_next(), asked is StageRequest.OWN_PLANES)
             self.line.to_next(torch.cat([slopes, constants.unsqueeze(2)], dim=2))
         else:
             super()._answer(asked)

@@ -22,8 +22,8 @@ from service.bounds.operators import check
 from service.bounds.placement import Placement, check_constants, place, place_part
 from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.stages.cuts import cut_graph
-from service.bounds.stages.line import Line
-from service.bounds.stages.passes import Asked, RigorousService, Service, StagesBefore, tell
+from service.bounds.stages.link import StageLink
+from service.bounds.stages.passes import RigorousService, Service, StageRequest, StagesBefore, tell
 from service.parallel.mesh import Axis
 
 Crossing = LinearAnalysis | OptimisedAnalysis | RigorousAnalysis
@@ -43,7 +43,7 @@ class Staged:
     ``widest`` those of the largest, which are the same numbers on all stages.
     """
 
-    line: Line
+    line: StageLink
     network: Network
     outputs: int
     entries: int
@@ -96,7 +96,7 @@ class Staged:
             self._service(analysis).run()
             found = line.from_next()
         if not line.is_first:
-            tell(line, Asked.NOTHING)
+            tell(line, StageRequest.NOTHING)
             line.to_previous(found)
         return found
 
@@ -135,7 +135,7 @@ class StagedAnalysis:
         return found[..., :-1], found[..., -1]
 
 
-def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, line: Line) -> Staged:
+def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, line: StageLink) -> Staged:
     """Like :func:`~service.bounds.network.prepare` for a model of which ``module`` is this rank's stage.
 
     ``input_shape`` is that of the model; the ranks of ``axis`` have the stage together. Every rank calls it.
@@ -155,7 +155,7 @@ def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, li
     return stage_of(graph, placements, axis, line)
 
 
-def divide_into_stages(graph: Graph, axis: Axis, line: Line) -> Staged:
+def divide_into_stages(graph: Graph, axis: Axis, line: StageLink) -> Staged:
     """The same for a whole graph, of which this rank keeps its stage, on its device. Every rank calls it.
 
     Of ranks that share a model over ``axis`` each has its own part of the graph.
@@ -168,7 +168,7 @@ def divide_into_stages(graph: Graph, axis: Axis, line: Line) -> Staged:
     return stage_of(own, place_part(own, entering), axis, line)
 
 
-def stage_of(graph: Graph, placements: Mapping[str, Placement], axis: Axis, line: Line) -> Staged:
+def stage_of(graph: Graph, placements: Mapping[str, Placement], axis: Axis, line: StageLink) -> Staged:
     """The stage of a checked graph; every rank calls it."""
     exchange = Exchange(axis)
     check_constants(graph, placements, exchange)

@@ -14,7 +14,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import Bounder, Method
 from service.bounds.methods.base import PlaneAnalysis
 from service.bounds.network import Network
-from service.bounds.parts import with_parts
+from service.bounds.softmax_sums import with_softmax_sums
 from service.parallel.tensor import local_copy
 from service.verification.bab.inputs.input_bounds import InputBounds, InputBoundsFactory, RigorousInputBounds
 
@@ -70,7 +70,7 @@ class _PlainArithmetic(Arithmetic):
         return module
 
     def relaxed(self, network: Network) -> Network:
-        return with_parts(network)
+        return with_softmax_sums(network)
 
     def certifying(self, make: Callable[[], T]) -> T | None:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from service.bounds.evaluated import Evaluated
+from service.bounds.graph_module import ExecutableGraph
 from service.bounds.interval import Interval
 from service.bounds.methods import Analysis, Bounder, Effort, Method, repeatedly
 from service.bounds.methods.base import PlaneAnalysis
@@ -56,7 +56,7 @@ class NetworkEngine(BoundingEngine):
 
     def differentiable(self, module: nn.Module) -> nn.Module:
         # The model's own collectives need not have gradients; those of its graph do.
-        return module if self.network.exchange.axis.size == 1 else Evaluated(self.network.graph)
+        return module if self.network.exchange.axis.size == 1 else ExecutableGraph(self.network.graph)
 
     def bounder(self, method: Method) -> Bounder:
         return self.arithmetic.bounder(method)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from service.bounds.stages import Line
+from service.bounds.stages import StageLink
 from service.jobs.runtime import RunContext
 from service.jobs.spec.verify import FromOnnx, InstancesProperty, VerifySpec
 from service.parallel.mesh import build as build_mesh
@@ -26,7 +26,7 @@ def load_tasks(spec: VerifySpec, context: RunContext, device: torch.device) -> L
     :class:`~service.bounds.graph.UnsupportedModelError` or ``PropertyError`` when no model or the property can be done.
     """
     mesh = build_mesh(spec.parallel, context.device_type)
-    loader = TaskLoader(spec, mesh, device, Line(mesh, device) if mesh.pp.size > 1 else None)
+    loader = TaskLoader(spec, mesh, device, StageLink(mesh, device) if mesh.pp.size > 1 else None)
     if isinstance(spec.property, InstancesProperty):
         return loader.collected(list(load_instances(spec.property.instances, context.data, loader)))
     if isinstance(spec.model, FromOnnx):

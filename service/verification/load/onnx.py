@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from service.bounds.capture import capture
-from service.bounds.evaluated import Evaluated
 from service.bounds.exchange import Exchange
+from service.bounds.graph_module import ExecutableGraph
 from service.bounds.network import from_graph, prepare
 from service.bounds.shard import shard
-from service.bounds.stages import Line, divide_into_stages
+from service.bounds.stages import StageLink, divide_into_stages
 from service.models.build_once import build_once
 from service.verification.load.task_loader import TaskLoader
 from service.verification.properties import Property
@@ -84,10 +84,10 @@ def _load_divided(source: OnnxSource, loader: TaskLoader, property_of: PropertyO
     graph = shard(capture(module, sizes[:1]), tp, notes.append)
     if line is not None:
         staged = divide_into_stages(graph, tp, line)
-        task = loader.staged_task(Evaluated(staged.network.graph), staged, asked, runtime)
+        task = loader.staged_task(ExecutableGraph(staged.network.graph), staged, asked, runtime)
     else:
         graph = graph.to(device)
-        task = loader.task(Evaluated(graph), from_graph(graph, tp), asked, runtime)
+        task = loader.task(ExecutableGraph(graph), from_graph(graph, tp), asked, runtime)
     check(lambda x: task.module(x.to(task.like)), sizes[0], replace(runtime))
     return replace(task, notes=tuple(notes))
 
@@ -103,7 +103,7 @@ class _FirstRankRuntime:
     outputs: int
     dtype: type[np.floating[Any]]
     exchange: Exchange
-    line: Line | None
+    line: StageLink | None
     device: torch.device
 
     def flat(self, instance: Array) -> Array:

@@ -13,7 +13,7 @@ from torch import nn
 from service.bounds.graph import UnsupportedModelError
 from service.bounds.memory import is_out_of_memory, make_room
 from service.bounds.network import Network
-from service.bounds.stages import InStages, Line, Staged
+from service.bounds.stages import InStages, Staged, StageLink
 from service.jobs.spec.verify import VerifySpec
 from service.parallel.collectives import resolve
 from service.parallel.mesh import Mesh
@@ -42,7 +42,7 @@ class TaskLoader:
     spec: VerifySpec
     mesh: Mesh
     device: torch.device
-    line: Line | None
+    line: StageLink | None
 
     @property
     def is_alone(self) -> bool:

@@ -21,7 +21,7 @@ from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.rigorous.method import plain_convolutions
 from service.bounds.rounding import UNIT, gamma, magnitude
 from service.bounds.split import Multipliers, Splits
-from service.bounds.stages import Line
+from service.bounds.stages import StageLink
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
 
@@ -103,7 +103,7 @@ class Certificates:
 class StagedCertificates(Certificates):
     """Of a model in stages, each of which has its own part of every domain; all of them call it."""
 
-    line: Line
+    line: StageLink
 
     def _combined(self, walk: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
         """The last stage's: rows go up the line, and bounds come back."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.relaxation import Relaxed
-from service.bounds.stages import Line, Staged
+from service.bounds.stages import Staged, StageLink
 from service.verification.bab.activations.dual_objective import DomainBatch, DualObjective, SpecificationRows
 from service.verification.bab.activations.neuron_index import LocalSplits, NeuronIndex, NeuronIndexing
 
@@ -29,14 +29,14 @@ class StagedNeuronIndex:
     ``own`` numbers the ``count`` entries of this stage, from 0.
     """
 
-    line: Line
+    line: StageLink
     own: NeuronIndex
     offset: int
     count: int
     is_whole: bool = False
 
     @classmethod
-    def of(cls, line: Line, own: NeuronIndex) -> StagedNeuronIndex:
+    def of(cls, line: StageLink, own: NeuronIndex) -> StagedNeuronIndex:
         counts = line.joined(torch.tensor([own.entries * own.exchange.axis.size])).tolist()
         return cls(line, own, sum(counts[: line.rank]), counts[line.rank])
 
@@ -111,7 +111,7 @@ class StagedDualObjective(DualObjective):
 class _PreviousStages:
     """The stages before this one, which take the same step."""
 
-    line: Line
+    line: StageLink
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
         found: Tensor = _BoundsFromPrevious.apply(rows, self.line)  # type: ignore[no-untyped-call]
@@ -125,7 +125,7 @@ class _BoundsFromPrevious(torch.autograd.Function):
     """Rows to the stage before, bounds from there; gradients the other way."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, line: Line) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, line: StageLink) -> Tensor:
         ctx.line = line
         line.to_previous(rows)
         return line.from_previous()
@@ -140,7 +140,7 @@ class _RowsFromNext(torch.autograd.Function):
     """Rows from the next stage, whose gradient it waits for; ``anchor`` takes one that is zero."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, line: Line) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, line: StageLink) -> Tensor:
         ctx.line, ctx.like = line, anchor
         return line.from_next()
 
@@ -154,7 +154,7 @@ class _MarginsToAll(torch.autograd.Function):
     """A stage's bounds to the next one, the last one's margins to all; gradients the other way."""
 
     @staticmethod
-    def forward(ctx: Any, found: Tensor, line: Line) -> Tensor:
+    def forward(ctx: Any, found: Tensor, line: StageLink) -> Tensor:
         ctx.line = line
         if not line.is_last:
             line.to_next(found)

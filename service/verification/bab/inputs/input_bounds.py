@@ -15,15 +15,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from service.bounds.affine_forward import affine_forward
 from service.bounds.effort import Effort, affordable
 from service.bounds.folded import Folded, fold
-from service.bounds.forms import forward_forms
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.methods import IntermediateBounds, Method
 from service.bounds.methods.base import LinearAnalysis, PlaneAnalysis
 from service.bounds.network import Network
-from service.bounds.planes import Known, Planes, Walk, minimum
+from service.bounds.planes import BoxPlanes, Known, Planes, minimum
 from service.bounds.stages import Staged
 
 PAIRS, SLOPES, FORMS, ENDS = 10, 4, 8, 8
@@ -64,7 +64,7 @@ def factories_of(network: Network, method: Method, whole: Interval, effort: Effo
         return None if found is None else FoldedInputBounds(found)
 
     def propagated() -> PassInputBounds:
-        return PassInputBounds(network, forward_forms, affordable(network, whole, effort), 4 + 2 * free, 1 + free)
+        return PassInputBounds(network, affine_forward, affordable(network, whole, effort), 4 + 2 * free, 1 + free)
 
     return [folded, propagated, lambda: analysed]
 
@@ -88,7 +88,7 @@ class FoldedInputBounds:
         return PAIRS * widest * max(widest, features) + SLOPES * sum(sizes) * features + ENDS * sum(sizes)
 
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
-        return Walk(self.folded, box, known).planes(rows)
+        return BoxPlanes(self.folded, box, known).planes(rows)
 
 
 @dataclass(frozen=True, eq=False)

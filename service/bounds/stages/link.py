@@ -13,7 +13,7 @@ from service.parallel.pipeline.tags import Direction, Message
 from service.parallel.pipeline.transport import Transport
 
 
-class Line:
+class StageLink:
     """Messages to the stages beside this one.
 
     Tensors of any shape and type; both sides must call for the same message. A message has left when ``to_…`` returns.
@@ -25,7 +25,7 @@ class Line:
         self.rank, self.size, self.device = mesh.pp.rank, mesh.pp.size, device
         self._transport = Transport(mesh.pp.rank, owners, connect(mesh, owners), device)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Line:
+    def __deepcopy__(self, memo: dict[int, Any]) -> StageLink:
         return self
 
     @property

@@ -29,7 +29,7 @@ MOST_ROWS = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
+class AffineForm:
     """``centre + Σ slopes[i]·t_i ± rest`` with ``|t_i| ≤ 1``: ``(batch, *shape)``, slopes ``(batch, n, *shape)``."""
 
     centre: Tensor
@@ -40,7 +40,7 @@ class Form:
         return Interval.around(self.centre, self.slopes.abs().sum(dim=1) + self.rest).without_nan()
 
 
-def forward_forms(network: Network, box: Interval, effort: Effort) -> Pass:
+def affine_forward(network: Network, box: Interval, effort: Effort) -> Pass:
     """A pass with the intervals of every node and the relaxations of all non-linear ones; no rank is asked."""
     first = network.graph.input
     intervals, relaxations = {first.name: box}, dict[str, Relaxed]()
@@ -67,16 +67,18 @@ def forward_forms(network: Network, box: Interval, effort: Effort) -> Pass:
     return backward
 
 
-def _of_input(box: Interval) -> Form:
+def _of_input(box: Interval) -> AffineForm:
     """Only inputs that have any width in some instance get a slope."""
     radius = box.radius.flatten(1)
     (free,) = (radius > 0).any(dim=0).nonzero(as_tuple=True)
     slopes = radius.new_zeros(len(radius), len(free), radius.shape[1])
     slopes[:, torch.arange(len(free), device=free.device), free] = radius[:, free]
-    return Form(box.centre, slopes.reshape(len(radius), len(free), *box.lower.shape[1:]), torch.zeros_like(box.lower))
+    return AffineForm(
+        box.centre, slopes.reshape(len(radius), len(free), *box.lower.shape[1:]), torch.zeros_like(box.lower)
+    )
 
 
-def _linear(network: Network, node: Node, inputs: Sequence[Form]) -> Form:
+def _linear(network: Network, node: Node, inputs: Sequence[AffineForm]) -> AffineForm:
     """The operator on the centres, on each slope and on the remainders; its constant counts once.
 
     It is in what comes back for a slope, and takes some of its digits when it is taken off: these go to the remainder.
@@ -95,20 +97,20 @@ def _linear(network: Network, node: Node, inputs: Sequence[Form]) -> Form:
     lost = 2 * torch.finfo(slopes.dtype).eps * (with_constant.abs() + constant.abs().unsqueeze(1)).sum(dim=1)
     spread = operator.interval(node, [Interval(-form.rest, form.rest) for form in inputs], exchange)
     # Where there is no constant the slopes are as they are.
-    return Form(values[:batch], slopes, spread.radius + torch.where(constant == 0, 0.0, lost))
+    return AffineForm(values[:batch], slopes, spread.radius + torch.where(constant == 0, 0.0, lost))
 
 
 def _relaxed(
-    network: Network, node: Node, relaxed: Relaxed, inputs: Sequence[Form], bounds: Sequence[Interval]
-) -> Form:
+    network: Network, node: Node, relaxed: Relaxed, inputs: Sequence[AffineForm], bounds: Sequence[Interval]
+) -> AffineForm:
     """Along parallel lines around the function, or no better than its range where there are none."""
     if not isinstance(relaxed, Relaxation):
         reach = network.operator_of(node).interval(node, bounds, network.exchange)
         slopes = inputs[0].slopes.new_zeros(*inputs[0].slopes.shape[:2], *node.shape)
-        return Form(reach.centre, slopes, reach.radius)
+        return AffineForm(reach.centre, slopes, reach.radius)
     slope, band = _parallel(network, node, relaxed, bounds[0])
     form = inputs[0]
-    return Form(
+    return AffineForm(
         slope * form.centre + band.centre, slope.unsqueeze(1) * form.slopes, slope.abs() * form.rest + band.radius
     )
 

@@ -18,7 +18,7 @@ _OWN: Mapping[str, Callable[..., Tensor]] = {
 }
 
 
-class Evaluated(nn.Module):
+class ExecutableGraph(nn.Module):
     """``(batch, *shape of the input)`` to ``(batch, *shape of the output)``, differentiable, in the type of its
     constants, which are buffers.
     """

@@ -15,7 +15,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, prepare
 from service.bounds.optimise import Ascent
-from service.bounds.parts import with_parts
+from service.bounds.softmax_sums import with_softmax_sums
 from service.bounds.split import Preactivations
 from service.verification.bab.activations.intermediate_bounds import optimised
 
@@ -70,7 +70,7 @@ def test_bounds_that_know_of_parts_hold(method: str, seed: int, axis: int, radiu
     module, network = network_of(Attention(seed, axis), 4)
     box, points = boxed(seed, 4, radius)
     rows = torch.randn(1, 5, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    analysis = METHODS[method](with_parts(network), box, Effort(ascent=Ascent(iterations=3)))
+    analysis = METHODS[method](with_softmax_sums(network), box, Effort(ascent=Ascent(iterations=3)))
     found = analysis.lower_bounds(rows)[0]
     assert bool((found <= (module(points) @ rows[0].T).amin(dim=0) + 1e-9).all())
 
@@ -79,7 +79,7 @@ def test_equal_coefficients_of_all_parts_are_exact() -> None:
     _, network = network_of(Shares(other=False), 3)
     box, _ = boxed(0, 3, 0.7)
     rows = torch.tensor([[[2.0, 2.0, 2.0], [-1.0, -1.0, -1.0]]], dtype=torch.float64)
-    known = METHODS["crown"](with_parts(network), box, Effort()).lower_bounds(rows)
+    known = METHODS["crown"](with_softmax_sums(network), box, Effort()).lower_bounds(rows)
     torch.testing.assert_close(known, torch.tensor([[2.0, -1.0]], dtype=torch.float64))
     plain = METHODS["crown"](network, box, Effort()).lower_bounds(rows)
     assert bool((plain < known - 0.1).all())
@@ -87,7 +87,7 @@ def test_equal_coefficients_of_all_parts_are_exact() -> None:
 
 def test_parts_of_another_sum_are_none() -> None:
     _, network = network_of(Shares(other=True), 3)
-    assert with_parts(network) is network
+    assert with_softmax_sums(network) is network
 
 
 @given(st.integers(0, 10**6), st.sampled_from([0.05, 0.5]), st.sampled_from([-1.0, 60.0]))
@@ -96,7 +96,7 @@ def test_optimised_bounds_of_hidden_values_hold_whatever_time_is_left(seed: int,
     _, network = network_of(Attention(seed), 4)
     box, points = boxed(seed, 4, radius)
     first = Preactivations.of(network).bounds(METHODS["ibp"](network, box, Effort()).inputs)
-    found = optimised(with_parts(network), box, first, time.monotonic() + left, Effort())
+    found = optimised(with_softmax_sums(network), box, first, time.monotonic() + left, Effort())
     assert bool((found.lower >= first.lower - 1e-9).all())
     assert bool((found.upper <= first.upper + 1e-9).all())
     point = METHODS["ibp"](network, Interval.point(points), Effort())

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from service.bounds.compositions import elementwise, indexing, norms, windows
+from service.bounds.decompositions import elementwise, indexing, norms, windows
 
 aten = torch.ops.aten
 
-COMPOSITIONS: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.clamp.default: elementwise.clamp,
     aten.clamp.Tensor: elementwise.clamp,
     aten.clamp_min.default: elementwise.clamp,

@@ -13,7 +13,7 @@ from service.bounds.operators.softmax import SoftmaxProduct
 RECIPROCAL, SUM = "aten.reciprocal.default", "aten.sum.dim_IntList"
 
 
-def with_parts(network: Network) -> Network:
+def with_softmax_sums(network: Network) -> Network:
     """The same network, whose relaxations know of parts of a sum: for plain bounds, not for rigorous ones."""
     axes = {node.name: found for node in network.graph.nodes[1:] if (found := _axes(network.graph, node))}
     if not axes or type(network) is not Network:

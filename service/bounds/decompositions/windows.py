@@ -8,8 +8,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from service.bounds.compositions.elementwise import maximum, minimum
-from service.bounds.compositions.indexing import along
+from service.bounds.decompositions.elementwise import maximum, minimum
+from service.bounds.decompositions.indexing import along
 
 aten = torch.ops.aten
 
