@@ -10,6 +10,7 @@ from types import FrameType
 
 from rich.text import Text
 
+import service.jobs.kinds.registry  # noqa: F401 - logs at the start which installed packages cannot be used
 from service.jobs.settings import Settings
 from trivet.local import LocalService
 from trivet.terminal import Terminal
