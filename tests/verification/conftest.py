@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from verify_jobs import train
+
+from service.jobs.layout import DataLayout
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +18,11 @@ def parity() -> Path:
     if not (shared / "parity").is_dir():
         pytest.skip("the parity data (TRIVET_SHARED/parity) is not on this machine; it is not part of the repository")
     return shared / "parity"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> DataLayout:
+    """The data of a short training run on digits."""
+    data = DataLayout(tmp_path_factory.mktemp("data"))
+    train(data)
+    return data

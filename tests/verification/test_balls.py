@@ -9,16 +9,14 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from nets import Residual, mlp, output_bounds, prepared, redraw
-from test_verify_job import TRAINED, context, specification, trained, trained_model
 from torch import Tensor, nn
+from verify_jobs import TRAINED, context, specification, trained_model
 
 from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.jobs.layout import DataLayout
 from service.models.data import load
 from service.verification import job
-
-__all__ = ["trained"]
 
 METHODS = ["ibp", "crown-ibp", "crown", "alpha-crown"]
 

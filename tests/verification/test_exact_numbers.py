@@ -14,10 +14,10 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from onnx_jobs import upload
 from onnx_models import model, node
-from test_onnx_job import upload
 from test_rigorous_searches import linear, subject
-from test_verify_job import context
+from verify_jobs import context
 
 from service.bounds.methods import CROWN
 from service.formats.vnnlib import Query, parse, rounded_down, rounded_up

@@ -81,7 +81,7 @@ def verify(folder: str) -> list[dict[str, Any]]:
     import sys
 
     sys.path.insert(0, folder)
-    from test_verify_job import context
+    from verify_jobs import context
 
     from service.jobs.layout import DataLayout
     from service.jobs.spec.verify import VerifySpec

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import mlp
-from test_search_activations import (
+from search_problems import (
     NETS,
     bounding_of,
     evaluated,

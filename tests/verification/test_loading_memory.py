@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from onnx_models import dense
-from test_verify_job import context
+from verify_jobs import context
 
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RunContext

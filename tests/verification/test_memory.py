@@ -14,8 +14,8 @@ import pytest
 import torch
 from nets import mlp, prepared
 from scarcity import OPTIMISTIC, Claims, LimitedMemory, RandomFailures, size_of
+from search_problems import exact_minimum, specification_of, subject_from
 from test_attack import specification_of as goal_of_cases
-from test_search_activations import exact_minimum, specification_of, subject_from
 from torch import Tensor, nn
 
 from service.bounds import memory as module_of_memory

@@ -9,19 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from onnx_jobs import BOX, DECLARED, upload
 from onnx_models import dense
 from pydantic import ValidationError
 from scarcity import LimitedMemory
-from test_onnx_job import BOX, DECLARED, upload
-from test_verify_job import context, specification, trained
+from verify_jobs import context, specification
 
 from service.bounds.memory import SystemMeter
 from service.bounds.methods import CROWN
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
-
-__all__ = ["trained"]
 
 QUERY = DECLARED + BOX + "(assert (>= Y_0 1000))"
 
@@ -128,7 +126,7 @@ def together_on_a_crew_and_on_a_mesh() -> dict[str, Any]:
 
     from nets import mlp
     from scarcity import OPTIMISTIC, Claims, size_of
-    from test_search_activations import exact_minimum, specification_of, subject_from
+    from search_problems import exact_minimum, specification_of, subject_from
     from torch import nn
 
     from service.bounds.interval import Interval

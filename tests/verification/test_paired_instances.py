@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx_jobs import BOX, DECLARED, NETWORK, reach, upload
 from onnx_models import dense, model, node
 from pydantic import ValidationError
-from test_onnx_job import BOX, DECLARED, NETWORK, reach, upload
-from test_verify_job import Recorder, context
+from verify_jobs import Recorder, context
 
 from service.bounds.graph import UnsupportedModelError
 from service.formats.vnnlib import VnnlibError, bundle

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_verify_job import context, specification, trained
+from verify_jobs import context, specification
 
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort, ProgressMeter
@@ -19,8 +19,6 @@ from service.jobs.runtime import RecordingReporter
 from service.verification import progress
 from service.verification.job import run
 from service.verification.progress import JobProgress
-
-__all__ = ["trained"]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_search_activations import NETS, bounding_of, random_domains, subject_of
+from search_problems import NETS, bounding_of, random_domains, subject_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from test_verify_job import context, specification, train
+from verify_jobs import context, specification, train
 
 from service.jobs.bounds_row import BoundsRow, RowVerdict
 from service.jobs.layout import DataLayout

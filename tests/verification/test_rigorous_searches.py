@@ -14,12 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import mlp
-from test_onnx_job import BOX, DECLARED, reach
-from test_onnx_job import specification as of_onnx
+from onnx_jobs import BOX, DECLARED, reach
+from onnx_jobs import specification as of_onnx
 from test_rigorous import both_sides, cancelling, exactly
-from test_verify_job import context, trained
-from test_verify_job import specification as of_digits
 from torch import nn
+from verify_jobs import context
+from verify_jobs import specification as of_digits
 
 from service.bounds.affine_forward import AffineForm, _linear
 from service.bounds.interval import Interval
@@ -41,8 +41,6 @@ from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.certify import Verdict
 from service.verification.engine import PLAIN, RIGOROUS, NetworkEngine
-
-__all__ = ["trained"]
 
 DOUBLE = torch.float64
 DECIDING = importlib.import_module("service.verification.bab.driver")

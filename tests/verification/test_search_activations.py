@@ -5,26 +5,34 @@ from __future__ import annotations
 import importlib
 import time
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nets import Residual, mlp, redraw
-from scipy.optimize import Bounds, LinearConstraint, milp
-from test_verify_job import context, trained
-from test_verify_job import specification as of_digits
+from nets import mlp
+from search_problems import (
+    NETS,
+    bounding_of,
+    evaluated,
+    exact_minimum,
+    least_sampled,
+    random_domains,
+    searched,
+    specification_of,
+    subject_from,
+    subject_of,
+)
 from torch import Tensor, nn
+from verify_jobs import context
+from verify_jobs import specification as of_digits
 
 from service.bounds.interval import Interval
-from service.bounds.methods import CROWN, METHODS, Analysis, Effort, Method
-from service.bounds.network import Network, prepare
+from service.bounds.methods import METHODS, Analysis, Effort, Method
+from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
-from service.bounds.split import Multipliers, Preactivations, kink
-from service.formats.vnnlib import Case, Halfspace, Query
+from service.bounds.split import Multipliers, Preactivations
 from service.jobs.layout import DataLayout
 from service.verification import job
 from service.verification.bab.activations import search as activations
@@ -33,145 +41,12 @@ from service.verification.bab.activations.domains import DomainPool, Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
 from service.verification.bab.activations.intermediate_bab import _Problems, refined
 from service.verification.bab.activations.optimiser import CHECK_EVERY, OptimiserSettings
-from service.verification.bab.activations.search import split_activations
-from service.verification.bab.decision import SearchProgress, SearchResult, Technique
+from service.verification.bab.decision import Technique
 from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
-from service.verification.bab.specification import Specification, specifications
 from service.verification.certify import Verdict
 from service.verification.engine import NetworkEngine
-
-__all__ = ["trained"]
-
-
-class Gate(nn.Module):
-    """A product of two hidden values: an operator with two inputs."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(3, 6), nn.Linear(3, 6), nn.Linear(6, 2)
-        redraw(self, torch.Generator().manual_seed(seed))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(x)) * torch.sigmoid(self.second(x)))
-
-
-class Magnitude(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.abs()
-
-
-def convolutional(seed: int) -> nn.Sequential:
-    """A convolution, a residual block, a head; of three inputs."""
-    net = nn.Sequential(
-        nn.Linear(3, 16),
-        nn.Unflatten(1, (1, 4, 4)),
-        nn.Conv2d(1, 2, 3, padding=1),
-        nn.ReLU(),
-        nn.Flatten(),
-        Residual(32, nn.ReLU()),
-        nn.ReLU(),
-        nn.Linear(32, 2),
-    )
-    redraw(net, torch.Generator().manual_seed(seed))
-    return net
-
-
-NETS = {
-    "relu": lambda seed: mlp([3, 8, 8, 2], nn.ReLU(), seed),
-    "leaky": lambda seed: mlp([3, 8, 8, 2], nn.LeakyReLU(0.1), seed),
-    "abs": lambda seed: mlp([3, 8, 8, 2], Magnitude(), seed, 0.7),
-    "tanh": lambda seed: mlp([3, 8, 8, 2], nn.Tanh(), seed, 2.5),
-    "convolutional": convolutional,
-    "gate": Gate,
-}
-
-
-def subject_from(module: nn.Module, inputs: int) -> ModelUnderVerification:
-    module = module.double().eval().requires_grad_(False)
-    return ModelUnderVerification(module, NetworkEngine(prepare(module, (inputs,))), module, None, torch.float64)
-
-
-@lru_cache
-def subject_of(name: str, seed: int) -> ModelUnderVerification:
-    return subject_from(NETS[name](seed), 3)
-
-
-def specification_of(
-    lower: Tensor, upper: Tensor, rows: Tensor, thresholds: list[float], disjunct: list[int]
-) -> Specification:
-    """``disjunct`` numbers the disjunct of each row."""
-    halfspaces: list[list[Halfspace]] = [[] for _ in range(max(disjunct) + 1)]
-    for row, threshold, index in zip(rows.tolist(), thresholds, disjunct, strict=True):
-        halfspaces[index].append(Halfspace(tuple(enumerate(row)), threshold))
-    ends = tuple(lower.tolist()), tuple(upper.tolist())
-    cases = tuple(Case(*ends, tuple(each)) for each in halfspaces)
-    (goal,) = specifications(Query(len(lower), rows.shape[1], cases), torch.device("cpu"))
-    return goal
-
-
-def bounding_of(subject: ModelUnderVerification, lower: Tensor, upper: Tensor, rows: Tensor) -> DomainBounds:
-    """One disjunct of all ``rows``, without margins."""
-    box = Interval(lower[None], upper[None])
-    analysis = METHODS["crown"](subject.network, box, Effort())
-    bounds = Preactivations.of(subject.network).bounds(analysis.inputs)
-    specification_rows = DisjunctRows(
-        subject.network.graph.output.name,
-        rows[None],
-        rows.new_zeros(1, len(rows)),
-        torch.ones(1, len(rows), dtype=torch.bool),
-    )
-    return DomainBounds(DualObjective(subject.network, box, bounds, specification_rows))
-
-
-def evaluated(network: Network, x: Tensor) -> dict[str, Tensor]:
-    """The network's values at inputs ``(n, *input shape)``, by node."""
-    known = {network.graph.input.name: Interval.point(x)}
-    for node in network.graph.nodes[1:]:
-        known[node.name] = Interval.point(network.interval(node, known).centre)
-    return {name: each.centre for name, each in known.items()}
-
-
-def random_domains(domain_bounds: DomainBounds, count: int, depth: int, generator: torch.Generator) -> Domains:
-    """Splits at random entries: at kinks, or anywhere in the entry's interval where there is none."""
-    root = domain_bounds.roots(
-        torch.full((1, domain_bounds.specification_rows.rows.shape[1]), -torch.inf, dtype=torch.float64)
-    )
-    index = torch.randint(domain_bounds.preactivations.entries, (count, depth), generator=generator)
-    sign = torch.randint(2, (count, depth), generator=generator).double() * 2 - 1
-    share = torch.rand(count, depth, generator=generator, dtype=torch.float64)
-    lower, upper = domain_bounds.bounds.lower[0][index], domain_bounds.bounds.upper[0][index]
-    kinked = torch.cat(
-        [
-            torch.full((preactivation.size,), kink(domain_bounds.network, preactivation) is not None)
-            for preactivation in domain_bounds.preactivations.each
-        ]
-    )
-    at = torch.where(kinked[index], torch.zeros_like(share), lower + share * (upper - lower))
-    sign = torch.where((lower <= at) & (at <= upper), sign, 0.0)
-    beta = 2 * torch.randn(count, depth, generator=generator, dtype=torch.float64)
-    many = root.repeated(count)
-    slopes = torch.rand(many.slopes.shape, generator=generator, dtype=torch.float64)
-    weights = torch.rand(many.weights.shape, generator=generator, dtype=torch.float64) + 0.01
-    return many.with_(index=index, sign=sign, at=at, beta=beta, slopes=slopes, weights=weights)
-
-
-def least_sampled(domain_bounds: DomainBounds, domains: Domains, points: int, generator: torch.Generator) -> Tensor:
-    """The least of the combined rows over random inputs that satisfy the splits, +inf without any."""
-    lower, upper = domain_bounds.box.lower, domain_bounds.box.upper
-    x = lower + torch.rand(points, *lower.shape[1:], generator=generator, dtype=torch.float64) * (upper - lower)
-    values = evaluated(domain_bounds.network, x)
-    hidden = domain_bounds.preactivations.flattened(
-        {preactivation.value: values[preactivation.value] for preactivation in domain_bounds.preactivations.each}
-    )
-    outputs = values[domain_bounds.network.graph.output.name] @ domain_bounds.specification_rows.rows[0].T
-    weights = domains.weights / domains.weights.sum(dim=1, keepdim=True)
-    found = []
-    for own in range(len(domains)):
-        held = (domains.sign[own] * (hidden[:, domains.index[own]] - domains.at[own]) >= 0).all(dim=1)
-        found.append((outputs[held] @ weights[own]).min() if bool(held.any()) else torch.tensor(torch.inf).double())
-    return torch.stack(found)
 
 
 @pytest.mark.parametrize("name", sorted(NETS))
@@ -228,62 +103,6 @@ def test_optimised_multipliers_reach_the_minimum_over_the_halfspace() -> None:
     )
     half = root.split_further(zero, up, up, 0 * up)
     assert float(domain_bounds.optimised(half, OptimiserSettings(200, slopes=0.1)).margin) == pytest.approx(0, abs=0.02)
-
-
-def exact_minimum(net: nn.Sequential, lower: Tensor, upper: Tensor, row: Tensor, slope: float = 0.0) -> float:
-    """By a mixed-integer program over the network's equations: nothing in common with the code under test."""
-    layers = [layer for layer in net if isinstance(layer, nn.Linear)]
-    sizes = [len(lower)]
-    for layer in layers[:-1]:
-        sizes += [layer.out_features] * 3  # z, its activation, and a binary each
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    count, big = int(starts[-1]), 1e3
-    low, high, whole = np.full(count, -big), np.full(count, big), np.zeros(count)
-    low[: len(lower)], high[: len(lower)] = lower.numpy(), upper.numpy()
-    matrix, least, most = [], [], []
-
-    def add(entries: dict[int, float], from_: float, to: float) -> None:
-        line = np.zeros(count)
-        for place, factor in entries.items():
-            line[place] += factor
-        matrix.append(line)
-        least.append(from_)
-        most.append(to)
-
-    before = 0
-    reach = max(abs(float(lower.min())), abs(float(upper.max())), 1.0)
-    for number, layer in enumerate(layers[:-1]):
-        z, a, b = (int(starts[1 + 3 * number + part]) for part in range(3))
-        reach = reach * float(layer.weight.abs().sum(dim=1).max()) + float(layer.bias.abs().max())
-        whole[b : b + layer.out_features], low[b : b + layer.out_features] = 1, 0
-        high[b : b + layer.out_features] = 1
-        for out in range(layer.out_features):
-            terms = {before + place: -float(factor) for place, factor in enumerate(layer.weight[out])}
-            add({z + out: 1.0, **terms}, float(layer.bias[out]), float(layer.bias[out]))
-            add({a + out: 1, z + out: -1}, 0, np.inf)
-            add({a + out: 1, z + out: -slope}, 0, np.inf)
-            add({a + out: 1, z + out: -1, b + out: reach}, -np.inf, reach)
-            add({a + out: 1, z + out: -slope, b + out: -reach}, -np.inf, 0)
-        before = a
-    last = layers[-1]
-    cost = np.zeros(count)
-    cost[before : before + last.in_features] = (row @ last.weight).numpy()
-    constraints = LinearConstraint(np.array(matrix), np.array(least), np.array(most))
-    result = milp(cost, constraints=constraints, integrality=whole, bounds=Bounds(low, high))
-    assert result.status == 0, result.message
-    return float(result.fun) + float(row @ last.bias)
-
-
-def ignored(moment: SearchProgress) -> None:
-    pass
-
-
-def searched(
-    subject: ModelUnderVerification, goal: Specification, seconds: float = 300.0, method: Method = CROWN
-) -> tuple[SearchResult, list[SearchProgress]]:
-    heard: list[SearchProgress] = []
-    finding = split_activations(subject, goal, method, time.monotonic() + seconds, heard.append)
-    return finding, heard
 
 
 @pytest.mark.parametrize(("activation", "slope"), [(nn.ReLU(), 0.0), (nn.LeakyReLU(0.2), 0.2)])

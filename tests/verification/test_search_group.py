@@ -150,8 +150,8 @@ def test_two_ranks_decide_as_one_does(torchrun: Any) -> None:
 def query_job(folder: str, query: str) -> dict[str, Any]:
     import os
 
-    from test_onnx_job import specification
-    from test_verify_job import context
+    from onnx_jobs import specification
+    from verify_jobs import context
 
     from service.jobs.layout import DataLayout
     from service.parallel import distributed
@@ -169,7 +169,7 @@ def query_job(folder: str, query: str) -> dict[str, Any]:
 
 @pytest.mark.distributed
 def test_a_job_of_one_query_is_searched_by_all_its_ranks(tmp_path: Path, torchrun: Any) -> None:
-    from test_onnx_job import BOX, DECLARED, reach
+    from onnx_jobs import BOX, DECLARED, reach
 
     least, most = reach()
     query = f"{DECLARED}{BOX}(assert (>= Y_0 {most + 0.1 * (most - least)}))"

@@ -167,7 +167,7 @@ def test_next_tokens_are_certified_by_a_job(tmp_path: Path, torchrun: Any) -> No
 def certify_tokens(folder: str, meshes: list[dict[str, int]]) -> list[dict[str, Any]]:
     import os
 
-    from test_verify_job import context
+    from verify_jobs import context
 
     from service.jobs.layout import DataLayout
     from service.jobs.spec.verify import VerifySpec

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from onnx_jobs import BOX, DECLARED, NETWORK, reach, specification, upload
 from onnx_models import dense
-from test_onnx_job import BOX, DECLARED, NETWORK, reach, specification, upload
-from test_verify_job import Recorder, context, trained, trained_model
-from test_verify_job import specification as of_digits
+from verify_jobs import Recorder, context, trained_model
+from verify_jobs import specification as of_digits
 
 from service.bounds.onnx import load
 from service.jobs.layout import DataLayout
 from service.verification import job
-
-__all__ = ["trained"]
 
 
 def query(threshold: float) -> str:
