@@ -1,7 +1,9 @@
-"""The row that a verification job gives for each instance: declared here, and nowhere else.
+"""The row that a verification job gives for each instance.
 
-The event that carries it, the line of the resume log, the columns of ``bounds.parquet``, the model in the OpenAPI
-document and the dashboard's type have the fields of :class:`BoundsRow`, in its order; tests derive each from it.
+The event that carries it, the line of the resume log, the columns of ``bounds.parquet`` and the model in the OpenAPI
+document are derived from :class:`BoundsRow`. The dashboard's type (``api/dashboard/static/lib/types.js``) repeats its
+fields, and a test compares the two. A further field needs a default, since rows of older jobs are read without it; what
+is shown of a row is chosen by ``api/dashboard/static/job/verify.js`` and ``trivet/cli/results.py``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Reading VNN-LIB 1 (https://www.vnnlib.org).
 
 The file declares reals ``X_i`` and ``Y_j`` and asserts ``<=`` and ``>=`` between sums of them and numbers, under
-``and`` and ``or``. All assertions together hold for a counterexample; the property holds if there is none. Numbers are
-the rationals that their decimals say, and are added and multiplied without rounding.
+``and`` and ``or`` nested to any depth, of inputs and outputs alike. All assertions together hold for a counterexample;
+the property holds if there is none. Numbers are the rationals that their decimals say, and are added and multiplied
+without rounding.
 """
 
 from __future__ import annotations
