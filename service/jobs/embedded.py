@@ -68,8 +68,11 @@ class EmbeddedBroker:
     fsync: Fsync
 
     @classmethod
-    def start(cls, folder: Path, *, fsync: Fsync = "always", ready_within_s: float = 10.0) -> EmbeddedBroker:
-        """Start a server whose data lives in ``folder``; returns when it answers. Raises :class:`BrokerError`.
+    def start(cls, folder: Path, *, fsync: Fsync = "always", ready_within_s: float = 30.0) -> EmbeddedBroker:
+        """Start a server whose data lives in ``folder``; return when it takes commands. Raises :class:`BrokerError`.
+
+        A server that reads its data is waited for as long as it gets on: ``ready_within_s`` counts from the last
+        progress seen.
 
         ``fsync`` says when it syncs its file: before each answer, or every second, so that a loss of power takes up to
         about a second of what was answered.
@@ -94,7 +97,7 @@ class EmbeddedBroker:
     def url(self) -> str:
         return f"unix://{self.socket}"
 
-    def restart(self, *, ready_within_s: float = 10.0) -> None:
+    def restart(self, *, ready_within_s: float = 30.0) -> None:
         """Start the server again, at the same address, after it ended by itself. Raises :class:`BrokerError`."""
         self.socket.unlink(missing_ok=True)
         self.process = _server(self.folder, self.socket, self.lock, self.fsync)
@@ -122,10 +125,13 @@ class EmbeddedBroker:
 
     def _wait_until_ready(self, within_s: float) -> None:
         deadline = time.monotonic() + within_s
+        loaded = None
         with redis.Redis(unix_socket_path=str(self.socket), socket_timeout=2.0) as client:
-            while (info := _server_info(client)) is None:
+            while not (info := _server_info(client)) or info["loading"]:
                 if self.process.poll() is not None:
                     raise BrokerError(f"the broker exited with {self.process.returncode}: {self._last_words()}")
+                if loaded != (loaded := info.get("loading_loaded_bytes", loaded)):
+                    deadline = time.monotonic() + within_s
                 if time.monotonic() > deadline:
                     raise BrokerError(f"the broker was not ready within {within_s} s: {self._last_words()}")
                 time.sleep(0.01)
@@ -199,11 +205,12 @@ def _options(folder: Path, socket: Path, fsync: Fsync) -> list[str]:
     return [word for name, value in settings.items() for word in (f"--{name}", value)]
 
 
-def _server_info(client: redis.Redis) -> dict[str, Any] | None:
+def _server_info(client: redis.Redis) -> dict[str, Any]:
+    """Return what the server says of itself, also while it reads its data; nothing where it does not answer."""
     try:
-        return dict(client.info("server"))
+        return dict(client.info("server", "persistence"))
     except (redis.ConnectionError, redis.TimeoutError):
-        return None
+        return {}
 
 
 def _check_version(info: Any) -> None:

@@ -40,3 +40,41 @@ def test_a_broker_that_ends_within_its_own_start_is_told_with_its_last_words(
             EmbeddedBroker.start(tmp_path / "broker", ready_within_s=120)
     with EmbeddedBroker.start(tmp_path / "broker") as broker:  # the folder's lock is free again
         assert redis.Redis.from_url(broker.url).ping()
+
+
+def test_a_start_waits_until_the_data_is_read(tmp_path: Path) -> None:
+    """The server answers INFO while it reads, and refuses every other command."""
+    value = "v" * 1000
+    with (
+        EmbeddedBroker.start(tmp_path / "broker", fsync="everysec") as broker,
+        redis.Redis.from_url(broker.url) as client,
+    ):
+        for block in range(50):
+            client.mset({f"{block}:{number}": value for number in range(1000)})
+    with (
+        EmbeddedBroker.start(tmp_path / "broker", ready_within_s=120) as broker,
+        redis.Redis.from_url(broker.url) as client,
+    ):
+        assert client.dbsize() == 50_000
+        broker.process.kill()
+        broker.process.wait()
+        broker.restart(ready_within_s=120)
+        assert client.dbsize() == 50_000
+
+
+def test_a_server_that_reads_is_given_its_time_as_long_as_it_gets_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = {"loading": 0, "redis_version": "7.2.4"}
+    answers: list[dict[str, object]] = [{"loading": 1, "loading_loaded_bytes": size} for size in range(20)]
+    moments = iter(range(1000))
+    with EmbeddedBroker.start(tmp_path / "broker") as broker, monkeypatch.context() as patch:
+        patch.setattr("service.jobs.embedded.time.monotonic", lambda: float(next(moments)))
+        for said, message in ((answers, None), ([answers[0]] * 20, "not ready within 5")):
+            replies = iter([*said, ready])
+            patch.setattr("service.jobs.embedded._server_info", lambda _, replies=replies: next(replies))
+            if message is None:
+                broker._wait_until_ready(5.0)
+            else:
+                with pytest.raises(BrokerError, match=message):
+                    broker._wait_until_ready(5.0)
