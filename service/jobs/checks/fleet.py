@@ -11,7 +11,7 @@ from service.jobs.spec.train import TrainSpec
 
 
 def pool_of(spec: CommonSpec, fleet_capacity: Mapping[str, int]) -> Literal["cuda", "cpu"]:
-    """Return where the ranks would run: as the spec says, or CUDA if the fleet has any."""
+    """Return where the ranks would run: as the spec says, or CUDA if the fleet has any, drained hosts among them."""
     if spec.device != "auto":
         return spec.device
     return "cuda" if fleet_capacity.get("cuda", 0) else "cpu"

@@ -15,12 +15,12 @@ import redis as redis_py
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from placement_reference import Room, Waiting
-from store_builders import LIMITS, train
+from store_builders import LIMITS, Submit, train
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import Job
 from service.jobs.store import HostReport, Store, stubs
-from service.jobs.store.keyspace import JOB
+from service.jobs.store.keyspace import HOST, JOB, SETTLED
 from service.jobs.store.scripts import assemble
 
 _AGE = assemble(
@@ -43,14 +43,14 @@ def shares(store: Store, job: Job) -> dict[str, tuple[int, ...]]:
     return {share.host: share.devices for share in store.jobs.get(job.id).placement}
 
 
-def test_higher_priority_first_then_age(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+def test_higher_priority_first_then_age(store: Store, submit: Submit, beat: Any) -> None:
     old, urgent, young = submit(), submit(priority=5), submit()
     beat("a", cpu=2)
     assert store.attempts.place() == [urgent.id, old.id]
     assert store.jobs.get(young.id).state == "queued"
 
 
-def test_best_fit_leaves_the_large_host_whole(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+def test_best_fit_leaves_the_large_host_whole(store: Store, submit: Submit, beat: Any) -> None:
     beat("large", cpu=8)
     beat("small", cpu=3)
     job = submit(2)
@@ -58,7 +58,7 @@ def test_best_fit_leaves_the_large_host_whole(store: Store, submit: Callable[...
     assert shares(store, job) == {"small": (0, 1)}
 
 
-def test_a_gang_takes_the_fewest_hosts_all_or_nothing(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+def test_a_gang_takes_the_fewest_hosts_all_or_nothing(store: Store, submit: Submit, beat: Any) -> None:
     for name, slots in (("a", 2), ("b", 4), ("c", 3)):
         beat(name, cpu=slots)
     two, too_many = submit(6, max_hosts=3), submit(6, max_hosts=3)
@@ -70,7 +70,7 @@ def test_a_gang_takes_the_fewest_hosts_all_or_nothing(store: Store, submit: Call
     assert "6 free cpu devices on at most 3 hosts" in waiting.reason
 
 
-def test_a_job_does_not_spread_unless_it_allows_that(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+def test_a_job_does_not_spread_unless_it_allows_that(store: Store, submit: Submit, beat: Any) -> None:
     beat("a", cpu=2)
     beat("b", cpu=2)
     alone = submit(4)
@@ -86,7 +86,7 @@ def test_a_job_does_not_spread_unless_it_allows_that(store: Store, submit: Calla
 
 
 def test_backfill_until_the_bound_then_a_reservation(
-    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any
+    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any
 ) -> None:
     beat("a", cpu=4)
     running, large, small = submit(2), submit(4), submit(2)
@@ -103,7 +103,7 @@ def test_backfill_until_the_bound_then_a_reservation(
 
 
 def test_a_reservation_binds_its_own_pool_and_what_is_behind_it_only(
-    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any
+    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any
 ) -> None:
     beat("a", cpu=4, cuda=1)
     holder = submit(1, device="cpu", priority=9)
@@ -115,7 +115,7 @@ def test_a_reservation_binds_its_own_pool_and_what_is_behind_it_only(
 
 
 def test_what_no_host_could_ever_hold_reserves_nothing(
-    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any
+    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any
 ) -> None:
     impossible = [submit(8) for _ in range(300)]
     for job in impossible:
@@ -126,7 +126,7 @@ def test_what_no_host_could_ever_hold_reserves_nothing(
 
 
 def test_an_overdue_job_behind_a_younger_one_of_higher_priority_still_reserves(
-    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any
+    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any
 ) -> None:
     beat("a", cpu=4)
     submit(1, priority=9)
@@ -141,7 +141,7 @@ def test_an_overdue_job_behind_a_younger_one_of_higher_priority_still_reserves(
 
 
 def test_draining_and_silent_hosts_get_nothing(
-    store: Store, submit: Callable[..., Job], beat: Any, silence: Callable[[str], None]
+    store: Store, submit: Submit, beat: Any, silence: Callable[[str], None]
 ) -> None:
     for name in ("drained", "silent"):
         beat(name, cpu=4)
@@ -153,7 +153,7 @@ def test_draining_and_silent_hosts_get_nothing(
     assert store.attempts.place() == [job.id]
 
 
-def test_auto_is_cuda_where_the_fleet_has_any(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+def test_auto_is_cuda_where_the_fleet_has_any(store: Store, submit: Submit, beat: Any) -> None:
     beat("a", cpu=4)
     first = submit()
     store.attempts.place()
@@ -161,6 +161,49 @@ def test_auto_is_cuda_where_the_fleet_has_any(store: Store, submit: Callable[...
     second = submit()
     store.attempts.place()
     assert [store.jobs.get(job.id).placement[0].pool for job in (first, second)] == ["cpu", "cuda"]
+
+
+def test_auto_does_not_wait_for_a_drained_host(store: Store, submit: Submit, beat: Any) -> None:
+    beat("a", cpu=1)
+    beat("b", cpu=1, cuda=1)
+    store.hosts.drain("b")
+    first, second, third = submit(), submit(), submit(device="cuda")
+    assert store.attempts.place() == [first.id]
+    assert store.jobs.get(first.id).placement[0].pool == "cpu"
+    assert store.jobs.get(second.id).reason == "waits for 1 free cpu devices on one host"
+    assert (
+        store.jobs.get(third.id).reason
+        == "no hosts that take work have 1 free cuda devices on one host, even when idle"
+    )
+    store.hosts.resume("b")
+    assert store.attempts.place() == [second.id]
+    assert store.jobs.get(second.id).placement[0].pool == "cuda"
+    assert store.jobs.get(third.id).reason == "waits for 1 free cuda devices on one host"
+
+
+def test_auto_waits_for_a_failing_host(store: Store, redis: redis_py.Redis, submit: Submit, beat: Any) -> None:
+    beat("a", cpu=1)
+    beat("b", cuda=1)
+    redis.hset(HOST("b"), "retry_at", 2**50)
+    submit()
+    assert store.attempts.place() == []
+    redis.hset(HOST("b"), "retry_at", 1)
+    redis.delete(SETTLED())
+    assert len(store.attempts.place()) == 1
+
+
+def test_a_job_says_which_one_holds_it_back(store: Store, redis: redis_py.Redis, submit: Submit, beat: Any) -> None:
+    beat("a", cpu=4, cuda=1)
+    submit(1, device="cpu", priority=9)
+    overdue, behind = submit(4, device="cpu"), submit(1, device="cpu")
+    age(redis, overdue, BOUND_MS)
+    store.attempts.place()
+    held_back = f"is held back by job {overdue.id}, which has waited too long to be overtaken"
+    assert store.jobs.get(behind.id).reason == held_back
+    assert {job.id: job.reason for job in store.jobs.list().items}[behind.id] == held_back
+    assert store.jobs.get(overdue.id).reason == "waits for 4 free cpu devices on one host"
+    store.jobs.cancel(overdue.id)
+    assert store.jobs.get(behind.id).reason == "waits for 1 free cpu devices on one host"
 
 
 def calls_of_one_placement(store: Store, redis: redis_py.Redis) -> int:
@@ -203,7 +246,7 @@ def submit_raw(store: Store, *, ranks: int, hosts: int, priority: int) -> str:
 
 
 def test_a_full_fleet_costs_almost_nothing_until_something_changes(
-    store: Store, redis: redis_py.Redis, submit: Callable[..., Job], beat: Any
+    store: Store, redis: redis_py.Redis, submit: Submit, beat: Any
 ) -> None:
     beat("a", cpu=1)
     running, waiting = submit(), submit()
@@ -213,7 +256,7 @@ def test_a_full_fleet_costs_almost_nothing_until_something_changes(
     assert store.attempts.place() == [waiting.id]
 
 
-def test_more_jobs_than_one_call_places_follow_in_order(store: Store, submit: Callable[..., Job], beat: Any) -> None:
+def test_more_jobs_than_one_call_places_follow_in_order(store: Store, submit: Submit, beat: Any) -> None:
     beat("a", cpu=50)
     jobs = [submit(priority=index % 2) for index in range(50)]
     in_order = [job.id for job in jobs[1::2] + jobs[::2]]

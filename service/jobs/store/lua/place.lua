@@ -31,14 +31,16 @@ for _, name in ipairs(redis.call("ZRANGE", KEY.hosts(), "(" .. whole(now), "+inf
   for _, pool in ipairs(POOLS) do
     host.free[pool] = host.total[pool] > 0 and redis.call("SCARD", KEY.host_free(name, pool)) or 0
   end
-  fleet_has_cuda = fleet_has_cuda or host.total.cuda > 0
+  local is_drained = known[3]
+  -- Only an operator ends a drain, so `auto` does not wait for that; a failing host is tried again by itself.
+  fleet_has_cuda = fleet_has_cuda or (host.total.cuda > 0 and not is_drained)
   -- A failing host is left alone for a while, then tried with one part.
   local retry_at = tonumber(known[4] or 0)
   host.on_trial = retry_at > 0
   if host.on_trial and redis.call("HLEN", KEY.host_parts(name)) > 0 then
     host.free = { cuda = 0, cpu = 0 }
   end
-  if not known[3] and retry_at <= now then
+  if not is_drained and retry_at <= now then
     fleet[#fleet + 1] = host
   end
 end
