@@ -33,12 +33,12 @@ from pathlib import Path
 from service.jobs.embedded import EmbeddedBroker
 from service.jobs.layout import DataLayout
 from service.jobs.store import HostReport, Store, StoreLimits, stubs
-from service.jobs.store.keyspace import SETTLED
+from service.jobs.store.keyspace import PLACEMENT_IDLE
 
 ROUNDS = 300
 DEFAULT = ("1000 100 2 8", "10000 1000 8 8", "100000 5000 8 8", "100000 5000 512 8")
 NEVER = 10**6
-LIMITS = StoreLimits(lease_s=NEVER, starting_lease_s=NEVER, heartbeat_s=NEVER, max_queue_bypass_s=NEVER)
+LIMITS = StoreLimits(lease_s=NEVER, claim_deadline_s=NEVER, heartbeat_s=NEVER, max_queue_bypass_s=NEVER)
 DATA = DataLayout(Path("unused"))
 
 
@@ -114,7 +114,7 @@ def _measure_staircase(url: str, size: Size) -> None:
         _submit(store, size.devices * spread + excess, spread, 0)
     times = []
     for _ in range(ROUNDS):
-        store.client.call("DEL", SETTLED())
+        store.client.call("DEL", PLACEMENT_IDLE())
         times.append(_timed(store)[0])
     print(size.row("staircase", 0, times), flush=True)
     store.close()
@@ -169,7 +169,7 @@ def _rounds(store: Store, running: list[str], release: bool) -> tuple[list[Time]
     for _ in range(ROUNDS):
         if release and running:
             stubs.cancel(store.client, store.attempts.limits.script_argument, running.pop(0))
-        store.client.call("DEL", SETTLED())
+        store.client.call("DEL", PLACEMENT_IDLE())
         took, some = _timed(store)
         times.append(took)
         running += some

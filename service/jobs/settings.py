@@ -138,7 +138,9 @@ class Settings(BaseSettings):
     )
 
     lease_s: float = Field(15.0, gt=0, description="a running part that is silent for so long is lost, in seconds")
-    starting_lease_s: float = Field(60.0, gt=0, description="a placed part must be claimed within so long, in seconds")
+    starting_lease_s: float = Field(
+        60.0, gt=0, description="deadline for the claim of a placed part, after which it is taken back, in seconds"
+    )
     heartbeat_s: float = Field(10.0, gt=0, description="a host that is silent for so long gets no work, in seconds")
     max_queue_bypass_s: float = Field(
         600.0, ge=0, description="a job that has waited for longer is never overtaken, in seconds"

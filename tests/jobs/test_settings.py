@@ -75,7 +75,7 @@ def test_the_store_obeys_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIVET_LEASE_S", "7.5")
     monkeypatch.setenv("TRIVET_MAX_FILE_BYTES", "2048")
     limits = StoreLimits.of(Settings())
-    assert (limits.lease_s, limits.max_upload_bytes, limits.heartbeat_s) == (7.5, 2048, 10.0)
+    assert (limits.lease_s, limits.max_file_bytes, limits.heartbeat_s) == (7.5, 2048, 10.0)
     assert '"lease_ms":7500' in limits.script_argument
     monkeypatch.delenv("TRIVET_LEASE_S")
     monkeypatch.delenv("TRIVET_MAX_FILE_BYTES")

@@ -53,7 +53,7 @@ class Store:
             hosts=hosts,
             events=Events(client),
             artifacts=ArtifactStore(client, data),
-            files=Files(client, data, limits.max_upload_bytes),
+            files=Files(client, data, limits.max_file_bytes),
             keys=keys,
             sessions=Sessions(client, keys, limits.session_idle_s, limits.session_s),
             sign_ins=SignIns(client),

@@ -46,7 +46,7 @@ def parse_ref(text: str) -> AttemptRef:
 
 @dataclass(frozen=True)
 class Attempts:
-    """Placement, fencing and leases. Every change is one atomic script on the broker's clock."""
+    """Placement, fencing and leases. Every change is one atomic script on the store's own clock."""
 
     client: BrokerClient
     limits: StoreLimits

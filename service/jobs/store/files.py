@@ -32,11 +32,11 @@ class TooLarge(Exception):  # noqa: N818
 class FileWriter:
     """An upload in progress: write chunks, then :meth:`commit`. Leaving the context without a commit keeps nothing."""
 
-    def __init__(self, client: BrokerClient, folder: Path, most_bytes: int) -> None:
+    def __init__(self, client: BrokerClient, folder: Path, max_file_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=_DRAFT, dir=folder)
         self._client = client
-        self._most_bytes = most_bytes
+        self._max_file_bytes = max_file_bytes
         self._file = os.fdopen(handle, "wb")
         self._temporary = Path(name)
         self._hash = hashlib.sha256()
@@ -45,8 +45,8 @@ class FileWriter:
     def write(self, chunk: bytes) -> None:
         """Append a chunk. Raises :class:`TooLarge` as soon as the limit is passed."""
         self._bytes += len(chunk)
-        if self._bytes > self._most_bytes:
-            raise TooLarge(f"the upload is larger than {self._most_bytes} bytes, the limit of this service")
+        if self._bytes > self._max_file_bytes:
+            raise TooLarge(f"the upload is larger than {self._max_file_bytes} bytes, the limit of this service")
         self._hash.update(chunk)
         self._file.write(chunk)
 
@@ -82,11 +82,11 @@ class Files:
 
     client: BrokerClient
     data: DataLayout
-    most_bytes: int
+    max_file_bytes: int
 
     def writer(self) -> FileWriter:
         """Return a writer for callers that receive chunks one at a time; use it as a context manager."""
-        return FileWriter(self.client, self.data.files, self.most_bytes)
+        return FileWriter(self.client, self.data.files, self.max_file_bytes)
 
     def add(self, stream: BinaryIO | Iterable[bytes], media_type: str) -> StoredFile:
         """Store a stream. Raises :class:`TooLarge`, keeping nothing."""

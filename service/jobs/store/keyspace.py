@@ -63,7 +63,12 @@ PENDING_NODE = Key(
 )
 AVOIDED = Key("avoided", "avoided", "HASH: host → how many pending jobs avoid it, since it did not start them")
 CAPACITY = Key("capacity", "capacity", "STRING: JSON of what the hosts hold when idle, and of jobs not to be overtaken")
-SETTLED = Key("settled", "settled", "STRING: set while nothing changed since nothing more could be placed", "expires")
+PLACEMENT_IDLE = Key(
+    "placement_idle",
+    "placement:idle",
+    "STRING: set while nothing changed since nothing more could be placed",
+    "expires",
+)
 HOSTS = Key("hosts", "hosts", "ZSET: host → end of its heartbeat in ms")
 HOST = Key("host", "host:{}", "HASH: what a host last reported")
 HOST_FREE = Key("host_free", "host:{}:free:{}", "SET: free device indices of one pool")

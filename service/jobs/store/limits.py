@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """What the store's scripts obey. All times are compared on the broker's clock only."""
+    """What the store's scripts obey. All times are compared on the store's own clock (``lua/lib/core.lua``)."""
 
     lease_s: float = 15.0
     """A claimed part that is not renewed for this long is lost."""
-    starting_lease_s: float = 60.0
+    claim_deadline_s: float = 60.0
     """A placed part that nobody claims for this long is taken back."""
     heartbeat_s: float = 10.0
     """A host that is silent for this long gets no work."""
@@ -27,6 +27,7 @@ class StoreLimits:
     stream_cap: int = 50_000
     """Events kept in a job's stream (about)."""
     idem_ttl_s: float = 86_400.0
+    """An idempotency key is remembered for this long."""
     max_queue_bypass_s: float = 600.0
     """A job that has waited for longer is never overtaken by backfill."""
     max_lost_attempts: int = 5
@@ -34,7 +35,8 @@ class StoreLimits:
     it) without using a retry; one more fails it."""
     forget_host_s: float = 86_400.0
     """A host that is silent for this long is forgotten, with the devices it still held."""
-    max_upload_bytes: int = 1 << 30
+    max_file_bytes: int = 1 << 30
+    """The largest uploaded file."""
     list_page_bytes: int = 2**21
     """Bytes of records after which a page of jobs takes no more of them."""
     list_scan: int = 1_000
@@ -51,11 +53,11 @@ class StoreLimits:
         """Return the limits that an operator chose."""
         return cls(
             lease_s=settings.lease_s,
-            starting_lease_s=settings.starting_lease_s,
+            claim_deadline_s=settings.starting_lease_s,
             heartbeat_s=settings.heartbeat_s,
             max_queue_bypass_s=settings.max_queue_bypass_s,
             max_lost_attempts=settings.max_lost_attempts,
-            max_upload_bytes=settings.max_file_bytes,
+            max_file_bytes=settings.max_file_bytes,
             session_idle_s=settings.session_idle_s,
             session_s=settings.session_s,
         )
@@ -63,7 +65,7 @@ class StoreLimits:
     @cached_property
     def script_argument(self) -> str:
         """The limits as the scripts read them: JSON, times in integer milliseconds."""
-        times = ("lease", "starting_lease", "heartbeat", "redispatch", "idem_ttl", "max_queue_bypass", "forget_host")
+        times = ("lease", "claim_deadline", "heartbeat", "redispatch", "idem_ttl", "max_queue_bypass", "forget_host")
         milliseconds = {f"{name}_ms": max(1, round(getattr(self, f"{name}_s") * 1000)) for name in times}
         return orjson.dumps(
             {**milliseconds, "stream_cap": self.stream_cap, "max_lost_attempts": self.max_lost_attempts}

@@ -13,7 +13,7 @@ from store_invariants import Snapshot
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef, Job
 from service.jobs.store import HostReport, Store
-from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, SETTLED
+from service.jobs.store.keyspace import CLOCK, HOSTS, LEASES, PLACEMENT_IDLE
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def pass_time(redis: redis_py.Redis) -> Callable[[float], None]:
 
     def pass_seconds(seconds: float) -> None:
         redis.hincrby(CLOCK(), "now", round(seconds * 1000))
-        redis.delete(SETTLED())
+        redis.delete(PLACEMENT_IDLE())
 
     return pass_seconds
 

@@ -36,7 +36,7 @@ def test_a_file_is_its_content(store: Store, data: DataLayout) -> None:
 
 
 def test_too_large_an_upload_keeps_nothing(broker: str, store: Store, data: DataLayout) -> None:
-    small = Store.connect(broker, data, StoreLimits(max_upload_bytes=10))
+    small = Store.connect(broker, data, StoreLimits(max_file_bytes=10))
     assert small.files.add([b"0123456789"], "text/plain").bytes == 10
     with pytest.raises(TooLarge, match="10 bytes"):
         small.files.add(iter([b"01234", b"56789", b"x"]), "text/plain")

@@ -20,7 +20,7 @@ from store_builders import LIMITS, Submit, train
 from service.jobs.layout import DataLayout
 from service.jobs.records import Job
 from service.jobs.store import HostReport, Store, stubs
-from service.jobs.store.keyspace import HOST, JOB, SETTLED
+from service.jobs.store.keyspace import HOST, JOB, PLACEMENT_IDLE
 from service.jobs.store.scripts import assemble
 
 _AGE = assemble(
@@ -188,7 +188,7 @@ def test_auto_waits_for_a_failing_host(store: Store, redis: redis_py.Redis, subm
     submit()
     assert store.attempts.place() == []
     redis.hset(HOST("b"), "retry_at", 1)
-    redis.delete(SETTLED())
+    redis.delete(PLACEMENT_IDLE())
     assert len(store.attempts.place()) == 1
 
 

@@ -17,7 +17,7 @@ end
 redis.call("HSET", key, "name", host, "address", address, "cuda", cuda, "versions", versions, "isolation", isolation,
   "seen_at", whole(wall_ms()))
 if tonumber(redis.call("ZSCORE", KEY.hosts(), host) or 0) <= now then
-  unsettle()
+  wake_placement()
 end
 redis.call("ZADD", KEY.hosts(), whole(now + limits.heartbeat_ms), host)
 

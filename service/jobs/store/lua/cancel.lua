@@ -13,6 +13,6 @@ elseif state == "queued" then
   end_job(job_id, limits.stream_cap, "cancelled")
 elseif state == "starting" or state == "running" then
   set_state(job_id, limits.stream_cap, "cancelling")
-  settle(job_id, limits)
+  end_attempt_if_over(job_id, limits)
 end
 return view(job_id)

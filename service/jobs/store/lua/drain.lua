@@ -13,5 +13,5 @@ else
   redis.call("HDEL", KEY.host(host), "draining")
   clear_failures(host)
 end
-unsettle()
+wake_placement()
 return 1

@@ -20,5 +20,5 @@ if status ~= "succeeded" and field(job_id, "state") ~= "cancelling" then
 elseif status == "succeeded" and result ~= "" then
   redis.call("HSET", KEY.job(job_id), "result", result)
 end
-settle(job_id, limits)
+end_attempt_if_over(job_id, limits)
 return view(job_id)

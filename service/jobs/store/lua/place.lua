@@ -14,13 +14,13 @@
 local now = now_ms()
 local POOLS = { "cuda", "cpu" }
 local MOST_PLACED, MOST_NODES_READ = 32, 2000
-local SETTLED_MS = 1000
+local IDLE_MS = 1000
 
 tell_dependents(limits.stream_cap, MOST_TOLD)
 if redis.call("ZCARD", KEY.pending()) == 0 then
   redis.call("DEL", KEY.capacity())
   return {}
-elseif redis.call("EXISTS", KEY.settled()) == 1 then
+elseif redis.call("EXISTS", KEY.placement_idle()) == 1 then
   return {}
 end
 
@@ -45,54 +45,57 @@ for _, name in ipairs(redis.call("ZRANGE", KEY.hosts(), "(" .. whole(now), "+inf
   end
 end
 
--- The hosts that have any of it, the roomiest first. `have` is "free", or "total": what they have when idle.
-local function roomy(have, pool, without)
+-- The hosts that have any devices of the pool, those with most of them first. `count` says which devices: "free", or
+-- "total", which are free when the hosts are idle.
+local function most_devices_first(count, pool, without)
   local hosts = {}
   for _, host in ipairs(fleet) do
-    if host[have][pool] > 0 and host.name ~= without then
+    if host[count][pool] > 0 and host.name ~= without then
       hosts[#hosts + 1] = host
     end
   end
   table.sort(hosts, function(a, b)
-    return a[have][pool] > b[have][pool] or (a[have][pool] == b[have][pool] and a.name < b.name)
+    return a[count][pool] > b[count][pool] or (a[count][pool] == b[count][pool] and a.name < b.name)
   end)
   return hosts
 end
 
--- How much the roomiest 1, 2, … hosts have together.
-local function sums(have, pool, without)
-  local together = {}
-  for i, host in ipairs(roomy(have, pool, without)) do
-    together[i] = (together[i - 1] or 0) + host[have][pool]
+-- How many devices the 1, 2, … hosts with most of them have together.
+local function cumulative_devices(count, pool, without)
+  local cumulative = {}
+  for i, host in ipairs(most_devices_first(count, pool, without)) do
+    cumulative[i] = (cumulative[i - 1] or 0) + host[count][pool]
   end
-  return together
+  return cumulative
 end
 
-local function up_to(together)
+-- A function: how many ranks at most so many hosts hold.
+local function capacity_on(count, pool, without)
+  local cumulative = cumulative_devices(count, pool, without)
   return function(hosts)
-    return together[math.min(hosts, #together)] or 0
+    return cumulative[math.min(hosts, #cumulative)] or 0
   end
 end
 
-local function nothing()
+local function no_ranks()
   return 0
 end
 
--- What fits now, or ever: for each group its region (see lib/search.lua). A job that avoids a host goes elsewhere, unless no other hosts
--- could ever hold it.
+-- What fits now ("free"), or ever ("total"): for each group its region (see lib/search.lua). A job that avoids a host
+-- goes elsewhere, unless no other hosts could ever hold it.
 local avoided = redis.call("HKEYS", KEY.avoided())
 table.sort(avoided)
 
-local function regions(have, pool)
+local function regions(count, pool)
   local devices = { pool, (pool == "cuda") == fleet_has_cuda and "auto" or nil }
-  local everywhere, wanted = up_to(sums(have, pool)), {}
+  local everywhere, wanted = capacity_on(count, pool), {}
   for _, device in ipairs(devices) do
-    wanted[#wanted + 1] = { group = device, holds = everywhere, above = nothing }
+    wanted[#wanted + 1] = { group = device, holds = everywhere, above = no_ranks }
   end
   for _, host in ipairs(avoided) do
-    local elsewhere, ever = up_to(sums(have, pool, host)), up_to(sums("total", pool, host))
+    local elsewhere, ever = capacity_on(count, pool, host), capacity_on("total", pool, host)
     for _, device in ipairs(devices) do
-      wanted[#wanted + 1] = { group = avoiding(device, host), holds = elsewhere, above = nothing }
+      wanted[#wanted + 1] = { group = avoiding(device, host), holds = elsewhere, above = no_ranks }
       wanted[#wanted + 1] = { group = avoiding(device, host), holds = everywhere, above = ever }
     end
   end
@@ -100,43 +103,44 @@ local function regions(have, pool)
 end
 
 -- The fewest hosts: all but the last give all their free devices, the last is the one with the least that suffices.
-local function share_out(pool, ranks, most_hosts, avoid)
-  if avoid and up_to(sums("free", pool, avoid))(most_hosts) < ranks then
+local function choose_hosts(pool, ranks, most_hosts, avoid)
+  if avoid and capacity_on("free", pool, avoid)(most_hosts) < ranks then
     avoid = nil
   end
-  local hosts, together = roomy("free", pool, avoid), sums("free", pool, avoid)
-  local count = 1
-  while together[count] < ranks do
-    count = count + 1
+  local hosts, cumulative = most_devices_first("free", pool, avoid), cumulative_devices("free", pool, avoid)
+  local fewest = 1
+  while cumulative[fewest] < ranks do
+    fewest = fewest + 1
   end
-  local shares, rest = {}, ranks - (together[count - 1] or 0)
-  for i = 1, count - 1 do
+  local shares, rest = {}, ranks - (cumulative[fewest - 1] or 0)
+  for i = 1, fewest - 1 do
     shares[i] = { host = hosts[i], count = hosts[i].free[pool] }
   end
-  local last = count
+  local last = fewest
   while last < #hosts and hosts[last + 1].free[pool] >= rest do
     last = last + 1
   end
-  while last > count and hosts[last - 1].free[pool] == hosts[last].free[pool] do
+  while last > fewest and hosts[last - 1].free[pool] == hosts[last].free[pool] do
     last = last - 1
   end
-  shares[count] = { host = hosts[last], count = rest }
+  shares[fewest] = { host = hosts[last], count = rest }
   return shares
 end
 
-local function take(host, pool, count)
+-- Take so many of the host's free devices, those with the lowest indices.
+local function allocate(host, pool, count)
   local devices = redis.call("SMEMBERS", KEY.host_free(host.name, pool))
   for i, device in ipairs(devices) do
     devices[i] = tonumber(device)
   end
   table.sort(devices)
-  local taken = { unpack(devices, 1, count) }
-  redis.call("SREM", KEY.host_free(host.name, pool), unpack(taken))
+  local allocated = { unpack(devices, 1, count) }
+  redis.call("SREM", KEY.host_free(host.name, pool), unpack(allocated))
   host.free[pool] = host.free[pool] - count
   if host.on_trial then
     host.free = { cuda = 0, cpu = 0 }
   end
-  return taken
+  return allocated
 end
 
 -- No number is given twice, also where a lost attempt was taken up again and the one in its stead withdrawn.
@@ -152,38 +156,39 @@ local function place(id, pool)
   local _, ranks, most_hosts = parse_shape(field(id, "shape"))
   local attempt, placement = next_attempt(id), {}
   redis.call("DEL", KEY.job_parts(id), KEY.job_batches(id))
-  for i, share in ipairs(share_out(pool, ranks, most_hosts, field(id, "avoid"))) do
+  for i, share in ipairs(choose_hosts(pool, ranks, most_hosts, field(id, "avoid"))) do
     local name = share.host.name
-    local devices = take(share.host, pool, share.count)
+    local devices = allocate(share.host, pool, share.count)
     placement[i] = { host = name, devices = devices, pool = pool }
     hold(name, id, attempt, { pool = pool, devices = devices, placed_at = now })
     redis.call("HSET", KEY.job_parts(id), name, "starting")
-    redis.call("ZADD", KEY.leases(), whole(now + limits.starting_lease_ms), part_name(id, attempt, name))
+    redis.call("ZADD", KEY.leases(), whole(now + limits.claim_deadline_ms), part_name(id, attempt, name))
     redis.call("ZADD", KEY.outbox(), whole(now), part_name(id, attempt, name))
   end
   redis.call("HSET", KEY.job(id), "placement", cjson.encode(placement))
   set_state(id, limits.stream_cap, "starting")
 end
 
-local placed, all_done = {}, true
+local placed, all_placed = {}, true
 
--- Place what fits in one pool; the job that may not be overtaken, where one stands in the way.
-local function fill(pool, ever)
+-- Place what fits in one pool. Returns the barrier, where there is one: the job that has waited past the bound and does
+-- not fit, so that nothing behind it is placed. `idle` are the regions of what fits on idle hosts.
+local function place_in_pool(pool, idle)
   local latest = now - limits.max_queue_bypass_ms
-  local barrier = first_waiting_since(ever, latest)
+  local barrier = first_waiting_since(idle, latest)
   local most = #placed + MOST_PLACED
   while true do
-    local turn = first_within(regions("free", pool), "-inf", "+inf")
-    if not turn or (barrier and is_before(barrier, turn)) then
+    local candidate = first_within(regions("free", pool), "-inf", "+inf")
+    if not candidate or (barrier and is_before(barrier, candidate)) then
       return barrier
     end
-    place(turn.id, pool)
-    placed[#placed + 1] = turn
-    if barrier and barrier.id == turn.id then
-      barrier = first_waiting_since(ever, latest)
+    place(candidate.id, pool)
+    placed[#placed + 1] = candidate
+    if barrier and barrier.id == candidate.id then
+      barrier = first_waiting_since(idle, latest)
     end
     if #placed == most or nodes_read > MOST_NODES_READ then
-      all_done = false
+      all_placed = false
       return nil
     end
   end
@@ -192,16 +197,19 @@ end
 -- Why a job waits is worked out when someone asks, from this.
 local capacity = { auto = fleet_has_cuda and "cuda" or "cpu" }
 for _, pool in ipairs(POOLS) do
-  local barrier = fill(pool, regions("total", pool))
-  capacity[pool] = { together = sums("total", pool), barrier = barrier and { id = barrier.id, score = barrier.score } }
+  local barrier = place_in_pool(pool, regions("total", pool))
+  capacity[pool] = {
+    together = cumulative_devices("total", pool),
+    barrier = barrier and { id = barrier.id, score = barrier.score },
+  }
 end
 local text = cjson.encode(capacity)
 if redis.call("GET", KEY.capacity()) ~= text then
   redis.call("SET", KEY.capacity(), text)
 end
 
-if all_done then
-  redis.call("SET", KEY.settled(), 1, "PX", SETTLED_MS)
+if all_placed then
+  redis.call("SET", KEY.placement_idle(), 1, "PX", IDLE_MS)
 end
 
 table.sort(placed, is_before)

@@ -27,7 +27,7 @@ local function lose(id, attempt, host, why)
     release(host, id, attempt)
     add_fault(id, "unclaimed", cjson.encode(lost))
   end
-  settle(id, limits)
+  end_attempt_if_over(id, limits)
   touched[#touched + 1] = id
 end
 

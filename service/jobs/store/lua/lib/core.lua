@@ -44,6 +44,6 @@ local function split_part(name)
 end
 
 -- Something changed that may let a pending job be placed.
-local function unsettle()
-  redis.call("DEL", KEY.settled())
+local function wake_placement()
+  redis.call("DEL", KEY.placement_idle())
 end

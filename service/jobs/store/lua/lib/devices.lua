@@ -25,7 +25,7 @@ local function release(host, id, attempt)
       redis.call("SADD", KEY.host_free(host, part.pool), device)
     end
   end
-  unsettle()
+  wake_placement()
 end
 
 -- An orphan is a part that the service has given up on, but whose host has not confirmed that its processes are gone.
@@ -49,7 +49,7 @@ local function reset_free(host, pool)
       redis.call("SREM", key, unpack(part.devices))
     end
   end
-  unsettle()
+  wake_placement()
 end
 
 local function forget_host(host)

@@ -147,7 +147,7 @@ local function count_open(id, attempt, ending)
 end
 
 -- After any part ended, and after a cancel: end the attempt when nothing of it is left.
-local function settle(id, limits)
+local function end_attempt_if_over(id, limits)
   local job = redis.call("HMGET", KEY.job(id), "state", "attempt", "fault", "fault_kind", "told_to_stop")
   local cancelling, fault = job[1] == "cancelling", job[3]
   local open, failed = count_open(id, job[2], cancelling or fault)

@@ -8,7 +8,7 @@ local FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 60 * 1000, 3600 * 1000
 local function clear_failures(host)
   local fields = { "failed_starts", "failing_since", "failing_reason", "pause_ms", "marked_at", "retry_at" }
   if redis.call("HDEL", KEY.host(host), unpack(fields)) > 0 then
-    unsettle()
+    wake_placement()
   end
 end
 

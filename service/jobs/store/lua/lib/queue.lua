@@ -83,7 +83,7 @@ local function enqueue(id)
     redis.call("HINCRBY", KEY.avoided(), job.avoid, 1)
   end
   change_slice(id, pending_shape(job), job.priority, score)
-  unsettle()
+  wake_placement()
 end
 
 local function dequeue(id)
@@ -93,6 +93,6 @@ local function dequeue(id)
       redis.call("HDEL", KEY.avoided(), job.avoid)
     end
     change_slice(id, pending_shape(job), job.priority, nil)
-    unsettle()
+    wake_placement()
   end
 end

@@ -1,7 +1,8 @@
 -- Searches in the index of pending jobs. Needs core, jobs, queue.
 --
 -- A region says which shapes of one group are wanted: those of more ranks than `above(hosts)` (or 0) and of no more than
--- `holds(hosts)`, what so many hosts hold; neither ever falls as hosts grow. Nodes are opened in the order of their first jobs, so the first wanted one is the answer.
+-- `holds(hosts)`, what so many hosts hold; neither ever falls as hosts grow. Nodes are opened in the order of their first
+-- jobs, so the first wanted one is the answer.
 
 local nodes_read = 0
 
