@@ -31,7 +31,7 @@ from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
 from service.jobs.submission.confined import LENGTH, OUT_OF_MEMORY
 from service.jobs.submission.request import AnyRequest, CheckLimits, CheckRequest
-from service.jobs.submission.server import LARGEST_MESSAGE, CheckOrder, Ending
+from service.jobs.submission.server import LARGEST_MESSAGE, CheckCommand, CheckEnding
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class _CheckServer:
 
     process: subprocess.Popen[bytes]
     control: socket.socket
-    endings: dict[int, asyncio.Future[Ending]] = field(default_factory=dict)
+    endings: dict[int, asyncio.Future[CheckEnding]] = field(default_factory=dict)
     listening: asyncio.Task[None] | None = None
 
     @classmethod
@@ -88,10 +88,10 @@ class _CheckServer:
         server.listening = asyncio.create_task(server._listen())
         return server
 
-    def order(self, order: CheckOrder, *connections: socket.socket) -> None:
-        """Send an order. Raises :class:`CheckUnavailable` where the server is gone."""
+    def send(self, command: CheckCommand, *connections: socket.socket) -> None:
+        """Send a command. Raises :class:`CheckUnavailable` where the server is gone."""
         try:
-            message = order.model_dump_json().encode()
+            message = command.model_dump_json().encode()
             socket.send_fds(self.control, [message], [each.fileno() for each in connections])
         except OSError as error:
             raise CheckUnavailable(f"the check server does not answer: {error}") from error
@@ -100,7 +100,7 @@ class _CheckServer:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
             while message := await loop.sock_recv(self.control, LARGEST_MESSAGE):
-                ending = Ending.model_validate_json(message)
+                ending = CheckEnding.model_validate_json(message)
                 if (waiting := self.endings.pop(ending.number, None)) is not None and not waiting.done():
                     waiting.set_result(ending)
         for waiting in self.endings.values():
@@ -182,10 +182,10 @@ class Checker:
         ended = server.endings[number] = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair()
         with theirs:
-            server.order(CheckOrder(number=number, limits=self._limits), theirs)
+            server.send(CheckCommand(number=number, limits=self._limits), theirs)
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=self._settings.longest_line)
         said: dict[str, bytes] = {}
-        ending: Ending | None = None
+        ending: CheckEnding | None = None
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.processor_s * self._settings.clock_ratio):
@@ -195,7 +195,7 @@ class Checker:
             writer.close()
             if not ended.done():
                 with contextlib.suppress(CheckUnavailable):
-                    server.order(CheckOrder(number=number, limits=None))
+                    server.send(CheckCommand(number=number, limits=None))
                     await ended
         if "answer" in said:
             return said["answer"]
@@ -240,7 +240,7 @@ async def _exchange(
 
 
 def _over_limit(
-    request: AnyRequest, file_id: str, ending: Ending | None, limits: CheckLimits, clock_ratio: float
+    request: AnyRequest, file_id: str, ending: CheckEnding | None, limits: CheckLimits, clock_ratio: float
 ) -> Problem:
     """Return the refusal of what takes more than the limits; ``ending`` is ``None`` where the clock ended it."""
     memory, processor = f"{limits.memory_bytes / 2**30:g} GiB of memory", f"{limits.processor_s} s of processor time"

@@ -128,8 +128,8 @@ class Agent:
         )
 
     def _beat(self) -> None:
-        orders = self._store.hosts.beat(replace(self._report, live=self._registry.live()))
-        for ref in orders.kill:
+        reply = self._store.hosts.beat(replace(self._report, live=self._registry.live()))
+        for ref in reply.kill:
             logger.warning("ending %s, which is no longer current", ref)
             self._registry.kill(ref)
         self._supervisors.tend()

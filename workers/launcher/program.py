@@ -1,10 +1,10 @@
 """A torchrun that is imported before it is needed: ``python -m workers.launcher``.
 
 Importing torch takes about as long as everything else in a start, so a supervisor starts this process at once and
-gives it the order when the attempt is claimed: one JSON line on standard input, ``{"arguments": [torchrun's
+sends it the request when the attempt is claimed: one JSON line on standard input, ``{"arguments": [torchrun's
 arguments], "environment": {…}, "folder": working folder, "report": path, "confinement": {…}}``. It confines itself, and
 so the ranks, before it starts them. Its end says how the group ended: exit code 0, or 1 with the exit codes of the
-failed ranks in the file ``report``. Without an order (end of input) it exits.
+failed ranks in the file ``report``. Without a request (end of input) it exits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OWN_NAMESPACES = "--own-namespaces"
 
 def main() -> int:
     die_with_parent()
-    # While this process has one thread; what a namespace is for is known only with the order.
+    # While this process has one thread; what a namespace is for is known only with the request.
     inside = OWN_NAMESPACES in sys.argv and enter_user_namespace()
     # The import is what makes the process warm, so it comes before the wait.
     import torch.distributed.run as torchrun  # noqa: PLC0415
@@ -35,23 +35,23 @@ def main() -> int:
     from workers.launcher import folder_rendezvous  # noqa: PLC0415
 
     folder_rendezvous.register()
-    order = _read_order()
-    if order is None:
+    request = _read_request()
+    if request is None:
         return 0
-    os.environ.update(order["environment"])
-    Confinement.from_json(order["confinement"]).enforce(in_user_namespace=inside)
-    os.chdir(order["folder"])
+    os.environ.update(request["environment"])
+    Confinement.from_json(request["confinement"]).enforce(in_user_namespace=inside)
+    os.chdir(request["folder"])
     try:
         run: Callable[[Any], None] = torchrun.run
         parse: Callable[[list[str]], Any] = torchrun.parse_args
-        run(parse(order["arguments"]))
+        run(parse(request["arguments"]))
     except ChildFailedError as error:
-        _report(Path(order["report"]), {rank: failure.exitcode for rank, failure in error.failures.items()})
+        _report(Path(request["report"]), {rank: failure.exitcode for rank, failure in error.failures.items()})
         return 1
     return 0
 
 
-def _read_order() -> dict[str, Any] | None:
+def _read_request() -> dict[str, Any] | None:
     line = sys.stdin.readline()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -13,9 +13,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from service.jobs.processes import Process
 from workers.launcher.confinement import Confinement
@@ -55,18 +53,6 @@ def remove_leftovers() -> list[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
                 gone.append(folder)
     return gone
-
-
-@dataclass(frozen=True)
-class _LaunchOrder:
-    """What the launcher is told; see :mod:`workers.launcher`."""
-
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-    folder: str
-    report: str
-    confinement: Mapping[str, Any]
-    """See :class:`workers.launcher.confinement.Confinement`."""
 
 
 class Group:
@@ -116,9 +102,15 @@ class Group:
     ) -> None:
         """Start torchrun with ``arguments`` in ``folder``, within ``confinement``."""
         assert self._keeper.stdin is not None
-        order = _LaunchOrder(tuple(arguments), environment, str(folder), str(self._report), confinement.to_json())
+        request = {
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "folder": str(folder),
+            "report": str(self._report),
+            "confinement": confinement.to_json(),
+        }
         with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:  # it may have died: wait() will tell
-            pipe.write(json.dumps(asdict(order)).encode() + b"\n")
+            pipe.write(json.dumps(request).encode() + b"\n")
 
     def extend(self, until: float) -> None:
         """Let the group run until then (:func:`workers.linux.uptime`), and no longer. Safe to call in any thread."""

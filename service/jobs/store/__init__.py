@@ -14,7 +14,7 @@ from service.jobs.store.client import BrokerClient, StoreUnavailable
 from service.jobs.store.events import EventPage, Events, StoredEvent
 from service.jobs.store.files import Files, FileWriter, TooLarge
 from service.jobs.store.gauges import Gauges
-from service.jobs.store.hosts import HostOrders, HostReport, HostStore
+from service.jobs.store.hosts import HeartbeatReply, HostReport, HostStore
 from service.jobs.store.jobs import JobFilter, Jobs
 from service.jobs.store.keys import ApiKeys, Credential
 from service.jobs.store.limits import StoreLimits
@@ -91,7 +91,7 @@ __all__ = [
     "FileWriter",
     "Files",
     "Gauges",
-    "HostOrders",
+    "HeartbeatReply",
     "HostReport",
     "HostStore",
     "JobFilter",

@@ -37,7 +37,7 @@ class HostReport:
 
 
 @dataclass(frozen=True)
-class HostOrders:
+class HeartbeatReply:
     """The answer to a heartbeat. ``kill``: attempts supervised there that are no longer current."""
 
     drain: bool
@@ -51,7 +51,7 @@ class HostStore:
     client: BrokerClient
     limits: StoreLimits
 
-    def beat(self, report: HostReport) -> HostOrders:
+    def beat(self, report: HostReport) -> HeartbeatReply:
         """Register or refresh a host. Devices of a lost attempt are freed here, once ``live`` no longer names it."""
         drain, *kill = stubs.beat(
             self.client,
@@ -65,7 +65,7 @@ class HostStore:
             isolation=orjson.dumps(report.isolation).decode(),
             live=orjson.dumps(report.live).decode(),
         )
-        return HostOrders(drain == "1", tuple(_attempt(name, report.name) for name in kill))
+        return HeartbeatReply(drain == "1", tuple(_attempt(name, report.name) for name in kill))
 
     def leave(self, name: str) -> None:
         """Sign a host off: it gets no more work, what runs there goes on, and its record goes when it holds nothing."""

@@ -26,14 +26,14 @@ _NO_NEW_PRIVILEGES = 38
 """``PR_SET_NO_NEW_PRIVS`` of Linux's prctl."""
 
 
-class CheckOrder(FrozenModel):
+class CheckCommand(FrozenModel):
     """Begin the check ``number`` within ``limits``, or end it where there are none."""
 
     number: int
     limits: CheckLimits | None
 
 
-class Ending(FrozenModel):
+class CheckEnding(FrozenModel):
     """How a check's process ended: its exit code, negative for a signal's number, and what it had used."""
 
     number: int
@@ -51,7 +51,7 @@ class _ForkServer:
     """Numbers of checks by process."""
 
     def serve(self) -> None:
-        """Obey orders until the other end closes its control socket."""
+        """Obey commands until the other end closes its control socket."""
         woken, waker = socket.socketpair()
         woken.setblocking(False)
         waker.setblocking(False)
@@ -76,13 +76,13 @@ class _ForkServer:
         text, descriptors, _, _ = socket.recv_fds(self.control, LARGEST_MESSAGE, 1)
         if not text:
             raise EOFError
-        order = CheckOrder.model_validate_json(text)
-        if order.limits is not None:
+        command = CheckCommand.model_validate_json(text)
+        if command.limits is not None:
             with socket.socket(fileno=descriptors[0]) as connection:
-                self._begin(order.number, order.limits, connection)
+                self._begin(command.number, command.limits, connection)
         else:
             for process, number in self.running.items():
-                if number == order.number:
+                if number == command.number:
                     os.kill(process, signal.SIGKILL)
 
     def _begin(self, number: int, limits: CheckLimits, connection: socket.socket) -> None:
@@ -99,7 +99,7 @@ class _ForkServer:
             process, status, usage = os.wait4(-1, os.WNOHANG)
             if process == 0:
                 return
-            ending = Ending(
+            ending = CheckEnding(
                 number=self.running.pop(process),
                 code=os.waitstatus_to_exitcode(status),
                 processor_s=usage.ru_utime + usage.ru_stime,

@@ -22,8 +22,8 @@ def free(store: Store, name: str = "a", pool: str = "cpu") -> tuple[int, ...]:
 
 def test_a_host_shows_what_it_reported(store: Store, beat: Any, submit: Callable[..., Job], start: Start) -> None:
     beat("b", cpu=1)
-    orders = beat("a", cpu=12, cuda=2)
-    assert (orders.drain, orders.kill) == (False, ())
+    reply = beat("a", cpu=12, cuda=2)
+    assert (reply.drain, reply.kill) == (False, ())
     job = submit(device="cuda")
     start(job)
     host, other = store.hosts.list()

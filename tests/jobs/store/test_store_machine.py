@@ -282,15 +282,15 @@ class StoreMachine(RuleBasedStateMachine):
         live = {ref for ref in self.processes if ref.host == host}
         names = tuple(sorted(f"{ref.job_id}:{ref.attempt}" for ref in live))
         report = HostReport(host, host, ("GPU",) * cuda, slots if host == "b" and slots else cpu, live=names)
-        orders = self.store.hosts.beat(report)
+        reply = self.store.hosts.beat(report)
         current = {ref for ref in live if self.model.is_part(ref.job_id, ref.attempt, host, "running")}
         spared = {ref for ref in live if self.model.is_spared(ref.job_id, ref.attempt, host)}
-        assert live - current - spared <= set(orders.kill) <= live - current
-        assert self.waited or not spared & set(orders.kill)
+        assert live - current - spared <= set(reply.kill) <= live - current
+        assert self.waited or not spared & set(reply.kill)
         named = {(ref.job_id, ref.attempt) for ref in live}
         self.model.orphans = {part for part in self.model.orphans if part[2] != host or part[:2] in named}
-        assert orders.drain == (host in self.draining)
-        self.ordered_dead.update(orders.kill)
+        assert reply.drain == (host in self.draining)
+        self.ordered_dead.update(reply.kill)
 
     @rule(host=hosts, crash=st.booleans())
     def fall_silent(self, host: str, crash: bool) -> None:

@@ -64,7 +64,7 @@ class HostCard {
     setText(this.name, host.name);
     setText(this.address, host.address);
     const state = host.draining ? "draining" : host.failing ? "failing" : "alive";
-    updateStateMark(this.state, host.alive ? state : "gone");
+    updateStateMark(this.state, host.alive ? state : "lost");
     setText(this.failing, failure(host));
     setAttribute(this.failing, "hidden", host.failing === null);
     keepCounting(this.seen, () => `seen ${ago(unix(host.seen_at) ?? 0, now())}`);

@@ -46,10 +46,10 @@ for i = 1, #held, 2 do
   end
 end
 
-local orders = { redis.call("HGET", key, "draining") and "1" or "0" }
+local reply = { redis.call("HGET", key, "draining") and "1" or "0" }
 for _, name in ipairs(live) do
   if not may_live[name] then
-    orders[#orders + 1] = name
+    reply[#reply + 1] = name
   end
 end
-return orders
+return reply
