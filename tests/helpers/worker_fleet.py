@@ -25,8 +25,8 @@ from service.jobs.spec.train import TrainSpec
 from service.jobs.spec.verify import VerifySpec
 from service.jobs.store import HostReport, Store, StoreLimits
 from service.jobs.supervisor_registry import SupervisorRegistry
+from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.orders import SupervisorOrder
-from workers.supervisor.policy import JobPolicy
 
 SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")))
 REAL_SUPERVISOR = (sys.executable, "-m", "workers.supervisor")

@@ -12,8 +12,8 @@ from worker_fleet import HOST, REAL_SUPERVISOR, Fleet, eventually, train_spec
 from service.jobs.records import Artifact, AttemptRef, Claim, HostShare
 from service.jobs.spec.compile import CompileSpec
 from service.jobs.store.keyspace import JOB_ARTIFACTS
-from workers.supervisor import policy
-from workers.supervisor.policy import compile_cache, gate_artifacts
+from workers.supervisor import compiled_code
+from workers.supervisor.compiled_code import compile_cache, gate_artifacts
 
 
 def submit_gate(fleet: Fleet, owner: str) -> str:
@@ -44,7 +44,7 @@ def test_only_a_gate_of_the_same_owner_vouches_for_compiled_code(
 def test_owners_have_a_private_cache_each_and_none_that_another_user_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(compiled_code.tempfile, "tempdir", str(tmp_path))
     ada, eve = compile_cache("ada"), compile_cache("../eve")
     assert ada != eve
     assert ada == compile_cache("ada")

@@ -17,8 +17,8 @@ from worker_fleet import HOST, Fleet, eventually
 from service.jobs.records import ISOLATION_PARTS, AttemptRef
 from workers.launcher import confinement
 from workers.launcher.confinement import Confinement, ConfinementError, JobLimits
+from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.orders import SupervisorOrder
-from workers.supervisor.policy import JobPolicy
 
 AVAILABLE = confinement.available()
 needs_files = pytest.mark.skipif("files" not in AVAILABLE, reason="this kernel or container has no Landlock")

@@ -27,8 +27,8 @@ from workers.agent.supervisors import Supervisors
 from workers.inventory import cpu_slots, cuda_devices
 from workers.launcher.confinement import available
 from workers.supervisor.group import remove_leftovers
+from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.orders import SupervisorOrder
-from workers.supervisor.policy import JobPolicy
 from workers.supervisor.program import HOST_NAMESPACES
 
 SUPERVISOR: tuple[str, ...] = (sys.executable, "-m", "workers.supervisor")

@@ -30,20 +30,20 @@ from workers.inventory import oom_kills, usable_cores
 from workers.linux import uptime
 from workers.supervisor import command, rendezvous
 from workers.supervisor.admission import Admission
+from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.claim import claim_part
 from workers.supervisor.collector import Collector
+from workers.supervisor.compiled_code import compile_cache, gate_artifacts
 from workers.supervisor.group import Group
 from workers.supervisor.lease import Lease, News
 from workers.supervisor.logs import GrowingFile
 from workers.supervisor.orders import SupervisorOrder
 from workers.supervisor.outcome import Cause, Evidence, judge, may_be_aftermath, traceback_name
-from workers.supervisor.policy import compile_cache, gate_artifacts
 from workers.supervisor.publisher import Publisher, clear_unpublished
-from workers.supervisor.recovery import recover
 from workers.supervisor.relay import Relay
-from workers.supervisor.retry import retry_until
 from workers.supervisor.settings import SupervisorSettings
 from workers.supervisor.stall import StallWatch
+from workers.supervisor.unrelayed_metrics import find_unrelayed
 from workers.supervisor.uploader import Uploader
 
 logger = logging.getLogger(__name__)
@@ -370,7 +370,7 @@ class _PartRun:
             return
         ref, attempts = self._claim.ref, self._paths.attempts
         try:
-            found = await retry_until(self._settings.claim_within_s, recover, self._store, ref, attempts, first)
+            found = await retry_until(self._settings.claim_within_s, find_unrelayed, self._store, ref, attempts, first)
         except StoreUnavailable as outage:
             logger.warning("events that earlier attempts did not relay stay on disk: %s", outage)
             return

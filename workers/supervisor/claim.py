@@ -11,8 +11,8 @@ from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
 from service.jobs.records import Claim, JobError, PartOutcome, Superseded, UnknownSpec
 from service.jobs.store import Store, StoreUnavailable
+from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.orders import SupervisorOrder
-from workers.supervisor.retry import retry_until
 from workers.supervisor.settings import SupervisorSettings
 
 logger = logging.getLogger(__name__)

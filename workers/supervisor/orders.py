@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from service.jobs.records import AttemptRef
 from service.jobs.store import StoreLimits
-from workers.supervisor.policy import JobPolicy
+from workers.supervisor.job_policy import JobPolicy
 
 
 @dataclass(frozen=True)

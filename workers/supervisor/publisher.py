@@ -19,7 +19,7 @@ from service.jobs.records import Artifact, AttemptRef, Superseded
 from service.jobs.store import Attempts, StoreUnavailable
 from service.jobs.store.artifacts import FOLDER
 from workers import event_protocol
-from workers.supervisor.retry import retry_until
+from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.settings import SupervisorSettings
 
 

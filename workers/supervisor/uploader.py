@@ -13,8 +13,8 @@ from service.jobs.events import Event, ProgressEvent
 from service.jobs.records import AttemptRef, Superseded
 from service.jobs.store import Attempts, StoreUnavailable
 from workers import event_protocol
+from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.logs import GrowingFile
-from workers.supervisor.retry import retry_until
 from workers.supervisor.settings import SupervisorSettings
 
 _EXPENDABLE = frozenset({"log", "span", "metric", "progress", "search"})

@@ -1,4 +1,4 @@
-"""Metrics that earlier attempts have on record, but never relayed: their supervisor was stopped, or lost the broker.
+"""Finds metrics that earlier attempts recorded and never relayed: their supervisor was stopped, or lost the broker.
 
 The next attempt's supervisor relays them before its own, so that the stream has every step once it has the last.
 """
@@ -45,7 +45,9 @@ def _redone(event: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
     return bool(event["step"] > first["step"])
 
 
-def recover(store: Store, ref: AttemptRef, attempts: Path, first: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def find_unrelayed(
+    store: Store, ref: AttemptRef, attempts: Path, first: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
     """Return the metrics that the attempt of ``ref``, which begins with ``first``, has to relay. ``attempts`` holds the
     records of the job's attempts. Blocks.
     """

@@ -1,10 +1,7 @@
-"""What the operator lets jobs use of a host, and what that comes to for one attempt."""
+"""Limits what jobs may use of a host as its operator chose, and works out what that allows one attempt."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,13 +16,12 @@ from service.jobs.plugins.declarations import GROUPS
 from service.jobs.records import Claim
 from service.jobs.settings import Settings, config_file
 from service.jobs.spec.base import FILE_ID
-from service.jobs.store import Store
 from workers.launcher.confinement import Confinement, JobLimits, Mode
 
 
 @dataclass(frozen=True)
 class JobPolicy:
-    """From the settings of the host's worker."""
+    """Holds the choices in the settings of the host's worker."""
 
     isolation: Mode = "auto"
     limits: JobLimits = field(default_factory=JobLimits)
@@ -90,18 +86,6 @@ def _plugins() -> Iterator[Path]:
                 yield from map(Path, found.submodule_search_locations or filter(None, [found.origin]))
 
 
-def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
-    """Return the owner of the claimed job, and SHA-256 by name of the artifacts of the job that its gate names, as
-    their manifest has them: none where that job is another owner's. Raises
-    :class:`service.jobs.store.StoreUnavailable`.
-    """
-    owner = store.jobs.get(claim.ref.job_id).owner
-    gate = claim.spec.gate_job
-    if gate is None or store.jobs.get(gate).owner != owner:
-        return owner, {}
-    return owner, {artifact.name: artifact.sha256 for artifact in store.artifacts.list(gate) if artifact.sha256}
-
-
 def _broker_folder(broker_url: str, needed: list[Path]) -> Iterator[Path]:
     """Yield the folder of the broker's socket, or the socket alone where the folder holds what ranks need."""
     parts = urlsplit(broker_url)
@@ -109,19 +93,3 @@ def _broker_folder(broker_url: str, needed: list[Path]) -> Iterator[Path]:
         socket = Path(parts.path)
         shared = any(path.resolve().is_relative_to(socket.parent.resolve()) for path in needed)
         yield socket if shared else socket.parent
-
-
-def compile_cache(owner: str) -> Path:
-    """Return a private folder, on this host, of what the jobs of ``owner`` compiled: code, which only they may leave
-    there.
-
-    Torch's own place for it is shared by all jobs, and has a name that another user may take first.
-    """
-    base = Path(tempfile.gettempdir(), f"trivet-compiled-{os.geteuid()}")
-    folder = base / hashlib.sha256(owner.encode()).hexdigest()[:32]
-    for path in (base, folder):
-        path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
-            return Path(tempfile.mkdtemp(prefix="trivet-compiled-"))
-    return folder

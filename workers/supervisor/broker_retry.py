@@ -1,4 +1,4 @@
-"""Patience with a broker that is away: the same call again, with growing pauses."""
+"""Repeats a call of the store while the broker is away, with growing pauses."""
 
 from __future__ import annotations
 

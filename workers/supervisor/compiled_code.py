@@ -1,0 +1,40 @@
+"""Keeps the compiled code of one owner's jobs from all other owners: a host's cache, and the artifacts of a gate."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from service.jobs.records import Claim
+from service.jobs.store import Store
+
+
+def gate_artifacts(store: Store, claim: Claim) -> tuple[str, dict[str, str]]:
+    """Return the owner of the claimed job, and SHA-256 by name of the artifacts of the job that its gate names, as
+    their manifest has them: none where that job is another owner's. Raises
+    :class:`service.jobs.store.StoreUnavailable`.
+    """
+    owner = store.jobs.get(claim.ref.job_id).owner
+    gate = claim.spec.gate_job
+    if gate is None or store.jobs.get(gate).owner != owner:
+        return owner, {}
+    return owner, {artifact.name: artifact.sha256 for artifact in store.artifacts.list(gate) if artifact.sha256}
+
+
+def compile_cache(owner: str) -> Path:
+    """Return a private folder, on this host, of what the jobs of ``owner`` compiled: code, which only they may leave
+    there.
+
+    Torch's own place for it is shared by all jobs, and has a name that another user may take first.
+    """
+    base = Path(tempfile.gettempdir(), f"trivet-compiled-{os.geteuid()}")
+    folder = base / hashlib.sha256(owner.encode()).hexdigest()[:32]
+    for path in (base, folder):
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
+            return Path(tempfile.mkdtemp(prefix="trivet-compiled-"))
+    return folder
