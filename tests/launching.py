@@ -22,6 +22,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RANK_MAIN, RANK_SERVER = (Path(__file__).parent / name for name in ("rank_main.py", "rank_server.py"))
+NVIDIA = Path("/dev/nvidiactl")
 START_SECONDS = 120.0
 """A server may take to import, on a busy host."""
 
@@ -189,7 +190,8 @@ class RankServers:
 def torchrun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Torchrun]:
     folder = tmp_path_factory.mktemp("torchrun")
     servers = RankServers(tmp_path_factory.mktemp("rank-servers"))
-    yield Torchrun(folder, servers.run)
+    # Where there is a GPU, imports start threads, and a process that has some cannot be forked.
+    yield Torchrun(folder, _start_fresh if NVIDIA.exists() else servers.run)
     servers.end()
 
 

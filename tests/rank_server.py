@@ -63,9 +63,9 @@ def serve() -> None:
     os.environ.setdefault(*ARROW_ALLOCATOR)  # which would have a thread
     for name in BEFOREHAND:
         importlib.import_module(name)
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads > 1 or torch.cuda.is_initialized():
-        raise RuntimeError(f"a process of {threads} threads cannot be forked safely; imports should start none")
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    if len(threads) > 1 or torch.cuda.is_initialized():
+        raise RuntimeError(f"a process of the threads {threads} cannot be forked safely; imports should start none")
     gc.freeze()
     print(0, file=answers, flush=True)
     for line in sys.stdin:

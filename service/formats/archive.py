@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import EINVAL
 from pathlib import Path, PurePosixPath
-from typing import IO, Self
+from typing import IO
 
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 LARGEST_CONFIG = 2**20
@@ -61,7 +61,9 @@ class _CheckedTarInfo(tarfile.TarInfo):
         tarfile.GNUTYPE_LONGLINK,
     )
     _size = 0
+    _type = tarfile.REGTYPE
 
+    # Properties, since which methods read a header differs between versions of Python; all set these two.
     @property
     def size(self) -> int:
         return self._size
@@ -72,13 +74,21 @@ class _CheckedTarInfo(tarfile.TarInfo):
         if not 0 <= value <= LARGEST_MEMBER:
             raise tarfile.ReadError(f"a member has the size {value}; expected 0 to {LARGEST_MEMBER}")
         self._size = value
+        self._check_extension()
 
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        header = super().frombuf(buf, encoding, errors)
-        if header.type in cls.EXTENDING and header.size > LARGEST_HEADER:
-            raise tarfile.ReadError(f"a header has the size {header.size}; expected {LARGEST_HEADER} at most")
-        return header
+    def _get_type(self) -> bytes:
+        return self._type
+
+    def _set_type(self, value: bytes) -> None:
+        self._type = value
+        self._check_extension()
+
+    type = property(_get_type, _set_type)
+
+    def _check_extension(self) -> None:
+        """Check a header that extends the next one: it is read whole."""
+        if self._type in self.EXTENDING and self._size > LARGEST_HEADER:
+            raise tarfile.ReadError(f"a header has the size {self._size}; expected {LARGEST_HEADER} at most")
 
 
 DAMAGE = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, RuntimeError, EOFError, ValueError)

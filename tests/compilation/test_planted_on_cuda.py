@@ -35,7 +35,8 @@ def findings(planted: Planted) -> tuple[Finding, ...]:
     reference = run_reference(program, planted.phase, plan.iterations)
     seen = run_rung_untimed(program, RungCase(RUNGS["reduce-overhead"], planted.phase), reference, plan)
     assert seen.evidence.cuda_graphs is not None
-    assert seen.evidence.cuda_graphs.captures or seen.error
+    # A graph is captured when its shapes come again: a program of new shapes in every step never gets there.
+    assert seen.evidence.cuda_graphs.captures or seen.error or planted.verdict == "unstable"
     return judge(seen)
 
 

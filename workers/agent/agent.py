@@ -16,6 +16,7 @@ from typing import Any
 from kombu.exceptions import OperationalError
 
 from service.jobs.cache import trim
+from service.jobs.plugins.catalogue import house_version
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.records import AttemptRef, NotFound
 from service.jobs.settings import Settings
@@ -193,5 +194,8 @@ def main() -> int:
 
 
 def _versions() -> dict[str, str]:
-    installed = {name: importlib.metadata.version(name) for name in ("trivet", "torch")}
-    return {**installed, "python": platform.python_version()}
+    return {
+        "trivet": house_version(),
+        "torch": importlib.metadata.version("torch"),
+        "python": platform.python_version(),
+    }

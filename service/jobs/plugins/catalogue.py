@@ -90,7 +90,7 @@ def catalogue(
     kind: type[Kind], built_in: Iterable[Kind], find: Callable[[str], Sequence[EntryPoint]] = installed
 ) -> Catalogue[Kind]:
     """Load every declaration; what is broken or claims a taken name is logged and set aside, whatever it raises."""
-    provided = {name_of(each): _Provided(each, HOUSE, _own_version()) for each in built_in}
+    provided = {name_of(each): _Provided(each, HOUSE, house_version()) for each in built_in}
     points = find(kind.group)
     claims = Counter(point.name for point in points)
     unavailable = []
@@ -164,8 +164,8 @@ def _check_references(declared: JobKind) -> None:
         raise _PluginError(f"its page {declared.page!r} is not there; expected package:path of an ES module")
 
 
-def _own_version() -> str:
-    """Return the installed version; ranks may also run from a checkout that nobody installed."""
+def house_version() -> str:
+    """Return the installed version of Trivet, or ``checkout`` where nobody installed it."""
     try:
         return version(HOUSE)
     except PackageNotFoundError:
