@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from datetime import datetime
@@ -181,6 +182,18 @@ class Claim:
     @property
     def share(self) -> HostShare:
         return next(share for share in self.shares if share.host == self.ref.host)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this host leads the rendezvous, and runs rank 0."""
+        return self.shares[0].host == self.ref.host
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of the attempt that run on this host."""
+        before = itertools.takewhile(lambda share: share.host != self.ref.host, self.shares)
+        first = sum(len(share.devices) for share in before)
+        return range(first, first + len(self.share.devices))
 
 
 Directive = Literal["run", "stop", "lost"]

@@ -26,6 +26,7 @@ from service.jobs.layout import DataLayout
 from service.jobs.private import user
 
 ENV_PREFIX = "TRIVET_"
+_DAY_S = 86_400.0
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -137,13 +138,20 @@ class Settings(BaseSettings):
         description="names of further environment variables that ranks get from their worker, separated by commas",
     )
 
-    lease_s: float = Field(15.0, gt=0, description="a running part that is silent for so long is lost, in seconds")
-    starting_lease_s: float = Field(
-        60.0, gt=0, description="deadline for the claim of a placed part, after which it is taken back, in seconds"
+    lease_s: float = Field(
+        15.0, ge=1, le=_DAY_S, description="a running part that is silent for so long is lost, in seconds"
     )
-    heartbeat_s: float = Field(10.0, gt=0, description="a host that is silent for so long gets no work, in seconds")
+    starting_lease_s: float = Field(
+        60.0,
+        ge=1,
+        le=_DAY_S,
+        description="a placed part that nobody claims for so long is taken back, in seconds",
+    )
+    heartbeat_s: float = Field(
+        10.0, ge=1, le=_DAY_S, description="a host that is silent for so long gets no work, in seconds"
+    )
     max_queue_bypass_s: float = Field(
-        600.0, ge=0, description="a job that has waited for longer is never overtaken, in seconds"
+        600.0, ge=0, le=365 * _DAY_S, description="a job that has waited for longer is never overtaken, in seconds"
     )
 
     max_lost_attempts: int = Field(

@@ -55,7 +55,14 @@ def test_a_file_that_is_named_must_exist(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("line", "field"),
-    [("port = 70000", "port"), ("lease_s = 0", "lease_s"), ("prot = 1", "prot"), ('log_level = "loud"', "log_level")],
+    [
+        ("port = 70000", "port"),
+        ("lease_s = 0", "lease_s"),
+        ("lease_s = inf", "lease_s"),
+        ("lease_s = 1e9", "lease_s"),
+        ("prot = 1", "prot"),
+        ('log_level = "loud"', "log_level"),
+    ],
 )
 def test_bad_settings_name_the_field(bare: Path, line: str, field: str) -> None:
     (bare / "trivet.toml").write_text(line + "\n")

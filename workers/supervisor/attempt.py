@@ -9,16 +9,14 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import orjson
 
 from service.jobs.atomic import atomic_write
-from service.jobs.disk import full_disk
 from service.jobs.event_files import host_file
 from service.jobs.events import ArtifactEvent, Event
 from service.jobs.layout import DataLayout
@@ -34,11 +32,12 @@ from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.claim import claim_part
 from workers.supervisor.collector import Collector
 from workers.supervisor.compiled_code import compile_cache, gate_artifacts
+from workers.supervisor.ending import DiskThread, Ending, PartEnding
 from workers.supervisor.group import Group
 from workers.supervisor.lease import Lease, News
 from workers.supervisor.logs import GrowingFile
 from workers.supervisor.orders import SupervisorOrder
-from workers.supervisor.outcome import Cause, Evidence, judge, may_be_aftermath, traceback_name
+from workers.supervisor.outcome import Evidence, judge, may_be_aftermath, traceback_name
 from workers.supervisor.publisher import Publisher, clear_unpublished
 from workers.supervisor.relay import Relay
 from workers.supervisor.settings import SupervisorSettings
@@ -48,7 +47,6 @@ from workers.supervisor.uploader import Uploader
 
 logger = logging.getLogger(__name__)
 
-Ending = Cause | Literal["lost"]
 _NOT_THE_RANKS = ("fenced", "lost", "interrupted", "terminated", "fault")
 """What ends a group from outside, and takes nothing from work that is done."""
 
@@ -56,16 +54,14 @@ _NOT_THE_RANKS = ("fenced", "lost", "interrupted", "terminated", "fault")
 async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str], settings: SupervisorSettings) -> None:
     """Claim the ordered part, run it, report how it ended. Returns quietly when the part is not to be had."""
     store = Store.connect(order.broker_url, DataLayout(Path(order.data)), order.limits)
-    sent_at = uptime()
-    claim = await claim_part(store, order, settings)
-    if claim is not None:
-        # A claim that got through late was granted after some failed tries, the last no longer ago than the lease.
-        sent_at = max(sent_at, uptime() - claim.lease_s / 2)
-        await _PartRun(store, claim, order, group, program, sent_at=sent_at, settings=settings).run()
+    granted = await claim_part(store, order, settings)
+    if granted is not None:
+        claim, asked_at = granted
+        await _PartRun(store, claim, order, group, program, asked_at=asked_at, settings=settings).run()
 
 
 class _PartRun:
-    """The life of one part. Whatever happens first ends it: see :data:`Ending`."""
+    """The life of one part. Whatever happens first ends it: see :class:`PartEnding`."""
 
     def __init__(
         self,
@@ -75,7 +71,7 @@ class _PartRun:
         group: Group,
         program: Sequence[str],
         *,
-        sent_at: float,
+        asked_at: float,
         settings: SupervisorSettings,
     ) -> None:
         self._store, self._claim, self._order, self._group, self._program = store, claim, order, group, program
@@ -83,52 +79,38 @@ class _PartRun:
         self._layout = DataLayout(Path(order.data))
         self._paths = self._layout.job(claim.ref.job_id)
         self._folder = self._paths.attempt(claim.ref.attempt)
+        self._ending = PartEnding(lambda: self._lease.is_over)
+        self._disk = DiskThread(self._folder, self._ending)
         self._loop = asyncio.get_running_loop()
-        self._disk_thread = ThreadPoolExecutor(1, "disk")
-        self._ending: asyncio.Future[Ending] = self._loop.create_future()
-        self._urgent = asyncio.Event()
-        self._lost = False
-        self._fault = ""
         self._ended_here = False
         self._oom_kills = oom_kills()
-        self._leads = claim.shares[0].host == claim.ref.host
-        self._record = GrowingFile(host_file(self._folder, claim.ref.host, leads=self._leads))
-        self._uploader = Uploader(
-            store.attempts, claim.ref, self._record, self._on_lost, disk=self._on_disk, settings=settings
-        )
+        self._record = GrowingFile(host_file(self._folder, claim.ref.host, leads=claim.leads))
+        attempts, disk = store.attempts, self._disk.run
+        self._uploader = Uploader(attempts, claim.ref, self._record, self._ending.lose, disk=disk, settings=settings)
         self._publisher = Publisher(
-            store.attempts, claim.ref, self._paths, self._uploader.put, self._uploader.record, settings=settings
+            attempts, claim.ref, self._paths, self._uploader.put, self._uploader.record, settings=settings
         )
-        before = claim.shares[: [share.host for share in claim.shares].index(claim.ref.host)]
-        first = sum(len(share.devices) for share in before)
-        admission = Admission(secrets.token_hex(16), range(first, first + len(claim.share.devices)), os.getpid())
         self._relay = Relay(
-            group.socket, self._folder, self._uploader.put, lambda: self._end("rank_failed"), admission, settings
+            group.socket,
+            self._folder,
+            say=self._uploader.put,
+            alarm=lambda: self._ending.end("rank_failed"),
+            admission=Admission(secrets.token_hex(16), claim.ranks, os.getpid()),
+            settings=settings,
         )
+        relay, uploader = self._relay, self._uploader
         self._collector = Collector(
-            self._folder,
-            self._relay,
-            self._uploader,
-            take=self._take,
-            recover=self._recover,
-            disk=self._on_disk,
-            settings=settings,
+            self._folder, relay, uploader, take=self._take, recover=self._recover, disk=disk, settings=settings
         )
+        publish = self._publish_traceback
         self._stall_watch = StallWatch(
-            self._relay,
-            self._folder,
-            claim.spec.stall_s,
-            disk=self._on_disk,
-            publish_stacks=self._publish_traceback,
-            settings=settings,
+            relay, self._folder, claim.spec.stall_s, disk=disk, publish_stacks=publish, settings=settings
         )
-        self._lease = Lease(
-            store.attempts, claim.ref, claim.lease_s, sent_at, extend=self._extend, tell=self._tell_of_lease
-        )
+        self._lease = Lease(attempts, claim.ref, claim.lease_s, asked_at, extend=self._extend, tell=self._tell_of_lease)
 
     async def run(self) -> None:
-        self._loop.add_signal_handler(signal.SIGINT, self._end, "interrupted")
-        self._loop.add_signal_handler(signal.SIGTERM, self._end, "terminated")
+        self._loop.add_signal_handler(signal.SIGINT, self._ending.end, "interrupted")
+        self._loop.add_signal_handler(signal.SIGTERM, self._ending.end, "terminated")
         self._lease.start()
         await self._relay.start()
         exited = asyncio.create_task(self._group.wait())
@@ -143,7 +125,7 @@ class _PartRun:
         )
         tasks = [self._start(each) for each in work]
         try:
-            ending = await self._ending
+            ending = await self._ending.first()
             await self._end_group(ending, exited)
             await self._relay.drain()
             await self._report(ending, exited.result(), uploads)
@@ -152,17 +134,7 @@ class _PartRun:
             for task in (*tasks, uploads):
                 task.cancel()
             self._store.close()
-            self._disk_thread.shutdown(wait=False)
-
-    async def _on_disk(self, act: Callable[[], None]) -> None:
-        """Do what touches the disk, which may hang for as long as it likes, without holding anything else up."""
-        try:
-            await self._loop.run_in_executor(self._disk_thread, act)
-        except OSError as error:
-            full = full_disk(error, self._folder)
-            logger.warning("the disk failed: %s", error)
-            self._fault = self._fault or full or f"{type(error).__name__}: {error}"
-            self._end("disk_full" if full else "fault")
+            self._disk.close()
 
     def _extend(self, until: float) -> None:
         self._group.extend(until)
@@ -170,60 +142,32 @@ class _PartRun:
 
     def _tell_of_lease(self, news: News) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the part with it
-            self._loop.call_soon_threadsafe(self._on_news, news)
+            self._loop.call_soon_threadsafe(self._ending.on_news, news)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run beside the rest; an unexpected exception ends the part."""
         task = asyncio.create_task(work)
-        task.add_done_callback(self._check)
+        task.add_done_callback(self._ending.check)
         return task
-
-    def _check(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the supervisor failed", exc_info=error)
-            self._fault = self._fault or f"{type(error).__name__}: {error}"
-            self._end("fault")
-
-    def _end(self, ending: Ending) -> None:
-        """End the part; the first call decides how. After the lease the group is ended from elsewhere, if it has not
-        done its work.
-        """
-        if not self._ending.done():
-            self._ending.set_result("fenced" if ending == "rank_failed" and self._lease.is_over else ending)
-
-    def _on_news(self, news: News) -> None:
-        match news:
-            case "lost":
-                self._on_lost()
-            case "fenced":
-                self._urgent.set()
-                self._end("fenced")
-            case "stop":
-                self._end("stop")
-
-    def _on_lost(self) -> None:
-        self._lost = True
-        self._urgent.set()
-        self._end("lost")
 
     async def _launch(self) -> None:
         """Write the spec, agree on a meeting point, start torchrun."""
         manifest = await retry_until(self._settings.claim_within_s, self._store.artifacts.list, self._claim.ref.job_id)
-        await self._on_disk(lambda: self._prepare(manifest))
-        if self._ending.done():
+        await self._disk.run(lambda: self._prepare(manifest))
+        if self._ending.is_decided:
             return
         try:
             meeting = await rendezvous.agree(self._claim, self._folder, self._group.folder, self._order.address)
         except TimeoutError:
             said = "the leading host of the gang did not say where to meet; giving up"
             self._uploader.put(event_protocol.log_event(said))
-            self._end("exited")
+            self._ending.end("exited")
             self._group.kill()
             return
         order, scratch = self._order, self._group.folder / "scratch"
         scratch.mkdir(mode=0o700)
         owner, digests = await retry_until(self._settings.report_within_s, gate_artifacts, self._store, self._claim)
-        await self._on_disk(lambda: atomic_write(self._folder / GATE_ARTIFACTS, orjson.dumps(digests)))
+        await self._disk.run(lambda: atomic_write(self._folder / GATE_ARTIFACTS, orjson.dumps(digests)))
         places = command.GroupPaths(
             data=self._layout.root,
             events=self._group.socket,
@@ -248,7 +192,7 @@ class _PartRun:
     def _prepare(self, manifest: list[Artifact]) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._paths.artifacts.mkdir(parents=True, exist_ok=True)
-        if self._leads:
+        if self._claim.leads:
             clear_unpublished(self._paths, manifest)
         # A broker that lost its last writes gives an attempt's number a second time.
         (self._folder / "result.json").unlink(missing_ok=True)
@@ -258,15 +202,15 @@ class _PartRun:
         limit = self._claim.spec.timeout_s
         if limit is not None:
             await asyncio.sleep(limit)
-            self._end("timeout")
+            self._ending.end("timeout")
 
     async def _limit_silence(self) -> None:
         if await self._stall_watch.stalled():
-            self._end("stalled")
+            self._ending.end("stalled")
 
     async def _watch(self, exited: asyncio.Task[int]) -> None:
         await asyncio.wait({exited})
-        self._end("fenced" if exited.result() != 0 and self._lease.is_over else "exited")
+        self._ending.end("fenced" if exited.result() != 0 and self._lease.is_over else "exited")
 
     async def _keep_files_fresh(self) -> None:
         while True:
@@ -275,7 +219,7 @@ class _PartRun:
 
     async def _write_files(self) -> None:
         for file in (self._record, *self._relay.files):
-            await self._on_disk(file.write)
+            await self._disk.run(file.write)
 
     async def _end_group(self, ending: Ending, exited: asyncio.Task[int]) -> None:
         """Leave no process behind; politely where there is time."""
@@ -284,7 +228,7 @@ class _PartRun:
             self._relay.kill()
             await asyncio.wait({exited}, timeout=self._settings.torchrun_reports_s)
         elif ending in ("stop", "timeout", "interrupted", "terminated") and self._relay.stop():
-            urgent = asyncio.create_task(self._urgent.wait())
+            urgent = asyncio.create_task(self._ending.urgent.wait())
             await asyncio.wait({exited, urgent}, timeout=self._order.stop_grace_s, return_when="FIRST_COMPLETED")
             urgent.cancel()
         self._ended_here = not exited.done()
@@ -295,8 +239,8 @@ class _PartRun:
         """Report everything that the part produced, then its end; the lease is renewed meanwhile. Of an attempt that is
         lost only a success is told: it is taken unless another attempt has begun.
         """
-        await self._on_disk(lambda: self._group.keep_output(self._folder / f"launcher.{self._order.host}.log"))
-        if not self._lost:
+        await self._disk.run(lambda: self._group.keep_output(self._folder / f"launcher.{self._order.host}.log"))
+        if not self._ending.is_lost:
             for event in self._relay.errors:
                 if event["traceback"] and event["rank"] is not None:
                     await self._publish_traceback(event["rank"], event["traceback"])
@@ -312,7 +256,7 @@ class _PartRun:
             outcome = whole if whole.status == "succeeded" else outcome
         if outcome.status == "failed" and len(self._claim.shares) > 1 and may_be_aftermath(evidence):
             await self._let_others_speak_first()
-        if self._lost and outcome.status != "succeeded":
+        if self._ending.is_lost and outcome.status != "succeeded":
             return
         try:
             await retry_until(self._settings.report_within_s, self._store.attempts.finish, self._claim.ref, outcome)
@@ -325,7 +269,7 @@ class _PartRun:
         """
         deadline = uptime() + self._settings.others_within_s
         with contextlib.suppress(StoreUnavailable):
-            while uptime() < deadline and not self._lost:
+            while uptime() < deadline and not self._ending.is_lost:
                 if await asyncio.to_thread(self._store.attempts.renew, self._claim.ref) != "run":
                     return
                 await asyncio.sleep(self._settings.write_interval_s)
@@ -335,7 +279,7 @@ class _PartRun:
         leads = 0 in relay.ranks
         result: list[Any] = []
         if leads:
-            await self._on_disk(lambda: result.append(_read_json(self._folder / "result.json")))
+            await self._disk.run(lambda: result.append(_read_json(self._folder / "result.json")))
         return Evidence(
             cause="fenced" if ending == "lost" else ending,
             launcher_code=None if self._ended_here else launcher_code,
@@ -353,7 +297,7 @@ class _PartRun:
             timeout_s=self._claim.spec.timeout_s,
             stall_s=self._claim.spec.stall_s,
             hanging=self._stall_watch.hanging,
-            fault=self._fault,
+            fault=self._ending.fault,
             attempt=self._claim.ref.attempt,
         )
 
@@ -386,7 +330,7 @@ class _PartRun:
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(path, text.encode())
 
-        await self._on_disk(write)
+        await self._disk.run(write)
         self._publisher.publish(
             ArtifactEvent(type="artifact", time=time.time(), rank=rank, name=name, media_type="text/plain")
         )

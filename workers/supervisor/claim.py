@@ -11,6 +11,7 @@ from service.jobs.disk import DISK_FULL, full_disk
 from service.jobs.layout import DataLayout
 from service.jobs.records import Claim, JobError, PartOutcome, Superseded, UnknownSpec
 from service.jobs.store import Store, StoreUnavailable
+from workers.linux import uptime
 from workers.supervisor.broker_retry import retry_until
 from workers.supervisor.orders import SupervisorOrder
 from workers.supervisor.settings import SupervisorSettings
@@ -30,11 +31,18 @@ async def give_back(order: SupervisorOrder, error: OSError, settings: Supervisor
     store.close()
 
 
-async def claim_part(store: Store, order: SupervisorOrder, settings: SupervisorSettings) -> Claim | None:
-    """Return the claim on the ordered part, or None where it is not to be had."""
+async def claim_part(store: Store, order: SupervisorOrder, settings: SupervisorSettings) -> tuple[Claim, float] | None:
+    """Return the claim on the ordered part and the :func:`uptime` just before it was asked for, or None where it is not
+    to be had. The store counts the lease from a moment after that one.
+    """
     supervisor = f"{order.host}:{os.getpid()}:{uuid.uuid4().hex}"
+
+    def ask() -> tuple[Claim, float]:
+        asked_at = uptime()
+        return store.attempts.claim(order.ref, supervisor), asked_at
+
     try:
-        return await retry_until(settings.claim_within_s, store.attempts.claim, order.ref, supervisor)
+        return await retry_until(settings.claim_within_s, ask)
     except Superseded as refusal:
         logger.info("not claimed: %s", refusal)
     except StoreUnavailable as outage:

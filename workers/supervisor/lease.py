@@ -27,7 +27,8 @@ class Lease:
     that deadline ends the group by itself, even if this process does not run. ``tell`` gets every directive, and
     ``fenced`` when the deadline has passed. Both are called in threads of this object.
 
-    ``granted_at`` is when the claim was *sent*: the store's clock for it started later, never earlier.
+    ``asked_at`` is the :func:`uptime` just before the claim was sent. The store grants the lease at some later moment,
+    so the group, whose deadline counts from here, is gone before the lease is given away.
     """
 
     def __init__(
@@ -35,14 +36,14 @@ class Lease:
         attempts: Attempts,
         ref: AttemptRef,
         lease_s: float,
-        granted_at: float,
+        asked_at: float,
         *,
         extend: Callable[[float], None],
         tell: Callable[[News], None],
     ) -> None:
         self._attempts, self._ref, self._lease_s = attempts, ref, lease_s
         self._extend, self._tell = extend, tell
-        self._until = granted_at + FENCED_AT * lease_s
+        self._until = asked_at + FENCED_AT * lease_s
         self._lapsed = False
         self._ended = threading.Event()
 

@@ -38,7 +38,7 @@ async def agree(claim: Claim, attempt: Path, scratch: Path, own_address: str, wi
         return Rendezvous(rendezvous_folder.make(scratch / "rendezvous"), LOOPBACK, interface_of(LOOPBACK))
     folder = attempt / "rendezvous"
     interface = interface_of(own_address)
-    if claim.shares[0].host == claim.ref.host:
+    if claim.leads:
         rendezvous_folder.make(folder)
     else:
         async with asyncio.timeout(within_s):
