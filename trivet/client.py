@@ -186,23 +186,27 @@ class Client:
 
     def download(self, job_id: str, name: str, target: Path) -> int:
         """Write an artifact to ``target``, which appears only when it is complete. Returns its size in bytes."""
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-        try:
-            with (
-                self._connection.stream(f"{_job(job_id)}/artifacts/{quote(name)}") as response,
-                partial.open("wb") as file,
-            ):
-                size = sum(file.write(chunk) for chunk in response.iter_bytes())
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
-        return size
+        return self._save(f"{_job(job_id)}/artifacts/{quote(name)}", target)
 
     def upload(self, path: Path, media_type: str = "application/octet-stream") -> StoredFile:
         """Upload a file; the same bytes give the same id."""
         with path.open("rb") as file:
             answer = self._connection.json("POST", "/v1/files", content=file, headers={"Content-Type": media_type})
         return StoredFile.model_validate(answer)
+
+    def download_file(self, file_id: str, target: Path) -> int:
+        """Write an uploaded file to ``target``, which appears only when it is complete. Returns its size in bytes."""
+        return self._save(f"/v1/files/{quote(file_id, safe='')}", target)
+
+    def _save(self, url: str, target: Path) -> int:
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+        try:
+            with self._connection.stream(url) as response, partial.open("wb") as file:
+                size = sum(file.write(chunk) for chunk in response.iter_bytes())
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+        return size
 
     def hosts(self) -> list[Host]:
         return [Host.model_validate(item) for item in self._connection.json("GET", "/v1/hosts")["items"]]

@@ -21,6 +21,8 @@ from service.jobs.store.artifacts import FOLDER
 router = APIRouter(tags=["artifacts"])
 
 _SHOWN_AS_THEY_ARE = frozenset({"application/json", "text/plain", "text/csv", "image/png", "application/x-ndjson"})
+_SANDBOX = {"Content-Security-Policy": "sandbox"}
+"""What a job or a user wrote gets no rights of this site, even where a browser shows it."""
 BYTES: dict[int | str, dict[str, Any]] = {
     200: {"description": "the bytes", "content": {"application/octet-stream": {"schema": {"type": "string"}}}},
     206: {"description": "the bytes of the requested range"},
@@ -55,7 +57,7 @@ def _archive(folder: Path) -> Response:
     headers = {
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(folder.name, safe='')}.tar",
         "Cache-Control": "private, no-store",
-        "Content-Security-Policy": "sandbox",
+        **_SANDBOX,
     }
     return StreamingResponse(_tar_stream(folder), media_type="application/x-tar", headers=headers)
 
@@ -63,7 +65,7 @@ def _archive(folder: Path) -> Response:
 def download(request: Request, path: Path, filename: str, media_type: str, sha256: str) -> Response:
     """Return bytes for saving, never for showing: a browser must not run what a job wrote."""
     etag = f'"{sha256}"'
-    headers = {"ETag": etag, "Cache-Control": "private, no-cache", "Content-Security-Policy": "sandbox"}
+    headers = {"ETag": etag, "Cache-Control": "private, no-cache", **_SANDBOX}
     known = request.headers.get("if-none-match", "")
     if etag in (part.strip().removeprefix("W/") for part in known.split(",")):
         return Response(status_code=304, headers=headers)

@@ -43,6 +43,8 @@ PROMISED = {
     "/readyz": {"get"},
     "/metrics": {"get"},
 }
+"""Every call of the interface, written down a second time: scripts rely on them, so one that is added is added here on
+purpose, and none goes by accident."""
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from fleet import Fleet, compile_spec, event, train_spec, verify_spec
 from playwright.sync_api import Page, expect
 from redis import Redis
 
-from api.dashboard.pages import CONTENT_SECURITY_POLICY
+from api.middleware import SECURITY_HEADERS
 from service.jobs.records import JobError
 from service.jobs.store.keyspace import LEASES
 
@@ -127,7 +127,7 @@ def test_headers_and_unknown_paths(page: Page, service: Service) -> None:
     for path in ("/login", "/", "/hosts", "/jobs/x"):
         response = page.request.get(path)
         assert response.status == 200
-        assert response.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+        assert response.headers["content-security-policy"] == SECURITY_HEADERS["Content-Security-Policy"]
         assert response.headers["x-content-type-options"] == "nosniff"
         body = response.text()
         assert "style=" not in body

@@ -148,6 +148,16 @@ def test_an_upload_is_addressed_by_its_content(client: Client, tmp_path: Path) -
     assert stored.id == f"file_{stored.sha256}"
     assert stored.bytes == 400_000
     assert client.upload(path) == stored
+    back = tmp_path / "back.onnx"
+    assert client.download_file(stored.id, back) == 400_000
+    assert back.read_bytes() == path.read_bytes()
+
+
+def test_a_file_that_was_never_uploaded_is_refused(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="there is no file") as refused:
+        client.download_file(f"file_{'0' * 64}", tmp_path / "file")
+    assert refused.value.status == 404
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_refusal_carries_its_fields(client: Client) -> None:
