@@ -84,7 +84,7 @@ class JobProgress:
 
 PHASES = ("prepare", "witnesses", "layers", "outputs", "attack", "search")
 """Making the model ready; looking at witnesses; bounding hidden layers; bounding outputs and the property's rows;
-attacking; searching what neither decided."""
+attacking; searching what neither decided. The root of a search, which is bounded anew, counts as search."""
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import pyarrow
 import torch
@@ -110,13 +110,27 @@ def layers_of(network: Network, tp: int) -> list[NonlinearLayer]:
     ]
 
 
+class LayerSums(NamedTuple):
+    """Sums over the entries of one non-linear node's inputs, for one instance; fields are columns of
+    :func:`layer_sums`."""
+
+    width: float
+    """Of their bounds."""
+    unstable: float
+    """Entries that a tighter relaxation would gain from."""
+    entries: float
+    """All entries."""
+
+
+_COLUMNS = len(LayerSums._fields)
+
+
 def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> Tensor:
-    """Return for each instance and non-linear node: width of its input's bounds, entries that a tighter relaxation
-    would gain from, all entries; float64 ``(batch, nodes, 3)``. Summed over the ranks that divide a value; each calls
-    it.
+    """Return the columns of :class:`LayerSums` for each instance and non-linear node, float64 ``(batch, nodes, 3)``.
+    Summed over the ranks that divide a value; each calls it.
     """
     nodes, batch = network.nonlinear, len(outcome.verdicts)
-    sums = outcome.margin.new_zeros(batch, len(nodes), 3, dtype=torch.float64)
+    sums = outcome.margin.new_zeros(batch, len(nodes), _COLUMNS, dtype=torch.float64)
     for index, node in enumerate(nodes):
         bounds = outcome.inputs[node.name]
         undecided = network.operator_of(node).improvable_on(node, bounds)
@@ -140,20 +154,19 @@ def layer_means(layers: Sequence[NonlinearLayer], entries: Sequence[DecidedRow])
     """Return an entry for each layer; means are per instance."""
     if not layers:
         return []
-    totals = torch.zeros(len(layers), 3, dtype=torch.float64)
+    totals = torch.zeros(len(layers), _COLUMNS, dtype=torch.float64)
     for entry in (each for each in entries if each.layers):  # the others could not be bounded
         totals += torch.tensor(entry.layers, dtype=torch.float64)
-    return [_line(layer, sums) for layer, sums in zip(layers, totals.tolist(), strict=True)]
+    return [_layer_entry(layer, LayerSums(*sums)) for layer, sums in zip(layers, totals.tolist(), strict=True)]
 
 
-def _line(layer: NonlinearLayer, total: list[float]) -> dict[str, Any]:
-    width, unstable, entries = total
+def _layer_entry(layer: NonlinearLayer, total: LayerSums) -> dict[str, Any]:
     return {
         "layer": layer.name,
         "operator": layer.operator,
         "neurons": layer.neurons,
-        "mean_width": _ratio(width, entries),
-        "mean_unstable": _ratio(unstable * layer.neurons, entries),
+        "mean_width": _ratio(total.width, total.entries),
+        "mean_unstable": _ratio(total.unstable * layer.neurons, total.entries),
     }
 
 

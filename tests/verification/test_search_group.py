@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from nets import mlp
-from torch import nn
+from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN
+from service.parallel.mesh import Axis
 from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer
-from service.verification.bab.search_group import AT_MOST, SINGLE_RANK, SearchStatus, plan_moves
+from service.verification.bab.search_group import (
+    AT_MOST,
+    SINGLE_RANK,
+    GroupState,
+    SearchGroup,
+    SearchStatus,
+    plan_moves,
+)
+
+CPU = torch.device("cpu")
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=8))
@@ -52,6 +65,71 @@ def test_boxes_are_handed_over_as_they_were() -> None:
         assert torch.equal(getattr(got, name), getattr(boxes, name))
     assert torch.equal(got.box.lower, boxes.box.lower)
     assert torch.equal(got.box.upper, boxes.box.upper)
+
+
+class LockStep:
+    """What the collectives of two threads, one per rank, give: all of them reach each call before any returns."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2, timeout=60)
+        self.parts: list[Any] = []
+
+    def _reduced(self, part: Any, reduction: Callable[[list[Any]], Any]) -> Any:
+        self.parts.append(part)
+        self.barrier.wait()
+        reduced = reduction(self.parts)
+        self.barrier.wait()
+        self.parts = []
+        self.barrier.wait()
+        return reduced
+
+    def largest(self, value: int, device: torch.device) -> int:
+        return int(self._reduced(value, max))
+
+    def sum(self, part: Tensor) -> Tensor:
+        return torch.as_tensor(self._reduced(part, lambda parts: torch.stack(parts).sum(dim=0)))
+
+
+class NoMemoryToGive(BoxTransfer):
+    """A transfer that has no memory for the rows that it takes out."""
+
+    def give(self, count: int, width: int) -> Tensor:
+        def fail(boxes: Boxes) -> Tensor:
+            assert len(boxes) == count
+            raise torch.OutOfMemoryError("out of memory")
+
+        return self.pool.take_as(fail, count)
+
+
+@pytest.mark.parametrize("short_of_memory", ["nobody", "the sender", "the receiver"])
+def test_subproblems_stay_where_memory_does_not_suffice_to_hand_them_over(
+    short_of_memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lower = torch.arange(12, dtype=torch.float32).reshape(4, 3)
+    pools = [BoxPool(CPU), BoxPool(CPU)]
+    pools[0].put(Boxes(Interval(lower, lower + 1), -torch.ones(4), torch.ones(4, 2, dtype=torch.bool), {}))
+    kinds = [NoMemoryToGive if short_of_memory == "the sender" else BoxTransfer, BoxTransfer]
+    transfers = [kind(pool, 2, 3, torch.float32) for kind, pool in zip(kinds, pools, strict=True)]
+    state = GroupState(SearchStatus(open=4, width=transfers[0].width), None, plan_moves([4, 0]))
+    collectives = LockStep()
+
+    def rebalance(rank: int) -> None:
+        group = SearchGroup(Axis(2, rank, "pair"))
+        vars(group)["_exchange"] = collectives
+        for rows in group.rebalance(state, transfers[rank], CPU):
+            transfers[rank].receive(rows)
+
+    def no_memory(*_: Any, **__: Any) -> Tensor:
+        raise MemoryError
+
+    if short_of_memory == "the receiver":
+        monkeypatch.setattr(torch, "zeros", no_memory)
+    with ThreadPoolExecutor(2) as ranks:
+        list(ranks.map(rebalance, range(2)))
+    monkeypatch.undo()
+    assert [pool.size for pool in pools] == ([2, 2] if short_of_memory == "nobody" else [4, 0])
+    everything = Boxes.joined([pool.take(4) for pool in pools if pool.size])
+    assert sorted(everything.box.lower[:, 0].tolist()) == [0.0, 3.0, 6.0, 9.0]
 
 
 def subject_of(module: nn.Module, features: int, search_group: Any) -> Any:
