@@ -122,7 +122,7 @@ class LayerSums(NamedTuple):
     """All entries."""
 
 
-_COLUMNS = len(LayerSums._fields)
+_LAYER_SUMS = len(LayerSums._fields)
 
 
 def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> Tensor:
@@ -130,7 +130,7 @@ def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> Tensor:
     Summed over the ranks that divide a value; each calls it.
     """
     nodes, batch = network.nonlinear, len(outcome.verdicts)
-    sums = outcome.margin.new_zeros(batch, len(nodes), _COLUMNS, dtype=torch.float64)
+    sums = outcome.margin.new_zeros(batch, len(nodes), _LAYER_SUMS, dtype=torch.float64)
     for index, node in enumerate(nodes):
         bounds = outcome.inputs[node.name]
         undecided = network.operator_of(node).improvable_on(node, bounds)
@@ -154,7 +154,7 @@ def layer_means(layers: Sequence[NonlinearLayer], entries: Sequence[DecidedRow])
     """Return an entry for each layer; means are per instance."""
     if not layers:
         return []
-    totals = torch.zeros(len(layers), _COLUMNS, dtype=torch.float64)
+    totals = torch.zeros(len(layers), _LAYER_SUMS, dtype=torch.float64)
     for entry in (each for each in entries if each.layers):  # the others could not be bounded
         totals += torch.tensor(entry.layers, dtype=torch.float64)
     return [_layer_entry(layer, LayerSums(*sums)) for layer, sums in zip(layers, totals.tolist(), strict=True)]
