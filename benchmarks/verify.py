@@ -63,7 +63,7 @@ def boxes_of(folder: Path, name: str, batch: int, device: torch.device) -> Inter
 
 def ours(module: nn.Module, box: Interval, method: str) -> Bound:
     network = prepare(module, tuple(box.lower.shape[1:]))
-    bounding = repeatedly(METHODS[method], box.lower.device)
+    bounding = repeatedly(METHODS[method].plain, box.lower.device)
     identity = torch.eye(network.graph.output.size, device=box.lower.device)
     rows = torch.cat([identity, -identity])[None]
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_fleet import HOST, Fleet, eventually
+from worker_fleet import HOST, Fleet, eventually, train_spec
 
-from service.jobs.records import ISOLATION_PARTS, AttemptRef
+from service.jobs.layout import DataLayout
+from service.jobs.records import ISOLATION_PARTS, AttemptRef, Claim, HostShare
 from workers.launcher import confinement
 from workers.launcher.confinement import Confinement, ConfinementError, JobLimits
 from workers.supervisor.job_policy import JobPolicy
@@ -188,6 +189,57 @@ print(os.path.exists({str(tmp_path / "data/broker/broker.sock")!r}))
     assert done.stdout.split()[0] == "-1", done.stderr
     assert done.stdout.split()[1] == "-1"
     assert done.stdout.split()[-1] == "False"
+
+
+@needs_files
+@needs_namespaces
+@pytest.mark.parametrize("cuda", [True, False])
+def test_ranks_that_use_cuda_name_their_threads_and_write_nothing_else_below_proc(cuda: bool) -> None:
+    """CUDA cannot be initialised where it may not name its threads."""
+    code = """
+import os, threading
+from pathlib import Path
+def tries(path):
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+    except OSError as error:
+        return type(error).__name__ + " " + os.strerror(error.errno)
+    return "ok"
+thread = threading.Thread(target=lambda: names.append(tries(f"/proc/self/task/{threading.get_native_id()}/comm")))
+names = []
+thread.start()
+thread.join()
+print(*names)
+settings = ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/self/../sys/vm/drop_caches"]
+settings = [path for path in settings if os.path.exists(path)]
+print(all(tries(path) != "ok" for path in settings), bool(settings))
+print(tries(f"/proc/{os.getppid()}/environ"), tries("/proc/1/environ"))
+"""
+    named, settings, others = enforce(Confinement("auto", cuda=cuda), code).stdout.splitlines()
+    assert named == ("ok" if cuda else "PermissionError Permission denied")
+    assert settings == "True True"
+    assert "ok" not in others
+
+
+def test_ranks_on_a_gpu_are_confined_as_users_of_cuda(data: DataLayout, tmp_path: Path) -> None:
+    for pool in ("cuda", "cpu"):
+        shares = (HostShare(host=HOST, devices=(0,), pool=pool),)
+        claim = Claim(AttemptRef("job_1", 1, HOST), train_spec("x"), shares, "127.0.0.1", 15.0)
+        confined = JobPolicy("auto").confine(claim, data, "redis://127.0.0.1", tmp_path, tmp_path)
+        assert confined.cuda == (pool == "cuda")
+
+
+@needs_files
+def test_kernel_settings_that_could_be_changed_leave_files_open_rather_than_cuda_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Root in neither a namespace nor a container: then *files* does not hold, and ``required`` refuses the host."""
+    monkeypatch.setattr(confinement, "_limit", lambda *_, **__: None)
+    monkeypatch.setattr(confinement, "_may_change_kernel_settings", lambda: True)
+    monkeypatch.setattr(confinement.namespaces, "drop_capabilities", lambda: None)
+    assert Confinement("auto", cuda=True).enforce(in_user_namespace=False) == {"limits"}
+    with pytest.raises(ConfinementError, match="does not allow: ranks open"):
+        Confinement("required", cuda=True).enforce(in_user_namespace=False)
 
 
 def test_required_isolation_refuses_a_host_that_lacks_some_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,10 @@ class Confinement:
     covered: tuple[str, ...] = ()
     """Folders in which only what is in ``read`` and ``write`` is to be found, sockets included."""
     own_network: bool = False
+    cuda: bool = False
+    """The ranks use CUDA, whose driver names its threads by files in ``/proc`` and does not start where it cannot:
+    error 304, seen with driver 580.
+    """
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -82,12 +86,16 @@ class Confinement:
             if self.own_network:
                 namespaces.isolate_network()
                 held.add("network")
+        has_landlock = landlock.abi() >= landlock.MINIMUM_ABI
+        if in_user_namespace and has_landlock:
+            namespaces.protect_kernel_settings()
         namespaces.drop_capabilities()
-        if landlock.abi() >= landlock.MINIMUM_ABI:
+        if has_landlock and not (self.cuda and _may_change_kernel_settings()):
             landlock.restrict(
                 [*_system_paths(), *map(Path, self.read)],
                 [*_device_paths(), *map(Path, self.write)],
                 map(Path, self.secret),
+                [Path("/proc")] if self.cuda else [],
             )
             held.add("files")
         expected = set(ISOLATION_PARTS) - (set() if self.own_network else {"network"})
@@ -95,6 +103,13 @@ class Confinement:
             lacks = "; ".join(ISOLATION_PARTS[part] for part in ISOLATION_PARTS if part in missing)
             raise ConfinementError(f"job_isolation is 'required', and this host does not allow: {lacks}")
         return held
+
+
+def _may_change_kernel_settings() -> bool:
+    """Whether what ranks may write below ``/proc`` is more than what belongs to their processes: as root, outside a
+    namespace or container that forbids it.
+    """
+    return os.access("/proc/sys/kernel/core_pattern", os.W_OK)
 
 
 def _system_paths() -> Iterator[Path]:

@@ -41,10 +41,12 @@ def abi() -> int:
     return max(0, int(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))))
 
 
-def restrict(read: Iterable[Path], write: Iterable[Path], secret: Iterable[Path] = ()) -> None:
-    """Let the calling thread, and what it starts, from now on read below ``read``, and read and change below ``write``.
-    Paths that do not exist are left out; nothing at or below ``secret`` is granted through a path above it, whose names
-    stay visible. Raises :class:`OSError`.
+def restrict(
+    read: Iterable[Path], write: Iterable[Path], secret: Iterable[Path] = (), write_files: Iterable[Path] = ()
+) -> None:
+    """Let the calling thread, and what it starts, from now on read below ``read``, read and change below ``write``, and
+    read and overwrite the files that are below ``write_files``. Paths that do not exist are left out; nothing at or
+    below ``secret`` is granted through a path above it, whose names stay visible. Raises :class:`OSError`.
 
     With version 6 (Linux 6.12) signals and abstract sockets reach only processes under the same restriction; with any,
     other processes' memory and environment are out of reach.
@@ -56,7 +58,7 @@ def restrict(read: Iterable[Path], write: Iterable[Path], secret: Iterable[Path]
     ruleset = _checked(_libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)))
     hidden = [path.resolve() for path in secret]
     try:
-        for paths, rights in ((read, _READ), (write, _READ | _CHANGE)):
+        for paths, rights in ((read, _READ), (write, _READ | _CHANGE), (write_files, _READ | _WRITE_FILE | _TRUNCATE)):
             for path in paths:
                 for granted, only_names in _without(path.resolve(), hidden):
                     _grant(ruleset, granted, (_READ_DIR if only_names else rights) & handled)

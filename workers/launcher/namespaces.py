@@ -17,6 +17,7 @@ from pathlib import Path
 
 _NEW_NETWORK, _NEW_USER, _NEW_MOUNTS = 0x40000000, 0x10000000, 0x00020000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
+_MOUNT_SETATTR, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 442, 0x8000, 1
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _PR_CAPBSET_DROP = 24
 _CAPABILITY_VERSION = 0x20080522
@@ -54,6 +55,20 @@ def hide(covered: Iterable[Path], keep: Iterable[Path]) -> None:
             _cover(path, [each for each in kept if each != path and each.is_relative_to(path) and each.exists()])
         elif path.exists():  # not below a folder that is covered already
             _mount("/dev/null", path, flags=_MS_BIND)
+
+
+def protect_kernel_settings() -> None:
+    """Make what is in ``/proc`` besides processes read-only, also for root. Needs the mount namespace that :func:`hide`
+    makes, and Linux 5.12. Raises :class:`OSError`.
+    """
+    read_only = struct.pack("QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
+    for path in Path("/proc").iterdir():
+        mode = path.lstat().st_mode
+        if path.name.isdecimal() or not (stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and mode & 0o222)):
+            continue
+        _mount(str(path), path, flags=_MS_BIND | _MS_REC)
+        words = (os.fsencode(path), _AT_RECURSIVE, read_only, ctypes.c_size_t(len(read_only)))
+        _checked(_libc.syscall(_MOUNT_SETATTR, -1, *words), f"making {path} read-only")
 
 
 def _cover(folder: Path, keep: list[Path]) -> None:

@@ -74,6 +74,7 @@ class JobPolicy:
             secret=(*self.secret, *map(str, covered)),
             covered=tuple(map(str, covered)),
             own_network=len(claim.shares) == 1,
+            cuda=claim.share.pool == "cuda",
         )
 
 
