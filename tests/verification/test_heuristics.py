@@ -6,6 +6,9 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +18,9 @@ from torch import Tensor, nn
 from service.bounds.methods import CROWN
 from service.bounds.network import prepare
 from service.formats.vnnlib import Case, Halfspace, Query
+from service.verification.bab.activations import intermediate_bab
+from service.verification.bab.activations import search as activation_search
+from service.verification.bab.activations.root_bounds import bound_root
 from service.verification.bab.activations.search import split_activations
 from service.verification.bab.decision import SearchResult
 from service.verification.bab.heuristics import (
@@ -88,6 +94,23 @@ def test_a_search_branches_by_a_score_of_the_users_own(split: Callable[..., Sear
             assert shapes, "the score was asked"
             assert {shape[1] for shape in shapes} == {16 if split is split_activations else FEATURES}
     assert verdicts == {0.1: Verdict.VERIFIED, -0.05: Verdict.FALSIFIED}
+
+
+def test_intermediate_bounds_branch_by_a_score_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a clock that ticks with every look at it, so that a busy machine splits as often as an idle one."""
+    ticking = SimpleNamespace(monotonic=partial(next, count()))
+    monkeypatch.setattr(activation_search, "time", ticking)
+    monkeypatch.setattr(intermediate_bab, "time", ticking)
+    subject, query, most = problem()
+    (specification,) = specifications(above(query, most - 0.05), torch.device("cpu"))
+    root = bound_root(subject, specification, CROWN, 1e9)
+    own = replace(subject, heuristics=OWN)
+    search = activation_search._ActivationSearch(own, specification, 1e9, lambda _: None, root)
+    search.is_optimised = True  # what comes first splits nothing
+    shapes.clear()
+    search._better_bounds(100.0)
+    assert shapes, "the score was asked"
+    assert {shape[1] for shape in shapes} == {16}
 
 
 def test_every_score_of_the_tables_branches_alone() -> None:

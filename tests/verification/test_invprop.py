@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -31,14 +32,15 @@ from service.verification.bab.activations import search as activations
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
-from service.verification.bab.invprop import SETTINGS, Invprop
+from service.verification.bab.invprop import Invprop
 from service.verification.bab.model import ModelUnderVerification
-from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
+from service.verification.bab.settings import InvpropSettings, PoolSettings, SearchSettings
+from service.verification.bab.time_plan import TimePlan
 from service.verification.certify import Verdict
 
 ROWS = torch.tensor([[1.0, -1.0], [-0.3, 1.0]], dtype=torch.float64)
 
-AT_ONCE = SearchSettings(activations=ActivationSearchSettings(quick_share=0.0))
+AT_ONCE = SearchSettings(time=TimePlan(quick_share=0.0))
 """A search tightens what its domains share before it splits any."""
 
 
@@ -87,7 +89,7 @@ def test_bounds_hold_wherever_the_property_fails(name: str, seed: int, share: fl
     thresholds = excess.quantile(share, dim=0)
     objective, specification_rows = objective_of(subject, Interval(centre - radius, centre + radius), rows, thresholds)
     known = objective.bounds
-    found = Invprop(objective, specification_rows, SETTINGS)
+    found = Invprop(objective, specification_rows, InvpropSettings())
     for disjunct in range(len(rows)):
         for margin in (-0.5, -0.01):
             left = found.tighten(disjunct, margin, found.preactivations, time.monotonic() + 60)
@@ -106,7 +108,7 @@ def test_bounds_are_tighter_than_those_that_always_hold() -> None:
     _, outputs = hidden_values(subject, x)
     thresholds = (outputs @ ROWS.T).amin(dim=0)[:, None] + 0.05
     objective, specification_rows = objective_of(subject, Interval(centre - 1, centre + 1), ROWS[:, None], thresholds)
-    before, found = objective.bounds, Invprop(objective, specification_rows, SETTINGS)
+    before, found = objective.bounds, Invprop(objective, specification_rows, InvpropSettings())
     for _ in range(3):
         found.tighten(0, -0.3, found.preactivations, time.monotonic() + 60)
     last = Preactivations.of(subject.network).each[-1]
@@ -126,7 +128,7 @@ def test_a_property_that_holds_is_proved_without_splits_and_no_other(share: floa
     lost = least - margin_of(objective_of(subject, box, ROWS[None, :1], torch.zeros(1, 1, dtype=torch.float64))[0], 0)
     thresholds = torch.tensor([[least - share * lost]], dtype=torch.float64)
     objective, specification_rows = objective_of(subject, box, ROWS[None, :1], thresholds)
-    found = Invprop(objective, specification_rows, SETTINGS)
+    found = Invprop(objective, specification_rows, InvpropSettings())
     margin, proved = margin_of(objective, 0), False
     assert margin < 0
     for _ in range(10):
@@ -141,7 +143,7 @@ def test_what_time_does_not_suffice_for_stays_as_it_is() -> None:
     subject, centre = subject_of("relu", 0), torch.zeros(1, 3, dtype=torch.float64)
     thresholds = torch.zeros(1, 2, dtype=torch.float64)
     objective, specification_rows = objective_of(subject, Interval(centre - 1, centre + 1), ROWS[None], thresholds)
-    before, found = objective.bounds, Invprop(objective, specification_rows, SETTINGS)
+    before, found = objective.bounds, Invprop(objective, specification_rows, InvpropSettings())
     assert found.tighten(0, -1.0, found.preactivations, time.monotonic() - 1) == []
     assert objective.bounds is before
 
@@ -152,7 +154,7 @@ def test_a_search_that_supposes_failure_at_once_decides_as_it_should(
 ) -> None:
     """Two disjuncts, and verdicts of a mixed-integer program; a proof says no more than that it is one."""
     # Long enough to tighten bounds on a busy machine.
-    at_once = SearchSettings(activations=ActivationSearchSettings(quick_share=0.0, quick_seconds=30.0))
+    at_once = SearchSettings(time=TimePlan(quick_share=0.0, quick_seconds=30.0))
     supposed, tighten = [], Invprop.tighten
     monkeypatch.setattr(Invprop, "tighten", lambda *args: (supposed.append(args[1]), tighten(*args))[1])
     net = mlp([3, 7, 6, 2], nn.ReLU(), seed).double().requires_grad_(False)
@@ -220,7 +222,7 @@ class Looking(activations._ActivationSearch):
         self.pool, _ = waiting(-torch.ones(1), 1)
         one, rows = torch.ones(3, dtype=torch.float64), torch.eye(2, dtype=torch.float64)
         self.domain_bounds = bounding_of(subject_of("relu", 0), -one, one, rows)
-        self.settings = ActivationSearchSettings()
+        self.time = TimePlan()
         self.started, self.is_optimised = time.monotonic() - 1, True
         self.relaxed, self.seconds = iter(relaxed), list[float]()
 
@@ -244,34 +246,36 @@ def test_refinement_goes_on_while_it_makes_relaxations_exact(relaxed: list[int],
     search = Looking(relaxed)
     search._refine_in_time()
     assert [seconds / search.seconds[0] for seconds in search.seconds] == pytest.approx(times)
-    assert search.patience >= time.monotonic()
+    assert search.refine_at >= time.monotonic()
     assert next(search.relaxed, None) is None
 
 
-def waiting(margins: Tensor, disjuncts: int) -> tuple[DomainPool, Domains]:
+def waiting(
+    margins: Tensor, disjuncts: int, settings: Callable[[Domains], PoolSettings] = lambda _: PoolSettings()
+) -> tuple[DomainPool, Domains]:
     """A pool of domains with these margins, of each disjunct in turn, and the same domains."""
     domain_bounds = bounding_of(
         subject_of("relu", 0), torch.zeros(3).double(), torch.ones(3).double(), torch.eye(2).double()
     )
     domains = random_domains(domain_bounds, len(margins), 2, torch.Generator().manual_seed(0))
     domains = domains.with_(margin=margins.double(), disjunct=torch.arange(len(margins)) % disjuncts)
-    pool = DomainPool(domains)
+    pool = DomainPool(domains, settings=settings(domains))
     pool.put(domains)
     return pool, domains
 
 
-def test_a_pool_in_which_much_waits_gives_what_is_nearly_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, domains = waiting(-torch.rand(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64), 1)
-    monkeypatch.setattr("service.verification.bab.activations.domains.MUCH", domains.bytes * 20 // 40)
+def test_a_pool_in_which_much_waits_gives_what_is_nearly_proved() -> None:
+    margins = -torch.rand(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pool, domains = waiting(margins, 1, lambda all_: PoolSettings(crowded_bytes=all_.bytes * 20 // 40))
     falling = domains.margin.sort(descending=True).values
     assert torch.equal(torch.cat([pool.take(5).margin for _ in range(4)]), falling[:20])
     assert torch.equal(torch.cat([pool.take(5).margin for _ in range(4)]), falling[20:].flip(0))
     assert len(pool) == 0
 
 
-def test_a_pool_in_which_much_waits_loses_nothing_that_has_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, _ = waiting(torch.tensor([-1.0, -torch.inf, -2, -torch.inf]), 4)
-    monkeypatch.setattr("service.verification.bab.activations.domains.MUCH", 0)
+def test_a_pool_in_which_much_waits_loses_nothing_that_has_no_bound() -> None:
+    crowded = PoolSettings(crowded_bytes=0)
+    pool, _ = waiting(torch.tensor([-1.0, -torch.inf, -2, -torch.inf]), 4, lambda _: crowded)
     taken = [pool.take(1).disjunct.item() for _ in range(4)]
     assert taken[:2] == [0, 2]
     assert set(taken[2:]) == {1, 3}

@@ -41,7 +41,8 @@ from service.verification.bab.driver import decide
 from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.model import ModelUnderVerification
-from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
+from service.verification.bab.settings import OptimiserSettings, SearchSettings
+from service.verification.bab.time_plan import TimePlan
 from service.verification.certify import Verdict
 
 CPU = torch.device("cpu")
@@ -308,7 +309,7 @@ def test_no_domain_is_lost_when_memory_fails_anywhere(search: SearchStrategy, re
 
     Any operation may fail: a search that lost the domain with the corner would prove what is false.
     """
-    settings = SearchSettings(activations=ActivationSearchSettings(quick_share=0.0 if refining else 0.05))
+    settings = SearchSettings(time=TimePlan(quick_share=0.0 if refining else 0.05))
     failed = 0
     for seed in range(12):
         net = mlp([3, 7, 6, 2], nn.ReLU(), seed % 3).double().requires_grad_(False)
@@ -362,8 +363,6 @@ def test_leaf_programs_without_memory_leave_their_domains_open(monkeypatch: pyte
 
 def test_records_that_do_not_fit_are_given_up_and_the_batch_is_bounded() -> None:
     from test_recorded_searches import bounding_and_batches
-
-    from service.verification.bab.activations.optimiser import OptimiserSettings
 
     class Failing(Plain):
         def run(self, body: Callable[[], None], times: int) -> None:

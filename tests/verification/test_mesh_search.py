@@ -35,11 +35,10 @@ def search() -> list[dict[str, Any]]:
     from service.verification.bab.activations import search as activations
     from service.verification.bab.activations.domain_bounds import DomainBounds
     from service.verification.bab.activations.dual_objective import DualObjective
-    from service.verification.bab.activations.optimiser import OptimiserSettings
     from service.verification.bab.inputs import search as inputs
     from service.verification.bab.lp import LinearPrograms
     from service.verification.bab.model import ModelUnderVerification
-    from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
+    from service.verification.bab.settings import ActivationSearchSettings, OptimiserSettings, SearchSettings
     from service.verification.engine import NetworkEngine
 
     distributed.start("cpu")

@@ -35,10 +35,10 @@ from service.verification.bab.activations.certificates import Certificates
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective, _empty
-from service.verification.bab.activations.optimiser import OptimiserSettings
 from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.settings import OptimiserSettings
 from service.verification.certify import Verdict
 from service.verification.engine import PLAIN, RIGOROUS, NetworkEngine
 

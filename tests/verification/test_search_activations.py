@@ -30,21 +30,23 @@ from verify_jobs import specification as of_digits
 
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Analysis, Effort, Method
-from service.bounds.network import prepare
+from service.bounds.network import Network, prepare
 from service.bounds.optimise import Ascent
 from service.bounds.split import Multipliers, Preactivations
 from service.jobs.layout import DataLayout
 from service.verification import job
 from service.verification.bab.activations import search as activations
+from service.verification.bab.activations.branching import ActivationBranching
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
 from service.verification.bab.activations.intermediate_bab import _Problems, refined
-from service.verification.bab.activations.optimiser import CHECK_EVERY, OptimiserSettings
 from service.verification.bab.decision import Technique
+from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.lp import LinearPrograms
 from service.verification.bab.model import ModelUnderVerification
-from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
+from service.verification.bab.settings import ActivationSearchSettings, OptimiserSettings, SearchSettings
+from service.verification.bab.time_plan import TimePlan
 from service.verification.certify import Verdict
 from service.verification.engine import NetworkEngine
 
@@ -144,10 +146,12 @@ def test_programs_that_take_long_leave_the_others_to_later_rounds(monkeypatch: p
         return by_programs(self, domains)
 
     usual = ActivationSearchSettings()
-    hasty = replace(usual, program_seconds=-1.0, onward=replace(usual.onward, iterations=1))
+    hasty = replace(usual, onward=replace(usual.onward, iterations=1))
     monkeypatch.setattr(activations._ActivationSearch, "_reoptimised", lambda self, domains: domains)
     monkeypatch.setattr(activations._ActivationSearch, "_by_programs", counted)
-    subject = replace(subject_from(net, 3), settings=SearchSettings(activations=hasty))
+    subject = replace(
+        subject_from(net, 3), settings=SearchSettings(time=TimePlan(program_seconds=-1.0), activations=hasty)
+    )
     for offset, verdict in ((-1e-5, Verdict.VERIFIED), (1e-5, Verdict.FALSIFIED)):
         finding, _ = searched(subject, specification_of(lower, upper, row[None], [least + offset], [0]))
         assert finding.verdict is verdict
@@ -181,7 +185,7 @@ def test_an_ascent_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None
     steps, descent = [], DualObjective.descent
     monkeypatch.setattr(DualObjective, "descent", lambda *given: (steps.append(1), descent(*given))[1])
     found = domain_bounds.optimised(roots, replace(OptimiserSettings(1000, slopes=0.1), deadline=time.monotonic()))
-    assert len(steps) == CHECK_EVERY
+    assert len(steps) == OptimiserSettings(1000, slopes=0.1).check_every
     assert bool(found.margin.isfinite().all())
 
 
@@ -273,12 +277,18 @@ def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monk
     assert set(optimisation) == {6}
 
 
+def refined_bounds(network: Network, box: Interval, bounds: Interval, deadline: float) -> Interval:
+    """Branch and bound for intermediate bounds as searches do it unless they are told otherwise."""
+    scores, settings = Heuristics().activations, ActivationSearchSettings()
+    return refined(network, box, bounds, deadline, Effort(), scores=scores, settings=settings)
+
+
 def test_refined_bounds_are_tighter_and_hold() -> None:
     subject = subject_of("relu", 1)
     centre = torch.zeros(3, dtype=torch.float64)
     domain_bounds = bounding_of(subject, centre - 0.5, centre + 0.5, torch.eye(2, dtype=torch.float64))
     before = domain_bounds.bounds
-    after = refined(subject.network, domain_bounds.box, before, time.monotonic() + 2, Effort())
+    after = refined_bounds(subject.network, domain_bounds.box, before, time.monotonic() + 2)
     assert float(after.width.sum()) < 0.98 * float(before.width.sum())
     x = domain_bounds.box.lower + torch.rand(20000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values = evaluated(subject.network, x)
@@ -294,7 +304,9 @@ def test_refining_looks_at_the_clock_between_parts() -> None:
     centre = torch.zeros(3, dtype=torch.float64)
     domain_bounds = bounding_of(subject, centre - 0.5, centre + 0.5, torch.tensor([[1.0, -1.0]], dtype=torch.float64))
     known = torch.tensor([-5.0], dtype=torch.float64)
-    problems = _Problems(domain_bounds, torch.zeros(1, dtype=torch.int64), known, Effort())
+    usual = ActivationSearchSettings()
+    branching = ActivationBranching(domain_bounds, Heuristics().activations, usual.branching)
+    problems = _Problems(branching, torch.zeros(1, dtype=torch.int64), known, Effort(), usual.intermediate)
     (late,) = problems._split(problems.leaves, time.monotonic() - 1)
     assert len(late) == 1
     assert late.depth == 0
@@ -309,7 +321,7 @@ def test_operators_that_read_each_other_are_refined() -> None:
     lower, upper = -0.3 * torch.ones(3, dtype=torch.float64), 0.3 * torch.ones(3, dtype=torch.float64)
     box = Interval(lower[None], upper[None])
     bounds = Preactivations.of(subject.network).bounds(METHODS["crown"](subject.network, box, Effort()).inputs)
-    found = refined(subject.network, box, bounds, time.monotonic() + 2, Effort())
+    found = refined_bounds(subject.network, box, bounds, time.monotonic() + 2)
     generator = torch.Generator().manual_seed(5)
     values = evaluated(subject.network, lower + torch.rand(200, 3, generator=generator, dtype=lower.dtype) * 0.6)
     held = Preactivations.of(subject.network).flattened(

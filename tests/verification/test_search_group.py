@@ -28,6 +28,7 @@ from service.verification.bab.search_group import (
     SearchStatus,
     plan_moves,
 )
+from service.verification.bab.settings import InputSearchSettings
 
 CPU = torch.device("cpu")
 
@@ -55,7 +56,7 @@ def test_boxes_are_handed_over_as_they_were() -> None:
     generator = torch.Generator().manual_seed(0)
     lower = torch.rand(5, 3, generator=generator)
     boxes = Boxes(Interval(lower, lower + 1), torch.rand(5, generator=generator) - 1, lower[:, :2] > 0.5, {})
-    sender, receiver = BoxPool(torch.device("cpu")), BoxPool(torch.device("cpu"))
+    sender, receiver = (BoxPool(torch.device("cpu"), InputSearchSettings().crowded_entries) for _ in range(2))
     sender.put(boxes)
     transfer = BoxTransfer(sender, 2, 3, torch.float32)
     BoxTransfer(receiver, 2, 3, torch.float32).receive(transfer.give(5, transfer.width))
@@ -167,7 +168,7 @@ def search() -> list[dict[str, Any]]:
     from service.verification.bab.activations import search as activations
     from service.verification.bab.inputs import search as inputs
     from service.verification.bab.search_group import SearchGroup
-    from service.verification.bab.settings import ActivationSearchSettings, InputSearchSettings, SearchSettings
+    from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
 
     distributed.start("cpu")
     mesh = build_mesh(ParallelSpec(dp_shard=2), "cpu")

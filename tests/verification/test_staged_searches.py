@@ -33,7 +33,8 @@ def decisions() -> dict[str, dict[str, Any]]:
     from service.verification.bab.driver import decide
     from service.verification.bab.model import ModelUnderVerification
     from service.verification.bab.search_group import SearchGroup
-    from service.verification.bab.settings import ActivationSearchSettings, SearchSettings
+    from service.verification.bab.settings import SearchSettings
+    from service.verification.bab.time_plan import TimePlan
     from service.verification.engine import NetworkEngine, StagesEngine
 
     device, double = distributed.start("cpu"), torch.float64
@@ -75,8 +76,8 @@ def decisions() -> dict[str, dict[str, Any]]:
         for share, (place, subject) in ((share, each) for share in SHARES for each in subjects.items()):
             limit = least + SHARES[share] * (most - least)
             # One process would tighten what its domains share when it has searched for long, on a busy host at once.
-            patient = ActivationSearchSettings(quick_seconds=1e9, quick_share=1e9)
-            patient_subject = replace(subject, settings=SearchSettings(activations=patient))
+            patient = TimePlan(quick_seconds=1e9, quick_share=1e9)
+            patient_subject = replace(subject, settings=SearchSettings(time=patient))
             decision = decide(patient_subject, query_above(lower, upper, limit), CROWN, 60.0, restarts=0)
             case = found.setdefault(f"{share} on {degrees}", {})
             case[place] = [decision.verdict.value, decision.technique.value, decision.domains]
@@ -101,7 +102,7 @@ def domain_margins(subject: Any, query: Any) -> list[float]:
     from service.bounds.methods import CROWN
     from service.verification.bab.activations import root_bounds as rooted
     from service.verification.bab.activations.domain_bounds import DomainBounds
-    from service.verification.bab.activations.optimiser import OptimiserSettings
+    from service.verification.bab.settings import OptimiserSettings
     from service.verification.bab.specification import specifications
 
     (specification,) = specifications(query, subject.device)

@@ -15,8 +15,6 @@ from service.bounds.interval import Interval
 from service.verification.bab.specification import Specification
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
-ROUNDS = 3
-
 
 @dataclass(frozen=True, eq=False)
 class LinearCut:
@@ -47,14 +45,15 @@ def _or_nothing(bounds: Tensor) -> Tensor:
 
 
 def clipped(
-    specification: Specification, cut: LinearCut, box: Interval, left: Tensor
+    specification: Specification, cut: LinearCut, box: Interval, left: Tensor, rounds: int
 ) -> tuple[Interval, Tensor, Tensor]:
-    """A smaller box, the margins ``(batch, disjuncts)`` in all of the box, and the disjuncts left to prove there.
+    """Return a smaller box, the margins ``(batch, disjuncts)`` in all of the box, and the disjuncts left to prove
+    there, after ``rounds`` of cutting.
 
     A margin is proved for what was cut off, too: where a disjunct is empty that way, it is 0.
     """
     margins = specification.per_disjunct(cut.least(box))
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         smaller, empty = _once(specification, cut, box, left)
         left = left & ~(margins > 0) & ~empty
         inside = torch.maximum(margins, specification.per_disjunct(cut.least(smaller)))

@@ -28,6 +28,7 @@ from service.verification.bab.decision import (
 from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications
+from service.verification.bab.time_plan import share_of_rest
 from service.verification.certify import Verdict
 
 SEARCHES: dict[Technique, SearchStrategy] = {Technique.INPUTS: split_inputs, Technique.ACTIVATIONS: split_activations}
@@ -106,10 +107,8 @@ class _Decider:
 
     def attacked(self, restarts: int | None) -> tuple[float, ...] | None:
         """Attack all specifications; each rank of a search group starts from other inputs."""
-        search_group, deadline = (
-            self.model.search_group,
-            self.started + self.model.settings.attack.time_share * self.limit,
-        )
+        search_group = self.model.search_group
+        deadline = self.model.settings.time.attack_deadline(self.started, self.limit)
         for specification in self.specifications:
             found = search_group.first(self._attacked(specification, deadline, restarts), self.model.device)
             self.attacking = self.seconds
@@ -144,7 +143,7 @@ class _Decider:
         settings = self.model.settings
         technique, known = technique_for(specification, settings.inputs.most_inputs), -inf
         if technique is Technique.INPUTS and _free(specification) > settings.several_inputs:
-            looked = self._search(specification, Technique.ACTIVATIONS, settings.activations_first, known)
+            looked = self._search(specification, Technique.ACTIVATIONS, settings.time.activations_first, known)
             known = looked.bound
             if looked.verdict is not Verdict.UNKNOWN:
                 return self._kept(looked), Technique.ACTIVATIONS
@@ -166,7 +165,7 @@ class _Decider:
         now = time.monotonic()
         try:
             result = search(
-                self.model, specification, self.method, now + share * (self.started + self.limit - now), heard
+                self.model, specification, self.method, share_of_rest(now, self.started + self.limit, share), heard
             )
         except Exception as error:
             agreed = isinstance(error, MemoryShortageError) or self.model.search_group.axis.size == 1

@@ -21,20 +21,10 @@ from service.bounds.split import Preactivation
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DomainBatch, DualObjective
-from service.verification.bab.activations.intermediate_bab import FEWEST, MOST, NOT_LONG, after_relaxations
+from service.verification.bab.activations.intermediate_bab import after_relaxations
 from service.verification.bab.activations.intermediate_bounds import wanted
 from service.verification.bab.activations.neuron_index import LocalSplits
-from service.verification.bab.activations.optimiser import OptimiserSettings
-
-SETTINGS = OptimiserSettings(20, slopes=0.1)
-PRESSURE = 0.3
-"""A weight of 1 is this share of an entry's width for the margin that the whole box lacks."""
-WORTHWHILE = 0.01
-"""A preactivation whose open entries gain less than this share of their widths is not tightened again."""
-SMALLEST = 1e-6
-"""Margin that counts as lacking."""
-GAIN = 0.05
-"""Another round should bring this share of the margin that the whole box lacks."""
+from service.verification.bab.settings import DomainBoundsSettings, EntryBatchSettings, InvpropSettings
 
 
 class InvpropObjective(DualObjective):
@@ -44,9 +34,9 @@ class InvpropObjective(DualObjective):
     units in which 1 is much: ``lacking`` ``(disjuncts,)`` is by how much the whole box is not proved.
     """
 
-    def __init__(self, objective: DualObjective, specification_rows: DisjunctRows) -> None:
+    def __init__(self, objective: DualObjective, specification_rows: DisjunctRows, pressure: float) -> None:
         super().__init__(objective.network, objective.box, objective.bounds, specification_rows)
-        self.used = specification_rows.used
+        self.used, self.pressure = specification_rows.used, pressure
         self.lacking = objective.bounds.lower.new_ones(len(specification_rows.used))
 
     def number(self, disjunct: int, entry: Tensor, sign: int) -> Tensor:
@@ -61,7 +51,7 @@ class InvpropObjective(DualObjective):
         disjunct, sign = side // 2, 1 - 2 * (side % 2)  # as number() has it
         batch = super().batch_of(domains.with_(disjunct=disjunct), scale)
         width = self.known(disjunct).width.expand(len(entry), -1).gather(1, entry)
-        unit = PRESSURE * width / self.lacking[disjunct, None]
+        unit = self.pressure * width / self.lacking[disjunct, None]
         return replace(
             batch,
             rows=batch.rows * unit[:, :, None],
@@ -87,12 +77,13 @@ class Invprop:
         self,
         objective: DualObjective,
         specification_rows: DisjunctRows,
-        settings: OptimiserSettings,
+        settings: InvpropSettings,
         memory: MemoryBudget = UNLIMITED,
+        domain_bounds: DomainBoundsSettings | None = None,
     ) -> None:
         self.objective, self.settings = objective, settings
-        self.failing = InvpropObjective(objective, specification_rows)
-        self.domain_bounds = DomainBounds(self.failing, memory)
+        self.failing = InvpropObjective(objective, specification_rows, settings.pressure)
+        self.domain_bounds = DomainBounds(self.failing, memory, domain_bounds)
         self.preactivations: Sequence[Preactivation] = after_relaxations(objective.network)[::-1]
         """The last ones gain most, and what they gain helps the others."""
 
@@ -104,7 +95,7 @@ class Invprop:
 
         ``margin`` is that of the whole box. What time does not suffice for is left as it is.
         """
-        self.failing.lacking[disjunct] = max(-margin, SMALLEST)
+        self.failing.lacking[disjunct] = max(-margin, self.settings.least_lacking)
         gained = []
         for preactivation in preactivations:
             if time.monotonic() > deadline:
@@ -115,7 +106,7 @@ class Invprop:
             if bool(self.objective.empty(after)):
                 return None
             self._take(disjunct, after.meet(after))
-            if _total(after, entries) < (1 - WORTHWHILE) * _total(before, entries):
+            if _total(after, entries) < (1 - self.settings.least_layer_gain) * _total(before, entries):
                 gained.append(preactivation)
         return gained
 
@@ -135,7 +126,7 @@ class Invprop:
     def _of_entries(self, disjunct: int, entries: Tensor, bounds: Interval, deadline: float) -> Interval:
         """Return ``bounds`` ``(1, entries)`` of all preactivations with better ends of some entries."""
         lower, upper = bounds.lower.clone(), bounds.upper.clone()
-        for part in _parts(entries, deadline):
+        for part in _parts(entries, deadline, self.settings.batches):
             ends = self._ends(disjunct, part, bounds)
             found = self._margins(ends)
             known = torch.where(found.isfinite(), found, ends.margin)
@@ -146,7 +137,7 @@ class Invprop:
         parts = self.domain_bounds.in_parts(
             len(ends),
             self.domain_bounds.capacity,
-            lambda part: self.domain_bounds.optimised(ends.rows(part), self.settings).margin,
+            lambda part: self.domain_bounds.optimised(ends.rows(part), self.settings.optimiser).margin,
         )
         return torch.cat(parts)
 
@@ -163,10 +154,10 @@ def _total(bounds: Interval, entries: Tensor) -> float:
     return float(bounds.width[0, entries].sum())
 
 
-def _parts(entries: Tensor, deadline: float) -> Iterator[Tensor]:
-    done, count = 0, MOST if entries.is_cuda else FEWEST
+def _parts(entries: Tensor, deadline: float, batches: EntryBatchSettings) -> Iterator[Tensor]:
+    """Yield the entries batch by batch until ``deadline`` (``time.monotonic``)."""
+    done, count = 0, batches.first(entries.is_cuda)
     while done < len(entries) and (now := time.monotonic()) < deadline:
         yield entries[done : done + count]
         done += count
-        if time.monotonic() - now < NOT_LONG:
-            count = min(2 * count, MOST)
+        count = batches.after(count, time.monotonic() - now)

@@ -1,11 +1,14 @@
-"""What tunes a search: its attacks, its branching, and how it spends its time. None of it decides what is true."""
+"""What tunes a decision: a frozen dataclass for each algorithm. None of it decides what is true."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 
-from service.verification.bab.activations.optimiser import OptimiserSettings
+from service.bounds.methods import Effort
+from service.bounds.optimise import Ascent
+from service.verification.bab.time_plan import TimePlan
 
 
 @dataclass(frozen=True)
@@ -13,8 +16,7 @@ class AttackSettings:
     """Projected gradient descent for counterexamples.
 
     Before a search, ``samples`` random inputs are evaluated, and ``restarts`` of them descend for ``steps`` steps;
-    other starts are first moved by ``diversifying_steps`` steps of ODI. ``time_share`` is the share of a decision's
-    time in which that must be over; on small networks it takes much less. ``values`` are the entries of all of the
+    other starts are first moved by ``diversifying_steps`` steps of ODI. ``values`` are the entries of all of the
     network's values that the samples may take.
 
     In a search, the best ``box_starts`` points of a round's boxes take ``box_steps`` steps, each half as long as the
@@ -29,7 +31,6 @@ class AttackSettings:
     steps: int = 60
     diversifying_steps: int = 5
     samples: int = 4096
-    time_share: float = 0.2
     values: int = 2**25
     box_starts: int = 32
     box_steps: int = 4
@@ -38,6 +39,106 @@ class AttackSettings:
     largest_parts: int = 64
     value_copies: int = 3
     input_copies: int = 16
+
+
+@dataclass(frozen=True)
+class OptimiserSettings:
+    """Gradient ascent of the parameters of domains.
+
+    The steps are in units of the range of the ``slopes``, of the coefficients that arrive for the ``multipliers``, and
+    of the ``weights``; all are multiplied by ``decay`` after each iteration. The ascent ends early at ``deadline``
+    (``time.monotonic``), but not where others take part, who may see another time. Whether all domains are proved is
+    looked at every ``check_every`` iterations, since each look waits for the device. ``adam_decays`` and
+    ``adam_epsilon`` are those of the multipliers' Adam (Kingma and Ba, 2015).
+    """
+
+    iterations: int
+    slopes: float
+    multipliers: float = 0.1
+    weights: float = 0.1
+    decay: float = 0.97
+    deadline: float = inf
+    check_every: int = 5
+    adam_decays: tuple[float, float] = (0.9, 0.999)
+    adam_epsilon: float = 1e-12
+
+    def within(self, effort: Effort, deadline: float = inf) -> OptimiserSettings:
+        """Return the same course in more steps or fewer, as a method that optimises is to take more or fewer than
+        usual.
+        """
+        usual, wanted = Ascent().iterations, effort.ascent.iterations
+        iterations = -(-self.iterations * wanted // usual)
+        return replace(self, iterations=iterations, decay=self.decay ** (usual / wanted), deadline=deadline)
+
+
+@dataclass(frozen=True)
+class RecordingSettings:
+    """Records of an optimisation on a CUDA device, which serve all batches of about one size.
+
+    A batch is filled up to at least ``smallest_batch`` domains of ``fewest_splits`` splits, and to sizes that are a
+    power of two apart, a quarter of one beyond ``finer_beyond`` domains. Of a batch of more than ``largest_bytes`` the
+    kernels take longer than their launches, and there is no record. All records together take one in
+    ``memory_divisor`` bytes of the memory that is free.
+    """
+
+    smallest_batch: int = 8
+    fewest_splits: int = 8
+    finer_beyond: int = 64
+    largest_bytes: int = 2**33
+    memory_divisor: int = 4
+
+
+@dataclass(frozen=True)
+class DomainBoundsSettings:
+    """Batches of domains that are bounded together.
+
+    A pass with gradients keeps roughly ``floats_per_value`` numbers of each domain for each value, and for each that
+    is relaxed ``floats_per_piecewise`` (by two lines) or ``floats_per_curved`` (by one of many curves or planes).
+    A batch on the host takes at most ``largest_host_bytes``, beyond which none is faster, and has at most
+    ``most_domains`` anywhere: more are no faster, and other processes may want the memory, too. Free memory is asked
+    for again after ``plan_seconds``: a driver takes its time to answer.
+    """
+
+    floats_per_value: int = 8
+    floats_per_piecewise: int = 24
+    floats_per_curved: int = 100
+    largest_host_bytes: int = 2**31
+    most_domains: int = 2**15
+    plan_seconds: float = 1.0
+    recording: RecordingSettings = field(default_factory=RecordingSettings)
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """Domains that wait.
+
+    Beyond ``crowded_bytes`` those with the largest margins are taken first, which leave least behind. A pool that is
+    larger than one in ``memory_divisor`` bytes of the device's free memory and its own waits in host memory.
+    """
+
+    crowded_bytes: int = 2**32
+    memory_divisor: int = 4
+
+
+@dataclass(frozen=True)
+class EntryBatchSettings:
+    """How many entries of a layer are bounded together.
+
+    At first there are ``fewest``, and twice as many after every batch that took less than ``quick_seconds``, up to
+    ``most``; on a CUDA device, where many take as long as few, ``most`` at once.
+    """
+
+    fewest: int = 32
+    most: int = 1024
+    quick_seconds: float = 0.5
+
+    def first(self, is_cuda: bool) -> int:
+        """Return the size of the first batch."""
+        return self.most if is_cuda else self.fewest
+
+    def after(self, count: int, seconds: float) -> int:
+        """Return the size of the batch after one of ``count`` entries that took ``seconds``."""
+        return min(2 * count, self.most) if seconds < self.quick_seconds else count
 
 
 @dataclass(frozen=True)
@@ -59,33 +160,58 @@ class BranchingSettings:
 
 
 @dataclass(frozen=True)
+class IntermediateSettings:
+    """Tighter intermediate bounds for all domains of a search: optimised, and then by branch and bound.
+
+    A layer's bounds are optimised by at least ``fewest_iterations``, or not at all. Branch and bound optimises roots by
+    ``from_scratch`` and halves by ``onward``, and keeps at most ``most_leaves`` times as many leaves as are optimised
+    together, since each takes many times as much; ``batches`` are entries whose ends are bounded together.
+    """
+
+    fewest_iterations: int = 3
+    from_scratch: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(20, slopes=0.2))
+    onward: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(10, slopes=0.02))
+    most_leaves: int = 16
+    batches: EntryBatchSettings = field(default_factory=EntryBatchSettings)
+
+
+@dataclass(frozen=True)
+class InvpropSettings:
+    """Bounds of hidden values where the property fails (INVPROP, Kotha et al., 2023).
+
+    A weight of 1 on a row is the share ``pressure`` of an entry's width for the margin that the whole box lacks, of
+    which ``least_lacking`` counts at least. A layer whose open entries gain less than the share ``least_layer_gain``
+    of their widths is not tightened again, and no layer is unless the last round brought the share
+    ``least_margin_gain`` of the margin that the whole box lacks. ``batches`` are entries whose ends are bounded
+    together.
+    """
+
+    optimiser: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(20, slopes=0.1))
+    pressure: float = 0.3
+    least_lacking: float = 1e-6
+    least_layer_gain: float = 0.01
+    least_margin_gain: float = 0.05
+    batches: EntryBatchSettings = field(default_factory=EntryBatchSettings)
+
+
+@dataclass(frozen=True)
 class ActivationSearchSettings:
     """Branch and bound over activations.
 
     Whole boxes are optimised by ``from_scratch``, and halves, whose parameters begin where those of the whole were
-    best, by ``onward``. A round bounds at most ``largest_batch`` domains, looks for a counterexample by descent from
-    ``starts`` of their minimisers, and solves linear programs for ``program_seconds``, whose end other domains wait
-    for.
-
-    A search that is not over after ``quick_seconds``, or the share ``quick_share`` of its time, tightens what all its
-    domains share, and again whenever it has taken twice as long. The first time may take the share
-    ``optimising_share`` of the time that is left: it optimises relaxations and splits nothing. Later times may take
-    ``refining_share`` of it, and no more than went by. Where the share ``closed_share`` of the relaxations was no
-    longer needed, the next time follows at once and is ``lengthening`` times as long.
+    best, by ``onward``. A round bounds at most ``largest_batch`` domains and looks for a counterexample by descent from
+    ``starts`` of their minimisers.
     """
 
     from_scratch: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(60, slopes=0.1))
     onward: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(5, slopes=0.03))
-    branching: BranchingSettings = field(default_factory=BranchingSettings)
     largest_batch: int = 8192
     starts: int = 16
-    program_seconds: float = 1.0
-    quick_seconds: float = 1.0
-    quick_share: float = 0.05
-    optimising_share: float = 0.6
-    refining_share: float = 0.5
-    closed_share: float = 0.25
-    lengthening: float = 2
+    branching: BranchingSettings = field(default_factory=BranchingSettings)
+    domain_bounds: DomainBoundsSettings = field(default_factory=DomainBoundsSettings)
+    pool: PoolSettings = field(default_factory=PoolSettings)
+    intermediate: IntermediateSettings = field(default_factory=IntermediateSettings)
+    invprop: InvpropSettings = field(default_factory=InvpropSettings)
 
 
 @dataclass(frozen=True)
@@ -94,7 +220,9 @@ class InputSearchSettings:
 
     It is for at most ``most_inputs`` inputs that vary: halving one of many gains nothing. A round has at most
     ``largest_batch`` boxes, whose rows take at most ``entries`` numbers, by kind of device. A box is not cut below the
-    share ``smallest_width`` of the whole width.
+    share ``smallest_width`` of the whole width, and is clipped to where a counterexample may be ``clipping_rounds``
+    times. Beyond ``crowded_entries`` of a pool, by kind of device, boxes leave the device and wait without what is
+    known of their values.
 
     Of every open box ``places`` points are tried as counterexamples. After ``first_attack`` boxes all of the box is
     attacked again, and then whenever there are ``later_attacks`` times as many, by ``samples_per_box`` samples for
@@ -105,6 +233,8 @@ class InputSearchSettings:
     largest_batch: Mapping[str, int] = field(default_factory=lambda: {"cpu": 4096, "cuda": 32768})
     entries: Mapping[str, int] = field(default_factory=lambda: {"cpu": 2**23, "cuda": 2**30})
     smallest_width: float = 1e-9
+    clipping_rounds: int = 3
+    crowded_entries: Mapping[str, int] = field(default_factory=lambda: {"cpu": 2**26, "cuda": 2**30})
     places: int = 3
     first_attack: int = 2048
     later_attacks: int = 6
@@ -116,12 +246,11 @@ class InputSearchSettings:
 class SearchSettings:
     """All of a decision's settings.
 
-    Half of a box of more than ``several_inputs`` inputs is hardly easier than the box: activations are split first,
-    for the share ``activations_first`` of the time.
+    Half of a box of more than ``several_inputs`` inputs is hardly easier than the box: activations are split first.
     """
 
+    time: TimePlan = field(default_factory=TimePlan)
     attack: AttackSettings = field(default_factory=AttackSettings)
     activations: ActivationSearchSettings = field(default_factory=ActivationSearchSettings)
     inputs: InputSearchSettings = field(default_factory=InputSearchSettings)
     several_inputs: int = 16
-    activations_first: float = 0.1

@@ -16,7 +16,7 @@ from service.bounds.relaxation import Lines
 from service.bounds.split import kink
 from service.verification.bab.activations.domain_bounds import DomainBounds, DomainInspection
 from service.verification.bab.activations.domains import Domains
-from service.verification.bab.heuristics import ActivationScore, ActivationView, Heuristics
+from service.verification.bab.heuristics import ActivationScore, ActivationView
 from service.verification.bab.settings import BranchingSettings
 
 
@@ -52,11 +52,11 @@ class ActivationBranching:
     def __init__(
         self,
         domain_bounds: DomainBounds,
-        scores: Sequence[ActivationScore] = Heuristics().activations,
-        settings: BranchingSettings | None = None,
+        scores: Sequence[ActivationScore],
+        settings: BranchingSettings,
     ) -> None:
         self.domain_bounds, self.network, self.scores = domain_bounds, domain_bounds.network, scores
-        self.preactivations, self.settings = domain_bounds.preactivations, settings or BranchingSettings()
+        self.preactivations, self.settings = domain_bounds.preactivations, settings
         self._root_width = domain_bounds.bounds.width
 
     @torch.no_grad()

@@ -17,19 +17,10 @@ from service.bounds.relaxation import Family, Relaxed
 from service.bounds.split import Recorded
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DomainBatch, DualObjective, DualParameters
-from service.verification.bab.activations.optimiser import OptimiserSettings
 from service.verification.bab.activations.recorded_optimisation import DirectOptimisation, RecordedOptimisation
+from service.verification.bab.settings import DomainBoundsSettings, OptimiserSettings
 
 T = TypeVar("T")
-FLOATS_PER_VALUE, FLOATS_PER_PIECEWISE, FLOATS_PER_CURVED = 8, 24, 100
-"""What a pass with gradients keeps of each domain, roughly: for each value, and for each that is relaxed by two lines,
-or by one of a family of curves or planes."""
-AT_MOST = 2**31
-"""Bytes of a batch on the host, where larger ones are no faster."""
-PLANNED_FOR = 1.0
-"""Seconds after which free memory is asked for again: a driver takes its time to answer."""
-ENOUGH = 2**15
-"""Domains at once: more are no faster, and other processes may want the memory, too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +57,13 @@ class _CoefficientRecorder(Interval):
 class DomainBounds:
     """The domains of one search, or of one layer's: all are bounded by the same ``objective``."""
 
-    def __init__(self, objective: DualObjective, memory: MemoryBudget = UNLIMITED) -> None:
+    def __init__(
+        self,
+        objective: DualObjective,
+        memory: MemoryBudget = UNLIMITED,
+        settings: DomainBoundsSettings | None = None,
+    ) -> None:
+        self.settings = settings or DomainBoundsSettings()
         self.memory, self._planned, self._expires = memory, 0, -inf
         self.objective, self.network, self.specification_rows = (
             objective,
@@ -82,7 +79,7 @@ class DomainBounds:
         device = self.box.lower.device
         self.optimisation: DirectOptimisation | RecordedOptimisation = DirectOptimisation(objective)
         if device.type == "cuda" and objective.is_alone:
-            self.optimisation = RecordedOptimisation.on(device, objective, self._bytes, memory)
+            self.optimisation = RecordedOptimisation.on(device, objective, self._bytes, memory, self.settings.recording)
 
     @property
     def bounds(self) -> Interval:
@@ -92,10 +89,11 @@ class DomainBounds:
     @property
     def _bytes(self) -> int:
         """The memory that one domain takes."""
-        floats = FLOATS_PER_VALUE * sum(node.size for node in self.network.graph.nodes)
+        settings = self.settings
+        floats = settings.floats_per_value * sum(node.size for node in self.network.graph.nodes)
         for node in self.network.nonlinear:
             is_piecewise = self.network.operator_of(node).pieces(node) is not None
-            floats += node.size * (FLOATS_PER_PIECEWISE if is_piecewise else FLOATS_PER_CURVED)
+            floats += node.size * (settings.floats_per_piecewise if is_piecewise else settings.floats_per_curved)
         return floats * self.box.lower.element_size()
 
     @property
@@ -107,10 +105,12 @@ class DomainBounds:
         """How many domains may be optimised together. All ranks that bound them must ask, at the same point."""
         now = time.monotonic()
         if not self.objective.is_alone or now > self._expires:
-            most = ENOUGH if self.device.type != "cpu" else max(2, min(ENOUGH, AT_MOST // 2 // self._bytes))
+            most = self.settings.most_domains
+            if self.device.type == "cpu":
+                most = max(2, min(most, self.settings.largest_host_bytes // 2 // self._bytes))
             kept, least = self.optimisation.held, self.neuron_index.least
             self._planned = self.memory.plan(self.device, self._bytes, most, share=2, kept=kept, least=least)
-            self._expires = now + PLANNED_FOR
+            self._expires = now + self.settings.plan_seconds
         return self._planned
 
     def make_room(self) -> None:

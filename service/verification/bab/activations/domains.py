@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.memory import UNLIMITED, MemoryBudget, is_out_of_memory
+from service.verification.bab.settings import PoolSettings
 
 T = TypeVar("T")
 
@@ -103,18 +104,11 @@ def _widened(column: Tensor, name: str, depth: int) -> Tensor:
     return torch.nn.functional.pad(column, (0, depth - column.shape[1]))
 
 
-SHARE = 4
-"""Of the device's memory that is free and the pool's, beyond which a pool waits in host memory."""
-
-MUCH = 2**32
-"""Bytes of open domains."""
-
-
 class DomainPool:
     """Open domains, slot by slot: what is taken out leaves room for what comes in."""
 
-    def __init__(self, like: Domains, memory: MemoryBudget = UNLIMITED) -> None:
-        self.memory = memory
+    def __init__(self, like: Domains, memory: MemoryBudget = UNLIMITED, settings: PoolSettings | None = None) -> None:
+        self.memory, self.settings = memory, settings or PoolSettings()
         self._store = like.rows(slice(0, 0))
         self._free: list[int] = []
         self._open = 0
@@ -170,7 +164,7 @@ class DomainPool:
     def take_as(self, form: Callable[[Domains], T], count: int) -> T:
         """Take what ``form`` makes of ``count`` domains; none leaves the pool where memory does not suffice."""
         margins = self._store.margin
-        if self._store.bytes // max(1, len(margins)) * self._open > MUCH:
+        if self._store.bytes // max(1, len(margins)) * self._open > self.settings.crowded_bytes:
             # Of what is not bounded at all the least number: an empty slot is not to come before it.
             margins = torch.where(margins < torch.inf, -margins.clamp(min=torch.finfo(margins.dtype).min), torch.inf)
         # Stable, so that ranks that search together take the same ones wherever their pools are.
@@ -204,7 +198,8 @@ class DomainPool:
         if missing <= 0 and depth <= self._store.depth:
             return
         host, held = torch.device("cpu"), self._store.bytes
-        if self.device.type != "cpu" and held > (self.memory.free(self.device) + held) // SHARE:
+        divisor = self.settings.memory_divisor
+        if self.device.type != "cpu" and held > (self.memory.free(self.device) + held) // divisor:
             self._store = self._store.to(host)
         try:
             self._grow(missing, depth)

@@ -8,7 +8,7 @@ of all problems of a layer are split together, and the layer's bounds are those 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,21 +23,26 @@ from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DualObjective
 from service.verification.bab.activations.intermediate_bounds import wanted
-from service.verification.bab.activations.optimiser import OptimiserSettings
-
-FROM_SCRATCH, ONWARD = OptimiserSettings(20, slopes=0.2), OptimiserSettings(10, slopes=0.02)
-FEWEST, MOST = 32, 1024
-"""Entries that are split together: more where the first few did not take long, and on a CUDA device at once, where
-many take as long as few."""
-NOT_LONG = 0.5
-"""Seconds."""
-KEPT = 16
-"""Leaves, as a multiple of how many are optimised together, each of which takes many times as much."""
+from service.verification.bab.heuristics import ActivationScore
+from service.verification.bab.settings import ActivationSearchSettings, IntermediateSettings, OptimiserSettings
+from service.verification.bab.time_plan import share_of_rest
 
 
 @torch.no_grad()
-def refined(network: Network, box: Interval, bounds: Interval, deadline: float, effort: Effort) -> Interval:
-    """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until ``deadline`` (``time.monotonic``)."""
+def refined(
+    network: Network,
+    box: Interval,
+    bounds: Interval,
+    deadline: float,
+    effort: Effort,
+    *,
+    scores: Sequence[ActivationScore],
+    settings: ActivationSearchSettings,
+) -> Interval:
+    """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until ``deadline`` (``time.monotonic``).
+
+    ``scores`` nominate what is split, as in the search that has use for the bounds.
+    """
     preactivations = after_relaxations(network)
     for number, preactivation in enumerate(preactivations):
         now = time.monotonic()
@@ -47,9 +52,12 @@ def refined(network: Network, box: Interval, bounds: Interval, deadline: float, 
         if len(entries):
             ends = _Ends(preactivation.value, preactivation.size, entries, bounds.lower)
             # Later layers have more before them, and what is gained in earlier ones helps them.
-            until = now + (deadline - now) / (len(preactivations) - number)
-            domain_bounds = DomainBounds(DualObjective(network, box, bounds, ends), effort.memory)
-            bounds = _of_ends(domain_bounds, preactivation.offset + entries, until, effort)
+            until = share_of_rest(now, deadline, 1, len(preactivations) - number)
+            objective = DualObjective(network, box, bounds, ends)
+            domain_bounds = DomainBounds(objective, effort.memory, settings.domain_bounds)
+            branching = ActivationBranching(domain_bounds, scores, settings.branching)
+            place = preactivation.offset + entries
+            bounds = _of_ends(branching, place, until, effort, settings.intermediate)
     return bounds
 
 
@@ -64,17 +72,18 @@ def after_relaxations(network: Network) -> list[Preactivation]:
     return [preactivation for preactivation in Preactivations.of(network).each if reached[preactivation.value]]
 
 
-def _of_ends(domain_bounds: DomainBounds, place: Tensor, deadline: float, effort: Effort) -> Interval:
+def _of_ends(
+    branching: ActivationBranching, place: Tensor, deadline: float, effort: Effort, settings: IntermediateSettings
+) -> Interval:
     """Return the bounds of all preactivations with better ends of the entries ``place``, part by part."""
-    bounds, entries = domain_bounds.bounds, len(place)
+    bounds, entries = branching.domain_bounds.bounds, len(place)
     known = torch.cat([bounds.lower[0, place], -bounds.upper[0, place]])
-    least, count, done = known.clone(), MOST if known.is_cuda else FEWEST, 0
+    least, count, done = known.clone(), settings.batches.first(known.is_cuda), 0
     while done < entries and (now := time.monotonic()) < deadline:
         part = torch.arange(done, min(done + count, entries), device=known.device)
-        problems = _Problems(domain_bounds, torch.cat([part, part + entries]), known, effort)
-        if time.monotonic() - now < NOT_LONG:
-            count = min(2 * count, MOST)
-        least[problems.disjunct] = problems.least(now + (deadline - now) * len(part) / (entries - done))
+        problems = _Problems(branching, torch.cat([part, part + entries]), known, effort, settings)
+        count = settings.batches.after(count, time.monotonic() - now)
+        least[problems.disjunct] = problems.least(share_of_rest(now, deadline, len(part), entries - done))
         done += len(part)
     lower, upper = bounds.lower.clone(), bounds.upper.clone()
     lower[0, place], upper[0, place] = least[:entries], -least[entries:]
@@ -103,15 +112,22 @@ class _Ends:
 
 
 class _Problems:
-    """Some of the ends of a preactivation: the ``disjunct`` ``(problems,)`` of ``domain_bounds``.
+    """Branch and bound for some of the ends of a preactivation, the disjuncts ``(problems,)`` of its domains.
 
     ``known`` has a bound for every end.
     """
 
-    def __init__(self, domain_bounds: DomainBounds, disjunct: Tensor, known: Tensor, effort: Effort) -> None:
-        self.domain_bounds, self.disjunct, self.known = domain_bounds, disjunct, known
-        self.branching = ActivationBranching(domain_bounds)
-        first, self.onward = (settings.within(effort) for settings in (FROM_SCRATCH, ONWARD))
+    def __init__(
+        self,
+        branching: ActivationBranching,
+        disjunct: Tensor,
+        known: Tensor,
+        effort: Effort,
+        settings: IntermediateSettings,
+    ) -> None:
+        self.branching, self.disjunct, self.known, self.settings = branching, disjunct, known, settings
+        self.domain_bounds = domain_bounds = branching.domain_bounds
+        first, self.onward = (each.within(effort) for each in (settings.from_scratch, settings.onward))
         self.leaves = self._optimised(domain_bounds.roots(known[:, None]).rows(disjunct), first)
         domain_bounds.calibrate(self.leaves)
 
@@ -120,7 +136,8 @@ class _Problems:
         leaves = self.leaves
         while time.monotonic() < deadline:
             chosen = self._loosest(leaves)
-            if not bool(chosen.any()) or 2 * int(chosen.sum()) + len(leaves) > KEPT * self.domain_bounds.capacity:
+            most = self.settings.most_leaves * self.domain_bounds.capacity
+            if not bool(chosen.any()) or 2 * int(chosen.sum()) + len(leaves) > most:
                 break
             parts = [leaves.rows(~chosen), *self._split(leaves.rows(chosen), deadline)]
             leaves = Domains.joined(parts)

@@ -20,24 +20,21 @@ from service.bounds.methods.alpha import both_optimised
 from service.bounds.methods.layers import bound_layers, one_pass
 from service.bounds.network import Network
 from service.bounds.split import Preactivation, Preactivations
-
-PASSES = 3
-"""Plain passes that an iteration takes as long as, with its gradient."""
-FEWEST = 3
-"""Iterations that are worth it."""
-SHARE = 0.5
-"""Of the time that is left, for one layer."""
+from service.verification.bab.settings import SearchSettings
 
 
 @torch.no_grad()
-def optimised(network: Network, box: Interval, bounds: Interval, deadline: float, effort: Effort) -> Interval:
+def optimised(
+    network: Network, box: Interval, bounds: Interval, deadline: float, effort: Effort, *, settings: SearchSettings
+) -> Interval:
     """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until about ``deadline``
     (``time.monotonic``).
     """
     preactivations = Preactivations.of(network)
     known = {preactivation.value: _part(bounds, preactivation) for preactivation in preactivations.each}
     open_ = {preactivation.value: wanted(network, bounds, preactivation) for preactivation in preactivations.each}
-    analysis = bound_layers(network, box, effort.within(box.lower.device), _OptimisedBounds(known, open_, deadline))
+    refine = _OptimisedBounds(known, open_, deadline, settings)
+    analysis = bound_layers(network, box, effort.within(box.lower.device), refine)
     found = {
         preactivation.value: analysis.intervals[preactivation.value].map(lambda end: end.flatten(1))
         for preactivation in preactivations.each
@@ -75,6 +72,7 @@ class _OptimisedBounds:
     known: Mapping[str, Interval]
     wanted: Mapping[str, Tensor]
     deadline: float
+    settings: SearchSettings
 
     def __call__(self, backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
         before = self.known[name].arranged(lambda end: end.gather(1, index))
@@ -91,9 +89,9 @@ class _OptimisedBounds:
         plain = one_pass(backward, name, index, effort)
         bool(plain.lower.isfinite().all())  # a device answers when it is done
         now = time.monotonic()
-        affordable = int(SHARE * (self.deadline - now) / (PASSES * (now - started)))
+        affordable = self.settings.time.iterations_for_layer(self.deadline - now, now - started)
         iterations = min(effort.ascent.iterations, affordable)
-        if iterations < FEWEST:
+        if iterations < self.settings.activations.intermediate.fewest_iterations:
             return plain
         effort = replace(effort, ascent=replace(effort.ascent, iterations=iterations))
         return plain.meet(both_optimised(backward, name, index, effort))

@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from service.bounds.contents import fits, overwrite, own_copy
 from service.bounds.fused import Adam
-from service.bounds.methods import Effort
-from service.bounds.optimise import Ascent
 from service.bounds.replay import Repeat
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DomainBatch, DualObjective, DualParameters
-
-CHECK_EVERY = 5
-"""Iterations between looks at whether all domains are proved, each of which waits for the device."""
-
-
-@dataclass(frozen=True)
-class OptimiserSettings:
-    """How an ascent goes: steps of the slopes in units of their range, of the multipliers in units of the coefficients
-    that arrive, of the weights; all are multiplied by ``decay`` after each iteration. It ends early at ``deadline``
-    (``time.monotonic``), but not where others take part, who may see another time.
-    """
-
-    iterations: int
-    slopes: float
-    multipliers: float = 0.1
-    weights: float = 0.1
-    decay: float = 0.97
-    deadline: float = inf
-
-    def within(self, effort: Effort, deadline: float = inf) -> OptimiserSettings:
-        """Return the same course in more steps or fewer, as a method that optimises is to take more or fewer than
-        usual.
-        """
-        usual, wanted = Ascent().iterations, effort.ascent.iterations
-        iterations = -(-self.iterations * wanted // usual)
-        return replace(self, iterations=iterations, decay=self.decay ** (usual / wanted), deadline=deadline)
+from service.verification.bab.settings import OptimiserSettings
 
 
 class MultiplierAdam:
@@ -54,7 +26,9 @@ class MultiplierAdam:
         self.first, self.second = torch.zeros_like(like), torch.zeros_like(like)
         self.count = torch.zeros(1, dtype=torch.int64, device=like.device)
         steps = torch.arange(1, settings.iterations + 1, dtype=torch.float64)
-        sizes = settings.multipliers * (1 - SECOND**steps).sqrt() / (1 - FIRST**steps) * settings.decay**steps
+        (first, second), self.epsilon = settings.adam_decays, settings.adam_epsilon
+        self.decays = first, second
+        sizes = settings.multipliers * (1 - second**steps).sqrt() / (1 - first**steps) * settings.decay**steps
         self.sizes = sizes.to(like)
 
     def restart(self) -> None:
@@ -62,16 +36,14 @@ class MultiplierAdam:
             each.zero_()
 
     def step(self, values: Tensor, gradient: Tensor, rates: Tensor) -> None:
-        self.first.lerp_(gradient, 1 - FIRST)
-        self.second.mul_(SECOND).addcmul_(gradient, gradient, value=1 - SECOND)
-        moved = self.first / self.second.sqrt().add_(EPSILON)
+        first, second = self.decays
+        self.first.lerp_(gradient, 1 - first)
+        self.second.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        moved = self.first / self.second.sqrt().add_(self.epsilon)
         moved.mul_(rates).mul_(self.sizes.index_select(0, self.count))
         torch.sub(values, moved, out=moved)
         values.copy_(moved.masked_fill_(values * moved < 0, 0))
         self.count += 1
-
-
-FIRST, SECOND, EPSILON = 0.9, 0.999, 1e-12
 
 
 class DomainOptimiser:
@@ -124,8 +96,9 @@ class DomainOptimiser:
         return domains.with_(margin=self.best.clone(), slopes=slopes, beta=beta, weights=weights)
 
     def _optimise(self) -> None:
-        for done in range(0, self.settings.iterations, CHECK_EVERY):
-            self.stepping.run(self._step, min(CHECK_EVERY, self.settings.iterations - done))
+        total, every = self.settings.iterations, self.settings.check_every
+        for done in range(0, total, every):
+            self.stepping.run(self._step, min(every, total - done))
             if bool((self.best > 0).all()):
                 return
             if self.objective.is_alone and time.monotonic() > self.settings.deadline:

@@ -17,24 +17,16 @@ from service.bounds.memory import MemoryBudget, is_out_of_memory, make_room
 from service.bounds.replay import Memory, Plain, Recorded, Repeat
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DualObjective
-from service.verification.bab.activations.optimiser import DomainOptimiser, OptimiserSettings
-
-SMALLEST, SHALLOWEST = 8, 8
-"""Domains, and splits."""
-FINER = 64
-"""Domains beyond which sizes are a quarter of a power of two apart."""
-WORTHWHILE = 2**33
-"""Bytes of a batch beyond which kernels take longer than their launches."""
-SHARE = 4
-"""All records together take no more of the memory that is free."""
+from service.verification.bab.activations.optimiser import DomainOptimiser
+from service.verification.bab.settings import OptimiserSettings, RecordingSettings
 
 
-def filled(count: int, least: int) -> int:
-    """The size of the batch, or of the history, that one of ``count`` is filled up to."""
+def filled(count: int, least: int, finer_beyond: int) -> int:
+    """Return the size of the batch, or of the history, that one of ``count`` is filled up to."""
     if count <= least:
         return least if count else 0
     size = 1 << (count - 1).bit_length()
-    step = size if size <= FINER else size // 8
+    step = size if size <= finer_beyond else size // 8
     return -(-count // step) * step
 
 
@@ -69,21 +61,27 @@ class RecordedOptimisation:
     """Batches of one size share a record; those that were not used for longest make room for others.
 
     ``cost`` are the bytes that a domain takes, ``free`` tells those that there are. ``repeat`` makes what repeats an
-    iteration in some memory.
+    iteration in some memory. ``settings`` tune the records, not the optimisation.
     """
 
     objective: DualObjective
     cost: int
     free: Callable[[], int]
     repeat: Callable[[Memory], Repeat]
+    settings: RecordingSettings = field(default_factory=RecordingSettings)
     memory: Memory = field(default_factory=Memory)
     _kept: dict[_Size, DomainOptimiser] = field(default_factory=dict)
 
     @classmethod
     def on(
-        cls, device: torch.device, objective: DualObjective, cost: int, budget: MemoryBudget
+        cls,
+        device: torch.device,
+        objective: DualObjective,
+        cost: int,
+        budget: MemoryBudget,
+        settings: RecordingSettings,
     ) -> RecordedOptimisation:
-        return cls(objective, cost, lambda: budget.free(device), lambda memory: Recorded(device, memory))
+        return cls(objective, cost, lambda: budget.free(device), lambda memory: Recorded(device, memory), settings)
 
     @property
     def held(self) -> int:
@@ -94,7 +92,9 @@ class RecordedOptimisation:
         self.memory = Memory()
 
     def optimised(self, domains: Domains, settings: OptimiserSettings, scale: Tensor) -> Domains:
-        size = _Size(filled(len(domains), SMALLEST), filled(domains.depth, SHALLOWEST), settings)
+        finer = self.settings.finer_beyond
+        count = filled(len(domains), self.settings.smallest_batch, finer)
+        size = _Size(count, filled(domains.depth, self.settings.fewest_splits, finer), settings)
         if size in self._kept or self._has_room(size):
             try:
                 return self._from_record(size, domains, scale)
@@ -126,8 +126,8 @@ class RecordedOptimisation:
     def _has_room(self, size: _Size) -> bool:
         """Whether there is memory for one more record, perhaps after others were dropped."""
         held, need = sum(each.count for each in self._kept) * self.cost, size.count * self.cost
-        limit = (self.free() - self.held + held) // SHARE
-        if need > min(limit, WORTHWHILE):
+        limit = (self.free() - self.held + held) // self.settings.memory_divisor
+        if need > min(limit, self.settings.largest_bytes):
             return False
         while held + need > limit:
             oldest = next(iter(self._kept))

@@ -19,8 +19,6 @@ from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification
 
 STAGE = "the bounds of the whole box"
-COST = 60
-"""How many times the cheaper method's time the other may take."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +46,8 @@ def bound_root(
         return analysis, *_asked(model, specification, analysis)
 
     analysis, specification_rows, margins = model.together(STAGE, lambda: analysed(first))
-    late = model.engine.late(deadline - COST * (time.monotonic() - started))
+    crown_seconds = time.monotonic() - started
+    late = model.engine.late(model.settings.time.last_start_of_optimised_root(deadline, crown_seconds))
     enough = late or engine.refines or bool((margins.amax(dim=1) > 0).all())
     if first != method and not model.search_group.anywhere(enough, model.device):
         with suppress(MemoryShortageError):  # what is known is known

@@ -26,15 +26,16 @@ from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains, DomainTransfer
 from service.verification.bab.activations.intermediate_bab import after_relaxations, refined
 from service.verification.bab.activations.intermediate_bounds import optimised, wanted
-from service.verification.bab.activations.optimiser import OptimiserSettings
 from service.verification.bab.activations.root_bounds import RootBounds, bound_root
 from service.verification.bab.attack import descend, excess_of, inputs_at_once
 from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
-from service.verification.bab.invprop import GAIN, SETTINGS, Invprop
+from service.verification.bab.invprop import Invprop
 from service.verification.bab.lp import LinearPrograms, LpResult
 from service.verification.bab.model import ModelUnderVerification, worst_first
 from service.verification.bab.search_group import SearchStatus
+from service.verification.bab.settings import OptimiserSettings
 from service.verification.bab.specification import Specification
+from service.verification.bab.time_plan import share_of_rest
 from service.verification.certify import Verdict
 
 T = TypeVar("T")
@@ -68,15 +69,16 @@ class _ActivationSearch:
         root: RootBounds,
     ) -> None:
         self.model, self.specification, self.deadline, self.listener = model, specification, deadline, listener
-        self.settings = settings = model.settings.activations
+        self.time, self.settings = model.settings.time, model.settings.activations
+        settings = self.settings
         objective = model.engine.dual_objective(root.box, root.bounds, root.specification_rows)
-        self.domain_bounds = DomainBounds(objective, model.memory)
-        self.branching = ActivationBranching(self.domain_bounds, model.heuristics.activations, self.settings.branching)
+        self.domain_bounds = DomainBounds(objective, model.memory, settings.domain_bounds)
+        self.branching = ActivationBranching(self.domain_bounds, model.heuristics.activations, settings.branching)
         self.certificates = model.engine.certificates(self.domain_bounds, root.analysis)
         self.linear_programs, self.at_once = LinearPrograms(model, specification), inputs_at_once(model)
         self.margins = root.margins
         self.roots = self.domain_bounds.roots(self.margins)
-        self.pool = DomainPool(self.roots, model.memory)
+        self.pool = DomainPool(self.roots, model.memory, settings.pool)
         self.domains, self.bound = 0, -inf
         self.shortage: MemoryShortageError | None = None
         self.is_over = False
@@ -86,7 +88,7 @@ class _ActivationSearch:
             each.within(model.effort, deadline) for each in (settings.from_scratch, settings.onward)
         )
         self.started = now = time.monotonic()
-        self.patience = now + min(self.settings.quick_seconds, self.settings.quick_share * (deadline - now))
+        self.refine_at = self.time.first_refinement(now, deadline)
         self.shared, self.is_optimised = root.bounds, False
         self.specification_rows = root.specification_rows
 
@@ -96,7 +98,8 @@ class _ActivationSearch:
         self._if_possible(lambda: self._settle(self.roots, self.first), losing=ROOTS)
         self._if_possible(lambda: self.domain_bounds.calibrate(self.roots))
         if not search_group.is_first:  # every rank has bounded the roots; one searches on from there
-            self.pool, self.domains = DomainPool(self.roots, self.model.memory), 0
+            self.pool = DomainPool(self.roots, self.model.memory, self.settings.pool)
+            self.domains = 0
         while True:
             transfer = DomainTransfer(self.pool, self.roots)
             state = search_group.synchronise(self._status(transfer.width), found, device)
@@ -121,7 +124,7 @@ class _ActivationSearch:
             min(self.pool.bound, self.stuck, self.proved),
             stuck=self.stuck < inf or self.is_over,
             late=self.model.engine.late(self.deadline) or self.is_over,
-            is_slow=time.monotonic() > self.patience,
+            is_slow=time.monotonic() > self.refine_at,
             width=width,
         )
 
@@ -182,9 +185,8 @@ class _ActivationSearch:
     def _refine_in_time(self) -> None:
         seconds = time.monotonic() - self.started
         while len(self.pool) and self._refine(seconds):
-            seconds *= self.settings.lengthening
-        now = time.monotonic()
-        self.patience = now + (now - self.started)
+            seconds *= self.time.lengthening
+        self.refine_at = self.time.next_refinement(self.started, time.monotonic())
 
     def _refine(self, seconds: float) -> bool:
         """Refine for ``seconds``; return whether twice that is better spent on the same than on splits."""
@@ -192,7 +194,7 @@ class _ActivationSearch:
         before, first = self._relaxed(), not self.is_optimised
         self._if_possible(lambda: self._tighten(self._better_bounds(seconds)))
         self._if_possible(lambda: self._tighten_by_invprop(seconds))
-        return not first and self._relaxed() < (1 - self.settings.closed_share) * before
+        return not first and self.time.is_refinement_worthwhile(before, self._relaxed())
 
     def _relaxed(self) -> int:
         """Count the values whose relaxation is not exact."""
@@ -203,18 +205,22 @@ class _ActivationSearch:
 
     @cached_property
     def invprop(self) -> Invprop:
-        settings = SETTINGS.within(self.model.effort, self.deadline)
-        return Invprop(self.domain_bounds.objective, self.specification_rows, settings, self.model.memory)
+        settings = self.settings.invprop
+        settings = replace(settings, optimiser=settings.optimiser.within(self.model.effort, self.deadline))
+        objective, memory = self.domain_bounds.objective, self.model.memory
+        return Invprop(objective, self.specification_rows, settings, memory, self.settings.domain_bounds)
 
     def _better_bounds(self, seconds: float) -> Interval:
-        now = time.monotonic()
-        left = self.deadline - now
+        """Return tighter bounds of all preactivations: optimised the first time, by branch and bound later."""
+        now, model = time.monotonic(), self.model
         network, box, bounds = self.domain_bounds.network, self.domain_bounds.box, self.shared
-        effort = self.model.effort
         if not self.is_optimised:
             self.is_optimised = True
-            return optimised(network, box, bounds, now + self.settings.optimising_share * left, effort)
-        return refined(network, box, bounds, now + min(seconds, self.settings.refining_share * left), effort)
+            until = share_of_rest(now, self.deadline, self.time.optimising)
+            return optimised(network, box, bounds, until, model.effort, settings=model.settings)
+        until = self.time.refinement_deadline(now, self.deadline, seconds)
+        scores = model.heuristics.activations
+        return refined(network, box, bounds, until, model.effort, scores=scores, settings=self.settings)
 
     def _tighten(self, bounds: Interval) -> None:
         """Take bounds that all domains share."""
@@ -235,16 +241,13 @@ class _ActivationSearch:
 
     def _tighten_by_invprop(self, seconds: float) -> None:
         """Tighten what the domains of each open disjunct share."""
-        now = time.monotonic()
-        until = now + min(
-            max(seconds, self.settings.quick_seconds), self.settings.refining_share * (self.deadline - now)
-        )
+        until = self.time.invprop_deadline(time.monotonic(), self.deadline, seconds)
         disjuncts = self.pool.disjuncts
         for index, disjunct in enumerate(disjuncts):
             now = time.monotonic()
             if now > self.deadline:  # of many disjuncts even one ascent each takes long
                 break
-            self._tighten_disjunct(disjunct, now + (until - now) / (len(disjuncts) - index))
+            self._tighten_disjunct(disjunct, share_of_rest(now, until, 1, len(disjuncts) - index))
         self.invprop.domain_bounds.optimisation.forget()
 
     def _tighten_disjunct(self, disjunct: Tensor, deadline: float) -> None:
@@ -255,7 +258,8 @@ class _ActivationSearch:
             -inf,
             self.invprop.preactivations,
         )
-        while before * (1 - GAIN) < margin <= 0 and preactivations and time.monotonic() < deadline:
+        gain = self.settings.invprop.least_margin_gain
+        while before * (1 - gain) < margin <= 0 and preactivations and time.monotonic() < deadline:
             left = self.invprop.tighten(int(disjunct), margin, preactivations, deadline)
             if left is None:
                 self.pool.drop(int(disjunct))
@@ -300,7 +304,7 @@ class _ActivationSearch:
 
     def _by_programs(self, domains: Domains) -> Counterexample | None:
         """Solve domains one by one, as far as they get in a moment."""
-        until = min(self.deadline, time.monotonic() + self.settings.program_seconds)
+        until = self.time.programs_deadline(time.monotonic(), self.deadline)
         for index in range(len(domains)):
             domain = domains.rows(slice(index, index + 1))
             if self.model.engine.late(until if index else self.deadline):

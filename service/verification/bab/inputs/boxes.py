@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,8 +13,6 @@ from service.bounds.interval import Interval
 from service.bounds.planes import Known
 
 T = TypeVar("T")
-CROWDED = {"cpu": 2**26, "cuda": 2**30}
-"""Entries of a pool beyond which waiting boxes leave the device, and wait without what is known of their values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,16 +70,20 @@ class _BoxGroup:
 
 @dataclass(eq=False)
 class BoxPool:
-    """Groups of boxes; those with the smallest margin come first, or the newest where the pool is crowded."""
+    """Groups of boxes; those with the smallest margin come first, or the newest where the pool is crowded.
+
+    ``crowded_entries`` says by kind of device from how many entries on it is.
+    """
 
     device: torch.device
+    crowded_entries: Mapping[str, int]
     groups: list[_BoxGroup] = field(default_factory=list)
     size: int = 0
     entries: int = 0
 
     @property
     def crowded(self) -> bool:
-        return self.entries > CROWDED.get(self.device.type, CROWDED["cpu"])
+        return self.entries > self.crowded_entries.get(self.device.type, self.crowded_entries["cpu"])
 
     @property
     def least(self) -> float:

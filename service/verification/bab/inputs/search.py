@@ -80,7 +80,7 @@ class _InputSearch:
         places = torch.rand(self.settings.places, whole.lower.shape[1], generator=generator, dtype=self.model.dtype)
         places[0] = 0.5
         self.places, self.at_once = places.to(self.model.device), inputs_at_once(self.model)
-        self.pool = BoxPool(self.model.device)
+        self.pool = BoxPool(self.model.device, self.settings.crowded_entries)
         self.transfer = BoxTransfer(self.pool, self.specification.disjuncts, self.width.shape[1], self.model.dtype)
         margins = torch.full_like(whole.lower[:, 0], -torch.inf)
         left = torch.ones(1, self.specification.disjuncts, dtype=torch.bool, device=self.model.device)
@@ -189,7 +189,7 @@ class _InputSearch:
         self.domains += len(boxes)
         planes = self.input_bounds.planes(boxes.box, boxes.known, self.rows)
         cut = LinearCut.of(self.specification, boxes.box, planes.coefficients, planes.bias)
-        smaller, each, left = clipped(self.specification, cut, boxes.box, boxes.open)
+        smaller, each, left = clipped(self.specification, cut, boxes.box, boxes.open, self.settings.clipping_rounds)
         margins = torch.maximum(boxes.margins, torch.where(boxes.open, each, torch.inf).amin(dim=1))
         self.proved = min(self.proved, _least_settled(boxes, smaller, each, left))
         (keep,) = left.any(dim=1).nonzero(as_tuple=True)

@@ -1,0 +1,90 @@
+"""How the seconds of one instance are divided among all that decides it: change a share here, and nowhere else.
+
+The limit itself is the job's ``budget.seconds``, or what the instance's archive says
+(:mod:`service.verification.search_runner`). :func:`service.verification.bab.driver.decide` spends it from the top of
+:class:`TimePlan` to the bottom; what one stage leaves is there for those after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TimePlan:
+    """The shares of an instance's time. Moments and deadlines are seconds of ``time.monotonic``.
+
+    Attack: all specifications' attacks must be over after the share ``attack`` of the limit; on small networks they
+    take much less.
+
+    Choice of the search: where inputs are split although many vary, activations are split first, for the share
+    ``activations_first`` of what is left. Any other search has all that is left.
+
+    Root bounds: an optimising method bounds the whole box if ``optimised_root_cost`` times what CROWN took there is
+    left for it.
+
+    Intermediate bounds: a search over activations that is not over after ``quick_seconds``, or the share
+    ``quick_share`` of its time, tightens what all its domains share, and again whenever it has taken twice as long.
+    The first time optimises relaxations and splits nothing: it may take the share ``optimising`` of what is left, each
+    layer the share ``optimised_layer`` of what is then left of that, of which an iteration takes as long as
+    ``passes_per_iteration`` passes without a gradient. Later times, by branch and bound and by INVPROP, each may take
+    the share ``refining``, and no more than went by, but INVPROP always ``quick_seconds``. Where the share
+    ``settled`` of the relaxations was no longer needed, the next time follows at once and is ``lengthening`` times as
+    long.
+
+    Linear programs: a round solves them for ``program_seconds``, whose end other domains wait for.
+    """
+
+    attack: float = 0.2
+    activations_first: float = 0.1
+    optimised_root_cost: float = 60
+    quick_seconds: float = 1.0
+    quick_share: float = 0.05
+    optimising: float = 0.6
+    optimised_layer: float = 0.5
+    passes_per_iteration: float = 3
+    refining: float = 0.5
+    settled: float = 0.25
+    lengthening: float = 2
+    program_seconds: float = 1.0
+
+    def attack_deadline(self, started: float, limit: float) -> float:
+        """Return when the attacks of an instance must be over that has ``limit`` seconds since ``started``."""
+        return started + self.attack * limit
+
+    def last_start_of_optimised_root(self, deadline: float, crown_seconds: float) -> float:
+        """Return after which moment a root that CROWN bounded in ``crown_seconds`` is not bounded by optimisation."""
+        return deadline - self.optimised_root_cost * crown_seconds
+
+    def first_refinement(self, now: float, deadline: float) -> float:
+        """Return when a search that starts ``now`` first tightens its intermediate bounds."""
+        return now + min(self.quick_seconds, self.quick_share * (deadline - now))
+
+    def next_refinement(self, started: float, now: float) -> float:
+        """Return when a search that has just tightened its intermediate bounds does so again."""
+        return now + (now - started)
+
+    def refinement_deadline(self, now: float, deadline: float, seconds: float) -> float:
+        """Return when branch and bound for intermediate bounds must be over in a search that took ``seconds``."""
+        return now + min(seconds, self.refining * (deadline - now))
+
+    def invprop_deadline(self, now: float, deadline: float, seconds: float) -> float:
+        """Return when INVPROP must be over, for all disjuncts, in a search that took ``seconds``."""
+        return now + min(max(seconds, self.quick_seconds), self.refining * (deadline - now))
+
+    def iterations_for_layer(self, left: float, pass_seconds: float) -> int:
+        """Return how often a layer's bounds may be improved, of which one pass without a gradient takes that long."""
+        return int(self.optimised_layer * left / (self.passes_per_iteration * pass_seconds))
+
+    def is_refinement_worthwhile(self, before: int, after: int) -> bool:
+        """Return whether so many relaxations became exact that more of the same is better than splits."""
+        return after < (1 - self.settled) * before
+
+    def programs_deadline(self, now: float, deadline: float) -> float:
+        """Return when the linear programs of a round must be over."""
+        return min(deadline, now + self.program_seconds)
+
+
+def share_of_rest(now: float, deadline: float, part: float, whole: float = 1.0) -> float:
+    """Return when ``part`` of ``whole`` of the time from ``now`` to ``deadline`` is over."""
+    return now + (deadline - now) * part / whole
