@@ -109,7 +109,7 @@ class Member:
 
 
 class Unpacking:
-    """What gzip compressed in an upload of so many bytes: how much of it was unpacked, and how much may be."""
+    """A limit on what gzip compressed in an upload of so many bytes: how much was unpacked, and how much may be."""
 
     def __init__(self, upload_bytes: int) -> None:
         self._most = min(max(FREE_COMPRESSED, RATIO_COMPRESSED * upload_bytes), LARGEST_UNPACKED)
@@ -188,7 +188,7 @@ def _read(member: Member) -> bytes:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the file begins, or ends, like a zip or an uncompressed tar."""
+    """Return whether the file begins, or ends, like a zip or an uncompressed tar."""
     with path.open("rb") as content:
         content.seek(_TAR_MAGIC_AT)
         return content.read(len(_TAR_MAGIC)) == _TAR_MAGIC or zipfile.is_zipfile(path)

@@ -121,7 +121,7 @@ def _attributes(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.NodeProto, o
 
 
 def _check_texts(model: onnx.ModelProto) -> None:
-    """Whether names are text: protobuf gives bytes that are not UTF-8 as they are."""
+    """Check that names are text: protobuf gives bytes that are not UTF-8 as they are."""
     graph = model.graph
     named = (*graph.input, *graph.output, *graph.initializer, *graph.node, *model.opset_import)
     texts = [each.domain if isinstance(each, onnx.OperatorSetIdProto) else each.name for each in named]
@@ -160,7 +160,7 @@ def _parts(sparse: Iterable[onnx.SparseTensorProto]) -> list[TensorProto]:
 
 
 def _check_tensor(where: str, tensor: TensorProto) -> None:
-    """Whether it has as many numbers, here and in no other file, as its type and its shape say."""
+    """Check that it has as many numbers, here and in no other file, as its type and its shape say."""
     if tensor.data_location == TensorProto.EXTERNAL:
         raise OnnxError(f"{where} is kept in another file; expected one file")
     if tensor.data_type not in _BITS:

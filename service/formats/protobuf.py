@@ -9,7 +9,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def has_more_fields(content: bytes, descriptor: Any, most: int) -> bool:
-    """Whether a message of this type has more than ``most`` fields, those of the messages within it included.
+    """Return whether a message of this type has more than ``most`` fields, those of the messages within it included.
 
     A message that is empty takes two bytes in a file and more than a hundred in memory. Reads no further than to the
     field after ``most``. What is not well-formed ends the message that it is in: to refuse that is the parser's part.

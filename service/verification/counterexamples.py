@@ -44,7 +44,7 @@ class CounterexampleChecker:
 
     @cached_property
     def precise(self) -> nn.Module:
-        """The model in float64, made when it is first needed."""
+        """Return the model in float64, made when it is first needed."""
         return local_copy(self.module).double()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""How far a verification job is, how long it will take, and where its time and memory go."""
+"""Progress of a verification job, how long it will take, and where its time and memory go."""
 
 from __future__ import annotations
 

@@ -48,34 +48,34 @@ class Assignment:
 
     @cached_property
     def search_group(self) -> SearchGroup:
-        """The data-parallel ranks that search together: all where instances are fewer than they are."""
+        """Return the data-parallel ranks that search together: all where instances are fewer than they are."""
         return (
             SearchGroup(self.mesh.dp) if self.spec.searches() and self.asked.count < self.mesh.dp.size else SINGLE_RANK
         )
 
     @property
     def groups(self) -> int:
-        """How many groups of ranks have instances of their own."""
+        """Return how many groups of ranks have instances of their own."""
         return self.mesh.dp.size // self.search_group.axis.size
 
     @property
     def own(self) -> list[int]:
-        """Instances of this rank, of all models: every ``groups``-th one."""
+        """Return the instances of this rank, of all models: every ``groups``-th one."""
         return list(range(self.mesh.dp.rank % self.groups, self.asked.count, self.groups))
 
     @property
     def method_label(self) -> str:
-        """The method as rows and the result name it."""
+        """Return the method as rows and the result name it."""
         return method_of(self.spec).label + arithmetic_of(self.spec).note
 
     @property
     def memory(self) -> MemoryBudget:
-        """The memory that the job may take on each device."""
+        """Return the memory that the job may take on each device."""
         return memory_of(self.spec)
 
     @property
     def leads(self) -> bool:
-        """Whether this rank speaks for those that bound the same instances."""
+        """Return whether this rank speaks for those that bound the same instances."""
         return self.mesh.tp.rank == 0 and self.mesh.pp.rank == 0 and self.search_group.is_first
 
 
@@ -101,7 +101,7 @@ class Task(Assignment):
 
     @property
     def like(self) -> Tensor:
-        """An empty tensor of the dtype and on the device in which bounds are computed."""
+        """Return an empty tensor of the dtype and on the device in which bounds are computed."""
         return torch.empty(0, dtype=self.engine.arithmetic.dtype, device=self.device)
 
     def anywhere(self, flag: bool) -> bool:
@@ -119,7 +119,7 @@ class Task(Assignment):
 
     @property
     def _at_once(self) -> int:
-        """How many instances a batch has; all ranks that bound them ask."""
+        """Return how many instances a batch has; all ranks that bound them ask."""
         each = FLOATS * sum(node.size for node in self.engine.network.graph.nodes) * self.like.element_size()
         with suppress(MemoryShortageError):
             return self.memory.plan(self.device, each, self.spec.budget.batch, share=2, least=self.engine.least)

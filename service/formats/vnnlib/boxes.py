@@ -40,7 +40,7 @@ class InputIntervals:
 
     @cached_property
     def box(self) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
-        """Made once for all cases that have it. Raises :class:`VnnlibError` where an end is missing."""
+        """Return the box, made once for all cases that have it. Raises :class:`VnnlibError` where an end is missing."""
         return self._all("lower", self.lower), self._all("upper", self.upper)
 
     def _all(self, side: str, known: Mapping[int, Fraction]) -> tuple[Fraction, ...]:

@@ -57,7 +57,7 @@ class _Declared:
 
 @dataclass
 class _Expansion:
-    """How many comparisons the products of disjunctions of one file have so far."""
+    """Counts the comparisons that the products of disjunctions of one file have so far."""
 
     comparisons: int = 0
 

@@ -1,4 +1,4 @@
-"""What a VNN-LIB file asks, as plain data."""
+"""The question of a VNN-LIB file, as plain data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Halfspace:
     strict: bool = False
 
     def contains(self, lower: Sequence[float], upper: Sequence[float]) -> bool:
-        """Whether all outputs between these ends lie in it, without any rounding; none do that are not finite."""
+        """Return whether all outputs between these ends lie in it, without rounding; none do that are not finite."""
         most = Fraction(0)
         for index, factor in self.coefficients:
             if not (isfinite(lower[index]) and isfinite(upper[index])):
@@ -52,7 +52,7 @@ class Within:
     distance: float
 
     def contains(self, inputs: Sequence[float]) -> bool:
-        """Whether the point lies in the ball, without any rounding."""
+        """Return whether the point lies in the ball, without any rounding."""
         squares = ((Fraction(x) - Fraction(at)) ** 2 for x, at in zip(inputs, self.middle, strict=True))
         return sum(squares, Fraction(0)) <= Fraction(self.distance) ** 2
 

@@ -92,7 +92,7 @@ class Expression:
 
     @property
     def bits(self) -> int:
-        """Of the longest of its numerators and denominators."""
+        """Return the bits of the longest of its numerators and denominators."""
         numbers = (self.constant, *self.terms.values())
         return max(max(each.numerator.bit_length(), each.denominator.bit_length()) for each in numbers)
 

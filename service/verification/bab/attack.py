@@ -128,14 +128,14 @@ class _Attack:
         return x
 
     def _rising(self, x: Tensor, towards: Tensor, part: slice) -> Tensor:
-        """The signs of the gradients of ``towards · outputs`` at a part of the inputs."""
+        """Return the signs of the gradients of ``towards · outputs`` at a part of the inputs."""
         with torch.enable_grad():
             own = x[part].detach().requires_grad_()
             (gradient,) = torch.autograd.grad((towards[part] * self.model.outputs(own)).sum(), own)
         return gradient.sign()
 
     def _descend(self, x: Tensor, scale: Tensor, sizes: Tensor) -> Counterexample | None:
-        """On the rows of the aim that are still positive."""
+        """Descend on the rows of the aim that are still positive."""
         ahead = _BallDirection(self.box) if isinstance(self.box, Ball) else _AdamDirection(self.box)
         for step in range(self.settings.steps):
             values, gradient = descent(self.model, self.specification, x, self.at_once, aim=self.aim, scale=scale)
@@ -149,7 +149,7 @@ class _Attack:
 
 
 class _AdamDirection:
-    """Ways as long as a box is wide, from all gradients so far (Kingma and Ba, 2015), in units of its width."""
+    """Gives ways as long as a box is wide, from all gradients so far (Kingma and Ba, 2015), in units of its width."""
 
     def __init__(self, box: Interval) -> None:
         self.width, self.times = box.width, 0
@@ -165,7 +165,7 @@ class _AdamDirection:
 
 
 class _BallDirection:
-    """Ways as long as a ball is wide, along the gradients: its inputs are not bounded one by one."""
+    """Gives ways as long as a ball is wide, along the gradients: its inputs are not bounded one by one."""
 
     def __init__(self, ball: Ball) -> None:
         self.ball = ball
@@ -221,7 +221,7 @@ def excess_of(model: ModelUnderVerification, specification: Specification, x: Te
 def descend(
     model: ModelUnderVerification, specification: Specification, box: Interval, x: Tensor, at_once: int
 ) -> Counterexample | None:
-    """A few long steps from each of ``x`` ``(n, features)`` in boxes ``(n, features)``, to the nearest disjunct."""
+    """Take some long steps from each of ``x`` ``(n, features)`` in boxes ``(n, features)``, to the nearest disjunct."""
     for step in range(model.settings.attack.box_steps):
         values, gradient = descent(model, specification, x, at_once)
         if bool((values <= 0).any()):

@@ -25,7 +25,7 @@ class LinearCut:
 
     @staticmethod
     def of(specification: Specification, box: Interval, coefficients: Tensor, bias: Tensor) -> LinearCut:
-        """From planes below ``rows · y``; the margin for rounding is that of certificates, in this type."""
+        """Cut by planes below ``rows · y``; the margin for rounding is that of certificates, in this type."""
         thresholds = specification.thresholds.to(bias.dtype)
         reach = torch.maximum(box.lower.abs(), box.upper.abs()).unsqueeze(1)
         size = (coefficients.abs() * reach).sum(dim=2) + bias.abs() + thresholds.abs()
@@ -82,7 +82,7 @@ def _once(specification: Specification, cut: LinearCut, box: Interval, left: Ten
 
 
 def _of_disjuncts(specification: Specification, ends: Tensor, which: str) -> Tensor:
-    """``(batch, rows, features)`` to ``(batch, disjuncts, features)``: all rows of a disjunct hold at once."""
+    """Combine ``(batch, rows, features)`` to ``(batch, disjuncts, features)``: all rows of a disjunct hold at once."""
     if specification.disjuncts == ends.shape[1]:
         return ends[:, specification.disjunct.argsort()]
     index = specification.disjunct[None, :, None].expand_as(ends)

@@ -1,4 +1,4 @@
-"""What a search reports, on the way and at its end."""
+"""Reports of a search, on the way and at its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.verification.certify import Verdict
 
 
 class Technique(Enum):
-    """What decided, or what was still at work when the time was over."""
+    """The technique that decided, or that was still at work when the time was over."""
 
     ATTACK = "attack"
     INPUTS = "input splitting"

@@ -119,7 +119,7 @@ class _Decider:
     def _attacked(
         self, specification: Specification, deadline: float, restarts: int | None
     ) -> tuple[float, ...] | None:
-        """An attack proves nothing: without the memory for it there is none."""
+        """Attack one specification; without the memory for it there is no attack, which proves nothing anyway."""
         try:
             return attack(self.model, specification, deadline, self.model.search_group.axis.rank, restarts)
         except Exception as error:

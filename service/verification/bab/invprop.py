@@ -40,7 +40,7 @@ class InvpropObjective(DualObjective):
         self.lacking = objective.bounds.lower.new_ones(len(specification_rows.used))
 
     def number(self, disjunct: int, entry: Tensor, sign: int) -> Tensor:
-        """Of the lower ends of entries (``sign`` 1), or of their upper ends (−1), whose negatives are bounded."""
+        """Number the lower ends of entries (``sign`` 1), or their upper ends (−1), whose negatives are bounded."""
         return (2 * disjunct + (sign < 0)) * self.preactivations.entries + entry
 
     def batch_of(self, domains: Domains, scale: Tensor) -> DomainBatch:

@@ -62,7 +62,7 @@ class LinearPrograms:
 
     @cached_property
     def network(self) -> Network:
-        """The same graph in float64, divided over the same ranks."""
+        """Return the same graph in float64, divided over the same ranks."""
         network, axis = self.model.network, self.model.network.exchange.axis
         graph = capture(self.model.float64_module, network.graph.input.shape)
         divided = any(OPERATORS[node.operator].crossing is not None for node in graph.nodes[1:])
@@ -71,7 +71,7 @@ class LinearPrograms:
 
     @property
     def applies(self) -> bool:
-        """Whether the model is piecewise linear and not in stages, where no rank has the whole matrix."""
+        """Return whether the model is piecewise linear and not in stages, where no rank has the whole matrix."""
         network = self.model.network
         piecewise_linear = all(network.operator_of(node).pieces(node) is not None for node in network.nonlinear)
         return piecewise_linear and self.model.engine.has_all_layers
@@ -139,7 +139,7 @@ class LinearPrograms:
 
     @staticmethod
     def _open(bounds: Interval, settled: Tensor) -> Tensor:
-        """Whether an operator still bends, ``(1,)``: an entry without finite bounds is not split, whatever its sign."""
+        """Return whether an operator still bends, ``(1,)``: a sign settles no entry without finite bounds."""
         bends = (bounds.lower < 0) & (bounds.upper > 0)
         return bends.index_fill(1, settled, False).any(dim=1)
 

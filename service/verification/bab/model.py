@@ -61,7 +61,7 @@ class ModelUnderVerification:
 
     @property
     def network(self) -> Network:
-        """This rank's part of the network."""
+        """Return this rank's part of the network."""
         return self.engine.network
 
     @property

@@ -26,7 +26,7 @@ AT_MOST = 512
 
 @dataclass(frozen=True)
 class SearchStatus:
-    """How far a rank is, or all are: subproblems that wait and that were bounded, and the least margin of all.
+    """The status of a rank, or of all: subproblems that wait and that were bounded, and the least margin of all.
 
     ``stuck`` says that a domain was given up, ``late`` that the time is over, ``is_slow`` that the search takes long.
     ``width`` is how many numbers a domain has when it is handed over.
@@ -52,7 +52,7 @@ class Move:
 
 @dataclass(frozen=True)
 class GroupState:
-    """What all ranks know after a round: the status of all, a counterexample if any has one, and who hands over."""
+    """The state that all ranks know after a round: all statuses, a counterexample if there is one, who hands over."""
 
     all: SearchStatus
     found: Counterexample | None

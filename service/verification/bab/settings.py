@@ -122,7 +122,7 @@ class PoolSettings:
 
 @dataclass(frozen=True)
 class EntryBatchSettings:
-    """How many entries of a layer are bounded together.
+    """The number of entries of a layer that are bounded together.
 
     At first there are ``fewest``, and twice as many after every batch that took less than ``quick_seconds``, up to
     ``most``; on a CUDA device, where many take as long as few, ``most`` at once.

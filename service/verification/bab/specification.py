@@ -80,8 +80,8 @@ class Specification:
         return torch.minimum(torch.maximum(x, self.first), self.last)
 
     def reached(self, x: Sequence[float], outputs: Interval) -> bool:
-        """Whether an input from :meth:`nearest` satisfies a disjunct exactly, by any outputs ``(outputs,)`` between
-        these.
+        """Return whether an input from :meth:`nearest` satisfies a disjunct exactly, by any outputs ``(outputs,)``
+        between these.
         """
         if self.within is not None and not self.within.contains(x):
             return False

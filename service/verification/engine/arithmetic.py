@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Arithmetic(ABC):
-    """How an engine computes, and what that asks of a search.
+    """The arithmetic of an engine, and what it asks of a search.
 
     ``dtype`` is the type in which a job computes its bounds; ``note`` follows a method's name in results. ``refines``
     says that a search may tighten intermediate bounds by methods that have no rigorous form.

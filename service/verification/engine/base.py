@@ -1,4 +1,4 @@
-"""What an engine is: the bounds of a model and the decisions that the ranks which have it take together."""
+"""The interface of an engine: the bounds of a model and the decisions that the ranks which have it take together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from service.verification.engine.arithmetic import Arithmetic
 
 @dataclass(frozen=True, eq=False)
 class BoundingEngine(ABC):
-    """What bounds one model. All ranks that have it together call the same methods in the same order.
+    """Bounds one model. All ranks that have it together call the same methods in the same order.
 
     ``network`` is this rank's part of the model, on ``device``.
     """
@@ -36,27 +36,27 @@ class BoundingEngine(ABC):
     @property
     @abstractmethod
     def is_alone(self) -> bool:
-        """Whether this rank has the whole model, so that no other waits for a step of it."""
+        """Return whether this rank has the whole model, so that no other waits for a step of it."""
 
     @property
     @abstractmethod
     def has_all_layers(self) -> bool:
-        """Whether this rank has a part of every layer."""
+        """Return whether this rank has a part of every layer."""
 
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """The number of the model's outputs."""
+        """Return the number of the model's outputs."""
 
     @property
     @abstractmethod
     def entries(self) -> int:
-        """The number of entries of all of the model's values; the same on all stages of a model."""
+        """Return the number of entries of all of the model's values; the same on all stages of a model."""
 
     @property
     @abstractmethod
     def widest(self) -> int:
-        """The number of entries of the model's largest value; the same on all stages of a model."""
+        """Return the number of entries of the model's largest value; the same on all stages of a model."""
 
     @abstractmethod
     def gathered(self, values: Tensor, dim: int = 0) -> Tensor:
@@ -121,7 +121,7 @@ class BoundingEngine(ABC):
     @property
     @abstractmethod
     def refines(self) -> bool:
-        """Whether a search over activations may tighten the intermediate bounds that all its domains share."""
+        """Return whether a search over activations may tighten the intermediate bounds that all its domains share."""
 
     @abstractmethod
     def for_activation_search(self) -> BoundingEngine:

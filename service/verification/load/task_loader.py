@@ -1,4 +1,4 @@
-"""Where this rank puts the models of a job, and what becomes of those that do not fit."""
+"""Tasks for the models of a job on this rank, and refusals of those that do not fit."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class TaskLoader:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this rank has models whole, so that no other waits while it prepares one."""
+        """Return whether this rank has models whole, so that no other waits while it prepares one."""
         return self.line is None and self.mesh.tp.size == 1
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """The arithmetic in which models are bounded."""
+        """Return the arithmetic in which models are bounded."""
         return arithmetic_of(self.spec)
 
     def task(self, module: nn.Module, network: Network, asked: Property, runtime: Running | None = None) -> Task:

@@ -25,7 +25,7 @@ def read(
     classes: int,
     layout: DataLayout | None = None,
 ) -> Property:
-    """The property of a specification for a model with that many inputs and outputs; ``layout`` has uploaded files."""
+    """Return the property for a model with that many inputs and outputs; ``layout`` has uploaded files."""
     return PROPERTIES[type(spec)](spec, features, classes, layout)
 
 

@@ -46,7 +46,7 @@ class Property(Protocol):
 
     @property
     def has_labels(self) -> bool:
-        """Whether the witnesses are labelled samples, so that their violations measure accuracy."""
+        """Return whether the witnesses are labelled samples, so that their violations measure accuracy."""
 
     def name(self, instance: int) -> str | None:
         """Return what the user calls the instance, where there is such a name."""

@@ -64,7 +64,7 @@ def _around(query: Query) -> tuple[Tensor, Tensor]:
 
 
 def queried(spec: VnnlibProperty, features: int, outputs: int, layout: DataLayout | None) -> Queried:
-    """:class:`PropertyError` where a file cannot be read or does not fit the model."""
+    """Read the queries; raise :class:`PropertyError` where a file cannot be read or does not fit the model."""
     if layout is None:
         raise PropertyError("property.vnnlib needs the folder of uploaded files")
     found = [each for path, file in spec.files for each in _read(path, layout, file, (features, outputs))]
@@ -108,7 +108,7 @@ def _parsed(where: str, text: str) -> Query:
 
 
 def check_sizes(where: str, query: Query, expected: tuple[int, int]) -> None:
-    """:class:`PropertyError` where the query is not about as many inputs and outputs as a model has."""
+    """Raise :class:`PropertyError` where the query is not about as many inputs and outputs as a model has."""
     if (query.inputs, query.outputs) != expected:
         raise PropertyError(
             f"{where} has {query.inputs} inputs and {query.outputs} outputs, "

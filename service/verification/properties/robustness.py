@@ -48,7 +48,7 @@ class RobustSamples:
         return None
 
     def query(self, instance: int) -> Query:
-        """One case for each other class that comes above the label. A tie changes no class."""
+        """Return a disjunct for each other class that comes above the label. A tie changes no class."""
         exact = self.samples.take(torch.tensor([instance])).inputs[0].double().tolist()
         eps = Fraction(self.eps)
         lower, upper = tuple(Fraction(x) - eps for x in exact), tuple(Fraction(x) + eps for x in exact)
@@ -72,7 +72,7 @@ class RobustSamples:
 
 
 def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """``e_label − e_j`` for every other j in ascending order, ``(batch, classes − 1, classes)``."""
+    """Return ``e_label − e_j`` for every other j in ascending order, ``(batch, classes − 1, classes)``."""
     identity = torch.eye(classes, dtype=dtype, device=labels.device)
     others = (labels.unsqueeze(1) != torch.arange(classes, device=labels.device)).unsqueeze(-1)
     margins = identity[labels].unsqueeze(1) - identity.unsqueeze(0)
@@ -82,7 +82,7 @@ def margin_rows(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
 def robust_samples(
     spec: RobustnessProperty, features: int, classes: int, layout: DataLayout | None = None
 ) -> RobustSamples:
-    """The first ``count`` samples of the test split; :class:`PropertyError` where the data does not fit.
+    """Return the first ``count`` test samples; raise :class:`PropertyError` where the data does not fit.
 
     ``layout`` has uploaded files.
     """

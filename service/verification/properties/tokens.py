@@ -22,7 +22,7 @@ def robust_tokens(
     embed: Callable[[Tensor], Tensor],
     layout: DataLayout | None = None,
 ) -> RobustSamples:
-    """The first ``count`` sequences of the test split, embedded and flattened; the class is the token that follows.
+    """Return the first ``count`` test sequences, embedded and flattened; the class is the token that follows.
 
     ``embed`` maps ids ``(batch, sequence)`` to ``(batch, sequence, dim)``; all ranks that share it call this.
     Raises :class:`PropertyError` where the data does not fit.

@@ -61,7 +61,7 @@ class ActivationBranching:
 
     @torch.no_grad()
     def split(self, domains: Domains, inspection: DomainInspection) -> Branched:
-        """Halves with the margins that a first pass proves, or their parents' where these are better."""
+        """Split every domain in two, with the margins of a first pass, or their parents' where these are better."""
         points = self._points(inspection)
         scores = self._scores(inspection, points)
         fields = [points, *self._multipliers(inspection), scores[0]]
@@ -82,7 +82,7 @@ class ActivationBranching:
         )
 
     def _in_parts(self, domains: Domains, tried: _Candidates) -> Domains:
-        """First all of one side and then all of the other, tried part by part as memory allows."""
+        """Split part by part as memory allows; return first all of one side and then all of the other."""
         at_once = max(1, self.domain_bounds.capacity // (2 * tried.index.shape[1]))
         halves = self.domain_bounds.in_parts(
             len(domains), at_once, lambda part: self._best_of(domains.rows(part), tried.rows(part))
@@ -90,7 +90,7 @@ class ActivationBranching:
         return Domains.joined([upper for upper, _ in halves] + [lower for _, lower in halves])
 
     def _best_of(self, domains: Domains, tried: _Candidates) -> tuple[Domains, Domains]:
-        """Both halves, by the candidate whose halves gain most."""
+        """Return both halves, by the candidate whose halves gain most."""
         count, each = tried.index.shape
         repeated = domains.repeated(2 * each)
         index, at = (torch.cat([places, places], dim=1).reshape(-1) for places in (tried.index, tried.at))
@@ -112,7 +112,7 @@ class ActivationBranching:
         return best.rows(chosen), best.rows(chosen + each)
 
     def _points(self, inspection: DomainInspection) -> Tensor:
-        """Where each entry would be split, ``(n, entries)``."""
+        """Return where each entry would be split, ``(n, entries)``."""
         middles = {
             preactivation.value: inspection.bounds[preactivation.value].centre
             if (at := kink(self.network, preactivation)) is None
@@ -150,7 +150,7 @@ class ActivationBranching:
         return self.preactivations.flattened(wanted) & wide & lower.isfinite() & upper.isfinite()
 
     def _multipliers(self, inspection: DomainInspection) -> list[Tensor]:
-        """Where the multipliers of a split at each entry begin, ``(n, entries)``: of the upper and the lower half.
+        """Return where the multipliers of a split begin, ``(n, entries)``: of the upper and of the lower half.
 
         In a half the function's slope k takes the place of the relaxation's λ. With δ = a·(k − λ) for the
         coefficient a that arrives, the half begins with the bound of the whole.

@@ -28,14 +28,14 @@ from service.verification.bab.activations.domains import Domains
 
 @dataclass(frozen=True, eq=False)
 class Certificates:
-    """Of domains of ``domain_bounds``, whose root's bounds are those of ``root``."""
+    """Certifies the domains of ``domain_bounds``, whose root's bounds are those of ``root``."""
 
     domain_bounds: DomainBounds
     root: RigorousAnalysis
 
     @torch.no_grad()
     def certified(self, domains: Domains) -> Domains:
-        """The domains with the margins that their parameters prove; +inf where nothing satisfies the splits."""
+        """Return the domains with the margins that their parameters prove; +inf where nothing satisfies the splits."""
         if not len(domains):
             return domains
         at_once = max(1, self.domain_bounds.capacity // 4)
@@ -56,7 +56,7 @@ class Certificates:
         return torch.where(empty, torch.inf, proved)
 
     def _walk(self, domains: Domains, within: Mapping[str, Interval]) -> RigorousPass:
-        """The root's, on the domains' own bounds of what non-linear nodes read, through the lines they chose.
+        """Return the root's pass on the domains' bounds of what non-linear nodes read, through the lines they chose.
 
         Every rank has the one row of each domain.
         """
@@ -81,7 +81,7 @@ class Certificates:
         return NONLINEAR[node.operator].rigorous_step(node, [intervals[each] for each in node.inputs], relaxed)
 
     def _combined(self, walk: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
-        """Of ``Σ w·(row·y − offset)``: one that the weights single out is exact, the others are rounded."""
+        """Return rows of ``Σ w·(row·y − offset)``: one that the weights single out is exact, the others are rounded."""
         specification_rows, network = self.domain_bounds.specification_rows, self.domain_bounds.network
         weights = (domains.weights / domains.weights.sum(dim=1, keepdim=True)).unsqueeze(1)
         rows, offsets, _ = specification_rows.of(domains.disjunct)
@@ -101,12 +101,12 @@ class Certificates:
 
 @dataclass(frozen=True, eq=False)
 class StagedCertificates(Certificates):
-    """Of a model in stages, each of which has its own part of every domain; all of them call it."""
+    """Certifies domains of a model in stages, each of which has its own part of every domain; all of them call it."""
 
     line: StageLink
 
     def _combined(self, walk: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
-        """The last stage's: rows go up the line, and bounds come back."""
+        """Return the last stage's rows: rows go up the line, and bounds come back."""
         line, margin = self.line, None
         walk = walk if line.is_first else replace(walk, before=self._before)
         if line.is_last:

@@ -83,12 +83,12 @@ class DomainBounds:
 
     @property
     def bounds(self) -> Interval:
-        """The bounds ``(1, entries)`` of all preactivations at the root."""
+        """Return the bounds ``(1, entries)`` of all preactivations at the root."""
         return self.objective.bounds
 
     @property
     def _bytes(self) -> int:
-        """The memory that one domain takes."""
+        """Return how many bytes one domain takes."""
         settings = self.settings
         floats = settings.floats_per_value * sum(node.size for node in self.network.graph.nodes)
         for node in self.network.nonlinear:
@@ -102,7 +102,7 @@ class DomainBounds:
 
     @property
     def capacity(self) -> int:
-        """How many domains may be optimised together. All ranks that bound them must ask, at the same point."""
+        """Return how many domains may be optimised together. All ranks that bound them must ask, at the same point."""
         now = time.monotonic()
         if not self.objective.is_alone or now > self._expires:
             most = self.settings.most_domains

@@ -118,23 +118,23 @@ class DomainPool:
 
     @property
     def bound(self) -> float:
-        """The least margin of an open domain, +inf without any."""
+        """Return the least margin of an open domain, +inf without any."""
         return float(self._store.margin.min()) if self._open else float("inf")
 
     def bound_of(self, disjunct: int) -> float:
-        """The same of one disjunct."""
+        """Return the least margin of an open domain of one disjunct, +inf without any."""
         margins = self._store.margin[self._store.disjunct == disjunct]
         return float(margins.min()) if len(margins) else float("inf")
 
     @property
     def disjuncts(self) -> Tensor:
-        """Those that open domains are about, each once."""
+        """Return the disjuncts that open domains are about, each once."""
         found: Tensor = torch.unique(self._store.disjunct[self._store.margin < torch.inf])
         return found
 
     @property
     def depth(self) -> int:
-        """At least the splits of every open domain."""
+        """Return a number of splits that no open domain exceeds."""
         return self._store.depth
 
     @property
@@ -142,7 +142,7 @@ class DomainPool:
         return self._store.margin.device
 
     def put(self, domains: Domains) -> None:
-        """Domains of any device."""
+        """Put in domains of any device."""
         if not len(domains):
             return
         self._reserve(len(domains), domains.depth)
@@ -155,7 +155,7 @@ class DomainPool:
         self._open += len(domains)
 
     def take(self, count: int) -> Domains:
-        """The ``count`` domains with the least margins, where the pool is; with the largest ones where many wait.
+        """Take the ``count`` domains with the least margins, where the pool is; with the largest ones where many wait.
 
         What is nearly proved leaves least behind, so that a pool does not grow for ever.
         """
@@ -174,11 +174,11 @@ class DomainPool:
         return taken
 
     def drop(self, disjunct: int) -> None:
-        """All domains of one disjunct."""
+        """Drop all domains of one disjunct."""
         self._empty(self._slots_of(disjunct))
 
     def replace(self, disjunct: int, domains: Domains) -> None:
-        """All domains of one disjunct by others; without the memory for that they stay."""
+        """Replace all domains of one disjunct by others; without the memory for that they stay."""
         before = self._slots_of(disjunct)
         self.put(domains)
         self._empty(before)
@@ -239,7 +239,7 @@ class DomainTransfer:
 
     @property
     def _sizes(self) -> list[int]:
-        """Of the columns whose width is always the same."""
+        """Return the widths of the columns whose width is always the same."""
         return [1, 1, self.like.weights.shape[1], self.like.slopes.shape[1]]
 
     def give(self, count: int, width: int) -> Tensor:

@@ -53,7 +53,7 @@ class DisjunctRows:
 
 @dataclass(frozen=True, eq=False)
 class DualParameters:
-    """What an optimiser moves: ``slopes`` ``(n, parameters)``, ``beta`` ``(n, depth)``, ``weights`` ``(n, rows)``."""
+    """The parameters of domains: ``slopes`` ``(n, parameters)``, ``beta`` ``(n, depth)``, ``weights`` ``(n, rows)``."""
 
     slopes: Tensor
     beta: Tensor
@@ -70,7 +70,7 @@ class DualParameters:
 
 @dataclass(frozen=True, eq=False)
 class DomainBatch:
-    """What does not change while a batch of ``n`` domains is optimised.
+    """All that does not change while a batch of ``n`` domains is optimised.
 
     ``number`` and ``splits`` ``(n, depth)`` are the splits over all ranks and this rank's, ``preactivation`` and
     ``held`` the numbers of the preactivations and the bounds of their entries; ``empty`` ``(n,)`` are the domains in
@@ -118,13 +118,13 @@ class DualObjective:
         return NeuronIndex.of(self.network, self.preactivations, device)
 
     def _drifting(self) -> Tensor | None:
-        """Slopes that ranks have together: replicas that drift apart would bound nothing."""
+        """Return which slopes ranks have together: replicas that drift apart would bound nothing."""
         common = self.slope_parameters.common
         return None if self.neuron_index.is_whole or not bool(common.any()) else common
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other process has a part of the network."""
+        """Return whether no other process has a part of the network."""
         return self.network.exchange.axis.size == 1
 
     def tighten(self, bounds: Interval) -> None:

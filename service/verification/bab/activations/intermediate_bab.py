@@ -92,7 +92,7 @@ def _of_ends(
 
 @dataclass(frozen=True, eq=False)
 class _Ends:
-    """Of a value of ``size`` entries: the lower ends of ``entries``, and then the negated upper ends, from below.
+    """The ends of some ``entries`` of a value of ``size``, from below: the lower ones, and then the negated upper ones.
 
     Rows are like ``like``.
     """
@@ -132,7 +132,7 @@ class _Problems:
         domain_bounds.calibrate(self.leaves)
 
     def least(self, deadline: float) -> Tensor:
-        """``(problems,)``, never less than what was known."""
+        """Return bounds ``(problems,)`` at ``deadline``, never less than what was known."""
         leaves = self.leaves
         while time.monotonic() < deadline:
             chosen = self._loosest(leaves)
@@ -148,14 +148,14 @@ class _Problems:
         return start.scatter_reduce(0, leaves.disjunct, leaves.margin, "amin")[self.disjunct]
 
     def _loosest(self, leaves: Domains) -> Tensor:
-        """Of each problem whose sign is open, the leaves at or below the mean."""
+        """Return which leaves are at or below the mean of their problem, where its sign is open."""
         mean = torch.zeros_like(self.known).scatter_reduce(
             0, leaves.disjunct, leaves.margin, "mean", include_self=False
         )
         return (leaves.margin <= mean[leaves.disjunct]) & (leaves.margin <= 0)
 
     def _split(self, leaves: Domains, deadline: float) -> Iterator[Domains]:
-        """Both halves, part by part as memory allows; the leaves themselves when the time is over."""
+        """Yield both halves, part by part as memory allows; the leaves themselves when the time is over."""
         size = max(1, self.domain_bounds.capacity // 2)
         for start in range(0, len(leaves), size):
             part = leaves.rows(slice(start, start + size))

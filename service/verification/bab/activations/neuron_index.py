@@ -35,7 +35,7 @@ class NeuronIndexing(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether this rank has all entries."""
+        """Return whether this rank has all entries."""
 
     def localised(self, number: Tensor, sign: Tensor) -> LocalSplits:
         """Return ``(n, depth)`` splits as this rank sees them."""
@@ -95,7 +95,7 @@ class NeuronIndex:
         return LocalSplits(torch.where(here, index, 0), torch.where(here, sign, 0))
 
     def leads(self, number: Tensor) -> Tensor:
-        """Which entries this rank speaks for, each exactly one rank."""
+        """Return which entries this rank speaks for; exactly one rank does for each."""
         return number // self.entries == self.exchange.axis.rank
 
     def total(self, number: Tensor, values: Tensor) -> Tensor:

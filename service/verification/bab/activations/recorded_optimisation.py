@@ -1,4 +1,4 @@
-"""How the parameters of a batch of domains are optimised: as written, or on a CUDA device from a record.
+"""Optimisation of the parameters of a batch of domains: as written, or on a CUDA device from a record.
 
 Domains of small networks are bounded by thousands of small kernels, whose launches take longer than the work. One
 record serves all batches of about one size: they are filled up, with domains that are there already and with splits
@@ -32,7 +32,7 @@ def filled(count: int, least: int, finer_beyond: int) -> int:
 
 @dataclass(eq=False)
 class DirectOptimisation:
-    """Every batch by itself."""
+    """Optimises every batch by itself."""
 
     objective: DualObjective
 
@@ -42,11 +42,11 @@ class DirectOptimisation:
 
     @property
     def held(self) -> int:
-        """Bytes that seem to be free and are not."""
+        """Return how many bytes seem to be free and are not."""
         return 0
 
     def forget(self) -> None:
-        """What was only kept for speed."""
+        """Give up what was only kept for speed."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class RecordedOptimisation:
         return found.rows(slice(len(domains))).cut(domains.depth)
 
     def _optimiser(self, size: _Size, domains: Domains, scale: Tensor) -> DomainOptimiser:
-        """Ready to run, and the last of all that were used."""
+        """Return an optimiser that is ready to run, and note it as the last that was used."""
         batch = self.objective.batch_of(domains, scale)
         optimiser = self._kept.pop(size, None)
         if optimiser is not None and optimiser.takes(batch):
@@ -124,7 +124,7 @@ class RecordedOptimisation:
         return optimiser
 
     def _has_room(self, size: _Size) -> bool:
-        """Whether there is memory for one more record, perhaps after others were dropped."""
+        """Return whether there is memory for one more record, perhaps after others were dropped."""
         held, need = sum(each.count for each in self._kept) * self.cost, size.count * self.cost
         limit = (self.free() - self.held + held) // self.settings.memory_divisor
         if need > min(limit, self.settings.largest_bytes):

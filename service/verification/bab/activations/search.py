@@ -51,7 +51,7 @@ def split_activations(
     deadline: float,
     listener: ProgressListener,
 ) -> SearchResult:
-    """A :class:`~service.verification.bab.decision.SearchStrategy`."""
+    """Search by splitting activations: a :class:`~service.verification.bab.decision.SearchStrategy`."""
     model = replace(model, engine=model.engine.for_activation_search())
     root = bound_root(model, specification, method, deadline)
     return model.together(ROOTS, lambda: _ActivationSearch(model, specification, deadline, listener, root)).run()
@@ -151,7 +151,7 @@ class _ActivationSearch:
         return None
 
     def _if_possible(self, run: Callable[[], T], losing: str | None = None) -> T | None:
-        """``run()``, or nothing where memory runs out.
+        """Return the result of ``run``, or nothing where memory runs out.
 
         Where domains are lost then, ``losing`` names what was done with them: the search is over, undecided.
         """
@@ -179,7 +179,7 @@ class _ActivationSearch:
         return self._ended(branched.whole)
 
     def _certified(self, domains: Domains) -> Domains:
-        """With margins that hold in real arithmetic, if they have to."""
+        """Return domains with margins that hold in real arithmetic, if they have to."""
         return domains if self.certificates is None else self.certificates.certified(domains)
 
     def _refine_in_time(self) -> None:
@@ -318,7 +318,7 @@ class _ActivationSearch:
         return None
 
     def _solved(self, domain: Domains) -> LpResult:
-        """Nothing is proved without the memory for it."""
+        """Solve a domain as a linear program; nothing is proved without the memory for it."""
         try:
             return self.linear_programs.solved(domain, self.domain_bounds.objective.known(domain.disjunct))
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Which relaxations the domains of a search choose from, and where their parameters stand in one row.
+"""The relaxations that the domains of a search choose from, and where their parameters stand in one row.
 
 All domains have parameters for the same entries, those that are open at the root, whatever they are clipped to.
 """
@@ -21,7 +21,7 @@ Bounds = Mapping[str, Interval]
 
 
 class SlopeParameters:
-    """Of the non-linear operators ``nodes``, whose inputs have the bounds ``root`` of one instance."""
+    """Parameters of the non-linear operators ``nodes``, whose inputs have the bounds ``root`` of one instance."""
 
     def __init__(self, network: Network, nodes: Sequence[Node], root: Bounds) -> None:
         self.network, self.nodes = network, nodes
@@ -34,13 +34,13 @@ class SlopeParameters:
 
     @property
     def start(self) -> Tensor:
-        """The parameters of the members that CROWN takes, ``(1, parameters)``, or as many as there were roots."""
+        """Return the parameters of members that CROWN takes, ``(1, parameters)``, or as many as there were roots."""
         each = [start.flatten(1) for starts in self._starts.values() for start in starts]
         return torch.cat(each, dim=1) if each else torch.zeros(1, 0)
 
     @property
     def common(self) -> Tensor:
-        """Which parameters, bool ``(parameters,)``, are of operators that all tensor-parallel ranks have."""
+        """Return which parameters, bool ``(parameters,)``, are of operators that all tensor-parallel ranks have."""
         flags = [
             torch.full((start[0].numel(),), not self.network.is_own(name), device=start.device)
             for name, starts in self._starts.items()
@@ -49,15 +49,15 @@ class SlopeParameters:
         return torch.cat(flags) if flags else torch.zeros(0, dtype=torch.bool)
 
     def families(self, bounds: Bounds) -> dict[str, Family]:
-        """By node."""
+        """Return the family of each operator on these bounds, by node."""
         return {node.name: self._family(node, [bounds[value] for value in node.inputs]) for node in self.nodes}
 
     def members(self, families: Mapping[str, Family], parameters: Tensor) -> dict[str, Relaxed]:
-        """Those that rows ``(n, parameters)`` choose, by node."""
+        """Return the relaxations that rows ``(n, parameters)`` choose, by node."""
         return {name: families[name].member(own) for name, own in self._by_node(parameters)}
 
     def relaxations(self, families: Mapping[str, Family], parameters: Tensor) -> dict[str, Relaxed]:
-        """The same, where only a pass through them is wanted."""
+        """Return the same relaxations, in a form that serves only for a pass through them."""
         found: dict[str, Relaxed] = {}
         for name, own in self._by_node(parameters):
             family = families[name]
@@ -65,7 +65,7 @@ class SlopeParameters:
         return found
 
     def _by_node(self, parameters: Tensor) -> Iterator[tuple[str, tuple[Tensor, ...]]]:
-        """Every node's share, ``(n, 1, *any)`` as its family takes it."""
+        """Yield every node's share, ``(n, 1, *any)`` as its family takes it."""
         sizes = [start[0].numel() for starts in self._starts.values() for start in starts]
         parts = iter(torch.split(parameters, sizes, dim=1)) if sizes else iter(())
         for name, starts in self._starts.items():

@@ -118,7 +118,7 @@ class _PreviousStages:
         return found
 
     def restart(self) -> None:
-        """Nothing: a search keeps the parameters of its domains itself."""
+        """Do nothing: a search keeps the parameters of its domains itself."""
 
 
 class _BoundsFromPrevious(torch.autograd.Function):

@@ -51,22 +51,22 @@ class ActivationView:
 
     @cached_property
     def lower(self) -> Tensor:
-        """The lower bounds ``(n, entries)`` of all preactivations."""
+        """Return the lower bounds ``(n, entries)`` of all preactivations."""
         return self.preactivations.flattened({name: each.lower for name, each in self.inspection.bounds.items()})
 
     @cached_property
     def upper(self) -> Tensor:
-        """The upper bounds ``(n, entries)`` of all preactivations."""
+        """Return the upper bounds ``(n, entries)`` of all preactivations."""
         return self.preactivations.flattened({name: each.upper for name, each in self.inspection.bounds.items()})
 
     @property
     def loss_at_split_points(self) -> Tensor:
-        """What the relaxations lose ``(n, entries)`` if each entry has the value at which it would be split."""
+        """Return what the relaxations lose ``(n, entries)`` if each entry has the value at which it would be split."""
         return self._usual_losses[0]
 
     @property
     def loss_at_minimiser(self) -> Tensor:
-        """What the relaxations lose ``(n, entries)`` where the lower bound is attained."""
+        """Return what the relaxations lose ``(n, entries)`` where the lower bound is attained."""
         return self._usual_losses[1]
 
     @cached_property

@@ -48,7 +48,7 @@ class Boxes:
 
     @staticmethod
     def joined(parts: Sequence[Boxes]) -> Boxes:
-        """One after the other; what is not known of all of them is forgotten."""
+        """Concatenate boxes; what is not known of all of them is forgotten."""
         if len(parts) == 1:
             return parts[0]
         names = set.intersection(*(set(part.known) for part in parts))
@@ -99,7 +99,7 @@ class BoxPool:
         self._count(group, 1)
 
     def take(self, count: int) -> Boxes:
-        """Up to ``count`` boxes, on the device; none leaves the pool where memory does not suffice."""
+        """Take up to ``count`` boxes, on the device; none leaves the pool where memory does not suffice."""
         return self.take_as(lambda boxes: boxes, count)
 
     def take_as(self, form: Callable[[Boxes], T], count: int) -> T:

@@ -36,11 +36,11 @@ class InputBounds(Protocol):
 
     @property
     def entries(self) -> int:
-        """A measure of the work that one box takes."""
+        """Return a measure of the work that one box takes."""
 
     @property
     def floats(self) -> int:
-        """Numbers that a box takes at most, beside the rows of a pass, which go in parts."""
+        """Return how many numbers a box takes at most, beside the rows of a pass, which go in parts."""
 
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes: ...
 
@@ -50,8 +50,8 @@ InputBoundsFactory = Callable[[], InputBounds | None]
 
 
 def factories_of(network: Network, method: Method, whole: Interval, effort: Effort) -> list[InputBoundsFactory]:
-    """For boxes within ``whole`` ``(1, features)``, in its dtype and on its device: the best first, and those that take
-    less memory after it.
+    """Return bounds for boxes within ``whole`` ``(1, features)``, in its dtype and on its device: the best first, and
+    those that take less memory after it.
     """
     is_weak, is_divided = method.intermediate is IntermediateBounds.INTERVALS, network.exchange.axis.size > 1
     analysed = PassInputBounds(network, partial(_by_method, method), effort, 64, 1)
@@ -75,13 +75,13 @@ class FoldedInputBounds:
 
     @property
     def entries(self) -> int:
-        """Pairs of rows for a third of the entries, each as wide as the widest operator."""
+        """Count pairs of rows for a third of the entries, each as wide as the widest operator."""
         sizes = [operator.node.size for operator in self.folded.operators]
         return max(1, sum(sizes) * max(sizes, default=1))
 
     @property
     def floats(self) -> int:
-        """If every entry of the widest operators gets a pair of rows, and all have slopes."""
+        """Count what a box takes if every entry of the widest operators gets a pair of rows, and all have slopes."""
         sizes = [operator.node.size for operator in self.folded.operators]
         features = self.folded.network.graph.input.size
         widest = max(sizes, default=1)
@@ -93,7 +93,7 @@ class FoldedInputBounds:
 
 @dataclass(frozen=True, eq=False)
 class PassInputBounds:
-    """What is known of the values in a larger box is not used.
+    """Bounds by one pass for each box; what is known of the values in a larger one is not used.
 
     ``copies`` of the widest value measure the work of a box, ``forms`` counts what is propagated forward at a time.
     """
@@ -163,7 +163,7 @@ def _by_method(method: Method, network: Network, box: Interval, effort: Effort) 
 
 
 def _slope(least: Tensor, ends: Interval) -> Tensor:
-    """Zero where the bound comes from intervals of hidden values, and does not know of the box."""
+    """Return the slope, zero where the bound comes from intervals of hidden values, and does not know of the box."""
     if not least.requires_grad:
         return torch.zeros_like(ends.lower)
     lower, upper = torch.autograd.grad(
@@ -203,7 +203,7 @@ class StagedInputBounds:
         return Planes(coefficients, least - minimum(box, coefficients, torch.zeros_like(least)), {}, nothing)
 
     def _slopes(self, arrived: list[Tensor], least: Tensor, nothing: Tensor) -> Tensor:
-        """Coefficients ``(batch, rows, features)`` of all rows at the input; zeros where their order is not known."""
+        """Return all rows' coefficients ``(batch, rows, features)`` at the input; zeros if their order is not known."""
         exchange, (batch, rows) = self.staged.network.exchange, least.shape
         flat = [exchange.gather(each.flatten(2).expand(batch, -1, -1), 1) for each in arrived]
         # Tensor-parallel ranks have shares of rows that are filled up to as many on each, part by part.

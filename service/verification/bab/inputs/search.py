@@ -41,7 +41,7 @@ def split_inputs(
     deadline: float,
     listener: ProgressListener,
 ) -> SearchResult:
-    """A :class:`~service.verification.bab.decision.SearchStrategy`."""
+    """Search by splitting inputs: a :class:`~service.verification.bab.decision.SearchStrategy`."""
 
     def prepared() -> _InputSearch:
         factories = model.engine.input_bounds(method, specification.box(model.dtype), model.effort)
@@ -89,7 +89,7 @@ class _InputSearch:
         self._take_factory()
 
     def _take_factory(self) -> None:
-        """The next way to bound for which there is memory; raises the last one's error where there is none."""
+        """Take the next way to bound for which there is memory; raises the last one's error where there is none."""
         while True:
             factory = self.factories.pop(0)
             try:
@@ -103,7 +103,7 @@ class _InputSearch:
             make_room(self.model.device)
 
     def _planned(self, by: InputBounds) -> int:
-        """Boxes of a round; half of the memory is for what waits, and for counterexamples."""
+        """Plan how many boxes a round has; half of the memory is for what waits, and for counterexamples."""
         device, kind = self.model.device, self.model.device.type
         most = max(
             1, min(self.settings.largest_batch.get(kind, 4096), self.settings.entries.get(kind, 2**23) // by.entries)
@@ -204,7 +204,7 @@ class _InputSearch:
         return found
 
     def _tried_if_possible(self, box: Interval) -> tuple[float, ...] | None:
-        """An attack proves nothing: without the memory for it the search goes on."""
+        """Attack boxes; without the memory for it the search goes on, since an attack proves nothing."""
         try:
             return self._tried(box)
         except Exception as error:
@@ -214,7 +214,7 @@ class _InputSearch:
         return None
 
     def _tried(self, box: Interval) -> tuple[float, ...] | None:
-        """Every open box, and now and then all of the box again, by more samples the longer the search lasts."""
+        """Attack every open box, and now and then all of the box, by more samples the longer the search lasts."""
         found = attack_boxes(self.model, self.specification, box, self.places, self.at_once)
         if found is None and self.domains >= self.next_attack:
             samples = min(self.settings.most_samples, self.settings.samples_per_box * self.domains)
@@ -234,7 +234,7 @@ class _InputSearch:
         self.pool.put(rest)
 
     def _cuttable(self, box: Interval) -> Tensor:
-        """Inputs whose middle is a number of its own, with room around it."""
+        """Return which inputs can be halved: those whose middle is a number of its own, with room around it."""
         size = torch.maximum(box.lower.abs(), box.upper.abs())
         return box.width > self.settings.smallest_width * self.width + 8 * torch.finfo(size.dtype).eps * size
 
@@ -254,7 +254,7 @@ class _InputSearch:
 
 
 def _least_settled(boxes: Boxes, smaller: Interval, each: Tensor, left: Tensor) -> float:
-    """The least margin of disjuncts that are left no more, and 0 with anything cut off: more is not proved there."""
+    """Return the least margin of settled disjuncts, and 0 with anything cut off: more is not proved there."""
     least = torch.where(boxes.open & ~left, each, torch.inf).amin()
     cut = (smaller.lower > boxes.box.lower) | (smaller.upper < boxes.box.upper)
     return float(torch.where(cut.any(), least.clamp(max=0), least))
