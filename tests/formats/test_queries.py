@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from uploaded_queries import FIRST, MLP, MODEL, PAIRED, PAIRS, SECOND, network, problems, query, tarred, zipped
 
 from service.formats.vnnlib import VnnlibError, parse, sources
-from service.formats.vnnlib.parsing import MOST_CASES
+from service.formats.vnnlib.parsing import MOST_DISJUNCTS
 from service.jobs.kinds.registry import spec_adapter
 
 
@@ -95,7 +95,10 @@ def test_other_properties_are_held_against_the_onnx_model(tmp_path: Path, asked:
     [
         ("(assert " + "(and " * 500, "at most 100 brackets within each other"),
         ("(declare-const X_999999999 Real)", "X_0 is not declared"),
-        (query(rest="(assert (and " + "(or (<= Y_0 0) (<= Y_0 1))" * 40 + "))"), f"at most {MOST_CASES} are supported"),
+        (
+            query(rest="(assert (and " + "(or (<= Y_0 0) (<= Y_0 1))" * 40 + "))"),
+            f"at most {MOST_DISJUNCTS} are supported",
+        ),
         (query(rest="(assert (<= Y_0 nan))"), "got 'nan', expected a number"),
         (query(rest="(assert (<= Y_0 1_0))"), "got '1_0', expected a number"),
         (query(rest="(assert (<= Y_0 1e9999))"), "got '1e9999', expected a number of at most 1000 digits"),
@@ -108,7 +111,7 @@ def test_texts_made_to_hurt_are_refused_quickly(text: str, words: str) -> None:
 
 
 def test_cases_with_one_box_share_it() -> None:
-    cases = parse(query(rest="(assert (or " + "(<= Y_0 0)" * 500 + "))")).cases
+    cases = parse(query(rest="(assert (or " + "(<= Y_0 0)" * 500 + "))")).disjuncts
     assert len(cases) == 500
     assert len({id(case.lower) for case in cases}) == 1
 

@@ -15,7 +15,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, METHODS, Effort, Method
 from service.bounds.network import Network, prepare
 from service.bounds.split import Preactivations, kink
-from service.formats.vnnlib import Case, Halfspace, Query
+from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
@@ -87,7 +87,7 @@ def specification_of(
     for row, threshold, index in zip(rows.tolist(), thresholds, disjunct, strict=True):
         halfspaces[index].append(Halfspace(tuple(enumerate(row)), threshold))
     ends = tuple(lower.tolist()), tuple(upper.tolist())
-    cases = tuple(Case(*ends, tuple(each)) for each in halfspaces)
+    cases = tuple(Disjunct(*ends, tuple(each)) for each in halfspaces)
     (goal,) = specifications(Query(len(lower), rows.shape[1], cases), torch.device("cpu"))
     return goal
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.network import prepare
-from service.formats.vnnlib import Case, Halfspace, Query
+from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.attack import attack, attack_boxes, attack_nearby
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications
@@ -38,7 +38,7 @@ def specification_of(
     lower: list[float], upper: list[float], *cases: list[tuple[dict[int, float], float]]
 ) -> Specification:
     made = tuple(
-        Case(tuple(lower), tuple(upper), tuple(Halfspace(tuple(row.items()), threshold) for row, threshold in case))
+        Disjunct(tuple(lower), tuple(upper), tuple(Halfspace(tuple(row.items()), threshold) for row, threshold in case))
         for case in cases
     )
     (specification,) = specifications(Query(len(lower), 2, made), CPU)

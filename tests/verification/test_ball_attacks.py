@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from service.bounds.network import prepare
-from service.formats.vnnlib import Case, Halfspace, Query, Within
+from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Query
 from service.verification.bab.attack import attack
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.specification import Specification, specifications
@@ -20,9 +20,9 @@ from service.verification.engine import NetworkEngine
 def around(middle: list[float], distance: float, threshold: float = 0.0) -> Specification:
     """Whether the only output is ever the threshold or less."""
     lower, upper = (tuple(each + sign * distance for each in middle) for sign in (-1, 1))
-    case = Case(lower, upper, (Halfspace(((0, 1.0),), threshold),))
+    case = Disjunct(lower, upper, (Halfspace(((0, 1.0),), threshold),))
     (specification,) = specifications(
-        Query(len(middle), 1, (case,), Within(tuple(middle), distance)), torch.device("cpu")
+        Query(len(middle), 1, (case,), L2Ball(tuple(middle), distance)), torch.device("cpu")
     )
     return specification
 

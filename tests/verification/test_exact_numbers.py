@@ -75,7 +75,7 @@ def test_arithmetic_of_constants_is_exact(data: st.DataObject) -> None:
     assume(factor != 0)
     shown, times = data.draw(written(threshold)), data.draw(written(factor))
     box = "(assert (<= X_0 1))(assert (>= X_0 0))"
-    (case,) = parse(f"{DECLARED}{box}(assert (<= (* {times} Y_0) {shown}))").cases
+    (case,) = parse(f"{DECLARED}{box}(assert (<= (* {times} Y_0) {shown}))").disjuncts
     ((coefficients, exact),) = [(each.coefficients, each.threshold) for each in case.halfspaces]
     assert coefficients == ((0, factor),)
     assert exact == threshold

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from service.bounds.methods import CROWN
 from service.bounds.network import prepare
-from service.formats.vnnlib import Case, Halfspace, Query
+from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.activations import intermediate_bab
 from service.verification.bab.activations import search as activation_search
 from service.verification.bab.activations.root_bounds import bound_root
@@ -72,12 +72,12 @@ def problem() -> tuple[ModelUnderVerification, Query, float]:
     most = float(module(samples).max())
     subject = ModelUnderVerification(module, NetworkEngine(prepare(module, (FEATURES,))), module, None, torch.float64)
     ends = (-1.0,) * FEATURES, (1.0,) * FEATURES
-    return subject, Query(FEATURES, 1, (Case(*ends, (Halfspace(((0, -1.0),), -most),)),)), most
+    return subject, Query(FEATURES, 1, (Disjunct(*ends, (Halfspace(((0, -1.0),), -most),)),)), most
 
 
 def above(query: Query, threshold: float) -> Query:
-    (case,) = query.cases
-    return replace(query, cases=(replace(case, halfspaces=(Halfspace(((0, -1.0),), -threshold),)),))
+    (case,) = query.disjuncts
+    return replace(query, disjuncts=(replace(case, halfspaces=(Halfspace(((0, -1.0),), -threshold),)),))
 
 
 @pytest.mark.parametrize("split", [split_activations, split_inputs])

@@ -280,11 +280,11 @@ def unknown_of(search: Callable[[], SearchResult]) -> SearchResult:
 
 
 def test_a_decision_without_memory_is_unknown_with_the_reason() -> None:
-    from service.formats.vnnlib import Case, Halfspace, Query
+    from service.formats.vnnlib import Disjunct, Halfspace, Query
 
     module = dense().double()
     lower, upper = (-1.0,) * WIDTHS[0], (1.0,) * WIDTHS[0]
-    query = Query(WIDTHS[0], 2, (Case(lower, upper, (Halfspace(((0, 1.0), (1, -1.0)), -1e3),)),))
+    query = Query(WIDTHS[0], 2, (Disjunct(lower, upper, (Halfspace(((0, 1.0), (1, -1.0)), -1e3),)),))
     limited = LimitedMemory(size_of(module) + 1024, module)
     subject = on(module, limited, honest=False)
     with limited:

@@ -288,7 +288,7 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
     from test_rigorous_searches import above, vanishing
 
     from service.bounds.capture import capture
-    from service.formats.vnnlib import Case, Halfspace, Query
+    from service.formats.vnnlib import Disjunct, Halfspace, Query
     from service.verification.bab.decision import Technique
     from service.verification.bab.driver import decide
     from service.verification.engine import PLAIN
@@ -297,7 +297,7 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
     x = 2 * torch.rand(4000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
     least, most = net(x).amin(dim=0), net(x).amax(dim=0)
     # Over the rational numbers y = 1 at x = 1, but its two terms, which ranks have, are the same when rounded.
-    reached = Query(1, 1, (Case((0.5,), (1.0,), (Halfspace(((0, -1.0),), -0.5),)),))
+    reached = Query(1, 1, (Disjunct((0.5,), (1.0,), (Halfspace(((0, -1.0),), -0.5),)),))
     subject, cancelling = (
         divided(capture(each, (features,))) for each, features in ((net, 4), (vanishing(27).requires_grad_(False), 1))
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, METHODS, Effort
 from service.bounds.network import prepare
-from service.formats.vnnlib import Case, Halfspace, Query
+from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import InputSearchSettings
@@ -66,7 +66,7 @@ def narrow(features: int) -> ModelUnderVerification:
 
 def asked(features: int, lower: float = 0.0, upper: float = 1.0, threshold: float = -1e38) -> Query:
     """Whether the output is ever the threshold or less."""
-    case = Case((lower,) * features, (upper,) * features, (Halfspace(((0, 1.0),), threshold),))
+    case = Disjunct((lower,) * features, (upper,) * features, (Halfspace(((0, 1.0),), threshold),))
     return Query(features, 1, (case,))
 
 

@@ -28,7 +28,7 @@ from service.bounds.network import prepare
 from service.bounds.optimise import Ascent
 from service.bounds.rigorous import RigorousAnalysis, rigorous_crown
 from service.bounds.split import Preactivations
-from service.formats.vnnlib import Case, Halfspace, Query
+from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.jobs.layout import DataLayout
 from service.verification import job
 from service.verification.bab.activations.certificates import Certificates
@@ -73,7 +73,7 @@ def subject(module: nn.Module, features: int, dtype: torch.dtype, *, rigorous: b
 def above(features: int, radius: float, *thresholds: float) -> Query:
     """Is there an input of the box with an output above its threshold?"""
     cases = (
-        Case((-radius,) * features, (radius,) * features, (Halfspace(((index, -1.0),), -threshold),))
+        Disjunct((-radius,) * features, (radius,) * features, (Halfspace(((index, -1.0),), -threshold),))
         for index, threshold in enumerate(thresholds)
     )
     return Query(features, len(thresholds), tuple(cases))
@@ -94,7 +94,7 @@ def test_a_plain_search_verifies_what_a_point_violates_and_a_rigorous_one_does_n
     """``y ≥ 1/2`` at x = 1 over the rational numbers, but rounded bounds are those of ``y = 0``."""
     net = vanishing(bits)
     assert exactly(net, [1.0]) == [Fraction(1)]
-    query = Query(1, 1, (Case((0.5,), (1.0,), (Halfspace(((0, -1.0),), -0.5),)),))
+    query = Query(1, 1, (Disjunct((0.5,), (1.0,), (Halfspace(((0, -1.0),), -0.5),)),))
 
     def decided(dtype: torch.dtype, *, rigorous: bool) -> Decision:
         return decide(subject(net, 1, dtype, rigorous=rigorous), query, CROWN, 2.0, restarts=0)
@@ -120,7 +120,7 @@ def test_what_is_verified_holds_over_the_rational_numbers(splits: Technique, see
     assert rigorous.verdict == plain.verdict != Verdict.UNKNOWN
     if rigorous.verdict is Verdict.VERIFIED:
         for point in x[values.argmax(dim=0)].tolist():
-            for value, case in zip(exactly(net, point), query.cases, strict=True):
+            for value, case in zip(exactly(net, point), query.disjuncts, strict=True):
                 assert value < -Fraction(case.halfspaces[0].threshold)
     assert network.graph.output.size == 2
 

@@ -146,13 +146,13 @@ def subject_of(module: nn.Module, features: int, search_group: Any) -> Any:
 
 def goal_above(module: nn.Module, features: int, share: float, radius: float) -> Any:
     """Is the first output ever more than so much above the largest of many samples, in units of its spread?"""
-    from service.formats.vnnlib import Case, Halfspace, Query
+    from service.formats.vnnlib import Disjunct, Halfspace, Query
     from service.verification.bab.specification import specifications
 
     x = radius * (2 * torch.rand(20000, features, generator=torch.Generator().manual_seed(2), dtype=torch.float64) - 1)
     y = module(x)[:, 0]
     threshold = y.max() + share * (y.max() - y.min())
-    case = Case((-radius,) * features, (radius,) * features, (Halfspace(((0, -1.0),), -float(threshold)),))
+    case = Disjunct((-radius,) * features, (radius,) * features, (Halfspace(((0, -1.0),), -float(threshold)),))
     (goal,) = specifications(Query(features, module(x[:1]).shape[1], (case,)), torch.device("cpu"))
     return goal
 

@@ -20,7 +20,7 @@ from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, Effort
 from service.bounds.network import prepare
 from service.bounds.planes import BoxPlanes, minimum
-from service.formats.vnnlib import Case, Halfspace, Query
+from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.clipping import LinearCut, clipped
 from service.verification.bab.decision import Decision, SearchProgress, SearchResult, Technique
 from service.verification.bab.driver import DecisionProgress, decide
@@ -65,7 +65,7 @@ class Mixed(nn.Module):
 def query(lower: list[float], upper: list[float], *cases: list[tuple[list[float], float]]) -> Query:
     """One case for each list of rows and thresholds, all in one box."""
     made = [
-        Case(
+        Disjunct(
             tuple(lower),
             tuple(upper),
             tuple(Halfspace(tuple((i, c) for i, c in enumerate(row) if c), threshold) for row, threshold in rows),
@@ -106,7 +106,7 @@ def violates(under: ModelUnderVerification, asked: Query, decision: Decision | S
     return any(
         all(low <= value <= high for low, value, high in zip(case.lower, x[0].tolist(), case.upper, strict=True))
         and all(sum(c * float(y[i]) for i, c in each.coefficients) <= each.threshold for each in case.halfspaces)
-        for case in asked.cases
+        for case in asked.disjuncts
     )
 
 
@@ -157,12 +157,12 @@ def test_of_goals_whose_turn_has_not_come_no_bound_is_known() -> None:
     under = subject(nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()), 1)
     with torch.no_grad():
         under.module.get_parameter("0.weight").fill_(1.0)
-    cases = [Case((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -1.5),)) for low in (1.0, 0.0, 2.0)]
+    cases = [Disjunct((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -1.5),)) for low in (1.0, 0.0, 2.0)]
     falsified = decide(under, Query(1, 1, tuple(cases)), CROWN, 20.0, restarts=0)
     assert (falsified.verdict, falsified.bound) == (Verdict.FALSIFIED, -math.inf)
     told: list[DecisionProgress] = []
     verified = decide(
-        under, Query(1, 1, (cases[1], Case((-1.0,), (0.0,), cases[1].halfspaces))), CROWN, 20.0, told.append
+        under, Query(1, 1, (cases[1], Disjunct((-1.0,), (0.0,), cases[1].halfspaces))), CROWN, 20.0, told.append
     )
     assert verified.verdict is Verdict.VERIFIED
     assert told[0].bound == -math.inf
@@ -248,9 +248,9 @@ def test_every_box_of_a_query_counts() -> None:
     under = subject(nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU()), 1)
     with torch.no_grad():
         under.module.get_parameter("0.weight").fill_(1.0)
-    apart = [Case((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -1.5),)) for low in (-2.0, -1.0, 0.0)]
+    apart = [Disjunct((low,), (low + 1.0,), (Halfspace(((0, -1.0),), -1.5),)) for low in (-2.0, -1.0, 0.0)]
     assert decide(under, Query(1, 1, tuple(apart)), CROWN, 20.0).verdict is Verdict.VERIFIED
-    further = (*apart, Case((1.0,), (1.6,), (Halfspace(((0, -1.0),), -1.5),)))
+    further = (*apart, Disjunct((1.0,), (1.6,), (Halfspace(((0, -1.0),), -1.5),)))
     decision = decide(under, Query(1, 1, further), CROWN, 20.0)
     assert decision.verdict is Verdict.FALSIFIED
     assert decision.counterexample is not None

@@ -8,7 +8,7 @@ from torch import nn
 
 from service.bounds.methods import CROWN
 from service.bounds.network import prepare
-from service.formats.vnnlib import Case, Halfspace, Query, Within
+from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Query
 from service.verification.bab.decision import Technique
 from service.verification.bab.driver import decide
 from service.verification.bab.model import ModelUnderVerification
@@ -34,9 +34,9 @@ def test_affine_models_are_decided_next_to_their_exact_minimum(ball: bool, rigor
     )
     weight, bias = last.weight[0], float(last.bias[0])
     least = bias - float(weight.norm() if ball else weight.abs().sum())
-    within = Within((0.0,) * FEATURES, 1.0) if ball else None
+    within = L2Ball((0.0,) * FEATURES, 1.0) if ball else None
     for above, verdict in ((1e-3, Verdict.FALSIFIED), (-1e-3, Verdict.VERIFIED)):
-        case = Case((-1.0,) * FEATURES, (1.0,) * FEATURES, (Halfspace(((0, 1.0),), least + above),))
+        case = Disjunct((-1.0,) * FEATURES, (1.0,) * FEATURES, (Halfspace(((0, 1.0),), least + above),))
         decision = decide(subject, Query(FEATURES, 2, (case,), within), CROWN, 20.0)
         assert decision.verdict is verdict
         assert decision.verdict is Verdict.FALSIFIED or decision.technique is Technique.ACTIVATIONS

@@ -90,9 +90,9 @@ def decisions() -> dict[str, dict[str, Any]]:
 
 def query_above(lower: tuple[float, ...], upper: tuple[float, ...], limit: float) -> Any:
     """Whether the first output reaches a limit."""
-    from service.formats.vnnlib import Case, Halfspace, Query
+    from service.formats.vnnlib import Disjunct, Halfspace, Query
 
-    return Query(len(lower), 2, (Case(lower, upper, (Halfspace(((0, -1.0),), -limit),)),))
+    return Query(len(lower), 2, (Disjunct(lower, upper, (Halfspace(((0, -1.0),), -limit),)),))
 
 
 def domain_margins(subject: Any, query: Any) -> list[float]:

@@ -28,7 +28,7 @@ def query(text: str) -> Query:
 
 def test_a_conjunction_is_one_case() -> None:
     read = query("(assert (<= Y_0 Y_1))\n(assert (>= Y_1 3))")
-    (case,) = read.cases
+    (case,) = read.disjuncts
     assert (read.inputs, read.outputs) == (2, 2)
     assert (case.lower, case.upper) == ((-1.5, 0.0), (1.0, 0.5))
     assert case.halfspaces == (Halfspace(((0, 1.0), (1, -1.0)), 0.0), Halfspace(((1, -1.0),), -3.0))
@@ -36,24 +36,24 @@ def test_a_conjunction_is_one_case() -> None:
 
 def test_disjunctions_multiply() -> None:
     read = query("(assert (or (<= X_0 0) (and (>= X_0 0.5))))\n(assert (or (<= Y_0 1) (<= Y_1 1) (and)))")
-    assert [(case.lower[0], case.upper[0]) for case in read.cases] == [(-1.5, 0.0)] * 3 + [(0.5, 1.0)] * 3
-    assert [len(case.halfspaces) for case in read.cases] == [1, 1, 0] * 2
+    assert [(case.lower[0], case.upper[0]) for case in read.disjuncts] == [(-1.5, 0.0)] * 3 + [(0.5, 1.0)] * 3
+    assert [len(case.halfspaces) for case in read.disjuncts] == [1, 1, 0] * 2
 
 
 def test_boxes_may_stand_in_the_disjunction_alone() -> None:
     read = parse(f"{DECLARED}(assert (or (and (>= X_0 0) (<= X_0 1) (>= X_1 0) (<= X_1 1) (>= Y_0 1))))")
-    assert read.cases[0].upper == (1.0, 1.0)
+    assert read.disjuncts[0].upper == (1.0, 1.0)
 
 
 def test_an_empty_box_is_no_case() -> None:
-    assert query("(assert (>= X_0 1.5)) (assert (<= Y_0 0))").cases == ()
-    assert query("(assert (<= 1 0))").cases == ()
-    assert query("(assert (or))").cases == ()
+    assert query("(assert (>= X_0 1.5)) (assert (<= Y_0 0))").disjuncts == ()
+    assert query("(assert (<= 1 0))").disjuncts == ()
+    assert query("(assert (or))").disjuncts == ()
 
 
 def test_sums_and_products() -> None:
     read = query("(assert (<= (+ Y_0 (* 2 Y_1) (- 1)) (- (* Y_0 -1 3) Y_1 4)))")
-    assert read.cases[0].halfspaces == (Halfspace(((0, 4.0), (1, 3.0)), -3.0),)
+    assert read.disjuncts[0].halfspaces == (Halfspace(((0, 4.0), (1, 3.0)), -3.0),)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_product_that_grows_is_refused_before_it_is_made() -> None:
 
 def test_products_within_products_are_multiplied_once() -> None:
     text = "(* 2 " * 90 + "Y_0" + ")" * 90
-    assert query(f"(assert (<= {text} 0))").cases[0].halfspaces[0].coefficients == ((0, 2**90),)
+    assert query(f"(assert (<= {text} 0))").disjuncts[0].halfspaces[0].coefficients == ((0, 2**90),)
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -190,7 +190,7 @@ def test_an_end_is_exact_and_its_box_is_rounded_outwards(factor: str, end: str) 
     free = f"(assert ({'>=' if is_upper else '<='} X_0 {-1e6 if is_upper else 1e6}))"
     asked = parse(text + free)
     exact = Fraction(end) / Fraction(factor)
-    assert (asked.cases[0].upper if is_upper else asked.cases[0].lower) == (exact,)
+    assert (asked.disjuncts[0].upper if is_upper else asked.disjuncts[0].lower) == (exact,)
     (specification,) = specifications(asked, torch.device("cpu"))
     if is_upper:
         assert Fraction(nextafter(float(specification.upper), -inf)) < exact <= Fraction(float(specification.upper))

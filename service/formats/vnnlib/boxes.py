@@ -8,11 +8,11 @@ from fractions import Fraction
 from functools import cached_property
 from sys import float_info
 
-from service.formats.vnnlib.query import Case, Halfspace, VnnlibError
+from service.formats.vnnlib.query import Disjunct, Halfspace, VnnlibError
 from service.formats.vnnlib.terms import LinearConstraint
 
 LARGEST = Fraction(float_info.max)
-"""End of an interval."""
+"""The largest end of an interval."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class InputIntervals:
 
     @cached_property
     def box(self) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
-        """Return the box, made once for all cases that have it. Raises :class:`VnnlibError` where an end is missing."""
+        """Return the box, made once for all that have it. Raises :class:`VnnlibError` if an end is missing."""
         return self._all("lower", self.lower), self._all("upper", self.upper)
 
     def _all(self, side: str, known: Mapping[int, Fraction]) -> tuple[Fraction, ...]:
@@ -52,13 +52,14 @@ class InputIntervals:
 
 @dataclass(frozen=True)
 class Conditions:
-    """A case in the making; cases with the same box share their ``ends``."""
+    """The conditions of a disjunct so far; disjuncts with the same box share their ``ends``."""
 
     ends: InputIntervals
     halfspaces: tuple[Halfspace, ...] = ()
     empty: bool = False
 
     def adding(self, constraints: Sequence[LinearConstraint]) -> Conditions:
+        """Return these conditions and some more. Raises :class:`VnnlibError` where an input is bounded by others."""
         halfspaces, on_inputs, empty = list(self.halfspaces), [], self.empty
         for constraint in constraints:
             names = {name for name, _, _ in constraint.terms}
@@ -77,5 +78,6 @@ class Conditions:
         something = [ends.narrowed(constraint) for constraint in constraints]
         return replace(self, ends=ends, empty=self.empty or not all(something))
 
-    def case(self) -> Case:
-        return Case(*self.ends.box, self.halfspaces)
+    def disjunct(self) -> Disjunct:
+        """Return the disjunct of these conditions. Raises :class:`VnnlibError` where an end is missing."""
+        return Disjunct(*self.ends.box, self.halfspaces)

@@ -30,11 +30,11 @@ from service.formats.vnnlib.terms import (
 )
 
 _VARIABLE = re.compile(r"([XY])_(\d{1,9})", re.ASCII)
-MOST_CASES = 100_000
+MOST_DISJUNCTS = 100_000
 MOST_COMPARISONS = 2_000_000
-"""In the cases of all disjunctions that multiply, counted as often as they are repeated."""
+"""In the disjuncts of all disjunctions that multiply, counted as often as they are repeated."""
 MOST_ENDS = 20_000_000
-"""Numbers in the boxes of all cases together."""
+"""Numbers in the boxes of all disjuncts together."""
 
 Conjunction = tuple[LinearConstraint, ...]
 ONE, MINUS_ONE = Fraction(1), Fraction(-1)
@@ -63,14 +63,14 @@ class _Expansion:
 
     def check(self, parts: Sequence[Sequence[Conjunction]], near: Token) -> None:
         """Raise :class:`VnnlibError` where the product of these alternatives is too large, before it is made."""
-        cases = prod(len(part) for part in parts)
-        if cases > MOST_CASES:
-            many = cases if cases < 10**12 else "very many"
-            message = f"the disjunctions multiply to {many} cases, at most {MOST_CASES} are supported"
+        disjuncts = prod(len(part) for part in parts)
+        if disjuncts > MOST_DISJUNCTS:
+            many = disjuncts if disjuncts < 10**12 else "very many"
+            message = f"the disjunctions multiply to {many} cases, at most {MOST_DISJUNCTS} are supported"
             raise VnnlibError(f"line {near.line}: {message}")
-        if not cases or all(len(part) == 1 for part in parts):
+        if not disjuncts or all(len(part) == 1 for part in parts):
             return
-        self.comparisons += sum(sum(len(each) for each in part) * (cases // len(part)) for part in parts)
+        self.comparisons += sum(sum(len(each) for each in part) * (disjuncts // len(part)) for part in parts)
         if self.comparisons > MOST_COMPARISONS:
             message = f"the disjunctions multiply to more than {MOST_COMPARISONS} comparisons"
             raise VnnlibError(f"line {near.line}: {message}, counted as often as cases repeat them")
@@ -93,7 +93,7 @@ def parse(text: str) -> Query:
     for parts in product(*alternatives):
         chosen = shared.adding([linear for part in parts for linear in part])
         if not chosen.empty:
-            found.append(chosen.case())
+            found.append(chosen.disjunct())
             boxes += chosen.ends is not shared.ends
             if boxes * inputs > MOST_ENDS:
                 raise VnnlibError(f"line 1: the disjunctions need more than {MOST_ENDS} numbers for their input boxes")

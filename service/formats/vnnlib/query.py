@@ -36,8 +36,8 @@ class Halfspace:
 
 
 @dataclass(frozen=True)
-class Case:
-    """One disjunct: a counterexample has its input in the box and its output in all of the halfspaces."""
+class Disjunct:
+    """One disjunct of a query: a counterexample has its input in the box and its output in all of the halfspaces."""
 
     lower: tuple[Number, ...]
     upper: tuple[Number, ...]
@@ -45,8 +45,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Within:
-    """``‖x − middle‖₂ ≤ distance``."""
+class L2Ball:
+    """The inputs with ``‖x − middle‖₂ ≤ distance``."""
 
     middle: tuple[float, ...]
     distance: float
@@ -59,12 +59,12 @@ class Within:
 
 @dataclass(frozen=True)
 class Query:
-    """A counterexample satisfies one of ``cases``; the property holds if none of them can be satisfied.
+    """A counterexample satisfies one of ``disjuncts``; the property holds if none of them can be satisfied.
 
-    With ``within``, which no VNN-LIB file can say, it also lies in that ball, which the cases' boxes enclose.
+    With ``ball``, which no VNN-LIB file can say, it also lies in that ball, which the disjuncts' boxes enclose.
     """
 
     inputs: int
     outputs: int
-    cases: tuple[Case, ...]
-    within: Within | None = None
+    disjuncts: tuple[Disjunct, ...]
+    ball: L2Ball | None = None

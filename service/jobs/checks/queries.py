@@ -91,7 +91,7 @@ def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) ->
                 models[pair.model] = None if data is None else outline_of(data)
             if pair.query not in queries:
                 query = parse(opened.text(pair))
-                queries[pair.query] = replace(query, cases=query.cases[:1])  # all that a check asks of them
+                queries[pair.query] = replace(query, disjuncts=query.disjuncts[:1])  # all that a check asks of them
         except NotThereError as error:
             yield str(error), file, "every file that instances.csv names"
             continue
@@ -136,7 +136,7 @@ def _check_file(path: str, file: str, content: Path, model: Outline | None) -> I
 
 
 def _misfits(query: Query, model: Outline | None) -> Iterator[tuple[str, str]]:
-    if not query.cases:
+    if not query.disjuncts:
         yield "no input satisfies its bounds on inputs, so there is nothing to verify", "a box with an input in it"
     if model is None or (query.inputs == model.inputs and model.outputs in (None, query.outputs)):
         return

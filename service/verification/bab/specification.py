@@ -17,7 +17,7 @@ from torch import Tensor
 
 from service.bounds.ball import Ball
 from service.bounds.interval import Interval
-from service.formats.vnnlib import Case, Halfspace, Number, Query, Within, rounded_down, rounded_up
+from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Number, Query, rounded_down, rounded_up
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
 UNSCALED = 64
@@ -34,7 +34,7 @@ class Specification:
     ``lower``, ``upper`` ``(features,)`` are ends around the exact box; ``first``, ``last`` the least and the greatest
     float64 inputs in it. Where there is none, both are one input that is at most ``missed`` ``(features,)`` away from
     it. With ``distance``, the set is also at most that far from ``middle`` ``(features,)``.
-    ``cases`` are the disjuncts themselves.
+    ``exact_disjuncts`` are the disjuncts themselves.
     """
 
     lower: Tensor
@@ -47,8 +47,8 @@ class Specification:
     thresholds: Tensor
     disjunct: Tensor
     middle: Tensor
-    cases: tuple[Case, ...]
-    within: Within | None = None
+    exact_disjuncts: tuple[Disjunct, ...]
+    ball: L2Ball | None = None
 
     def on(self, device: torch.device) -> Specification:
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -56,7 +56,7 @@ class Specification:
 
     @property
     def distance(self) -> float | None:
-        return None if self.within is None else self.within.distance
+        return None if self.ball is None else self.ball.distance
 
     @cached_property
     def disjuncts(self) -> int:
@@ -83,10 +83,12 @@ class Specification:
         """Return whether an input from :meth:`nearest` satisfies a disjunct exactly, by any outputs ``(outputs,)``
         between these.
         """
-        if self.within is not None and not self.within.contains(x):
+        if self.ball is not None and not self.ball.contains(x):
             return False
         lower, upper = outputs.lower.tolist(), outputs.upper.tolist()
-        return any(all(each.contains(lower, upper) for each in case.halfspaces) for case in self.cases)
+        return any(
+            all(each.contains(lower, upper) for each in disjunct.halfspaces) for disjunct in self.exact_disjuncts
+        )
 
     def lost(self, dtype: torch.dtype, reach: Tensor) -> Tensor:
         """Return by how much rows ``(rows,)`` in a type may differ from the exact ones.
@@ -128,18 +130,18 @@ class Specification:
 
 def specifications(query: Query, device: torch.device) -> list[Specification]:
     """Return one specification for each different box of the query."""
-    boxes: dict[tuple[int, int], list[Case]] = {}
-    for case in query.cases:
-        boxes.setdefault((id(case.lower), id(case.upper)), []).append(case)
-    grouped: dict[tuple[tuple[Number, ...], tuple[Number, ...]], list[Case]] = {}
-    for cases in boxes.values():
-        grouped.setdefault((cases[0].lower, cases[0].upper), []).extend(cases)
-    return [_specification(tuple(cases), query.outputs, query.within).on(device) for cases in grouped.values()]
+    boxes: dict[tuple[int, int], list[Disjunct]] = {}
+    for disjunct in query.disjuncts:
+        boxes.setdefault((id(disjunct.lower), id(disjunct.upper)), []).append(disjunct)
+    grouped: dict[tuple[tuple[Number, ...], tuple[Number, ...]], list[Disjunct]] = {}
+    for disjuncts in boxes.values():
+        grouped.setdefault((disjuncts[0].lower, disjuncts[0].upper), []).extend(disjuncts)
+    return [_specification(tuple(each), query.outputs, query.ball).on(device) for each in grouped.values()]
 
 
-def _specification(cases: tuple[Case, ...], outputs: int, within: Within | None) -> Specification:
-    # A case without halfspaces asks for any output: a row of zeros is always satisfied.
-    flat = [(index, each) for index, case in enumerate(cases) for each in case.halfspaces or (ANYWHERE,)]
+def _specification(disjuncts: tuple[Disjunct, ...], outputs: int, ball: L2Ball | None) -> Specification:
+    # A disjunct without halfspaces asks for any output: a row of zeros is always satisfied.
+    flat = [(index, each) for index, one in enumerate(disjuncts) for each in one.halfspaces or (ANYWHERE,)]
     rows, residues = torch.zeros(2, len(flat), outputs, dtype=torch.float64)
     thresholds = torch.zeros(len(flat), dtype=torch.float64)
     for row, (_, halfspace) in enumerate(flat):
@@ -151,11 +153,12 @@ def _specification(cases: tuple[Case, ...], outputs: int, within: Within | None)
         for output, factor in coefficients:
             nearest = float(factor)
             rows[row, output], residues[row, output] = nearest, rounded_up(abs(factor - Fraction(nearest)))
-    ends = [_ends(low, high) for low, high in zip(cases[0].lower, cases[0].upper, strict=True)]
+    ends = [_ends(low, high) for low, high in zip(disjuncts[0].lower, disjuncts[0].upper, strict=True)]
     lower, upper, first, last, missed = torch.tensor(ends, dtype=torch.float64).T.contiguous()
-    middle = lower / 2 + upper / 2 if within is None else torch.tensor(within.middle, dtype=torch.float64)
-    disjunct = torch.tensor([index for index, _ in flat])
-    return Specification(lower, upper, first, last, missed, rows, residues, thresholds, disjunct, middle, cases, within)
+    middle = lower / 2 + upper / 2 if ball is None else torch.tensor(ball.middle, dtype=torch.float64)
+    number = torch.tensor([index for index, _ in flat])
+    ends_of_box = lower, upper, first, last, missed
+    return Specification(*ends_of_box, rows, residues, thresholds, number, middle, disjuncts, ball)
 
 
 ANYWHERE = Halfspace((), 0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.interval import Interval
-from service.formats.vnnlib import Case, Halfspace, Query
+from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import Box, BoxProperty
 from service.verification.properties.base import InstanceBatch, PropertyError, below
@@ -36,8 +36,8 @@ class OneBox:
 
     def query(self, instance: int) -> Query | None:
         """Return the query for a violation; equality is none."""
-        cases = tuple(Case(self.box.lower, self.box.upper, (each,)) for each in self._violations)
-        return Query(len(self.box.lower), self.classes, cases) if cases else None
+        disjuncts = tuple(Disjunct(self.box.lower, self.box.upper, (each,)) for each in self._violations)
+        return Query(len(self.box.lower), self.classes, disjuncts) if disjuncts else None
 
     def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
         lower, upper = (

@@ -57,7 +57,7 @@ class Queried:
 
 def _around(query: Query) -> tuple[Tensor, Tensor]:
     """Return the ends of the smallest box around all of the query's, float64."""
-    boxes = {(id(case.lower), id(case.upper)): (case.lower, case.upper) for case in query.cases}
+    boxes = {(id(each.lower), id(each.upper)): (each.lower, each.upper) for each in query.disjuncts}
     lower = [[rounded_down(end) for end in ends] for ends, _ in boxes.values()]
     upper = [[rounded_up(end) for end in ends] for _, ends in boxes.values()]
     return torch.tensor(lower, dtype=torch.float64).amin(dim=0), torch.tensor(upper, dtype=torch.float64).amax(dim=0)
@@ -102,7 +102,7 @@ def _parsed(where: str, text: str) -> Query:
         query = parse(text)
     except VnnlibError as error:
         raise PropertyError(f"{where}: {error}") from error
-    if not query.cases:
+    if not query.disjuncts:
         raise PropertyError(f"{where}: no input satisfies its bounds on inputs, so there is nothing to verify")
     return query
 

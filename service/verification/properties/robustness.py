@@ -12,7 +12,7 @@ from torch import Tensor
 
 from service.bounds.ball import Ball
 from service.bounds.interval import Interval
-from service.formats.vnnlib import Case, Halfspace, Query, Within
+from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Query
 from service.jobs.layout import DataLayout
 from service.jobs.plugins import Features
 from service.jobs.spec.verify import RobustnessProperty
@@ -52,9 +52,9 @@ class RobustSamples:
         exact = self.samples.take(torch.tensor([instance])).inputs[0].double().tolist()
         eps = Fraction(self.eps)
         lower, upper = tuple(Fraction(x) - eps for x in exact), tuple(Fraction(x) + eps for x in exact)
-        cases = tuple(Case(lower, upper, (each,)) for each in self._violations(self.label(instance)))
-        within = Within(tuple(exact), self.eps) if self.norm == 2 else None
-        return Query(len(lower), self.classes, cases, within)
+        disjuncts = tuple(Disjunct(lower, upper, (each,)) for each in self._violations(self.label(instance)))
+        ball = L2Ball(tuple(exact), self.eps) if self.norm == 2 else None
+        return Query(len(lower), self.classes, disjuncts, ball)
 
     def batch(self, instances: Sequence[int], like: Tensor) -> InstanceBatch:
         chosen = self.samples.take(torch.tensor(list(instances)))
