@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.bounds.network import Network, prepare
+from service.jobs.spec.model import TransformerConfig
+from service.models import build
+from service.models.transformer import Transformer
 
 
 def box_around(centre: Tensor, radius: float | Tensor) -> Interval:
@@ -64,3 +68,31 @@ def redraw(module: nn.Module, generator: torch.Generator, scale: float = 1.5) ->
         for parameter in module.parameters():
             fan_in = parameter.shape[-1]
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale / fan_in**0.5)
+
+
+def transformer(mesh: Any = None, **fields: Any) -> Transformer:
+    """Weights large enough that attention and gates are far from linear."""
+    given = {"vocab_size": 16, "dim": 8, "layers": 1, "ffn_dim": 12, "max_sequence": 8, **fields}
+    model = build(TransformerConfig.model_validate(given), mesh, dtype=torch.float64, seed=4)
+    assert isinstance(model, Transformer)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.mul_(12)
+    return model.eval().requires_grad_(False)
+
+
+def tokens(sequence: int) -> Tensor:
+    return torch.randint(0, 16, (2, sequence), generator=torch.Generator().manual_seed(2))
+
+
+class Gated(nn.Module):
+    """Two layers beside each other whose product goes into a third, added to the input."""
+
+    def __init__(self, width: int = 6, hidden: int = 10) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, hidden), nn.Linear(width, hidden)
+        self.down, self.last = nn.Linear(hidden, width), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -209,3 +210,37 @@ def searched(
     heard: list[SearchProgress] = []
     finding = split_activations(subject, goal, method, time.monotonic() + seconds, heard.append)
     return finding, heard
+
+
+def goal_above(module: nn.Module, features: int, share: float, radius: float) -> Any:
+    """Is the first output ever more than so much above the largest of many samples, in units of its spread?"""
+    from service.formats.vnnlib import Disjunct, Halfspace, Query
+    from service.verification.bab.specification import specifications
+
+    x = radius * (2 * torch.rand(20000, features, generator=torch.Generator().manual_seed(2), dtype=torch.float64) - 1)
+    y = module(x)[:, 0]
+    threshold = y.max() + share * (y.max() - y.min())
+    case = Disjunct((-radius,) * features, (radius,) * features, (Halfspace(((0, -1.0),), -float(threshold)),))
+    (goal,) = specifications(Query(features, module(x[:1]).shape[1], (case,)), torch.device("cpu"))
+    return goal
+
+
+def bounding_and_batches(name: str, batches: list[tuple[int, int]]) -> tuple[DomainBounds, list[Domains]]:
+    generator = torch.Generator().manual_seed(7)
+    centre = torch.zeros(3, dtype=torch.float64)
+    rows = torch.tensor([[1.0, -1.0], [-0.5, 1.0]], dtype=torch.float64)
+    domain_bounds = bounding_of(subject_of(name, 3), centre - 1, centre + 1, rows)
+    domain_bounds.calibrate(domain_bounds.roots(torch.zeros(1, 2, dtype=torch.float64)))
+    return domain_bounds, [random_domains(domain_bounds, count, depth, generator) for count, depth in batches]
+
+
+def specification_of_cases(
+    lower: list[float], upper: list[float], *cases: list[tuple[dict[int, float], float]]
+) -> Specification:
+    """Return a specification of one box; each case is a list of rows with their thresholds."""
+    disjuncts = tuple(
+        Disjunct(tuple(lower), tuple(upper), tuple(Halfspace(tuple(row.items()), threshold) for row, threshold in case))
+        for case in cases
+    )
+    (specification,) = specifications(Query(len(lower), 2, disjuncts), torch.device("cpu"))
+    return specification

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from search_problems import specification_of_cases
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.network import prepare
-from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.attack import attack, attack_boxes, attack_nearby
 from service.verification.bab.model import ModelUnderVerification
-from service.verification.bab.specification import Specification, specifications
 from service.verification.engine import NetworkEngine
 
 CPU = torch.device("cpu")
@@ -34,17 +33,6 @@ def subject(module: nn.Module, features: int) -> ModelUnderVerification:
     return ModelUnderVerification(module, NetworkEngine(prepare(module, (features,))), module, None, torch.float64)
 
 
-def specification_of(
-    lower: list[float], upper: list[float], *cases: list[tuple[dict[int, float], float]]
-) -> Specification:
-    made = tuple(
-        Disjunct(tuple(lower), tuple(upper), tuple(Halfspace(tuple(row.items()), threshold) for row, threshold in case))
-        for case in cases
-    )
-    (specification,) = specifications(Query(len(lower), 2, made), CPU)
-    return specification
-
-
 @pytest.fixture(scope="module")
 def wells() -> ModelUnderVerification:
     return subject(Wells(), 2)
@@ -53,34 +41,34 @@ def wells() -> ModelUnderVerification:
 @pytest.mark.parametrize("output", [0, 1])
 def test_every_disjunct_is_aimed_at(wells: ModelUnderVerification, output: int) -> None:
     cases = [[({output: 1.0}, 0.1)], [({1 - output: 1.0}, -1.0)]]
-    found = attack(wells, specification_of([-1.0, -1.0], [1.0, 1.0], *cases))
+    found = attack(wells, specification_of_cases([-1.0, -1.0], [1.0, 1.0], *cases))
     assert found is not None
     assert all(abs(each - (0.3, -0.6)[output]) < 0.1 for each in found)
 
 
 def test_a_conjunction_is_not_met_by_its_parts(wells: ModelUnderVerification) -> None:
-    deep = specification_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.4), ({1: 1.0}, 0.4)])
+    deep = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.4), ({1: 1.0}, 0.4)])
     assert attack(wells, deep) is None
-    shallow = specification_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.4), ({1: 1.0}, 0.9)])
+    shallow = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.4), ({1: 1.0}, 0.9)])
     assert attack(wells, shallow) is not None
 
 
 def test_counterexamples_stay_in_the_box_and_on_fixed_inputs(wells: ModelUnderVerification) -> None:
-    found = attack(wells, specification_of([0.31, -1.0], [0.31, 0.28], [({0: 1.0}, 0.3)]))
+    found = attack(wells, specification_of_cases([0.31, -1.0], [0.31, 0.28], [({0: 1.0}, 0.3)]))
     assert found is not None
     assert found[0] == 0.31
     assert found[1] <= 0.28
 
 
 def test_rare_counterexamples_need_many_samples(wells: ModelUnderVerification) -> None:
-    nearly = specification_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 1e-7)])
+    nearly = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 1e-7)])
     found = attack_nearby(wells, nearly, 20_000, 1, time.monotonic() + 30)
     assert found is not None
     assert all(abs(each - 0.3) < 1e-3 for each in found)
 
 
 def test_boxes_are_tried_one_by_one(wells: ModelUnderVerification) -> None:
-    specification = specification_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.1)])
+    specification = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.1)])
     lower = torch.tensor([[-1.0, -1.0], [0.25, 0.25], [0.6, 0.6]], dtype=torch.float64)
     centre = torch.full((1, 2), 0.5, dtype=torch.float64)
     found = attack_boxes(wells, specification, Interval(lower, lower + 0.1), centre, 100)
@@ -94,16 +82,16 @@ def test_what_the_judge_denies_is_no_counterexample(wells: ModelUnderVerificatio
         def forward(self, x: Tensor) -> Tensor:
             return torch.ones(len(x), 2, dtype=x.dtype)
 
-    specification = specification_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.1)])
+    specification = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.1)])
     assert attack(wells, specification) is not None
     assert attack(replace(wells, float64_module=Above()), specification) is None
 
 
 def test_an_attack_without_time_stops_at_the_first_step(wells: ModelUnderVerification) -> None:
-    deep = specification_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 1e-9)])
+    deep = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 1e-9)])
     assert attack(wells, deep, time.monotonic() - 1) is None
 
 
 def test_the_same_seed_finds_the_same(wells: ModelUnderVerification) -> None:
-    specification = specification_of([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.2)])
+    specification = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.2)])
     assert attack(wells, specification, seed=3) == attack(wells, specification, seed=3)

@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx_jobs import upload
 from onnx_models import model, node
-from test_rigorous_searches import linear, subject
+from rigorous_problems import linear, subject
 from verify_jobs import context
 
 from service.bounds.methods import CROWN

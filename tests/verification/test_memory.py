@@ -14,8 +14,7 @@ import pytest
 import torch
 from nets import mlp, prepared
 from scarcity import OPTIMISTIC, Claims, LimitedMemory, RandomFailures, size_of
-from search_problems import exact_minimum, specification_of, subject_from
-from test_attack import specification_of as goal_of_cases
+from search_problems import exact_minimum, specification_of, specification_of_cases, subject_from
 from torch import Tensor, nn
 
 from service.bounds import memory as module_of_memory
@@ -226,7 +225,9 @@ def test_an_attack_goes_on_in_little_memory(multiple: float, honest: bool) -> No
     subject = on(module, limited, honest=honest)
     lower, upper = [-1.0] * WIDTHS[0], [1.0] * WIDTHS[0]
     at_centre = module(torch.zeros(1, WIDTHS[0], dtype=torch.float64))[0]
-    specification = goal_of_cases(lower, upper, [({0: 1.0, 1: -1.0}, float(at_centre[0] - at_centre[1]) - 0.01)])
+    specification = specification_of_cases(
+        lower, upper, [({0: 1.0, 1: -1.0}, float(at_centre[0] - at_centre[1]) - 0.01)]
+    )
     with limited:
         found = attack(subject, specification)
     assert found is not None
@@ -362,7 +363,7 @@ def test_leaf_programs_without_memory_leave_their_domains_open(monkeypatch: pyte
 
 
 def test_records_that_do_not_fit_are_given_up_and_the_batch_is_bounded() -> None:
-    from test_recorded_searches import bounding_and_batches
+    from search_problems import bounding_and_batches
 
     class Failing(Plain):
         def run(self, body: Callable[[], None], times: int) -> None:

@@ -100,7 +100,7 @@ def mlps(mesh: Any, *hidden: int) -> tuple[nn.Module, nn.Module, Exact, tuple[in
 
 def bounds_of(network: Any, box: Any, method: str) -> Tensor:
     """``(2, outputs)``: lower ones, and upper ones."""
-    from test_rigorous import both_sides
+    from rigorous_problems import both_sides
 
     from service.bounds.methods import METHODS, Effort
     from service.bounds.optimise import Ascent
@@ -174,7 +174,7 @@ def compare() -> dict[str, dict[str, Any]]:
 
 def other_forms(network: Any, box: Any, exact: Exact, points: list[Tensor]) -> dict[str, Any]:
     """With all rows on every rank, as domains of a search have them, and as planes below the output."""
-    from test_rigorous import both_sides
+    from rigorous_problems import both_sides
 
     from service.bounds.methods import Effort
     from service.bounds.rigorous import rigorous_crown
@@ -285,7 +285,7 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
     from unittest.mock import patch
 
     from nets import mlp
-    from test_rigorous_searches import above, vanishing
+    from rigorous_problems import above, vanishing
 
     from service.bounds.capture import capture
     from service.formats.vnnlib import Disjunct, Halfspace, Query
@@ -331,7 +331,7 @@ MESHES = [({"pp": 2, "tp": 2}, (8, 6, 8, 6, 8)), ({"pp": 4}, (8, 6, 8, 6))]
 def in_stages() -> dict[str, dict[str, Any]]:
     """The same of pipeline stages, with shards between them and with whole values."""
     from nets import box_around
-    from test_rigorous import both_sides
+    from rigorous_problems import both_sides
 
     from service.bounds.methods import METHODS, Effort
     from service.bounds.network import prepare

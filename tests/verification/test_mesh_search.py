@@ -17,7 +17,7 @@ def search() -> list[dict[str, Any]]:
 
     import torch
     from nets import mlp
-    from test_search_group import goal_above
+    from search_problems import goal_above
     from torch import nn
 
     from service.bounds.capture import capture

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from nets import mlp, prepared
 from safetensors.torch import save_file
 from torch import nn
+from verify_jobs import robustness
 
 from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
 from service.jobs.layout import DataLayout
-from service.jobs.spec.verify import BoxProperty, RobustnessProperty
+from service.jobs.spec.verify import BoxProperty
 from service.verification.certify import Verdict, certify
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.properties import InstanceBatch, PropertyError, read
@@ -25,12 +26,6 @@ from service.verification.properties.base import below
 from service.verification.properties.robustness import margin_rows
 
 LIKE = torch.empty(0)
-
-
-def robustness(count: int = 5, eps: float = 0.01, **data: Any) -> RobustnessProperty:
-    return RobustnessProperty.model_validate(
-        {"robustness": {"data": {"source": "digits", **data}, "count": count, "eps": eps}}
-    )
 
 
 def box(**fields: Any) -> BoxProperty:

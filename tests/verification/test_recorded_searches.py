@@ -10,77 +10,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from search_problems import NETS, bounding_of, random_domains, subject_of
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from rehearsal import Rehearsed
+from search_problems import NETS, bounding_and_batches, subject_of
 
 from service.bounds.interval import Interval
 from service.bounds.network import prepare
 from service.bounds.replay import Memory, Plain, Recorded
 from service.verification.bab.activations.domain_bounds import DomainBounds
-from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
 from service.verification.bab.activations.recorded_optimisation import DirectOptimisation, RecordedOptimisation, filled
 from service.verification.bab.settings import OptimiserSettings
-
-
-class Tape(TorchDispatchMode):
-    """Writes operators down as they run, and refuses those that a CUDA graph cannot hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        waits = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(function.tags)
-        if function is torch.ops.aten.index.Tensor:
-            waits = any(each is not None and each.dtype in {torch.bool, torch.uint8} for each in args[1])
-        if waits or function is torch.ops.aten.lift_fresh.default:
-            raise AssertionError(f"{function} needs the host")
-        found = function(*args, **(kwargs or {}))
-        self.written.append((function, args, kwargs or {}, found))
-        return found
-
-    @torch.no_grad()
-    def replay(self) -> None:
-        """On the tensors of then: what was new has a place now."""
-        for function, args, kwargs, before in self.written:
-            again = function(*args, **kwargs)
-            many = isinstance(before, tuple | list)
-            for new, old, told in zip(
-                again if many else [again], before if many else [before], function._schema.returns, strict=False
-            ):
-                if isinstance(old, Tensor) and told.alias_info is None:
-                    old.copy_(new)
-
-
-class Rehearsed:
-    """:class:`Recorded` without a device: written down the second time, then repeated without running any Python."""
-
-    def __init__(self) -> None:
-        self.tape: Tape | None = None
-        self.runs = 0
-
-    def run(self, body: Callable[[], None], times: int) -> None:
-        for _ in range(times):
-            if self.tape is not None:
-                self.tape.replay()
-            elif self.runs:
-                self.tape = Tape()
-                with self.tape:
-                    body()
-            else:
-                body()
-            self.runs += 1
-
-
-def bounding_and_batches(name: str, batches: list[tuple[int, int]]) -> tuple[DomainBounds, list[Domains]]:
-    generator = torch.Generator().manual_seed(7)
-    centre = torch.zeros(3, dtype=torch.float64)
-    rows = torch.tensor([[1.0, -1.0], [-0.5, 1.0]], dtype=torch.float64)
-    domain_bounds = bounding_of(subject_of(name, 3), centre - 1, centre + 1, rows)
-    domain_bounds.calibrate(domain_bounds.roots(torch.zeros(1, 2, dtype=torch.float64)))
-    return domain_bounds, [random_domains(domain_bounds, count, depth, generator) for count, depth in batches]
 
 
 def of_records(domain_bounds: DomainBounds, repeat: Callable[[], Any], free: int = 2**40) -> RecordedOptimisation:

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import Residual, box_around, mlp, prepared, redraw
+from operator_groups import GROUPS, made
+from rehearsal import Rehearsed
 from scarcity import Claims
-from test_operators import GROUPS, made
-from test_properties import robustness
-from test_recorded_searches import Rehearsed
 from torch import Tensor, nn
+from verify_jobs import robustness
 
 from service.bounds.ball import Ball
 from service.bounds.exchange import Exchange

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import cache
 
 import mpmath
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nets import box_around, mlp, output_bounds, prepared, samples
-from test_operators import blame, made
-from test_transformer_bounds import tokens, transformer
+from nets import box_around, mlp, output_bounds, prepared, samples, tokens, transformer
+from operator_groups import blame, made
+from rigorous_problems import DOUBLE, both_sides, cancelling, exactly
 from torch import Tensor, nn
 
 from service.bounds.ball import Ball
@@ -22,7 +21,6 @@ from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
 from service.bounds.methods import METHODS, Effort
-from service.bounds.network import Network
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.activation import Activation
 from service.bounds.operators.allowance import lines_step
@@ -34,42 +32,7 @@ from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown, rigoro
 from service.bounds.rigorous.optimised import Climbed
 from service.models.embedded import AfterEmbedding, embedded
 
-DOUBLE = torch.float64
 mpmath.mp.dps = 60
-
-
-def exactly(module: nn.Sequential, x: Sequence[float]) -> list[Fraction]:
-    """A ReLU network's output over the rational numbers."""
-    values = [Fraction(entry) for entry in x]
-    for layer in module:
-        if isinstance(layer, nn.ReLU):
-            values = [max(value, Fraction(0)) for value in values]
-            continue
-        assert isinstance(layer, nn.Linear)
-        weight, bias = layer.weight.tolist(), layer.bias.tolist()
-        values = [
-            sum((Fraction(w) * v for w, v in zip(row, values, strict=True)), Fraction(b))
-            for row, b in zip(weight, bias, strict=True)
-        ]
-    return values
-
-
-def both_sides(size: int) -> Tensor:
-    identity = torch.eye(size, dtype=DOUBLE)
-    return torch.cat([identity, -identity])[None]
-
-
-@cache
-def cancelling(seed: int) -> tuple[nn.Sequential, Network, Network]:
-    """Large terms whose sum is small, so that rounding shows; as a network in float32 and in float64."""
-    net = mlp([4, 12, 12, 2], nn.ReLU(), seed)
-    with torch.no_grad():
-        for layer in net:
-            if isinstance(layer, nn.Linear):
-                layer.weight.mul_(30)
-                layer.bias.mul_(1e3)
-    single = prepared(net, 4)
-    return net.double(), single, prepared(net.double(), 4)
 
 
 @settings(max_examples=12, deadline=None)

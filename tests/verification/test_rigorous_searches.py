@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nets import mlp
 from onnx_jobs import BOX, DECLARED, reach
 from onnx_jobs import specification as of_onnx
-from test_rigorous import both_sides, cancelling, exactly
+from rigorous_problems import above, both_sides, cancelling, exactly, linear, subject, vanishing
 from torch import nn
 from verify_jobs import context
 from verify_jobs import specification as of_digits
@@ -37,46 +37,11 @@ from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective, _empty
 from service.verification.bab.decision import Decision, Technique
 from service.verification.bab.driver import decide
-from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import OptimiserSettings
 from service.verification.certify import Verdict
-from service.verification.engine import PLAIN, RIGOROUS, NetworkEngine
 
 DOUBLE = torch.float64
 DECIDING = importlib.import_module("service.verification.bab.driver")
-
-
-def linear(weight: list[list[float]]) -> nn.Linear:
-    layer = nn.Linear(len(weight[0]), len(weight), dtype=DOUBLE)
-    layer.weight.data, layer.bias.data = torch.tensor(weight, dtype=DOUBLE), torch.zeros(len(weight), dtype=DOUBLE)
-    return layer
-
-
-def vanishing(bits: int) -> nn.Sequential:
-    """``y = x`` for x ≥ 0: x times the difference of two products that come out the same when they are rounded.
-
-    ``(2^b + 1)² − 2^b (2^b + 2) = 1``, and the first product needs ``2 b + 1`` bits.
-    """
-    large = 2.0**bits
-    weights = [[[1.0], [1.0]], [[large + 1, 0.0], [0.0, large]], [[large + 1, 0.0], [0.0, large + 2]], [[1.0, -1.0]]]
-    layers = [layer for weight in weights for layer in (linear(weight), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
-
-
-def subject(module: nn.Module, features: int, dtype: torch.dtype, *, rigorous: bool) -> ModelUnderVerification:
-    float64_module = copy.deepcopy(module).double().eval().requires_grad_(False)
-    own = copy.deepcopy(float64_module).to(dtype)
-    engine = NetworkEngine(prepare(own, (features,)), RIGOROUS if rigorous else PLAIN)
-    return ModelUnderVerification(own, engine, float64_module, None, dtype)
-
-
-def above(features: int, radius: float, *thresholds: float) -> Query:
-    """Is there an input of the box with an output above its threshold?"""
-    cases = (
-        Disjunct((-radius,) * features, (radius,) * features, (Halfspace(((index, -1.0),), -threshold),))
-        for index, threshold in enumerate(thresholds)
-    )
-    return Query(features, len(thresholds), tuple(cases))
 
 
 @pytest.fixture(params=[Technique.INPUTS, Technique.ACTIVATIONS])

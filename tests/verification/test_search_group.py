@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from nets import mlp
+from search_problems import goal_above
 from torch import Tensor, nn
 
 from service.bounds.interval import Interval
@@ -56,7 +57,7 @@ def test_boxes_are_handed_over_as_they_were() -> None:
     generator = torch.Generator().manual_seed(0)
     lower = torch.rand(5, 3, generator=generator)
     boxes = Boxes(Interval(lower, lower + 1), torch.rand(5, generator=generator) - 1, lower[:, :2] > 0.5, {})
-    sender, receiver = (BoxPool(torch.device("cpu"), InputSearchSettings().crowded_entries) for _ in range(2))
+    sender, receiver = (BoxPool(CPU, InputSearchSettings().crowded_entries) for _ in range(2))
     sender.put(boxes)
     transfer = BoxTransfer(sender, 2, 3, torch.float32)
     BoxTransfer(receiver, 2, 3, torch.float32).receive(transfer.give(5, transfer.width))
@@ -107,7 +108,7 @@ def test_subproblems_stay_where_memory_does_not_suffice_to_hand_them_over(
     short_of_memory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lower = torch.arange(12, dtype=torch.float32).reshape(4, 3)
-    pools = [BoxPool(CPU), BoxPool(CPU)]
+    pools = [BoxPool(CPU, InputSearchSettings().crowded_entries) for _ in range(2)]
     pools[0].put(Boxes(Interval(lower, lower + 1), -torch.ones(4), torch.ones(4, 2, dtype=torch.bool), {}))
     kinds = [NoMemoryToGive if short_of_memory == "the sender" else BoxTransfer, BoxTransfer]
     transfers = [kind(pool, 2, 3, torch.float32) for kind, pool in zip(kinds, pools, strict=True)]
@@ -142,19 +143,6 @@ def subject_of(module: nn.Module, features: int, search_group: Any) -> Any:
     return ModelUnderVerification(
         module, NetworkEngine(prepare(module, (features,))), module, None, torch.float64, search_group
     )
-
-
-def goal_above(module: nn.Module, features: int, share: float, radius: float) -> Any:
-    """Is the first output ever more than so much above the largest of many samples, in units of its spread?"""
-    from service.formats.vnnlib import Disjunct, Halfspace, Query
-    from service.verification.bab.specification import specifications
-
-    x = radius * (2 * torch.rand(20000, features, generator=torch.Generator().manual_seed(2), dtype=torch.float64) - 1)
-    y = module(x)[:, 0]
-    threshold = y.max() + share * (y.max() - y.min())
-    case = Disjunct((-radius,) * features, (radius,) * features, (Halfspace(((0, -1.0),), -float(threshold)),))
-    (goal,) = specifications(Query(features, module(x[:1]).shape[1], (case,)), torch.device("cpu"))
-    return goal
 
 
 def search() -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nets import mlp
+from nets import Gated, mlp
 from torch import Tensor, nn
 
 from service.bounds.capture import capture
@@ -21,18 +21,6 @@ from service.bounds.shard import regions, shard
 from service.parallel.mesh import Axis
 
 RANKS = [2, 4]
-
-
-class Gated(nn.Module):
-    """Two layers beside each other whose product goes into a third, added to the input."""
-
-    def __init__(self, width: int = 6, hidden: int = 10) -> None:
-        super().__init__()
-        self.gate, self.up = nn.Linear(width, hidden), nn.Linear(width, hidden)
-        self.down, self.last = nn.Linear(hidden, width), nn.Linear(width, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))))
 
 
 def convolutional() -> nn.Module:

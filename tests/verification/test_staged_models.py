@@ -13,8 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nets import Residual
-from test_shard import Gated
+from nets import Gated, Residual
 from torch import Tensor, nn
 
 from service.bounds.capture import capture
@@ -150,7 +149,7 @@ def _of_graphs(mesh: Any, line: Any, names: list[str]) -> dict[str, dict[str, fl
 
 
 def _of_transformer(mesh: Any, line: Any, sequence: int) -> dict[str, float]:
-    from test_transformer_bounds import tokens, transformer
+    from nets import tokens, transformer
 
     from service.bounds.network import prepare
     from service.bounds.stages import InStages, prepare_stages

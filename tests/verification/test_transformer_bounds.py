@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from nets import box_around, output_bounds, samples
+from nets import box_around, output_bounds, samples, tokens, transformer
 from torch import Tensor, nn
 
 from service.bounds.network import Network, prepare
@@ -22,22 +22,6 @@ CASES = {
     "grouped queries, tokens replicated": (3, {"heads": 4, "kv_heads": 2}),
 }
 """Tokens, and fields of the configuration."""
-
-
-def transformer(mesh: Any = None, **fields: Any) -> Transformer:
-    """Weights large enough that attention and gates are far from linear."""
-    given = {"vocab_size": 16, "dim": 8, "layers": 1, "ffn_dim": 12, "max_sequence": 8, **fields}
-    model = build(TransformerConfig.model_validate(given), mesh, dtype=torch.float64, seed=4)
-    assert isinstance(model, Transformer)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" not in name:
-                parameter.mul_(12)
-    return model.eval().requires_grad_(False)
-
-
-def tokens(sequence: int) -> Tensor:
-    return torch.randint(0, 16, (2, sequence), generator=torch.Generator().manual_seed(2))
 
 
 def test_it_is_the_rest_of_the_model_also_after_tracing() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from service.jobs.layout import DataLayout
 from service.jobs.runtime import RecordingReporter, RunContext
 from service.jobs.spec.model import MlpConfig
-from service.jobs.spec.verify import VerifySpec
+from service.jobs.spec.verify import RobustnessProperty, VerifySpec
 from service.models import build, load_into
 from service.models.data import load
 
@@ -87,3 +87,9 @@ def trained_model(data: DataLayout) -> nn.Module:
     model = build(config)
     load_into(model, state)
     return model
+
+
+def robustness(count: int = 5, eps: float = 0.01, **data: Any) -> RobustnessProperty:
+    return RobustnessProperty.model_validate(
+        {"robustness": {"data": {"source": "digits", **data}, "count": count, "eps": eps}}
+    )
