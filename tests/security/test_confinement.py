@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from worker_fleet import HOST, Fleet, eventually, train_spec
 
 from service.jobs.layout import DataLayout
@@ -219,6 +220,14 @@ print(tries(f"/proc/{os.getppid()}/environ"), tries("/proc/1/environ"))
     assert named == ("ok" if cuda else "PermissionError Permission denied")
     assert settings == "True True"
     assert "ok" not in others
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_starts_in_confinement(tmp_path: Path) -> None:
+    confined = Confinement("auto", write=(str(tmp_path),), own_network=True, cuda=True)
+    done = enforce(confined, "import torch\nprint(torch.ones(3, device='cuda').sum().item())")
+    assert done.stdout == "3.0\n", done.stderr
 
 
 def test_ranks_on_a_gpu_are_confined_as_users_of_cuda(data: DataLayout, tmp_path: Path) -> None:
