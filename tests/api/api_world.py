@@ -98,12 +98,12 @@ class Server:
 def listening(url: str, secret: str, **headers: str) -> Iterator[Iterator[httpx2.ServerSentEvent]]:
     """The events of a live stream, as they come."""
     sent = {"Accept": "text/event-stream", **bearer(secret), **{k.replace("_", "-"): v for k, v in headers.items()}}
-    with httpx2.stream("GET", url, headers=sent, timeout=120.0) as response:
+    with httpx2.stream("GET", url, headers=sent, timeout=300.0) as response:
         assert response.status_code == 200, response.read()
         yield (event for event in httpx2.EventSource(response) if event.event != "message")
 
 
-def wait_until(holds: Callable[[], bool], within_s: float = 120.0) -> None:
+def wait_until(holds: Callable[[], bool], within_s: float = 300.0) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, "waited in vain"

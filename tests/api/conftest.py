@@ -91,5 +91,5 @@ def server(settings: Settings, store: Store) -> Iterator[Server]:
     yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}", serving, app)
     app.state.context.hub.close_soon()
     serving.should_exit = True
-    thread.join(10)
+    thread.join(300)
     assert not thread.is_alive()

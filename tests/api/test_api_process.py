@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +17,20 @@ import pytest
 import redis as redis_py
 from api_world import TRAIN, bearer, wait_until
 
+API = ("-m", "api")
+PATIENT_API = ("-c", "import sys; from api import __main__ as api; api._SHUTDOWN_S = 3600; sys.exit(api.main())")
+"""The API, which gives open requests an hour to end before it ends itself."""
+
 
 @contextmanager
-def process(broker: str, data: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def process(
+    broker: str, data: Path, *arguments: str, program: tuple[str, ...] = API
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     environment = {**os.environ, "TRIVET_DATA": str(data), "TRIVET_REDIS_URL": broker, "TRIVET_PORT": "0"}
     log = data.with_suffix(".log")
     with log.open("w") as output:
         started = subprocess.Popen(
-            [sys.executable, "-m", "api", *arguments], env=environment, stdout=output, stderr=output, text=True
+            [sys.executable, *program, *arguments], env=environment, stdout=output, stderr=output, text=True
         )
     try:
         yield started, log
@@ -41,7 +46,7 @@ def address(log: Path) -> str:
         found[:] = re.findall(r"serving (https?://\S+)", log.read_text())
         return bool(found) and "startup complete" in log.read_text()
 
-    wait_until(ready, 30)
+    wait_until(ready)
     return found[0]
 
 
@@ -53,7 +58,7 @@ def test_the_first_start_writes_the_admin_key_for_its_owner_only(
         url = address(log)
         assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
         secret = key_file.read_text().strip()
-        assert httpx2.get(f"{url}/v1/keys", headers=bearer(secret)).status_code == 200
+        assert httpx2.get(f"{url}/v1/keys", headers=bearer(secret), timeout=300).status_code == 200
         assert secret not in log.read_text()
     with process(broker, tmp_path / "data") as (_, log):
         address(log)
@@ -61,25 +66,23 @@ def test_the_first_start_writes_the_admin_key_for_its_owner_only(
 
 
 def test_sigterm_ends_open_streams_and_the_process_at_once(redis: redis_py.Redis, broker: str, tmp_path: Path) -> None:
-    with process(broker, tmp_path / "data") as (running, log):
+    with process(broker, tmp_path / "data", program=PATIENT_API) as (running, log):
         url = address(log)
         headers = bearer((tmp_path / "data" / "admin.key").read_text().strip())
-        job_id = httpx2.post(f"{url}/v1/jobs", json=TRAIN, headers=headers).json()["id"]
+        job_id = httpx2.post(f"{url}/v1/jobs", json=TRAIN, headers=headers, timeout=300).json()["id"]
         stream = {**headers, "Accept": "text/event-stream"}
-        with httpx2.stream("GET", f"{url}/v1/jobs/{job_id}/events", headers=stream, timeout=120.0) as response:
+        with httpx2.stream("GET", f"{url}/v1/jobs/{job_id}/events", headers=stream, timeout=300.0) as response:
             events = iter(httpx2.EventSource(response))
             assert next(event for event in events if event.event == "state")
             running.send_signal(signal.SIGTERM)
-            started = time.monotonic()
             assert [event.event for event in events][-1] == "bye"
-        assert running.wait(10) in (0, -signal.SIGTERM)
-        assert time.monotonic() - started < 4, "an open stream must not hold up the end (uvicorn's own limit is 5 s)"
+        assert running.wait(300) in (0, -signal.SIGTERM), "an open stream must not hold up the end"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::"])
 def test_an_open_address_without_encryption_is_refused(broker: str, tmp_path: Path, host: str) -> None:
     with process(broker, tmp_path / "data", "--host", host) as (running, log):
-        assert running.wait(30) == 2
+        assert running.wait(300) == 2
         assert "--behind-proxy" in log.read_text()
         assert "--tls-cert" in log.read_text()
     assert not (tmp_path / "data").exists()
@@ -88,7 +91,7 @@ def test_an_open_address_without_encryption_is_refused(broker: str, tmp_path: Pa
 def test_an_open_address_behind_a_proxy_is_taken(redis: redis_py.Redis, broker: str, tmp_path: Path) -> None:
     with process(broker, tmp_path / "data", "--host", "0.0.0.0", "--behind-proxy") as (_, log):
         port = address(log).rpartition(":")[2]
-        assert httpx2.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+        assert httpx2.get(f"http://127.0.0.1:{port}/healthz", timeout=300).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -100,14 +103,14 @@ def test_an_open_address_behind_a_proxy_is_taken(redis: redis_py.Redis, broker: 
 )
 def test_bad_settings_are_refused_by_name(broker: str, tmp_path: Path, arguments: list[str], said: str) -> None:
     with process(broker, tmp_path / "data", *arguments) as (running, log):
-        assert running.wait(30) == 2
+        assert running.wait(300) == 2
         assert said in log.read_text()
         assert "Traceback" not in log.read_text()
 
 
 def test_without_a_broker_it_says_how_to_get_one(tmp_path: Path) -> None:
     with process(f"unix://{tmp_path}/nobody.sock", tmp_path / "data") as (running, log):
-        assert running.wait(30) == 2
+        assert running.wait(300) == 2
         assert "TRIVET_REDIS_URL" in log.read_text()
         assert "Traceback" not in log.read_text()
 
@@ -116,5 +119,5 @@ def test_a_taken_port_is_named(redis: redis_py.Redis, broker: str, tmp_path: Pat
     with process(broker, tmp_path / "data") as (_, log):
         port = address(log).rpartition(":")[2]
         with process(broker, tmp_path / "data", "--port", port) as (second, second_log):
-            assert second.wait(30) == 2
+            assert second.wait(300) == 2
             assert port in second_log.read_text()

@@ -24,7 +24,7 @@ def secret(keys: Keys) -> str:
 
 
 def submit(server: Server, secret: str) -> str:
-    answer = httpx2.post(f"{server.url}/v1/jobs", json=TRAIN, headers=bearer(secret))
+    answer = httpx2.post(f"{server.url}/v1/jobs", json=TRAIN, headers=bearer(secret), timeout=300)
     return str(answer.json()["id"])
 
 
@@ -215,7 +215,7 @@ def test_open_streams_are_limited_per_key_and_given_back(server: Server, secret:
     job_id = submit(server, secret)
     url = f"{server.url}/v1/jobs/{job_id}/events"
     headers = {"Accept": "text/event-stream", **bearer(secret)}
-    with httpx2.Client(headers=headers, timeout=120.0) as http:
+    with httpx2.Client(headers=headers, timeout=300.0) as http:
         open_ones = [http.send(http.build_request("GET", url), stream=True) for _ in range(4)]
         bodies = [response.iter_bytes() for response in open_ones]  # kept: a dropped iterator closes its stream
         assert all(next(body) for body in bodies)
@@ -236,7 +236,7 @@ def test_silence_is_filled_with_pings(server: Server, secret: str, monkeypatch: 
     monkeypatch.setattr(hub, "settings", replace(hub.settings, ping_s=0.05))
     job_id = submit(server, secret)
     headers = {"Accept": "text/event-stream", **bearer(secret)}
-    with httpx2.stream("GET", f"{server.url}/v1/jobs/{job_id}/events", headers=headers) as response:
+    with httpx2.stream("GET", f"{server.url}/v1/jobs/{job_id}/events", headers=headers, timeout=300) as response:
         assert response.headers["cache-control"] == "no-cache"
         assert response.headers["x-accel-buffering"] == "no"
         lines = response.iter_lines()
@@ -268,14 +268,14 @@ def test_a_bad_stream_request_is_refused_before_it_opens(
     server: Server, secret: str, path: str, headers: dict[str, str], field: str
 ) -> None:
     url = server.url + path.format(job=submit(server, secret))
-    answer = httpx2.get(url, headers={"Accept": "text/event-stream", **bearer(secret), **headers})
+    answer = httpx2.get(url, headers={"Accept": "text/event-stream", **bearer(secret), **headers}, timeout=300)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["path"] == field
 
 
 def test_a_stream_over_an_unknown_job_is_not_found(server: Server, secret: str) -> None:
     url = f"{server.url}/v1/events?jobs=job_{'0' * 20}"
-    assert httpx2.get(url, headers=bearer(secret)).status_code == 404
+    assert httpx2.get(url, headers=bearer(secret), timeout=300).status_code == 404
 
 
 def test_the_log_can_be_followed(server: Server, secret: str, worker: Worker) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,16 +26,9 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-expect.set_options(timeout=60_000)
+expect.set_options(timeout=300_000)
 PATIENT = StoreLimits(lease_s=3600, heartbeat_s=3600)
 """Nobody renews or beats here; time must not end what a test runs."""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +40,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(broker: str, data_root: Path) -> Iterator[Service]:
     settings = Settings.model_validate({"data": data_root, "redis_url": broker})
     store = Store.connect(broker, settings.layout, PATIENT)
-    service = Service(settings, store, _free_port())
+    service = Service(settings, store)
     service.start()
     yield service
     service.stop()
@@ -93,7 +85,7 @@ def context(browser: Browser, service: Service) -> Iterator[BrowserContext]:
     with contextlib.closing(
         browser.new_context(base_url=service.url, viewport={"width": 1280, "height": 900}, color_scheme="light")
     ) as context:
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(300_000)
         yield context
 
 

@@ -21,7 +21,7 @@ class Service:
 
     settings: Settings
     store: Store
-    port: int
+    port: int = 0
     server: uvicorn.Server | None = None
     thread: threading.Thread | None = None
 
@@ -31,10 +31,10 @@ class Service:
 
     def start(self) -> None:
         app = create_app(self.settings, self.store)
-        self.server = uvicorn.Server(
-            uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="error", timeout_graceful_shutdown=2)
-        )
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="error", timeout_graceful_shutdown=2)
+        self.server, listening = uvicorn.Server(config), config.bind_socket()
+        self.port = listening.getsockname()[1]
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [listening]}, daemon=True)
         self.thread.start()
         _until(lambda: self.server is not None and self.server.started)
         self._hub = context_of(app).hub
@@ -44,7 +44,7 @@ class Service:
         assert self.thread is not None
         self._hub.close_soon()
         self.server.should_exit = True
-        self.thread.join(60)
+        self.thread.join(300)
         assert not self.thread.is_alive()
 
 
@@ -69,7 +69,7 @@ class Complaints:
             self.found.append(text)
 
 
-def _until(condition: object, within_s: float = 60.0) -> None:
+def _until(condition: object, within_s: float = 300.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline

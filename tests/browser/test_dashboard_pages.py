@@ -330,7 +330,7 @@ def test_what_another_port_of_the_host_gets_to_see_admits_nobody(
         thread.join()
     assert seen[0].startswith("trivet_session="), "the browser sends it: cookies know no ports"
     for path in ("/v1/jobs", "/v1/keys", "/v1/events"):
-        assert httpx2.get(f"{service.url}{path}", headers={"Cookie": seen[0]}).status_code == 401
+        assert httpx2.get(f"{service.url}{path}", headers={"Cookie": seen[0]}, timeout=300).status_code == 401
 
 
 def test_signing_out_in_one_tab_ends_the_others(page: Page, complaints: Complaints) -> None:

@@ -68,7 +68,7 @@ class Cli:
 
     def __call__(self, *words: str, stdin: str = "", **changes: str | None) -> Ran:
         process = self.start(*words, **changes)
-        out, err = process.communicate(stdin, timeout=150)
+        out, err = process.communicate(stdin, timeout=300)
         assert "Traceback" not in err, err
         return Ran(process.returncode, out, err)
 
@@ -140,14 +140,14 @@ def serving(settings: Settings, store: Store, port: int = 0) -> Iterator[str]:
     finally:
         app.state.context.hub.close_soon()
         server.should_exit = True
-        thread.join(60)
+        thread.join(300)
 
 
 def settings_for(broker: str, data: Path) -> Settings:
     return Settings(data=data, redis_url=SecretStr(broker))
 
 
-def wait_until(holds: Callable[[], bool], within_s: float = 120.0) -> None:
+def wait_until(holds: Callable[[], bool], within_s: float = 300.0) -> None:
     deadline = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline, "waited in vain"

@@ -167,7 +167,7 @@ def test_watch_follows_a_job_and_as_json_gives_its_events(trivet: Cli, worker: W
     ref = worker.start(job_id)
     worker.emit(ref, METRICS)
     worker.end(ref)
-    out, err = watching.communicate(timeout=150)
+    out, err = watching.communicate(timeout=300)
     assert watching.returncode == 0, err
     events = [json.loads(line) for line in out.splitlines()]
     assert [event["type"] for event in events] == ["state"] * 3 + ["metric"] * 3 + ["state"]
@@ -187,7 +187,7 @@ def test_an_interrupted_watch_leaves_the_job_alone(trivet: Cli, store: Store) ->
     assert watching.stdout is not None
     assert "queued" in watching.stdout.readline()
     watching.send_signal(signal.SIGINT)
-    _, err = watching.communicate(timeout=150)
+    _, err = watching.communicate(timeout=300)
     assert watching.returncode == 130
     assert "Traceback" not in err
     assert store.jobs.get(job_id).state == "queued"

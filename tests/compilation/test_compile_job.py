@@ -77,7 +77,6 @@ def report(data: DataLayout) -> dict[str, Any]:
 
 
 # The first generated kernel of a process starts the toolchain, most of a minute on a busy machine.
-@pytest.mark.timeout(400)
 def test_the_digits_classifier_passes_the_whole_ladder(data: DataLayout) -> None:
     where, reporter = context(data)
     wanted = spec(model=MLP, data={"source": "digits"}, modes=["eager", "aot_eager", "inductor"], shapes=[16])
@@ -203,7 +202,6 @@ def test_random_tokens_are_followed_by_their_targets() -> None:
 
 
 # The first generated kernel of a process starts the toolchain, most of a minute on a busy machine.
-@pytest.mark.timeout(400)
 def test_a_machine_without_a_compiler_fails_the_rung_that_needs_one(data: DataLayout) -> None:
     where, _ = context(data)
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
@@ -284,7 +282,6 @@ def test_no_draft_is_left_beside_the_report(data: DataLayout) -> None:
     assert [path.name for path in folder.iterdir()] == ["report.json"]
 
 
-@pytest.mark.timeout(400)
 def test_a_failed_rung_leaves_a_script_that_fails_alike_alone(
     data: DataLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,6 @@ from service.compilation.rungs import Rung
 from service.jobs.spec.compile import Tolerance
 
 
-@pytest.mark.timeout(300)
 def test_a_wrong_operator_is_found_in_its_block_and_shown_by_a_script(ascend: Climb, tmp_path: Path) -> None:
     deep = program(Deep)
     (result,) = ascend(deep, rungs=[Rung("planted", WRONG, compiles_backward=False)])

@@ -163,7 +163,6 @@ def test_the_last_rung_does_not_apply_without_a_device(ascend: Climb) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("phase", ["train", "inference"])
 def test_cuda_graphs_are_captured_and_launched_on_a_device(ascend: Climb, phase: str) -> None:
     results = ascend(clean.on("cuda", clean.PERCEPTRON), rungs=LADDER, phases=(phase,))

@@ -17,7 +17,6 @@ from service.jobs.spec.compile import Tolerance
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.timeout(600),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU"),
 ]
 COPIES = tuple(Planted(keeping.keeping(name, way), "inference") for name, way in keeping.COPIES.items())

@@ -21,7 +21,7 @@ from service.schedules import GENERATORS, generator
 GPUS = torch.cuda.device_count()
 needs_two = pytest.mark.skipif(GPUS < 2, reason=f"two ranks over NCCL need 2 GPUs; this machine has {GPUS}")
 needs_four = pytest.mark.skipif(GPUS < 4, reason=f"four ranks over NCCL need 4 GPUs; this machine has {GPUS}")
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.distributed
 
 
 def two_ranks() -> dict[str, Any]:
@@ -96,13 +96,13 @@ def assert_equal(results: list[dict[str, Any]]) -> None:
 
 @needs_two
 def test_two_stages_over_nccl(fresh_torchrun: Any) -> None:
-    assert_equal(fresh_torchrun(two_ranks, ranks=2, timeout_s=300))
+    assert_equal(fresh_torchrun(two_ranks, ranks=2))
 
 
 @needs_four
 @pytest.mark.parametrize("layout", LAYOUTS_OF_FOUR)
 def test_four_ranks_over_nccl(fresh_torchrun: Any, layout: str) -> None:
-    assert_equal(fresh_torchrun(four_ranks, ranks=4, timeout_s=200, layout=layout))
+    assert_equal(fresh_torchrun(four_ranks, ranks=4, layout=layout))
 
 
 @needs_two
@@ -110,7 +110,7 @@ def test_a_failing_rank_ends_its_peers_over_nccl(fresh_torchrun: Any) -> None:
     """The peer's host or device waits for a message that never comes; it must not take NCCL's timeout to end."""
     began = time.monotonic()
     with pytest.raises(GroupFailureError) as caught:
-        fresh_torchrun(failing_rank, ranks=2, timeout_s=120)
+        fresh_torchrun(failing_rank, ranks=2)
     assert "rank 0: instruction " in str(caught.value)
     assert "(forward of stage 3, micro-batch 0) failed: loss is not finite" in str(caught.value)
     assert time.monotonic() - began < 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -53,7 +52,7 @@ def four_ranks() -> dict[str, Any]:
 
 
 def test_every_layout_has_the_gradients_of_one_process(torchrun: Any) -> None:
-    for rank, layouts in enumerate(torchrun(four_ranks, ranks=4, timeout_s=170)):
+    for rank, layouts in enumerate(torchrun(four_ranks, ranks=4)):
         for name, layout in layouts.items():
             assert layout["worst"] < TOLERANCE, (rank, name, layout["found"])
             # Evaluation may add a buffer of its own shape; neither count grows with the micro-batches.
@@ -190,10 +189,7 @@ def failing_rank() -> None:
 
 
 def test_a_failing_rank_names_itself_and_ends_the_group(torchrun: Any) -> None:
-    began = time.monotonic()
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(AssertionError, match="the group ended with exit status 1") as caught:
         torchrun(failing_rank, ranks=2)
     message = "rank 1: instruction 1 of 8 (forward of stage 1, micro-batch 0) failed: loss is not finite"
     assert message in str(caught.value)
-    # Its peer waits for what never comes. Starting the group is most of this time.
-    assert time.monotonic() - began < 150

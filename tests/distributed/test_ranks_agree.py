@@ -15,7 +15,7 @@ DEVICES = [
         marks=[pytest.mark.cuda, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")],
     ),
 ]
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.distributed
 
 
 def disagree(device_type: str) -> dict[str, str]:

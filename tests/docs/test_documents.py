@@ -53,7 +53,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         yield {**os.environ, "PATH": path, "TRIVET_DATA": str(data), "JOB": job.id}
         process.send_signal(signal.SIGTERM)
-        process.wait(120)
+        process.wait(300)
 
 
 def test_the_commands_for_debugging_run(service: dict[str, str]) -> None:

@@ -26,7 +26,6 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_change_that_a_page_shows_is_the_whole_one(page: Path, copy: Path) -> None:
     text = page.read_text()

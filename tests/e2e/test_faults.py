@@ -19,7 +19,7 @@ LONG: dict[str, Any] = {
 }
 
 
-def gone(service: Service, job_id: str, within_s: float = 120.0) -> bool:
+def gone(service: Service, job_id: str, within_s: float = 300.0) -> bool:
     deadline = time.monotonic() + within_s
     while service.processes_of(job_id):
         if time.monotonic() > deadline:

@@ -140,7 +140,6 @@ def test_a_service_that_stays_away_is_a_violation_and_no_crash(checks: Any, monk
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(900)
 def test_a_short_run_keeps_every_promise_and_catches_the_planted_violation(tmp_path: Path) -> None:
     """Stopped processes are left to longer runs: each costs a lease of waiting."""
     only = "api:SIGKILL,agent:SIGTERM,supervisor:SIGKILL,rank:SIGKILL,rank:SIGTERM,keeper:SIGKILL,broker:SIGKILL"

@@ -8,15 +8,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worker_fleet import Fleet, MortalBroker, eventually, processes_of
+from worker_fleet import LIMIT_S, SHORT_LEASES, Fleet, MortalBroker, eventually, processes_of
 
 from api import history
 from service.jobs.event_files import rank_file
 from service.jobs.events import event_key
 from service.jobs.records import AttemptRef
+from service.jobs.store import StoreLimits
 from workers.supervisor.unrelayed_metrics import METRIC, unrelayed
 
 STEPS = list(range(1, 401))
+
+
+@pytest.fixture
+def limits() -> StoreLimits:
+    return SHORT_LEASES
 
 
 def on_disk(fleet: Fleet, ref: AttemptRef) -> int:
@@ -66,7 +72,7 @@ def test_steps_that_a_hanging_broker_did_not_take_are_in_the_stream_of_the_next_
     with mortal.hanging():
         eventually(lambda: not processes_of(ref))
     outage.store.client.close()
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(LIMIT_S) == 0
     eventually(lambda: outage.store.attempts.reap() or outage.job(ref).state == "queued")
     again = run_again(outage, ref)
     assert outage.ended(again).state == "succeeded"

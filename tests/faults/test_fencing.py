@@ -12,16 +12,22 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from worker_fleet import Fleet, MortalBroker, all_gone, eventually, family, processes_of
+from worker_fleet import LIMIT_S, SHORT_LEASES, Fleet, MortalBroker, all_gone, eventually, family, processes_of
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import AttemptRef
+from service.jobs.store import StoreLimits
 from workers.event_protocol import STOP, lease_until
 from workers.linux import uptime
 from workers.supervisor import keeper
 
 LOYAL = "from workers.linux import die_with_parent; die_with_parent(); import time; time.sleep(3600)"
 DAEMON = "import subprocess, time; subprocess.Popen(['setsid', 'sleep', '3600']); time.sleep(3600)"
+
+
+@pytest.fixture
+def limits() -> StoreLimits:
+    return SHORT_LEASES
 
 
 def kept(program: str) -> tuple[subprocess.Popen[bytes], int]:
@@ -42,7 +48,7 @@ def test_a_keeper_ends_everything_when_its_time_has_come() -> None:
     time.sleep(0.2)
     assert process.poll() is None
     os.write(writer, b"%f\n%f\n" % (uptime() + 3600, uptime() + 0.5))
-    assert process.wait(60) == 128 + signal.SIGKILL
+    assert process.wait(LIMIT_S) == 128 + signal.SIGKILL
     assert all_gone(below)
     os.close(writer)
 
@@ -53,7 +59,7 @@ def test_a_keeper_that_is_stopped_dies_when_its_time_has_come_and_its_group_with
     os.write(writer, b"%f\n" % (uptime() + 1.0))
     time.sleep(0.2)
     process.send_signal(signal.SIGSTOP)
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
     eventually(lambda: all_gone(below))
     os.close(writer)
 
@@ -84,7 +90,7 @@ time.sleep(3600)
 def test_a_rank_kills_itself_when_its_lease_ends(rank: tuple[subprocess.Popen[bytes], socket.socket]) -> None:
     process, supervisor = rank
     supervisor.sendall(lease_until(uptime() + 3600) + lease_until(uptime() + 1.0))
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
 
 
 def test_a_rank_that_could_not_run_looks_for_a_longer_lease_first(
@@ -129,7 +135,7 @@ def test_a_supervisor_that_comes_back_after_its_lease_reports_a_loss_and_no_fail
     supervisor.send_signal(signal.SIGSTOP)
     eventually(lambda: not processes_of(ref))
     supervisor.send_signal(signal.SIGCONT)
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(LIMIT_S) == 0
     job = fleet.job(ref)
     assert (job.state, job.attempt) == ("queued", 1)
     assert "lease" in (job.reason or "")
@@ -151,7 +157,7 @@ def test_work_that_was_done_when_its_lease_ended_is_a_success(fleet: Fleet) -> N
     assert job.result is not None
     steps = {event["step"] for event in fleet.events(ref, "metric")}
     assert steps == set(range(1, job.result["steps"] + 1))
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(LIMIT_S) == 0
 
 
 def freeze(data: DataLayout, ref: AttemptRef) -> str:
@@ -181,7 +187,7 @@ def test_a_job_whose_folder_hangs_keeps_its_lease_and_goes_on_afterwards(fleet: 
     job = fleet.ended(ref)
     assert (job.state, job.attempt) == ("succeeded", 1)
     assert [event["step"] for event in fleet.events(ref, "metric")] == list(range(1, 401))
-    assert supervisor.wait(30) == 0
+    assert supervisor.wait(LIMIT_S) == 0
     os.close(reader)
 
 

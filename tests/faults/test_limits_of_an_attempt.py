@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import pytest
-from worker_fleet import HOST, Fleet, eventually, processes_of, rank_process
+from worker_fleet import HOST, LIMIT_S, Fleet, eventually, processes_of, rank_process
 
 from service.jobs.processes import Process
 from service.jobs.records import JobError
@@ -27,7 +27,7 @@ def failure(fleet: Fleet, behaviour: str, ranks: int = 1, **fields: object) -> J
     assert job.state == "failed"
     assert job.error is not None
     assert processes_of(ref) == []
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(LIMIT_S) == 0
     return job.error
 
 
@@ -106,7 +106,7 @@ def test_a_host_that_cannot_write_to_its_own_folder_gives_the_part_back_and_says
     ref = fleet.submit("endless")
     fleet.data.host(HOST).parent.mkdir(parents=True)
     fleet.data.host(HOST).write_text("a file in the place of the folder")
-    assert fleet.supervise(ref).wait(60) == 0
+    assert fleet.supervise(ref).wait(LIMIT_S) == 0
     job = fleet.job(ref)
     assert job.state == "queued"
     assert str(fleet.data.host(HOST)) in (job.reason or "")
@@ -129,7 +129,7 @@ def test_devices_are_not_free_while_a_compiler_of_a_lost_group_lives(fleet: Flee
     try:
         eventually(lambda: b"sleep" in (psutil.Process(compiler.pid).cmdline()[-1].encode()))
         assert SupervisorRegistry(folder).live() == ("job_orphaned:3",)
-        assert compiler.wait(60) == -signal.SIGKILL
+        assert compiler.wait(LIMIT_S) == -signal.SIGKILL
         assert SupervisorRegistry(folder).live() == ()
         assert other.poll() is None
     finally:

@@ -7,7 +7,16 @@ from typing import Any
 
 import psutil
 import pytest
-from worker_fleet import REAL_SUPERVISOR, Fleet, all_gone, eventually, processes_of, rank_process, train_spec
+from worker_fleet import (
+    REAL_SUPERVISOR,
+    SHORT_LEASES,
+    Fleet,
+    all_gone,
+    eventually,
+    processes_of,
+    rank_process,
+    train_spec,
+)
 
 from service.jobs.records import AttemptRef
 from service.jobs.spec.verify import VerifySpec
@@ -54,6 +63,7 @@ def assert_died_by_sigterm(fleet: Fleet, ref: AttemptRef, rank: int) -> None:
     assert processes_of(ref) == []
 
 
+@pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["short leases"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_no_signal_to_any_process_of_a_job_makes_it_a_success(fleet: Fleet, number: signal.Signals) -> None:
     """Losing a process of the service uses no retry; losing torchrun or a rank fails the attempt."""

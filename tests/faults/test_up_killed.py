@@ -54,12 +54,12 @@ def test_c2_a_start_after_kill_9_takes_over_and_the_job_ends_once(tmp_path: Path
         assert len(brokers(data)) == 1
         assert brokers(data) != old
         assert len([found for found in belonging_to(data) if "workers" in found.cmdline()]) == 1
-        assert client.wait(job.id, timeout_s=120).state == "succeeded"
+        assert client.wait(job.id, timeout_s=300).state == "succeeded"
         states = [event["state"] for event in client.events(job.id, types=["state"])["items"]]
         assert states == ["queued", "starting", "running", "succeeded"]
         process.terminate()
         assert process.wait(STOP_S) == 0
-    assert belonging_to(data) == []
+    wait_until(lambda: belonging_to(data) == [])
 
 
 def test_c2_a_leftover_that_hangs_is_ended_as_well(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-LIMIT_S = 150.0
+LIMIT_S = 300.0
 """Seconds that only a broken program takes, on however busy a machine."""
 STOP_S = LIMIT_S
 
@@ -78,10 +79,17 @@ def belonging_to(data: Path) -> list[psutil.Process]:
 
 def parts_of(process: subprocess.Popen[bytes], word: str) -> list[psutil.Process]:
     """The children of a running ``trivet up`` by a word of their command: ``valkey-server``, ``api`` or ``workers``."""
-    return [part for part in psutil.Process(process.pid).children() if word in (part.name(), *part.cmdline())]
+    found = []
+    for part in psutil.Process(process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if word in (part.name(), *part.cmdline()):
+                found.append(part)
+    return found
 
 
 def part_of(process: subprocess.Popen[bytes], word: str) -> psutil.Process:
+    """The first of :func:`parts_of`, which may just be being started again."""
+    wait_until(lambda: bool(parts_of(process, word)))
     return parts_of(process, word)[0]
 
 

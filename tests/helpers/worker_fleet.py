@@ -32,12 +32,12 @@ SUPERVISOR = (sys.executable, str(Path(__file__).with_name("fake_supervisor.py")
 REAL_SUPERVISOR = (sys.executable, "-m", "workers.supervisor")
 """Its ranks do what the job's kind says."""
 HOST = "alpha"
-
-
+LIMIT_S = 300.0
+"""Seconds that only a broken program takes, on however busy a machine."""
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], within_s: float = 120.0) -> T:
+def eventually(look: Callable[[], T], within_s: float = LIMIT_S) -> T:
     """Poll until ``look`` returns something true; that."""
     deadline = time.monotonic() + within_s
     while not (found := look()):
@@ -82,7 +82,7 @@ class Worker:
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(120)
+        return self.process.wait(LIMIT_S)
 
     def said(self) -> str:
         return self._log.read_text()
@@ -165,9 +165,14 @@ class Fleet:
         return any(text in event["line"] for event in self.events(ref, "log"))
 
 
+SHORT_LEASES = StoreLimits(lease_s=6.0)
+"""For tests that wait for the end of a lease."""
+
+
 @pytest.fixture
 def limits() -> StoreLimits:
-    return StoreLimits(lease_s=6.0)
+    """Leases that no supervisor loses for want of a core."""
+    return StoreLimits(lease_s=60.0)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class Service:
     def client(self, owner: str) -> httpx2.Client:
         """A client with a key of its own that may submit."""
         secret = self.store.keys.create(owner, ["submit"])[1]
-        return httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {secret}"}, timeout=120.0)
+        return httpx2.Client(base_url=self.url, headers={"Authorization": f"Bearer {secret}"}, timeout=300.0)
 
 
 @contextmanager
@@ -57,12 +57,12 @@ def serving(settings: Settings) -> Iterator[Service]:
     finally:
         app.state.context.hub.close_soon()
         server.should_exit = True
-        thread.join(30)
+        thread.join(300)
         store.close()
     assert not thread.is_alive()
 
 
-def wait_until(holds: Callable[[], bool], within_s: float = 150.0) -> None:
+def wait_until(holds: Callable[[], bool], within_s: float = 300.0) -> None:
     """Until ``holds``; a machine that is busy may take long."""
     deadline = time.monotonic() + within_s
     while not holds():

@@ -35,7 +35,7 @@ def look_around(fleet: Fleet, tries: dict[str, tuple[str, Any]], policy: JobPoli
     root.mkdir(parents=True, exist_ok=True)
     (root / "tries.json").write_text(json.dumps(tries))
     fleet.supervise(ref, policy=policy)
-    job = eventually(lambda: (job := fleet.job(ref)).ended_at is not None and job, within_s=150)
+    job = eventually(lambda: (job := fleet.job(ref)).ended_at is not None and job)
     assert job.result is not None, job.error
     return dict(job.result["found"])
 
@@ -116,7 +116,7 @@ def enforce(confined: Confinement, code: str) -> subprocess.CompletedProcess[str
         f"Confinement.from_json(json.loads({json.dumps(confined.to_json())!r})).enforce(in_user_namespace=inside)\n"
     )
     return subprocess.run(
-        [sys.executable, "-c", script + code], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", script + code], capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -53,7 +53,7 @@ def test_a_stranger_that_calls_itself_rank_77_or_0_is_not_heard(fleet: Fleet) ->
     """The stranger knows the secret, as one could who reads the environment of ranks that nothing confines."""
     ref = fleet.submit("until_told")
     supervisor = fleet.supervise(ref)
-    eventually(lambda: fleet.events(ref, "metric"), within_s=150)
+    eventually(lambda: fleet.events(ref, "metric"))
     rank = next(each for each in family(supervisor) if "TRIVET_EVENTS_SECRET" in each.environ())
     variables = rank.environ()
     line = b'{"type": "error", "error": "Forged", "message": "", "traceback": ""}\n{"type": "done"}\n'

@@ -66,7 +66,7 @@ def test_a_gang_listens_on_its_configured_address_and_unpickles_no_strangers_byt
         fleet.supervise(ref, command=("ip", "netns", "exec", networks[host], *SUPERVISOR), address=ADDRESSES[host])
         for host, ref in refs.items()
     ]
-    eventually(lambda: fleet.events(refs["alpha"], "metric"), within_s=150)
+    eventually(lambda: fleet.events(refs["alpha"], "metric"))
     seen = set()
     for supervisor in supervisors:
         seen |= set(listeners([psutil.Process(supervisor.pid), *family(supervisor)]))
@@ -77,7 +77,7 @@ def test_a_gang_listens_on_its_configured_address_and_unpickles_no_strangers_byt
         for each in seen:
             _attack_from(networks["beta"], each.address, each.port, payload(marker), f"{job.id}-1")
     fleet.store.jobs.cancel(job.id)
-    eventually(lambda: fleet.store.jobs.get(job.id).ended_at, within_s=150)
+    eventually(lambda: fleet.store.jobs.get(job.id).ended_at)
     assert not marker.exists()
 
 
@@ -86,4 +86,4 @@ def _attack_from(network: str, address: str, port: int, content: bytes, run_id: 
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from sockets import attack; "
         f"attack({address!r}, {port}, bytes.fromhex({content.hex()!r}), {run_id!r})"
     )
-    subprocess.run(["ip", "netns", "exec", network, sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run(["ip", "netns", "exec", network, sys.executable, "-c", code], check=True, timeout=300)

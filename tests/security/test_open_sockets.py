@@ -31,7 +31,7 @@ from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.settings import Settings
 from service.jobs.store import Store
 
-HEAD_S, BODY_S = 1.0, 1.5
+HEAD_S, BODY_S = 1.0, 4.0
 HALF = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Le"
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
@@ -53,13 +53,13 @@ def address(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     yield *listening.getsockname()[:2], store
     app.state.context.hub.close_soon()
     server.should_exit = True
-    thread.join(30)
+    thread.join(300)
     store.close()
 
 
 def connected(address: tuple[str, int, Store]) -> socket.socket:
     made = socket.create_connection(address[:2])
-    made.settimeout(60)
+    made.settimeout(300)
     return made
 
 
@@ -80,11 +80,11 @@ def test_b7_two_hundred_half_open_requests_do_not_stop_the_api_and_are_ended(add
         half_open = [held.enter_context(connected(address)) for _ in range(200)]
         for client in half_open[:150]:
             client.sendall(HALF)
-        assert httpx2.get(url, timeout=60).status_code == 200
+        assert httpx2.get(url, timeout=300).status_code == 200
         answers = [received(client) for client in half_open]
     assert all(answer.startswith(b"HTTP/1.1 408 ") for answer in answers[:150])
     assert answers[150:] == [b""] * 50, "those that sent nothing are told nothing"
-    assert httpx2.get(url, timeout=60).status_code == 200
+    assert httpx2.get(url, timeout=300).status_code == 200
 
 
 def test_b7_a_head_that_comes_byte_by_byte_has_the_same_time(address: tuple[str, int, Store]) -> None:
@@ -129,12 +129,12 @@ def test_b7_a_body_that_stops_ends_its_connection(address: tuple[str, int, Store
 
 
 def test_b7_a_body_that_keeps_coming_may_take_its_time(address: tuple[str, int, Store], redis: redis_py.Redis) -> None:
-    pieces = 6
+    pieces = 10
     with connected(address) as client:
         client.sendall(upload(address, pieces * 2 * LEAST_BODY))
         for _ in range(pieces):
             client.sendall(b"x" * 2 * LEAST_BODY)
-            time.sleep(BODY_S / 3)
+            time.sleep(BODY_S / 8)
         assert received(client).startswith(b"HTTP/1.1 201 ")
 
 
@@ -154,7 +154,7 @@ def test_b7_a_connection_serves_several_requests_and_may_rest_between_them(addre
 def test_b7_a_stream_outlives_the_limits_on_requests(address: tuple[str, int, Store], redis: redis_py.Redis) -> None:
     secret = address[2].keys.create("ann", ["read"])[1]
     headers = {"Authorization": f"Bearer {secret}", "Accept": "text/event-stream"}
-    with httpx2.stream("GET", f"http://127.0.0.1:{address[1]}/v1/events", headers=headers, timeout=60) as response:
+    with httpx2.stream("GET", f"http://127.0.0.1:{address[1]}/v1/events", headers=headers, timeout=300) as response:
         lines = response.iter_lines()
         assert next(lines).startswith("retry")
         time.sleep(2 * (HEAD_S + BODY_S))
@@ -224,13 +224,13 @@ def refused_sign_ins(broker: str, data: Path, redis: redis_py.Redis, **variables
         found = re.search(r"serving (http://\S+)", log.read_text())
         assert found is not None, log.read_text()
         headers = {"X-Forwarded-For": "192.0.2.1", "X-Forwarded-Proto": "https", "X-Trivet": "1"}
-        answer = httpx2.post(f"{found[1]}/login", data={"key": "tvt_x_y"}, headers=headers, timeout=60)
+        answer = httpx2.post(f"{found[1]}/login", data={"key": "tvt_x_y"}, headers=headers, timeout=300)
         assert answer.status_code == 401
         assert ("strict-transport-security" in answer.headers) == bool(redis.keys("*192.0.2.1"))
         return {name.decode().rpartition("sign_ins:")[2] for name in redis.keys("trivet:sign_ins:*")}
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(300)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_b7_nothing_that_a_service_and_its_jobs_write_is_open_to_other_users(tmp
             upload = tmp_path / "upload.bin"
             upload.write_bytes(b"x" * 100)
             client.upload(upload)
-            job = client.wait(client.submit(SPEC).id, timeout_s=120)
+            job = client.wait(client.submit(SPEC).id, timeout_s=300)
             assert job.state == "succeeded", job.error
         found = modes(data)
     assert any(name.endswith("metrics.parquet") for name in found)

@@ -34,7 +34,7 @@ def api(data: Path, broker: str, *arguments: str, **variables: str) -> Iterator[
         yield process, log
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(300)
 
 
 def ready(data: Path, process: subprocess.Popen[bytes], log: Path) -> None:

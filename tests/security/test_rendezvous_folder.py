@@ -56,7 +56,7 @@ def gang(host: str) -> Claim:
 def test_a_gang_meets_in_the_leaders_private_folder(tmp_path: Path) -> None:
     async def both() -> list[Any]:
         return await asyncio.gather(
-            *(agree(gang(host), tmp_path, tmp_path / host, "127.0.0.1", within_s=60) for host in ("b", "a"))
+            *(agree(gang(host), tmp_path, tmp_path / host, "127.0.0.1", within_s=300) for host in ("b", "a"))
         )
 
     follower, leader = asyncio.run(both())

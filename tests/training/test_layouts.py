@@ -124,7 +124,7 @@ class Outcomes:
         if ranks == 1:
             return run_all(str(self.folder), 1)
         folder = str(self.folder)
-        results: dict[str, Any] = self._torchrun(run_all, ranks, timeout_s=170, folder=folder, world=ranks)[0]
+        results: dict[str, Any] = self._torchrun(run_all, ranks, folder=folder, world=ranks)[0]
         return results
 
 

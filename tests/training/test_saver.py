@@ -25,7 +25,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     opened, write = threading.Event(), storage.save
 
     def gated(*arguments: Any, **named: Any) -> Any:
-        assert opened.wait(30)
+        assert opened.wait(300)
         return write(*arguments, **named)
 
     monkeypatch.setattr(saver, "save", gated)

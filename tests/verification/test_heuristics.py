@@ -87,7 +87,7 @@ def test_a_search_branches_by_a_score_of_the_users_own(split: Callable[..., Sear
     for margin in (0.1, -0.05):
         (specification,) = specifications(above(query, most + margin), torch.device("cpu"))
         shapes.clear()
-        found = split(replace(subject, heuristics=OWN), specification, CROWN, time.monotonic() + 60, lambda _: None)
+        found = split(replace(subject, heuristics=OWN), specification, CROWN, time.monotonic() + 600, lambda _: None)
         verdicts[margin] = found.verdict
         if margin > 0:
             assert found.domains > 1
@@ -118,11 +118,11 @@ def test_every_score_of_the_tables_branches_alone() -> None:
     (specification,) = specifications(above(query, most + 0.1), torch.device("cpu"))
     for activation in ACTIVATION_SCORES.values():
         own = replace(subject, heuristics=Heuristics(activations=(activation,)))
-        found = split_activations(own, specification, CROWN, time.monotonic() + 60, lambda _: None)
+        found = split_activations(own, specification, CROWN, time.monotonic() + 600, lambda _: None)
         assert (found.verdict, found.domains > 1) == (Verdict.VERIFIED, True)
     for score in INPUT_SCORES.values():
         own = replace(subject, heuristics=Heuristics(inputs=score))
-        found = split_inputs(own, specification, CROWN, time.monotonic() + 60, lambda _: None)
+        found = split_inputs(own, specification, CROWN, time.monotonic() + 600, lambda _: None)
         assert (found.verdict, found.domains > 1) == (Verdict.VERIFIED, True)
 
 

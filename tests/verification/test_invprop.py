@@ -92,7 +92,7 @@ def test_bounds_hold_wherever_the_property_fails(name: str, seed: int, share: fl
     found = Invprop(objective, specification_rows, InvpropSettings())
     for disjunct in range(len(rows)):
         for margin in (-0.5, -0.01):
-            left = found.tighten(disjunct, margin, found.preactivations, time.monotonic() + 60)
+            left = found.tighten(disjunct, margin, found.preactivations, time.monotonic() + 600)
             fails = (excess[:, disjunct] <= thresholds[disjunct]).all(dim=1)
             assert left is not None or not bool(fails.any())
             bounds = objective.known(torch.tensor([disjunct]))
@@ -110,7 +110,7 @@ def test_bounds_are_tighter_than_those_that_always_hold() -> None:
     objective, specification_rows = objective_of(subject, Interval(centre - 1, centre + 1), ROWS[:, None], thresholds)
     before, found = objective.bounds, Invprop(objective, specification_rows, InvpropSettings())
     for _ in range(3):
-        found.tighten(0, -0.3, found.preactivations, time.monotonic() + 60)
+        found.tighten(0, -0.3, found.preactivations, time.monotonic() + 600)
     last = Preactivations.of(subject.network).each[-1]
     place = slice(last.offset, last.offset + last.size)
     assert float(objective.bounds.width[0, place].sum()) < 0.7 * float(before.width[0, place].sum())
@@ -132,7 +132,7 @@ def test_a_property_that_holds_is_proved_without_splits_and_no_other(share: floa
     margin, proved = margin_of(objective, 0), False
     assert margin < 0
     for _ in range(10):
-        left = found.tighten(0, margin, found.preactivations, time.monotonic() + 60)
+        left = found.tighten(0, margin, found.preactivations, time.monotonic() + 600)
         if left is None or (margin := margin_of(objective, 0)) > 0:
             proved = True
             break

@@ -250,7 +250,7 @@ def test_searches_decide_the_same_in_little_memory(search: SearchStrategy, hones
             limited = LimitedMemory(int(multiple * size_of(module)), module)
             subject = on(module, limited, honest=honest)
             with limited:
-                finding = search(subject, specification, CROWN, time.monotonic() + 60, lambda _: None)
+                finding = search(subject, specification, CROWN, time.monotonic() + 600, lambda _: None)
             assert finding.verdict is verdict, (multiple, finding)
             assert finding.shortage is None
 
@@ -263,7 +263,7 @@ def test_a_search_without_memory_for_the_smallest_step_says_so(search: SearchStr
     limited = LimitedMemory(size_of(module) + 4096, module)
     subject = on(module, limited, honest=False)
     with limited:
-        finding = unknown_of(lambda: search(subject, specification, CROWN, time.monotonic() + 60, lambda _: None))
+        finding = unknown_of(lambda: search(subject, specification, CROWN, time.monotonic() + 600, lambda _: None))
     assert finding.verdict is Verdict.UNKNOWN
     assert finding.shortage is not None
     assert "are needed" in str(finding.shortage)
@@ -340,7 +340,7 @@ def test_searches_prove_in_spite_of_failures(search: SearchStrategy) -> None:
         specification = specification_of(lower, upper, ROW, [exact_minimum(net, lower, upper, ROW[0]) - 0.05], [0])
         subject = replace(subject_from(net, 3), effort=Effort(memory=OPTIMISTIC))
         with RandomFailures(seed, 1e-5):
-            finding = unknown_of(lambda: search(subject, specification, CROWN, time.monotonic() + 60, lambda _: None))  # noqa: B023
+            finding = unknown_of(lambda: search(subject, specification, CROWN, time.monotonic() + 600, lambda _: None))  # noqa: B023
         assert finding.verdict is not Verdict.FALSIFIED
         proved += finding.verdict is Verdict.VERIFIED
     assert proved
@@ -357,7 +357,7 @@ def test_leaf_programs_without_memory_leave_their_domains_open(monkeypatch: pyte
     least = exact_minimum(net, lower, upper, ROW[0])
     subject = replace(subject_from(net, 3), float64_module=Unconvinced())
     specification = specification_of(lower, upper, ROW, [least + 1e-6], [0])
-    finding = split_activations(subject, specification, CROWN, time.monotonic() + 20, lambda _: None)
+    finding = split_activations(subject, specification, CROWN, time.monotonic() + 600, lambda _: None)
     assert finding.verdict is Verdict.UNKNOWN
     assert finding.shortage is None or finding.shortage.stage == activations.PROGRAMS
 

@@ -170,7 +170,7 @@ def search() -> list[dict[str, Any]]:
     ]
     for module, transfer, name, widths, features, radius, above in cases:
         net = mlp(widths, nn.ReLU(), 5, scale=2.0).double()
-        for share, limit in ((above, 60.0), (-0.02, 60.0), (above, 0.0)):
+        for share, limit in ((above, 600.0), (-0.02, 600.0), (above, 0.0)):
             goal = goal_above(net, features, share, radius)
             received = 0
 

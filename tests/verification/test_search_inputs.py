@@ -93,7 +93,7 @@ def vertices(module: nn.Sequential) -> Tensor:
     return within.clamp(-1, 1)
 
 
-def search(under: ModelUnderVerification, asked: Query, seconds: float = 30.0) -> SearchResult:
+def search(under: ModelUnderVerification, asked: Query, seconds: float = 300.0) -> SearchResult:
     """The search alone, without the attack before it."""
     (specification,) = specifications(asked, CPU)
     return split_inputs(under, specification, CROWN, time.monotonic() + seconds, lambda _: None)
@@ -149,7 +149,7 @@ def test_a_bound_is_below_the_margin_of_every_input(seed: int, shares: list[floa
     cases = [[(row.tolist(), float(each))] for row, each in zip(rows, thresholds, strict=True)]
     moments: list[SearchProgress] = []
     (specification,) = specifications(query([-1.0, -0.5], [1.0, 1.0], *cases), CPU)
-    found = split_inputs(subject(module, 2), specification, CROWN, time.monotonic() + 30, moments.append)
+    found = split_inputs(subject(module, 2), specification, CROWN, time.monotonic() + 600, moments.append)
     assert max(found.bound, *(each.bound for each in moments)) <= float((values - thresholds).min()) + 1e-9
 
 
@@ -263,7 +263,7 @@ def test_a_search_without_time_tells_what_it_knows() -> None:
     asked = query([-1.0, -1.0], [1.0, 1.0], [([1.0], float(module(vertices(module)).min()) - 1e-6)])
     moments: list[SearchProgress] = []
     (specification,) = specifications(asked, CPU)
-    found = split_inputs(under, specification, CROWN, time.monotonic() + 30, moments.append)
+    found = split_inputs(under, specification, CROWN, time.monotonic() + 600, moments.append)
     bounds = [moment.bound for moment in moments]
     assert found.verdict is Verdict.VERIFIED
     assert bounds == sorted(bounds)

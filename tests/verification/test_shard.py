@@ -205,9 +205,8 @@ def divided_activations() -> dict[str, Any]:
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(400)
 def test_every_activation_on_two_ranks_has_the_bounds_of_one_process_and_half_of_its_memory(torchrun: Any) -> None:
-    for found in torchrun(divided_activations, 2, timeout_s=300):
+    for found in torchrun(divided_activations, 2):
         assert len(found) == len(activations()) + len(PADDED)
         for name, (difference, weights, sizes) in found.items():
             assert difference <= 1e-9, name

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(330)]
+pytestmark = pytest.mark.distributed
 
 METHODS_TRIED = ("ibp", "crown-ibp", "crown", "alpha-crown", "alpha-crown (fixed intermediate bounds)")
 HIDDEN = {"whole values between stages": [16, 12, 20, 12, 8], "shards between stages": [16, 12, 20, 12, 16, 8]}
@@ -72,7 +72,7 @@ def compare() -> dict[str, dict[str, float]]:
 
 
 def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
-    results = torchrun(compare, 4, timeout_s=300)
+    results = torchrun(compare, 4)
     last = results[3]
     assert len(last) == len(HIDDEN) * len(MESHES)
     for name, found in last.items():

@@ -226,9 +226,8 @@ def _differences(
 
 
 @pytest.mark.distributed
-@pytest.mark.timeout(330)
 def test_stages_find_the_bounds_of_one_process(torchrun: Any) -> None:
-    results = torchrun(compare, 4, timeout_s=300)
+    results = torchrun(compare, 4)
     for name in results[3]:
         for result in results:
             differences = {case: value for case, value in result[name].items() if "width" not in case}

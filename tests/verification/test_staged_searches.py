@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(330)]
+pytestmark = pytest.mark.distributed
 
 SHARES = {"proved by splits": 0.3, "refuted": -0.05}
 """Where between the largest output that is reached and CROWN's bound a counterexample would have to be."""
@@ -123,7 +123,7 @@ def domain_margins(subject: Any, query: Any) -> list[float]:
 
 
 def test_stages_decide_what_one_process_decides(torchrun: Any) -> None:
-    results = torchrun(decisions, 4, timeout_s=300)
+    results = torchrun(decisions, 4)
     last = results[3]
     assert len(last) == (len(SHARES) + 1) * len(MESHES)
     bounded = [last.pop(f"domains on {degrees}") for degrees in MESHES]

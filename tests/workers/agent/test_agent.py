@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from worker_fleet import HOST, Fleet, Worker, eventually, processes_of, train_spec
+from worker_fleet import HOST, SHORT_LEASES, Fleet, Worker, eventually, processes_of, train_spec
 
 from service.jobs.records import AttemptRef
 from workers.agent.celery_app import Dispatcher, create_app
@@ -93,6 +93,7 @@ def test_a_repeated_launch_message_changes_nothing(fleet: Fleet, worker: Worker)
     assert [event["state"] for event in fleet.events(ref, "state")] == ["queued", "starting", "running", "succeeded"]
 
 
+@pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["short leases"])
 def test_what_is_no_longer_current_is_ended_by_order_of_the_store(fleet: Fleet, worker: Worker) -> None:
     """A supervisor that is stopped cannot notice that it lost its lease: its worker ends it."""
     ref = submit(fleet, "endless")

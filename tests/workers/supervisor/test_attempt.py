@@ -7,7 +7,7 @@ import json
 import signal
 
 import pytest
-from worker_fleet import Fleet, all_gone, eventually, family, processes_of
+from worker_fleet import LIMIT_S, SHORT_LEASES, Fleet, all_gone, eventually, family, processes_of
 
 from service.jobs.store.keyspace import JOB
 
@@ -78,7 +78,7 @@ def test_a_raising_rank_is_named_and_its_peers_are_gone(fleet: Fleet) -> None:
     _, path = fleet.store.artifacts.get(ref.job_id, job.error.traceback_artifact)
     assert 'raise ValueError("the loss is not a number")' in path.read_text()
     assert next(event["error"] for event in fleet.events(ref, "error")) == "ValueError"
-    assert supervisor.wait(10) == 0
+    assert supervisor.wait(LIMIT_S) == 0
 
 
 def test_a_job_that_is_refused_by_its_rank_says_so_in_a_line(fleet: Fleet) -> None:
@@ -89,7 +89,7 @@ def test_a_job_that_is_refused_by_its_rank_says_so_in_a_line(fleet: Fleet) -> No
     assert (error.type, error.message) == ("RefusedError", "model.onnx: no rule for ONNX Det")
     assert error.traceback_artifact is None
     assert [event["line"] for event in fleet.events(ref, "log")] == ["refused: model.onnx: no rule for ONNX Det"]
-    assert supervisor.wait(10) == 0
+    assert supervisor.wait(LIMIT_S) == 0
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_time_limit(fleet: Fleet) -> None:
     assert (job.state, job.error.type) == ("failed", "TimeoutExceeded")
     assert "timeout_s = 2.5" in job.error.message
     assert processes_of(ref) == []
-    assert supervisor.wait(10) == 0
+    assert supervisor.wait(LIMIT_S) == 0
 
 
 def test_cancel_lets_ranks_save_and_leaves_no_process(fleet: Fleet) -> None:
@@ -154,7 +154,7 @@ def test_cancel_lets_ranks_save_and_leaves_no_process(fleet: Fleet) -> None:
     assert all_gone(started)
     names = {artifact.name for artifact in fleet.store.artifacts.list(ref.job_id)}
     assert names == {"checkpoint-0.txt", "checkpoint-1.txt"}
-    assert supervisor.wait(10) == 0
+    assert supervisor.wait(LIMIT_S) == 0
 
 
 def test_cancel_before_the_ranks_are_up(fleet: Fleet) -> None:
@@ -171,7 +171,7 @@ def test_cancel_before_the_claim_leaves_nothing_to_do(fleet: Fleet) -> None:
     ref = fleet.submit("endless")
     fleet.store.jobs.cancel(ref.job_id)
     supervisor = fleet.supervise(ref)
-    assert supervisor.wait(20) == 0
+    assert supervisor.wait(LIMIT_S) == 0
     assert fleet.job(ref).state == "cancelled"
     assert not fleet.data.job(ref.job_id).attempt(1).exists()
 
@@ -181,7 +181,7 @@ def test_a_second_supervisor_of_the_same_part_steps_back(fleet: Fleet) -> None:
     first = fleet.supervise(ref)
     eventually(lambda: fleet.events(ref, "metric"))
     second = fleet.supervise(ref)
-    assert second.wait(20) == 0
+    assert second.wait(LIMIT_S) == 0
     assert first.poll() is None
     (fleet.data.job(ref.job_id).root / "go").touch()
     assert fleet.ended(ref).state == "succeeded"
@@ -194,7 +194,7 @@ def test_a_spec_that_only_the_api_understands_fails_the_job_and_frees_its_device
     spec = fleet.store.client.call("HGET", JOB(ref.job_id), "spec")
     assert family in spec
     fleet.store.client.call("HSET", JOB(ref.job_id), "spec", spec.replace(family, '"family":"gone"'))
-    assert fleet.supervise(ref).wait(20) == 0
+    assert fleet.supervise(ref).wait(LIMIT_S) == 0
     job = fleet.ended(ref)
     assert job.error is not None
     assert (job.state, job.error.type) == ("failed", "UnknownSpec")
@@ -208,7 +208,7 @@ def test_sigterm_to_the_supervisor_ends_the_attempt_in_good_order(fleet: Fleet) 
     supervisor = fleet.supervise(ref)
     eventually(lambda: fleet.printed(ref, "working"))
     supervisor.terminate()
-    assert supervisor.wait(20) == 0
+    assert supervisor.wait(LIMIT_S) == 0
     job = fleet.job(ref)
     assert (job.state, job.attempt) == ("queued", 1)
     assert "SIGTERM" in (job.reason or "")
@@ -220,20 +220,21 @@ def test_sigint_to_the_supervisor_gives_the_part_back_to_the_queue(fleet: Fleet)
     supervisor = fleet.supervise(ref)
     eventually(lambda: fleet.printed(ref, "working"))
     supervisor.send_signal(signal.SIGINT)
-    assert supervisor.wait(20) == 0
+    assert supervisor.wait(LIMIT_S) == 0
     job = fleet.job(ref)
     assert (job.state, job.attempt, job.error) == ("queued", 1, None)
     assert (job.reason or "").startswith("attempt 1: the service on its host stopped; queued again")
     assert processes_of(ref) == []
 
 
+@pytest.mark.parametrize("limits", [SHORT_LEASES], ids=["short leases"])
 def test_a_killed_supervisor_leaves_no_process_and_frees_its_devices(fleet: Fleet) -> None:
     ref = fleet.submit("endless", ranks=2)
     supervisor = fleet.supervise(ref)
     eventually(lambda: fleet.printed(ref, "working"))
     started = family(supervisor)
     supervisor.kill()
-    eventually(lambda: all_gone(started), 5)
+    eventually(lambda: all_gone(started))
     assert eventually(fleet.store.attempts.reap) == [ref.job_id]
     job = fleet.job(ref)
     assert job.state == "queued"
@@ -248,7 +249,7 @@ def test_a_killed_keeper_loses_the_attempt_and_leaves_no_process(fleet: Fleet) -
     eventually(lambda: fleet.printed(ref, "working"))
     started = family(supervisor)
     started[0].kill()
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(LIMIT_S) == 0
     assert all_gone(started)
     assert processes_of(ref) == []
     job = fleet.job(ref)

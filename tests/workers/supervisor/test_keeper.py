@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from worker_fleet import all_gone, eventually
+from worker_fleet import LIMIT_S, all_gone, eventually
 
 from workers.supervisor import keeper
 
@@ -58,14 +58,14 @@ def start(kept: list[Kept], script: str, sleepers: int) -> tuple[Kept, list[psut
 def test_the_end_of_the_pipe_ends_daemons_too(kept: list[Kept]) -> None:
     each, below = start(kept, DAEMON + "wait", 2)
     os.close(each.life)
-    assert each.process.wait(10) == 128 + signal.SIGKILL
+    assert each.process.wait(LIMIT_S) == 128 + signal.SIGKILL
     assert all_gone(below)
 
 
 def test_sigterm_ends_everything(kept: list[Kept]) -> None:
     each, below = start(kept, DAEMON + "wait", 2)
     each.process.terminate()
-    assert each.process.wait(10) == 128 + signal.SIGKILL
+    assert each.process.wait(LIMIT_S) == 128 + signal.SIGKILL
     assert all_gone(below)
     os.close(each.life)
 
@@ -73,7 +73,7 @@ def test_sigterm_ends_everything(kept: list[Kept]) -> None:
 def test_the_end_of_the_command_ends_what_it_left(kept: list[Kept], tmp_path: Path) -> None:
     each, below = start(kept, DAEMON + f"until [ -e {tmp_path}/go ]; do sleep 0.02; done; exit 7", 2)
     (tmp_path / "go").touch()
-    assert each.process.wait(10) == 7
+    assert each.process.wait(LIMIT_S) == 7
     assert all_gone(below)
     os.close(each.life)
 
@@ -81,7 +81,7 @@ def test_the_end_of_the_command_ends_what_it_left(kept: list[Kept], tmp_path: Pa
 def test_processes_that_keep_starting_others_do_not_get_away(kept: list[Kept]) -> None:
     each, _ = start(kept, "spawn() { while true; do setsid sleep 3602 & sleep 0.01; done; }; spawn & spawn & wait", 3)
     os.close(each.life)
-    each.process.wait(30)
+    each.process.wait(LIMIT_S)
     assert not [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "3602"]]
 
 
@@ -89,5 +89,5 @@ def test_processes_that_keep_starting_others_do_not_get_away(kept: list[Kept]) -
 def test_the_exit_code_is_the_commands(kept: list[Kept], code: int) -> None:
     each = Kept(f"exit {code}")
     kept.append(each)
-    assert each.process.wait(10) == code
+    assert each.process.wait(LIMIT_S) == code
     os.close(each.life)

@@ -6,12 +6,28 @@ import time
 from pathlib import Path
 
 import pytest
-from worker_fleet import HOST, Fleet, MortalBroker, Worker, all_gone, eventually, processes_of, train_spec
+from worker_fleet import (
+    HOST,
+    LIMIT_S,
+    SHORT_LEASES,
+    Fleet,
+    MortalBroker,
+    Worker,
+    all_gone,
+    eventually,
+    processes_of,
+    train_spec,
+)
 
 from service.jobs.records import AttemptRef
-from service.jobs.store import StoreUnavailable
+from service.jobs.store import StoreLimits, StoreUnavailable
 
 pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture
+def limits() -> StoreLimits:
+    return SHORT_LEASES
 
 
 def steps_on_disk(fleet: Fleet, ref: AttemptRef) -> int:
@@ -35,7 +51,7 @@ def test_an_outage_shorter_than_the_lease_costs_nothing(outage: Fleet, mortal: M
     assert job.result is not None
     steps = {event["step"] for event in outage.events(ref, "metric")}
     assert steps == set(range(1, job.result["steps"] + 1))
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(LIMIT_S) == 0
 
 
 def test_an_outage_longer_than_the_lease_ends_the_group_first(outage: Fleet, mortal: MortalBroker) -> None:
@@ -51,7 +67,7 @@ def test_an_outage_longer_than_the_lease_ends_the_group_first(outage: Fleet, mor
     assert supervisor.poll() is None, "the supervisor has yet to report"
     mortal.up()
     eventually(lambda: outage.store.attempts.reap() or outage.job(ref).state == "queued")
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(LIMIT_S) == 0
     job = outage.job(ref)
     assert (job.state, job.attempt) == ("queued", 1)
     assert "lease" in (job.reason or "")
@@ -79,7 +95,7 @@ def test_c3_a_job_that_finishes_in_a_gap_of_two_leases_succeeded(
     assert job.result is not None
     steps = {event["step"] for event in outage.events(ref, "metric")}
     assert steps == set(range(1, job.result["steps"] + 1))
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(LIMIT_S) == 0
 
 
 def test_a_supervisor_that_finds_no_broker_waits_for_it(outage: Fleet, mortal: MortalBroker) -> None:
@@ -92,7 +108,7 @@ def test_a_supervisor_that_finds_no_broker_waits_for_it(outage: Fleet, mortal: M
         outage.store.ping()
     mortal.up()
     assert outage.ended(ref).state == "succeeded"
-    assert supervisor.wait(60) == 0
+    assert supervisor.wait(LIMIT_S) == 0
     assert not entry.exists()
 
 

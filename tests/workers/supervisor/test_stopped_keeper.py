@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker_fleet import Fleet, all_gone, eventually, family
+from worker_fleet import LIMIT_S, Fleet, all_gone, eventually, family
 
 from service.jobs.supervisor_registry import SupervisorRegistry
 
@@ -16,7 +16,7 @@ def test_a_stopped_keeper_does_not_hold_up_a_cancel(fleet: Fleet) -> None:
     keeper.suspend()
     fleet.store.jobs.cancel(ref.job_id)
     assert fleet.ended(ref).state == "cancelled"
-    assert supervisor.wait(20) == 0
+    assert supervisor.wait(LIMIT_S) == 0
     assert all_gone(started)
     assert fleet.store.hosts.list()[0].free["cpu"] == (0, 1, 2, 3)
 
@@ -30,6 +30,6 @@ def test_a_worker_ends_the_group_of_a_stopped_keeper_whose_supervisor_is_dead(fl
     started[0].suspend()
     registry = SupervisorRegistry(fleet.data.host(ref.host))
     registry.kill(ref)
-    supervisor.wait(20)
+    supervisor.wait(LIMIT_S)
     eventually(lambda: registry.kill(ref) or registry.live() == ())
     assert all_gone(started)
