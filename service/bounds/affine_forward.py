@@ -8,13 +8,14 @@ for every neuron. What the forms leave open, rows of a backward pass then settle
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from service.bounds.effort import Effort
+from service.bounds.forward import ForwardTraversal
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
@@ -41,30 +42,45 @@ class AffineForm:
 
 
 def affine_forward(network: Network, box: Interval, effort: Effort) -> Pass:
-    """A pass with the intervals of every node and the relaxations of all non-linear ones; no rank is asked."""
-    first = network.graph.input
-    intervals, relaxations = {first.name: box}, dict[str, Relaxed]()
+    """Return a pass with the intervals of every node and the relaxations of all non-linear ones.
+
+    The network is not divided over ranks.
+    """
+    first = network.graph.input.name
+    intervals, relaxations = {first: box}, dict[str, Relaxed]()
     backward = Pass(network, intervals, relaxations)
-    forms = {first.name: _of_input(box)}
     last = {name: node for node in network.graph.nodes[1:] for name in node.inputs}
-    for node in network.graph.nodes[1:]:
-        inputs = [forms[name] for name in node.inputs]
-        if node.operator in LINEAR:
-            forms[node.name] = _linear(network, node, inputs)
-        else:
-            for name in node.inputs:
-                intervals[name] = intervals[name].meet(forms[name].bounds())
-            operator = network.operator_of(node)
-            if operator.pieces(node) is not None:
-                intervals[node.inputs[0]] = _settled(backward, node, effort)
-            bounds = [intervals[name] for name in node.inputs]
-            relaxed = relaxations[node.name] = operator.relax_on(node, bounds)
-            forms[node.name] = _relaxed(network, node, relaxed, inputs, bounds)
-        intervals[node.name] = network.interval(node, intervals)
-        for name in set(node.inputs):
-            if last[name] is node:  # slopes of all inputs take much more than intervals
-                del forms[name]
+    _AffineTraversal(network, intervals, backward, relaxations, effort, {first: _of_input(box)}, last).run()
     return backward
+
+
+@dataclass(eq=False)
+class _AffineTraversal(ForwardTraversal):
+    """Propagate an affine form beside the interval of every value; ``last`` is the last node that reads a value."""
+
+    backward: Pass
+    relaxations: dict[str, Relaxed]
+    effort: Effort
+    forms: dict[str, AffineForm]
+    last: Mapping[str, Node]
+
+    def relax(self, node: Node) -> None:
+        for name in node.inputs:
+            self.intervals[name] = self.intervals[name].meet(self.forms[name].bounds())
+        operator = self.network.operator_of(node)
+        if operator.pieces(node) is not None:
+            self.intervals[node.inputs[0]] = _settled(self.backward, node, self.effort)
+        bounds, inputs = self.bounds_of_inputs(node), [self.forms[name] for name in node.inputs]
+        relaxed = self.relaxations[node.name] = operator.relax_on(node, bounds)
+        self.forms[node.name] = _relaxed(self.network, node, relaxed, inputs, bounds)
+
+    def propagate(self, node: Node) -> Interval:
+        if node.operator in LINEAR:
+            self.forms[node.name] = _linear(self.network, node, [self.forms[name] for name in node.inputs])
+        for name in set(node.inputs):
+            if self.last[name] is node:  # slopes of all inputs take much more than intervals
+                del self.forms[name]
+        return super().propagate(node)
 
 
 def _of_input(box: Interval) -> AffineForm:

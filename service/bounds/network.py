@@ -93,6 +93,11 @@ class Network:
         return frozenset(node.name for node in self.nonlinear)
 
     @cached_property
+    def preactivations(self) -> frozenset[str]:
+        """The names of the values that non-linear nodes read."""
+        return frozenset(name for node in self.nonlinear for name in node.inputs)
+
+    @cached_property
     def entrance(self) -> str | None:
         """Where the input only takes another shape, and nothing else uses it: that node."""
         name = self.graph.input.name

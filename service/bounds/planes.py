@@ -45,7 +45,12 @@ class _Rows:
 
 @dataclass(eq=False)
 class BoxPlanes:
-    """One batch of boxes ``(batch, features)``, operator by operator."""
+    """Bound one batch of boxes ``(batch, features)``, operator by operator.
+
+    This is no :class:`~service.bounds.forward.ForwardTraversal`: a folded network has no linear nodes that a value goes
+    through. What an operator reads is a form of several earlier outputs, which is bounded, flat, when the operator is
+    reached, and refined by rows that differ from box to box.
+    """
 
     folded: Folded
     box: Interval
@@ -58,13 +63,13 @@ class BoxPlanes:
         self._bounds: dict[str, Interval] = {}
         self._slopes: dict[str, Tensor] = {}
         for operator in self.folded.operators:
-            self._meet(operator)
+            self._relax(operator)
         form = self.folded.output.rows(rows)
         start = _Rows({name: matrix[None] for name, matrix in form.matrices.items()}, form.bias[None])
         coefficients, bias, influence = self._back(start, len(self.folded.operators))
         return Planes(coefficients, bias, self._bounds, influence)
 
-    def _meet(self, operator: FoldedOperator) -> None:
+    def _relax(self, operator: FoldedOperator) -> None:
         node, batch = operator.node, len(self.box.lower)
         for name in operator.names:
             if name not in self._bounds:

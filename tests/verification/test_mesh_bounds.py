@@ -123,7 +123,6 @@ def break_it() -> dict[str, dict[str, float]]:
     from nets import samples
 
     from service.bounds.exchange import Exchange
-    from service.bounds.linear.plain import Pass
     from service.bounds.linear.propagation import Propagated
     from service.bounds.linear.sharding import RowSharding
     from service.bounds.operators.collectives import CopyToGroup, ReduceFromGroup
@@ -145,8 +144,8 @@ def break_it() -> dict[str, dict[str, float]]:
     def unsummed_share(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Propagated:
         return Propagated((exchange.own(coefficients, 1),))
 
-    def own_intervals(backward: Pass, name: str, chosen: Any, effort: Any, refine: Any) -> Any:
-        return backward.intervals[name]
+    def unrefined(self: Any, node: Any, index: int) -> None:
+        """Leave the bounds as intervals have them."""
 
     def bias_before_the_sum(self: Any, node: Any, inputs: Any, exchange: Exchange) -> Any:
         return inputs[0].map(lambda end: exchange.sum(end) + 0.1)
@@ -157,7 +156,7 @@ def break_it() -> dict[str, dict[str, float]]:
         "partial biases not summed": patch.object(RowSharding, "account", everything_replicated),
         "no all-reduce at the column-parallel layer": patch.object(CopyToGroup, "backward", unsummed),
         "no reduce-scatter at the column-parallel layer": patch.object(CopyToGroup, "backward_divided", unsummed_share),
-        "intervals in place of intermediate bounds": patch.object(layers, "_refined", own_intervals),
+        "intervals in place of intermediate bounds": patch.object(layers._LayerBounds, "refine", unrefined),
         "a bias in every rank's summand": patch.object(ReduceFromGroup, "interval", bias_before_the_sum),
     }
     outputs = torch.stack(

@@ -242,29 +242,6 @@ def test_bounds_of_layers_are_those_without_rigour_whatever_else_is_in_the_batch
             torch.testing.assert_close(getattr(found, end)[2:3], getattr(alone[name][0], end), rtol=1e-9, atol=1e-9)
 
 
-def test_a_branch_confines_the_bounds() -> None:
-    """Bounds for the part of the box where one neuron is positive: they hold there, and are tighter."""
-    net = mlp([4, 12, 12, 2], nn.ReLU(), 3).double()
-    network = prepared(net, 4)
-    box = Interval(-torch.ones(1, 4, dtype=DOUBLE), torch.ones(1, 4, dtype=DOUBLE))
-    whole = rigorous_crown(network, box, Effort())
-    name = network.nonlinear[0].name
-    before = whole.inputs[name][0]
-    neuron = int(torch.minimum(before.upper, -before.lower)[0].argmax())
-    lower = before.lower.clone()
-    lower[0, neuron] = 0
-    within = rigorous_crown(network, box, Effort(), {name: (Interval(lower, before.upper),)})
-    assert within.inputs[name][0].lower[0, neuron] == 0
-    found, bounds = whole.lower_bounds(both_sides(2)), within.lower_bounds(both_sides(2))
-    assert (bounds > found + 1e-3).any()
-    x = torch.rand(4000, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE) * 2 - 1
-    inside = x[net[0](x)[:, neuron] >= 0]
-    values = net(inside)
-    assert len(values) > 500
-    assert (bounds[:, :2] <= values).all()
-    assert (-bounds[:, 2:] >= values).all()
-
-
 def test_optimised_bounds_are_rigorous_too() -> None:
     """Of networks whose relaxations have parameters of every kind: tighter than CROWN's, and never passed."""
     net, _, network = cancelling(1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from service.bounds.effort import Effort
+from service.bounds.forward import ForwardTraversal, values_of_a_ball
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
@@ -17,23 +19,26 @@ from service.bounds.network import Network
 
 
 def propagate(network: Network, box: Interval) -> dict[str, Interval]:
-    """Intervals of every node; inputs of non-linear nodes are equal to the last bit where they are replicated."""
-    known = {network.graph.input.name: box}
-    relaxed = {name for node in network.nonlinear for name in node.inputs}
-    first = set(network.nonlinear[0].inputs) if network.nonlinear and not box.exact_layers else set()
-    for node in network.graph.nodes[1:]:
-        bounds = network.interval(node, known)
-        if node.name in first:
-            bounds = bounds.meet(_without_relaxation(network, known, node))
-        known[node.name] = network.agreed(node.name, bounds) if node.name in relaxed else bounds
-    return known
+    """Return intervals of every node; what non-linear nodes read is equal to the last bit where it is replicated."""
+    traversal = _IntervalPropagation(network, {network.graph.input.name: box}, values_of_a_ball(network, box))
+    traversal.run()
+    return traversal.intervals
 
 
-def _without_relaxation(network: Network, known: Mapping[str, Interval], node: Node) -> Interval:
-    """What a box around the input would lose: bounds of a value that only linear operators lead to."""
-    batch = len(known[network.graph.input.name].lower)
-    index = torch.arange(node.size, device=known[network.graph.input.name].lower.device)[None]
-    return one_pass(Pass(network, known, {}), node.name, index, Effort()).map(lambda end: end.view(batch, *node.shape))
+@dataclass(eq=False)
+class _IntervalPropagation(ForwardTraversal):
+    ball_values: frozenset[str]
+
+    def propagate(self, node: Node) -> Interval:
+        bounds = super().propagate(node)
+        return bounds.meet(self._without_relaxation(node)) if node.name in self.ball_values else bounds
+
+    def _without_relaxation(self, node: Node) -> Interval:
+        """Return bounds of a value that only linear operators lead to, by a pass back to the input."""
+        backward = Pass(self.network, self.intervals, {})
+        index = torch.arange(node.size, device=backward.device)[None]
+        bounds = one_pass(backward, node.name, index, Effort())
+        return bounds.map(lambda end: end.view(backward.batch, *node.shape))
 
 
 def inputs_of(network: Network, intervals: Mapping[str, Interval]) -> dict[str, tuple[Interval, ...]]:

@@ -9,11 +9,13 @@ each keeps its own results: nothing is replaced by a looser bound.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from service.bounds.effort import Effort
+from service.bounds.forward import ForwardTraversal
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
@@ -62,27 +64,53 @@ def numbers(chosen: Tensor, count: int) -> Tensor:
 
 
 def bound_layers(network: Network, box: Interval, effort: Effort, refine: Refine, choose: Choose = wanted_rows) -> Pass:
-    """A pass that has the intervals of every node and the relaxations of all non-linear ones."""
-    intervals = {network.graph.input.name: box}
-    relaxations: dict[str, Relaxed] = {}
+    """Return a pass that has the intervals of every node and the relaxations of all non-linear ones."""
+    intervals, relaxations = {network.graph.input.name: box}, dict[str, Relaxed]()
     backward = Pass(network, intervals, relaxations, divided=True)
     exact = _exact_intervals(network, box.exact_layers)
     if effort.progress is not None:
-        effort.progress.start(network, {name for node in network.nonlinear for name in node.inputs} - exact)
-    refined: set[str] = set()
-    for node in network.graph.nodes[1:]:
-        if node.name in network.relaxed:
-            for index, name in enumerate(node.inputs):
-                if name not in refined:
-                    refined.add(name)
-                    intervals[name] = network.agreed(name, intervals[name])
-                    if name not in exact:
-                        found = _refined(backward, name, choose(backward, node, index), effort, refine)
-                        intervals[name] = network.agreed(name, found)
-            bounds = [intervals[name] for name in node.inputs]
-            relaxations[node.name] = network.operator_of(node).relax_on(node, bounds)
-        intervals[node.name] = network.interval(node, intervals)
+        effort.progress.start(network, network.preactivations - exact)
+    _LayerBounds(network, intervals, backward, relaxations, effort, refine, choose, exact).run()
     return backward
+
+
+@dataclass(eq=False)
+class _LayerBounds(ForwardTraversal):
+    """Bound what non-linear nodes read by rows of ``backward``, except for ``exact`` intervals, and relax the nodes."""
+
+    backward: Pass
+    relaxations: dict[str, Relaxed]
+    effort: Effort
+    refine_rows: Refine
+    choose: Choose
+    exact: set[str]
+
+    def refine(self, node: Node, index: int) -> None:
+        name = node.inputs[index]
+        if name not in self.exact:
+            refined = self._refined(name, *self.choose(self.backward, node, index))
+            self.intervals[name] = self.network.agreed(name, refined)
+
+    def relax(self, node: Node) -> None:
+        bounds = self.bounds_of_inputs(node)
+        self.relaxations[node.name] = self.network.operator_of(node).relax_on(node, bounds)
+
+    def _refined(self, name: str, wanted: Tensor, index: Tensor) -> Interval:
+        """Return tighter bounds of a value, entry by entry where they matter to the instance."""
+        before, effort = self.intervals[name], self.effort
+        if effort.progress is not None:
+            effort.progress.expect(name, 2 * index.shape[1])
+        if not index.shape[1]:
+            return before
+        rows = self.refine_rows(self.backward, name, index, effort)
+        flat, everyone = before.map(lambda end: end.flatten(1)), index.expand(len(wanted), -1)
+        if effort.intersect:
+            rows = rows.meet(flat.map(lambda end: end.gather(1, everyone)))
+        lower, upper = (
+            torch.where(wanted, old.scatter(1, everyone, new), old)
+            for old, new in ((flat.lower, rows.lower), (flat.upper, rows.upper))
+        )
+        return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
 
 
 def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
@@ -98,24 +126,6 @@ def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interv
     found = parts_of_rows(backward, index.shape[1], pairs, bounds)
     halves = [each.chunk(2, dim=1) for each in found]
     return Interval(torch.cat([low for low, _ in halves], dim=1), -torch.cat([high for _, high in halves], dim=1))
-
-
-def _refined(backward: Pass, name: str, chosen: tuple[Tensor, Tensor], effort: Effort, refine: Refine) -> Interval:
-    """Tighter bounds on a value, entry by entry where they matter to the instance."""
-    before, (wanted, index) = backward.intervals[name], chosen
-    if effort.progress is not None:
-        effort.progress.expect(name, 2 * index.shape[1])
-    if not index.shape[1]:
-        return before
-    rows = refine(backward, name, index, effort)
-    flat, everyone = before.map(lambda end: end.flatten(1)), index.expand(len(wanted), -1)
-    if effort.intersect:
-        rows = rows.meet(flat.map(lambda end: end.gather(1, everyone)))
-    lower, upper = (
-        torch.where(wanted, old.scatter(1, everyone, new), old)
-        for old, new in ((flat.lower, rows.lower), (flat.upper, rows.upper))
-    )
-    return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
 
 
 def _exact_intervals(network: Network, layers: int) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.effort import Effort, affordable
+from service.bounds.forward import ForwardTraversal, values_of_a_ball
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
@@ -18,7 +19,7 @@ from service.bounds.linear.rigorous import RigorousPass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.memory import in_parts
 from service.bounds.network import Network
-from service.bounds.operators import LINEAR, NONLINEAR, OPERATORS
+from service.bounds.operators import LINEAR, OPERATORS
 from service.bounds.operators.allowance import Step
 from service.bounds.rigorous.optimised import Climbed
 
@@ -81,20 +82,17 @@ def rigorous_crown_ibp(network: Network, box: Interval, effort: Effort) -> Rigor
     return _analysed(network, box, effort, RigorousPass.lower_bounds, frozenset())
 
 
-def rigorous_crown(
-    network: Network, box: Interval, effort: Effort, within: Mapping[str, tuple[Interval, ...]] | None = None
-) -> RigorousAnalysis:
+def rigorous_crown(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
     """CROWN with every rounding accounted for.
 
     What is bounded is the function over the reals that the graph's constants, taken as exact float64 numbers, define;
     constants that a capture folded (the scale of a batch norm) are exact as folded. The box's ends are exact too.
-    All intermediate bounds are found anew, in float64: none is taken over from another method. ``within`` confines
-    the inputs of non-linear nodes, by name, to the part of the box where they hold: a branch of a search, not a claim.
-    Of a network that is divided over ranks, sums over the ranks are accounted for too; all ranks call it.
+    All intermediate bounds are found anew, in float64: none is taken over from another method. Of a network that is
+    divided over ranks, sums over the ranks are accounted for too; all ranks call it.
 
     Raises ``ValueError`` for a box of another type.
     """
-    return _analysed(network, box, effort, RigorousPass.lower_bounds, _relaxed(network), within=within)
+    return _analysed(network, box, effort, RigorousPass.lower_bounds, network.preactivations)
 
 
 def rigorous_alpha_crown(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
@@ -103,7 +101,7 @@ def rigorous_alpha_crown(network: Network, box: Interval, effort: Effort) -> Rig
     Each part of the rows is optimised as usual and bounded once more, rigorously, through the lines that were found.
     """
     effort = _smaller(affordable(network, box, effort))
-    return _analysed(network, box, effort, Climbed(effort.ascent), _relaxed(network))
+    return _analysed(network, box, effort, Climbed(effort.ascent), network.preactivations)
 
 
 def rigorous_alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
@@ -127,118 +125,84 @@ def _smaller(effort: Effort) -> Effort:
     return replace(effort, elements=max(1, effort.elements // 128))
 
 
-def _relaxed(network: Network) -> frozenset[str]:
-    """The values that non-linear nodes read."""
-    return frozenset(name for node in network.nonlinear for name in node.inputs)
-
-
-def _of_a_ball(network: Network, box: Interval) -> frozenset[str]:
-    """Of them, those that only linear operators lead to, where the box around the input would lose something."""
-    return frozenset(network.nonlinear[0].inputs) if network.nonlinear and not box.exact_layers else frozenset()
-
-
 @torch.no_grad()
 def _analysed(
-    network: Network,
-    box: Interval,
-    effort: Effort,
-    bounding: Bounding,
-    linear: frozenset[str],
-    *,
-    within: Mapping[str, tuple[Interval, ...]] | None = None,
+    network: Network, box: Interval, effort: Effort, bounding: Bounding, linear: frozenset[str]
 ) -> RigorousAnalysis:
-    """``linear`` are the values that get linear bounds where these matter, by ``bounding``, beside their intervals."""
+    """Analyse a box; the values ``linear`` get linear bounds where these matter, by ``bounding``, beside intervals."""
     _check(box)
-    effort = affordable(network, box, effort)
-    intervals = {network.graph.input.name: box}
-    steps: dict[str, Step] = {}
-    walk = RigorousPass(network, intervals, steps)
-    of_a_ball = _of_a_ball(network, box) - linear
+    effort, first = affordable(network, box, effort), network.graph.input.name
+    # The model's own input has no better bounds; what the stages before give has only been propagated.
+    linear -= {first} if network.before is None else set()
+    ball_values = values_of_a_ball(network, box) - linear
     if effort.progress is not None:
-        effort.progress.start(network, linear | of_a_ball)
-    # What the stages before give has only been propagated, by each rank for itself.
-    given = {network.graph.input.name} if network.before is None else set()
-    left, met = set(linear) - given, set(given)
-    for node in network.graph.nodes[1:]:
-        nonlinear = NONLINEAR.get(node.operator)
-        if nonlinear is not None:
-            branch = within.get(node.name) if within else None
-            for index, name in enumerate(node.inputs):
-                if name not in met:
-                    met.add(name)
-                    intervals[name] = network.agreed(name, intervals[name])
-                if name in left:
-                    left.remove(name)
-                    with plain_convolutions():
-                        intervals[name] = _refined(walk, bounding, node, index, effort, branch=branch)
-                if branch is not None:
-                    intervals[name] = _confined(intervals[name], branch[index])
-            bounds = [intervals[name] for name in node.inputs]
-            steps[node.name] = nonlinear.rigorous_step(node, bounds, nonlinear.relax_on(node, bounds))
-        else:
-            bounds = [intervals[name] for name in node.inputs]
-            steps[node.name] = LINEAR[node.operator].rigorous_step(node, bounds, network.exchange)
-        with plain_convolutions():
-            intervals[node.name] = OPERATORS[node.operator].rigorous_interval(node, bounds, network.exchange)
-            if node.name in of_a_ball:
-                everything = torch.ones(len(box.lower), node.size, dtype=torch.bool, device=box.lower.device)
-                intervals[node.name] = _bounded(walk, bounding, node.name, everything, effort)
+        effort.progress.start(network, linear | ball_values)
+    intervals, steps = {first: box}, dict[str, Step]()
+    walk = RigorousPass(network, intervals, steps)
+    _RigorousLayerBounds(network, intervals, walk, steps, effort, bounding, linear, ball_values).run()
     return RigorousAnalysis(walk, effort, bounding)
 
 
-def _confined(found: Interval, branch: Interval) -> Interval:
-    """Where the two have nothing in common the branch is empty and any bounds hold: it keeps its own."""
-    met = Interval(torch.maximum(found.lower, branch.lower.double()), torch.minimum(found.upper, branch.upper.double()))
-    empty = met.lower > met.upper
-    return Interval(torch.where(empty, found.lower, met.lower), torch.where(empty, found.upper, met.upper))
+@dataclass(eq=False)
+class _RigorousLayerBounds(ForwardTraversal):
+    """Bound values over the reals, with a step of ``backward`` for every node."""
 
+    backward: RigorousPass
+    steps: dict[str, Step]
+    effort: Effort
+    bounding: Bounding
+    linear: frozenset[str]
+    ball_values: frozenset[str]
 
-def _refined(
-    walk: RigorousPass,
-    bounding: Bounding,
-    node: Node,
-    index: int,
-    effort: Effort,
-    *,
-    branch: Sequence[Interval] | None,
-) -> Interval:
-    """Rigorous linear bounds of an input of ``node`` where they matter in the branch, met with its interval."""
-    name = node.inputs[index]
-    known = [walk.intervals[each] for each in node.inputs]
-    if branch is not None:
-        known = [_confined(each, own) for each, own in zip(known, branch, strict=True)]
-    wanted = walk.network.operator_of(node).improvable_on(node, known)[index].flatten(1)
-    return _bounded(walk, bounding, name, wanted, effort)
+    def refine(self, node: Node, index: int) -> None:
+        name = node.inputs[index]
+        if name in self.linear:
+            wanted = self.network.operator_of(node).improvable_on(node, self.bounds_of_inputs(node))[index]
+            with plain_convolutions():
+                self.intervals[name] = self._met(name, self.intervals[name], wanted.flatten(1))
 
+    def relax(self, node: Node) -> None:
+        operator, bounds = self.network.operator_of(node), self.bounds_of_inputs(node)
+        self.steps[node.name] = operator.rigorous_step(node, bounds, operator.relax_on(node, bounds))
 
-def _bounded(walk: RigorousPass, bounding: Bounding, name: str, wanted: Tensor, effort: Effort) -> Interval:
-    """The interval of a value, met with linear bounds of the entries ``wanted``, bool ``(batch, n)``.
+    def propagate(self, node: Node) -> Interval:
+        bounds, exchange = self.bounds_of_inputs(node), self.network.exchange
+        if node.operator in LINEAR:
+            self.steps[node.name] = LINEAR[node.operator].rigorous_step(node, bounds, exchange)
+        with plain_convolutions():
+            interval = OPERATORS[node.operator].rigorous_interval(node, bounds, exchange)
+            if node.name not in self.ball_values:
+                return interval
+            return self._met(node.name, interval, torch.ones_like(interval.lower, dtype=torch.bool).flatten(1))
 
-    Rows are those that any instance wants. One that does not keeps its interval, so that its bounds are the same
-    whatever other instances it is bounded with.
-    """
-    before, network = walk.intervals[name], walk.network
-    chosen = wanted.any(dim=0).nonzero().squeeze(1)
-    lower, upper = before.lower.flatten(1).clone(), before.upper.flatten(1).clone()
-    if network.is_own(name):
-        # As many on each rank.
-        missing = network.exchange.largest(len(chosen), chosen.device) - len(chosen)
-        chosen = torch.cat([chosen, chosen.new_zeros(missing)])
-    pairs = max(1, _rows_at_once(network, name, len(lower), effort) // 2)
-    if effort.progress is not None:
-        effort.progress.expect(name, 2 * len(chosen))
+    def _met(self, name: str, interval: Interval, wanted: Tensor) -> Interval:
+        """Return the interval of a value, met with linear bounds of the entries ``wanted``, bool ``(batch, n)``.
 
-    def refine(rows: slice) -> None:
-        part = chosen[rows]
-        bounds, own = bounding(walk, name, IdentityRows(part.unsqueeze(0))), wanted[:, part]
-        low, high = lower[:, part], upper[:, part]
-        lower[:, part] = torch.where(own, torch.maximum(low, bounds[:, : len(part)]), low)
-        upper[:, part] = torch.where(own, torch.minimum(high, -bounds[:, len(part) :]), high)
-        if effort.progress is not None:
-            effort.progress.add(name, 2 * len(part), part.device)
+        Rows are those that any instance wants. One that does not keeps its interval, so that its bounds are the same
+        whatever other instances it is bounded with.
+        """
+        network, progress = self.network, self.effort.progress
+        chosen = wanted.any(dim=0).nonzero().squeeze(1)
+        lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
+        if network.is_own(name):
+            # As many on each rank.
+            missing = network.exchange.largest(len(chosen), chosen.device) - len(chosen)
+            chosen = torch.cat([chosen, chosen.new_zeros(missing)])
+        pairs = max(1, _rows_at_once(network, name, len(lower), self.effort) // 2)
+        if progress is not None:
+            progress.expect(name, 2 * len(chosen))
 
-    in_parts(len(chosen), pairs, refine, lower.device, alone=network.is_alone)
-    return Interval(lower.view_as(before.lower), upper.view_as(before.upper))
+        def tighten(rows: slice) -> None:
+            part = chosen[rows]
+            bounds, own = self.bounding(self.backward, name, IdentityRows(part.unsqueeze(0))), wanted[:, part]
+            low, high = lower[:, part], upper[:, part]
+            lower[:, part] = torch.where(own, torch.maximum(low, bounds[:, : len(part)]), low)
+            upper[:, part] = torch.where(own, torch.minimum(high, -bounds[:, len(part) :]), high)
+            if progress is not None:
+                progress.add(name, 2 * len(part), part.device)
+
+        in_parts(len(chosen), pairs, tighten, lower.device, alone=network.is_alone)
+        return Interval(lower.view_as(interval.lower), upper.view_as(interval.upper))
 
 
 def _rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> int:
