@@ -19,7 +19,12 @@ from service.bounds.interval import Interval
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.activation import Activation
 from service.bounds.operators.base import NonlinearOperator
+from service.bounds.operators.gelu import Gelu
+from service.bounds.operators.relu import Relu
+from service.bounds.operators.sin import Sine
 from service.bounds.operators.smooth import SmoothActivation
+from service.bounds.operators.tanh import Tanh
+from service.bounds.relaxation import Relaxation
 
 
 def exact_gelu(z: Tensor) -> Tensor:
@@ -211,6 +216,31 @@ def test_a_family_starts_at_the_plain_lines(name: str) -> None:
         before = expected[:, 0, 0] * middle + (0 if shift is None else shift[:, 0])
         after = slope[:, 0, 0] * middle + (0 if intercept is None else intercept[:, 0])
         assert (after >= before - 1e-3 * (1 + before.abs())).all()
+
+
+@pytest.mark.parametrize("parent", [Gelu, Tanh, Sine, Relu])
+def test_an_overridden_relaxation_is_the_start_of_the_family(parent: type[Activation]) -> None:
+    """One method changes what CROWN takes and where α-CROWN begins: here lines without a slope, where signs differ."""
+
+    class Flat(parent):  # type: ignore[misc, valid-type]
+        overloads = ()
+
+        def relax(self, node: Node, bounds: Interval) -> Relaxation:
+            plain, value = super().relax(node, bounds), self.interval(node, [bounds], Exchange())
+            zero = torch.zeros_like(plain.lower_slope)
+            lower = None if plain.lower_intercept is None else value.lower
+            return Relaxation(zero, zero, lower, value.upper)
+
+    bounds = Interval(torch.tensor([[-2.0]]), torch.tensor([[3.0]])).map(torch.Tensor.double)
+    operator, node = Flat(), node_of(parent.overloads[0])
+    family = operator.family(node, [bounds])
+    member = family.member(tuple(each.reshape(1, 1, -1) for each in family.start))
+    for sign in (1.0, -1.0):
+        rows = torch.full((1, 1, 1), sign, dtype=torch.float64)
+        (slope,), bias = member.backward(rows)
+        _, expected = operator.relax_on(node, [bounds]).backward(rows)
+        assert slope.item() == 0
+        torch.testing.assert_close(bias, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -43,7 +43,10 @@ class Activation(Elementwise, NonlinearOperator):
 
     @abstractmethod
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
-        """Linear bounds that hold on ``bounds``; an interval of width 0 is a point."""
+        """Return linear bounds that hold on ``bounds``; an interval of width 0 is a point.
+
+        The families that α-CROWN optimises are made around them: a subclass overrides this alone.
+        """
 
     @abstractmethod
     def improvable(self, node: Node, bounds: Interval) -> Tensor:

@@ -177,7 +177,7 @@ class NonlinearOperator(Operator):
         """Linear bounds that hold on the product of ``bounds``; an interval of width 0 is a point."""
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        """The relaxations that an optimiser may choose from; by default only the one of ``relax_on``."""
+        """Return the relaxations that an optimiser may choose from; by default only the one of :meth:`relax_on`."""
         return Single(self.relax_on(node, bounds))
 
     @abstractmethod

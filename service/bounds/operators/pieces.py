@@ -59,9 +59,9 @@ class TwoPieces:
             upper_intercept=torch.where(open_, intercept, torch.zeros_like(lower)),
         )
 
-    def family(self, bounds: Interval) -> Family:
-        """Any lower slope between those of the pieces is sound (α-CROWN, Xu et al., 2021)."""
-        relaxation, open_ = self.relax(bounds), self.unstable(bounds)
+    def family(self, bounds: Interval, relaxation: Relaxation) -> Family:
+        """Return the relaxation with any lower slope between those of the pieces (α-CROWN, Xu et al., 2021)."""
+        open_ = self.unstable(bounds)
         if self.slope == 1 or not bool(open_.any()):
             return Single(relaxation)
         assert relaxation.upper_intercept is not None

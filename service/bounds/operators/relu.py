@@ -43,7 +43,7 @@ class PiecewiseActivation(Activation):
         return self.pieces(node).relax(bounds)
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        return self.pieces(node).family(bounds[0])
+        return self.pieces(node).family(bounds[0], self.relax(node, bounds[0]))
 
 
 class Relu(PiecewiseActivation):

@@ -57,7 +57,7 @@ class Periodic(Activation):
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         inner, *moved = self.shifted(bounds[0])
-        lines = self.around_zero.lines(self.around_zero.relax(inner), inner)
+        lines = self.around_zero.lines(self.relax(node, bounds[0]), inner)
         lines = _moved_back(lines, *(each.unsqueeze(1) for each in moved))
         return LineTable.of(lines, torch.full_like(bounds[0].lower, 0.5))
 

@@ -100,9 +100,12 @@ class SmoothFunction:
         lower_slope, upper_slope = self._slopes(self._where(self._usable(bounds), bounds))
         return self.with_slopes(bounds, lower_slope, upper_slope)
 
-    def family(self, bounds: Interval) -> Family:
-        """Where the derivative is monotone throughout, tangents and the chord; else lines of a table."""
-        plain = self.relax(bounds)
+    def family(self, bounds: Interval, plain: Relaxation) -> Family:
+        """Return the lines that an optimiser may choose from, around those of the ``plain`` relaxation.
+
+        They are lines of a table with the plain ones in the middle. Of a function that is convex or concave throughout
+        they are the chord and any tangent instead, and plain ones only where an interval has no such lines.
+        """
         if not self.turning:
             return _Tangents.of(self, plain, bounds)
         return LineTable.of(self.lines(plain, bounds), torch.full_like(bounds.lower, 0.5))
@@ -340,4 +343,4 @@ class SmoothActivation(Activation):
         return self.smooth(node).relax(bounds)
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
-        return self.smooth(node).family(bounds[0])
+        return self.smooth(node).family(bounds[0], self.relax(node, bounds[0]))
