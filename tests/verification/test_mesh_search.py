@@ -3,118 +3,120 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from nets import mlp
+from search_problems import goal_above
+from torch import nn
+
+from service.bounds.capture import capture
+from service.bounds.interval import Interval
+from service.bounds.methods import CROWN
+from service.bounds.network import Network, from_graph, prepare
+from service.bounds.shard import shard
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.model import MlpConfig
+from service.models import build
+from service.parallel import distributed
+from service.parallel.mesh import Axis, Mesh
+from service.parallel.mesh import build as build_mesh
+from service.parallel.tensor import local_copy
+from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.activations.dual_objective import DualObjective
+from service.verification.bab.activations.root_bounds import bound_root
+from service.verification.bab.activations.search import split_activations
+from service.verification.bab.decision import SearchResult
+from service.verification.bab.inputs.search import split_inputs
+from service.verification.bab.lp import LinearPrograms
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.settings import ActivationSearchSettings, OptimiserSettings, SearchSettings
+from service.verification.bab.specification import Specification
+from service.verification.engine import NetworkEngine
 
 pytestmark = pytest.mark.distributed
 
+ONCE = OptimiserSettings(1, slopes=0.1)
+WEAK = SearchSettings(activations=ActivationSearchSettings(from_scratch=ONCE, onward=ONCE))
+"""Bounds that are hardly optimised leave the most to splits."""
+Pair = tuple[ModelUnderVerification, ModelUnderVerification]
+"""A model that one process has whole, and the same model divided over the ranks."""
+
+
+def subject(module: nn.Module, network: Network) -> ModelUnderVerification:
+    return ModelUnderVerification(module, NetworkEngine(network), module, None, torch.float64)
+
+
+def built(mesh: Mesh, activation: Any, *hidden: int) -> Pair:
+    """Build a model for the ranks."""
+    config = MlpConfig(in_features=8, hidden=hidden, out_features=1, activation=activation)
+    whole, divided = (build(config, each, dtype=torch.float64, seed=4).eval() for each in (None, mesh))
+    with torch.no_grad():
+        for parameter in (*whole.parameters(), *divided.parameters()):
+            parameter.mul_(2.5)
+    divided = local_copy(divided).requires_grad_(False)
+    whole.requires_grad_(False)
+    return subject(whole, prepare(whole, (8,))), subject(divided, prepare(divided, (8,), mesh.tp))
+
+
+def cut(axis: Axis, *widths: int) -> Pair:
+    """Cut the graph of a model for the ranks."""
+    net = mlp([*widths], nn.ReLU(), 5, scale=2.0).double().eval().requires_grad_(False)
+    graph = capture(net, widths[:1])
+    return subject(net, from_graph(graph)), subject(net, from_graph(shard(graph, axis), axis))
+
+
+def program_margin(model: ModelUnderVerification, specification: Specification) -> float:
+    """Return the margin of the domain in which every operator does what it does at one input, by a linear program."""
+    root = bound_root(model, specification, CROWN, time.monotonic() + 600)
+    domain_bounds = DomainBounds(DualObjective(model.network, root.box, root.bounds, root.specification_rows))
+    graph, neuron_index = model.network.graph, domain_bounds.neuron_index
+    known = {graph.input.name: Interval.point(specification.lower[None] / 2)}
+    for node in graph.nodes[1:]:
+        known[node.name] = model.network.interval(node, known)
+    lower = {each.value: known[each.value].lower for each in domain_bounds.preactivations.each}
+    signs = domain_bounds.preactivations.flattened(lower)[0].sign()
+    number = torch.arange(model.network.exchange.axis.size * len(signs))
+    again = neuron_index.everywhere(neuron_index.replicated.double()).bool() & (number >= len(signs))
+    sign = torch.where(again, 0, neuron_index.everywhere(signs))[None]
+    nothing = torch.zeros_like(sign)
+    domain = domain_bounds.roots(root.margins).with_(index=number[None], sign=sign, at=nothing, beta=nothing)
+    return LinearPrograms(model, specification).solved(domain, root.bounds).margin
+
+
+def compared(name: str, split: Callable[..., SearchResult], pair: Pair, above: float, radius: float) -> Iterator[Any]:
+    """Search by one process and by both ranks for outputs above what is reached, below it, and without any time."""
+    assert any(pair[1].network.is_own(node.name) for node in pair[1].network.nonlinear)
+    for share, limit in ((above, 600.0), (-0.02, 600.0), (above, 0.0)):
+        specification = goal_above(pair[0].module, pair[0].network.graph.input.size, share, radius)
+        alone, divided = (
+            split(replace(each, settings=WEAK), specification, CROWN, time.monotonic() + limit, lambda _: None)
+            for each in pair
+        )
+        yield {
+            "case": f"{name} {split.__name__} {share} in {limit} s",
+            "alone": alone.verdict.value,
+            "divided": divided.verdict.value,
+            "domains": divided.domains,
+            "bound": divided.bound,
+            "counterexample": divided.counterexample,
+            "programs": [] if "smooth" in name else [program_margin(each, specification) for each in pair],
+        }
+
 
 def search() -> list[dict[str, Any]]:
-    """Each search alone and divided: of a model that was built for the ranks, and of a graph that was cut for them."""
-
-    from dataclasses import replace
-
-    import torch
-    from nets import mlp
-    from search_problems import goal_above
-    from torch import nn
-
-    from service.bounds.capture import capture
-    from service.bounds.interval import Interval
-    from service.bounds.methods import CROWN
-    from service.bounds.network import from_graph, prepare
-    from service.bounds.shard import shard
-    from service.jobs.spec.base import ParallelSpec
-    from service.jobs.spec.model import MlpConfig
-    from service.models import build
-    from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
-    from service.parallel.tensor import local_copy
-    from service.verification.bab.activations import root_bounds as rooted
-    from service.verification.bab.activations import search as activations
-    from service.verification.bab.activations.domain_bounds import DomainBounds
-    from service.verification.bab.activations.dual_objective import DualObjective
-    from service.verification.bab.inputs import search as inputs
-    from service.verification.bab.lp import LinearPrograms
-    from service.verification.bab.model import ModelUnderVerification
-    from service.verification.bab.settings import ActivationSearchSettings, OptimiserSettings, SearchSettings
-    from service.verification.engine import NetworkEngine
-
+    """Run each search alone and divided: of a model built for the ranks, and of a graph that was cut for them."""
     distributed.start("cpu")
     mesh = build_mesh(ParallelSpec(tp=2), "cpu")
-    axis = mesh.tp
-
-    def subject(module: nn.Module, network: Any) -> ModelUnderVerification:
-        return ModelUnderVerification(module, NetworkEngine(network), module, None, torch.float64)
-
-    def built(activation: str, *hidden: int) -> list[ModelUnderVerification]:
-        config = MlpConfig(in_features=8, hidden=hidden, out_features=1, activation=activation)  # type: ignore[arg-type]
-        whole, divided = (build(config, each, dtype=torch.float64, seed=4).eval() for each in (None, mesh))
-        with torch.no_grad():
-            for parameter in (*whole.parameters(), *divided.parameters()):
-                parameter.mul_(2.5)
-        divided = local_copy(divided).requires_grad_(False)
-        whole.requires_grad_(False)
-        return [subject(whole, prepare(whole, (8,))), subject(divided, prepare(divided, (8,), axis))]
-
-    def cut(widths: list[int]) -> list[ModelUnderVerification]:
-        net = mlp(widths, nn.ReLU(), 5, scale=2.0).double().eval().requires_grad_(False)
-        graph = capture(net, widths[:1])
-        return [subject(net, from_graph(graph)), subject(net, from_graph(shard(graph, axis), axis))]
-
-    def pattern(each: ModelUnderVerification, specification: Any) -> float:
-        """The margin of the domain in which every operator does what it does at one input, by a linear program."""
-        root = rooted.bound_root(each, specification, CROWN, time.monotonic() + 600)
-        domain_bounds = DomainBounds(DualObjective(each.network, root.box, root.bounds, root.specification_rows))
-        graph, neuron_index = each.network.graph, domain_bounds.neuron_index
-        known = {graph.input.name: Interval.point(specification.lower[None] / 2)}
-        for node in graph.nodes[1:]:
-            known[node.name] = each.network.interval(node, known)
-        signs = domain_bounds.preactivations.flattened(
-            {
-                preactivation.value: known[preactivation.value].lower
-                for preactivation in domain_bounds.preactivations.each
-            }
-        )[0].sign()
-        number = torch.arange(axis.size * len(signs) if each is not alone else len(signs))
-        again = neuron_index.everywhere(neuron_index.replicated.double()).bool() & (number >= len(signs))
-        sign = torch.where(again, 0, neuron_index.everywhere(signs))[None]
-        nothing = torch.zeros_like(sign)
-        domain = domain_bounds.roots(root.margins).with_(index=number[None], sign=sign, at=nothing, beta=nothing)
-        return LinearPrograms(each, specification).solved(domain, root.bounds).margin
-
-    cases = [
-        ("built", activations, "split_activations", built("relu", 6, 6), 0.6, 0.3),
-        ("built, smooth", activations, "split_activations", built("tanh", 6, 6), 0.3, 0.3),
-        ("cut", activations, "split_activations", cut([12, 9, 10, 1]), 0.5, 0.5),
-        ("cut", inputs, "split_inputs", cut([3, 12, 12, 1]), 1.0, 0.3),
+    found = [
+        *compared("built", split_activations, built(mesh, "relu", 6, 6), 0.3, 0.6),
+        *compared("built, smooth", split_activations, built(mesh, "tanh", 6, 6), 0.3, 0.3),
+        *compared("cut", split_activations, cut(mesh.tp, 12, 9, 10, 1), 0.5, 0.5),
+        *compared("cut", split_inputs, cut(mesh.tp, 3, 12, 12, 1), 0.3, 1.0),
     ]
-    found = []
-    for name, module, search_name, (alone, divided), radius, above in cases:
-        assert any(divided.network.is_own(node.name) for node in divided.network.nonlinear)
-        for share, limit in ((above, 600.0), (-0.02, 600.0), (above, 0.0)):
-            specification = goal_above(alone.module, alone.network.graph.input.size, share, radius)
-            findings = []
-            for each in (alone, divided):
-                # Bounds that are hardly optimised leave the most to splits.
-                once = OptimiserSettings(1, slopes=0.1)
-                weak = SearchSettings(activations=ActivationSearchSettings(from_scratch=once, onward=once))
-                own, deadline = replace(each, settings=weak), time.monotonic() + limit
-                findings.append(getattr(module, search_name)(own, specification, CROWN, deadline, lambda _: None))
-            found.append(
-                {
-                    "case": f"{name} {search_name} {share} in {limit} s",
-                    "alone": findings[0].verdict.value,
-                    "divided": findings[1].verdict.value,
-                    "domains": findings[1].domains,
-                    "bound": findings[1].bound,
-                    "counterexample": findings[1].counterexample,
-                    "programs": [pattern(each, specification) for each in (alone, divided)]
-                    if name != "built, smooth"
-                    else [],
-                }
-            )
     distributed.stop()
     return found
 
