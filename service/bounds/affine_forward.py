@@ -99,10 +99,10 @@ def _linear(network: Network, node: Node, inputs: Sequence[AffineForm]) -> Affin
 
     It is in what comes back for a slope, and takes some of its digits when it is taken off: these go to the remainder.
     """
-    operator, exchange = OPERATORS[node.operator], network.exchange
+    operator, tp_group = OPERATORS[node.operator], network.tp_group
 
     def at(points: list[Tensor]) -> Tensor:
-        return operator.interval(node, [Interval.point(point) for point in points], exchange).centre
+        return operator.interval(node, [Interval.point(point) for point in points], tp_group).centre
 
     batch, count = inputs[0].slopes.shape[:2]
     constant = at([torch.zeros_like(form.centre[:1]) for form in inputs])
@@ -111,7 +111,7 @@ def _linear(network: Network, node: Node, inputs: Sequence[AffineForm]) -> Affin
     with_constant = values[batch:].reshape(batch, count, *node.shape)
     slopes = with_constant - constant.unsqueeze(1)
     lost = 2 * torch.finfo(slopes.dtype).eps * (with_constant.abs() + constant.abs().unsqueeze(1)).sum(dim=1)
-    spread = operator.interval(node, [Interval(-form.rest, form.rest) for form in inputs], exchange)
+    spread = operator.interval(node, [Interval(-form.rest, form.rest) for form in inputs], tp_group)
     # Where there is no constant the slopes are as they are.
     return AffineForm(values[:batch], slopes, spread.radius + torch.where(constant == 0, 0.0, lost))
 
@@ -121,7 +121,7 @@ def _relaxed(
 ) -> AffineForm:
     """Along parallel lines around the function, or no better than its range where there are none."""
     if not isinstance(relaxed, Relaxation):
-        reach = network.operator_of(node).interval(node, bounds, network.exchange)
+        reach = network.operator_of(node).interval(node, bounds, network.tp_group)
         slopes = inputs[0].slopes.new_zeros(*inputs[0].slopes.shape[:2], *node.shape)
         return AffineForm(reach.centre, slopes, reach.radius)
     slope, band = _parallel(network, node, relaxed, bounds[0])
@@ -149,7 +149,7 @@ def _settled(backward: Pass, node: Node, effort: Effort) -> Interval:
     """Entries of the input whose sign is open in some instance, bounded by rows of their own."""
     network, name = backward.network, node.inputs[0]
     before = backward.intervals[name]
-    wanted = network.operator_of(node).improvable_on(node, [before])[0].flatten(1)
+    wanted = network.operator_of(node).unstable_on(node, [before])[0].flatten(1)
     (index,) = wanted.any(dim=0).nonzero(as_tuple=True)
     if not len(index) or len(index) > MOST_ROWS:
         return before

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, default_decompositions, export
 
 from service.bounds.decompositions import DECOMPOSITIONS
-from service.bounds.exported import Reader
+from service.bounds.exported import GraphBuilder
 from service.bounds.functional import recognised
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.operators import OPERATORS
@@ -48,7 +48,7 @@ class Trace:
         Raises :class:`UnsupportedModelError` when an instance's result may depend on another's, or when the module does
         not return one tensor.
         """
-        return Reader(self.program, state).read()
+        return GraphBuilder(self.program, state).build()
 
 
 def local_state(module: nn.Module) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ class Effort:
 
     ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
     in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory:
-    more rows than fit walk in parts. ``memory`` is what may be taken at all, and ``is_planned`` says that ``elements``
+    more rows than fit go in parts. ``memory`` is what may be taken at all, and ``is_planned`` says that ``elements``
     fit into it, as far as all ranks know. ``ascent`` is for methods that optimise. ``progress`` is told how far an
     analysis is; efforts that differ in it alone are equal.
     """
@@ -67,8 +67,8 @@ def affordable(network: Network, box: Interval, effort: Effort) -> Effort:
 
     Asked once for each analysis, and not for a small one unless memory is limited: a driver takes its time to answer.
     """
-    device, exchange = box.lower.device, network.exchange
+    device, tp_group = box.lower.device, network.tp_group
     is_little = 2 * len(box.lower) * network.widest**2 * BYTES_FOR_AN_ELEMENT <= LITTLE
-    if exchange.axis.size == 1 and is_little and effort.memory.limit is None:
+    if tp_group.axis.size == 1 and is_little and effort.memory.limit is None:
         return effort
-    return effort.within(device, lambda count: exchange.least(count, device))
+    return effort.within(device, lambda count: tp_group.least(count, device))

@@ -43,8 +43,8 @@ class _Unusable:
     fx: FxNode
 
 
-class Reader:
-    """Walks an exported program once: folds constants, types the nodes that depend on the input."""
+class GraphBuilder:
+    """Build the graph of an exported program: constants are folded, and nodes that depend on the input are typed."""
 
     def __init__(self, program: ExportedProgram, state: Mapping[str, Tensor]) -> None:
         self.program = program
@@ -55,7 +55,7 @@ class Reader:
         self.dtype: torch.dtype = torch.float32
         self.batch: Any = None
 
-    def read(self) -> Graph:
+    def build(self) -> Graph:
         self._read_placeholders()
         output: Ref | None = None
         for fx in self.program.graph.nodes:

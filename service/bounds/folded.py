@@ -70,7 +70,7 @@ def fold(network: Network, like: Tensor) -> Folded | None:
 
     ``None`` where the matrices would be large, or where the network is divided over ranks.
     """
-    if network.exchange.axis.size > 1:
+    if network.tp_group.axis.size > 1:
         return None
     nodes = network.nonlinear
     wanted = dict.fromkeys((*(name for node in nodes for name in node.inputs), network.graph.output.name))
@@ -94,7 +94,7 @@ def _form(network: Network, name: str, sources: set[str], like: Tensor) -> Folde
         if node.name in sources:
             matrices[node.name] = coefficients.flatten(2)[0].contiguous()
             return ()
-        step = LINEAR[node.operator].backward(node, coefficients, network.exchange)
+        step = LINEAR[node.operator].backward(node, coefficients, network.tp_group)
         if step.bias is not None:
             biases.append(step.bias[0])
         pairs = zip(node.inputs, step.coefficients, strict=True)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from service.bounds.capture import Trace, capture, local_state, trace
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Graph, Node
 from service.bounds.interval import Interval
 from service.bounds.operators import NONLINEAR, OPERATORS, check
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.placement import Placement, check_constants, entered, entering, place, place_part
+from service.bounds.rank_group import RankGroup
 from service.parallel.mesh import SINGLE, Axis
 
 
@@ -36,11 +36,11 @@ class Before(Protocol):
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
         """Lower bounds ``(batch, rows)`` of rows times the input; ``own`` as for ``Pass.lower_bounds``."""
 
-    def climbing(self, anchor: Tensor) -> Climbing:
+    def optimised(self, anchor: Tensor) -> OptimisedBefore:
         """With relaxations that are to be optimised, from their start; ``anchor`` is a number that takes a gradient."""
 
     def chosen(self, rows: Tensor, own: bool) -> Tensor:
-        """Rigorous lower bounds through relaxations as the last climb has left them."""
+        """Rigorous lower bounds through relaxations as the last ascent has left them."""
 
     def planes(self, rows: Tensor, own: bool) -> tuple[Tensor, Tensor]:
         """Rigorously, of affine functions of the model's input below the rows: coefficients ``(batch, rows, features)``
@@ -48,7 +48,7 @@ class Before(Protocol):
         """
 
 
-class Climbing(Protocol):
+class OptimisedBefore(Protocol):
     """The same, but bounds are differentiable in the rows, and each gradient is a step of the stages' parameters."""
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor: ...
@@ -66,21 +66,21 @@ class Network:
 
     graph: Graph
     placements: Mapping[str, Placement]
-    exchange: Exchange
+    tp_group: RankGroup
     nodes: Mapping[str, Node] = field(repr=False)
     before: Before | None = None
 
     @property
     def is_alone(self) -> bool:
         """Whether bounding it asks no other process."""
-        return self.exchange.axis.size == 1 and self.before is None
+        return self.tp_group.axis.size == 1 and self.before is None
 
     def is_own(self, name: str) -> bool:
         return self.placements[name] is Placement.OWN
 
     def shares(self, name: str) -> int:
         """Over how many ranks a value is divided."""
-        return self.exchange.axis.size if self.is_own(name) else 1
+        return self.tp_group.axis.size if self.is_own(name) else 1
 
     @cached_property
     def nonlinear(self) -> tuple[Node, ...]:
@@ -117,7 +117,7 @@ class Network:
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
         """One step of interval propagation; an end that overflow has made meaningless becomes infinite."""
         operator = OPERATORS[node.operator]
-        found = operator.interval(node, [known[name] for name in node.inputs], self.exchange)
+        found = operator.interval(node, [known[name] for name in node.inputs], self.tp_group)
         return found if operator.keeps_order else found.without_nan()
 
     def operator_of(self, node: Node) -> NonlinearOperator:
@@ -126,9 +126,9 @@ class Network:
 
     def agreed(self, name: str, bounds: Interval) -> Interval:
         """Bounds of a replicated value, equal to the last bit on all ranks: comparing them decides on relaxations."""
-        if self.is_own(name) or self.exchange.axis.size == 1:
+        if self.is_own(name) or self.tp_group.axis.size == 1:
             return bounds
-        lower, upper = self.exchange.agree(torch.stack([bounds.lower, bounds.upper])).unbind()
+        lower, upper = self.tp_group.agree(torch.stack([bounds.lower, bounds.upper])).unbind()
         return Interval(lower, upper)
 
 
@@ -144,9 +144,9 @@ def prepare(module: nn.Module, input_shape: Sequence[int], axis: Axis = SINGLE) 
 def from_graph(graph: Graph, axis: Axis = SINGLE) -> Network:
     """The same for a graph that is there already."""
     check(graph)
-    exchange = Exchange(axis)
-    graph = entered(graph, exchange)
-    return Network(graph, place(graph), exchange, graph.by_name)
+    tp_group = RankGroup(axis)
+    graph = entered(graph, tp_group)
+    return Network(graph, place(graph), tp_group, graph.by_name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,12 +155,12 @@ class Stage:
 
     trace: Trace
     placements: Mapping[str, Placement]
-    exchange: Exchange
+    tp_group: RankGroup
 
     def network(self, state: Mapping[str, Tensor]) -> Network:
         """The network over the parameters of this moment; its bounds are differentiable in them."""
         graph = self.trace.graph(state)
-        return Network(graph, self.placements, self.exchange, graph.by_name)
+        return Network(graph, self.placements, self.tp_group, graph.by_name)
 
 
 def prepare_stage(module: nn.Module, input_shape: Sequence[int], axis: Axis = SINGLE) -> Stage:
@@ -168,6 +168,6 @@ def prepare_stage(module: nn.Module, input_shape: Sequence[int], axis: Axis = SI
     traced = trace(module, input_shape)
     graph = traced.graph({name: tensor.detach() for name, tensor in local_state(module).items()})
     check(graph)
-    placements, exchange = place_part(graph, entering(graph)), Exchange(axis)
-    check_constants(graph, placements, exchange)
-    return Stage(traced, placements, exchange)
+    placements, tp_group = place_part(graph, entering(graph)), RankGroup(axis)
+    check_constants(graph, placements, tp_group)
+    return Stage(traced, placements, tp_group)

@@ -19,7 +19,7 @@ from service.bounds.linear.propagation import InitialRows, Propagated, backward_
 from service.bounds.linear.rows.gathered import GatheredRows
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.rows.patches import Patches
-from service.bounds.network import Climbing, Network
+from service.bounds.network import Network, OptimisedBefore
 from service.bounds.relaxation import Family, PatchFamily, Relaxed, Single
 from service.bounds.replay import Plain, Recorded
 
@@ -29,7 +29,7 @@ class Ascent:
     """Adam's step, in units of the parameters' range, and what it is multiplied by after each iteration."""
 
     iterations: int = 20
-    rate: float = 0.5
+    learning_rate: float = 0.5
     decay: float = 0.98
 
 
@@ -50,7 +50,7 @@ class Families:
 
 
 @dataclass(eq=False)
-class _Chosen(Relaxed):
+class _ChosenRelaxation(Relaxed):
     """The member of a family for each row; its parameters exist from the first step, which tells how many rows.
 
     ``anchor`` is a one that takes a gradient where there are no parameters, so that it passes here on every rank.
@@ -106,7 +106,7 @@ class _Chosen(Relaxed):
         self.starts_anew = False
 
 
-class Ascending:
+class SlopeOptimiser:
     """A pass back from ``start`` through relaxations whose parameters take a step after each gradient.
 
     Where stages before the network have parameters, too, theirs take the same step.
@@ -117,13 +117,13 @@ class Ascending:
         self.start, self.ascent, self.network = start, ascent, network
         # Which entries are open differs by rank, but what ranks do for each other's gradients must run on all of them.
         some = families.backward.intervals[network.graph.input.name].lower
-        together = network.exchange.axis.size > 1 or network.before is not None
+        together = network.tp_group.axis.size > 1 or network.before is not None
         self.anchor = some.new_ones(()).requires_grad_() if together else None
-        self.chosen = {name: _Chosen(families[name], self.anchor) for name in _before(network, start)}
-        self.before: Climbing | None = None
+        self.chosen = {name: _ChosenRelaxation(families[name], self.anchor) for name in _before(network, start)}
+        self.before: OptimisedBefore | None = None
         if network.before is not None and self.anchor is not None:
-            self.before = network.before.climbing(self.anchor)
-        self.walk = replace(families.backward, relaxations=self.chosen, before=self.before, ascends=True)
+            self.before = network.before.optimised(self.anchor)
+        self.backward = replace(families.backward, relaxations=self.chosen, before=self.before, ascends=True)
         self.optimizer: Adam | None = None
 
     @property
@@ -137,7 +137,7 @@ class Ascending:
             each.grad = None
         torch.autograd.backward(bounds, gradient, inputs=sought)
         if moving:
-            self.optimizer = self.optimizer or Adam(moving, self.ascent.rate, self.ascent.decay)
+            self.optimizer = self.optimizer or Adam(moving, self.ascent.learning_rate, self.ascent.decay)
             self._move(self.optimizer)
 
     @torch.no_grad()
@@ -160,12 +160,12 @@ class Ascending:
 
     def _keep_equal(self, name: str, parameter: Tensor) -> None:
         """Replicas that drift apart would bound a sum of which every rank has another summand: no bound at all."""
-        replicated = not (self.walk.divided or self.network.is_own(name))
-        if self.network.exchange.axis.size > 1 and replicated:
-            parameter.copy_(self.network.exchange.agree(parameter))
+        replicated = not (self.backward.divided or self.network.is_own(name))
+        if self.network.tp_group.axis.size > 1 and replicated:
+            parameter.copy_(self.network.tp_group.agree(parameter))
 
 
-class Climber(Ascending):
+class RowOptimiser(SlopeOptimiser):
     """Bounds parts of ``start``'s rows, all of the shape of ``rows``, one after the other.
 
     ``rows`` are as for :meth:`Pass.lower_bounds`.
@@ -196,11 +196,11 @@ class Climber(Ascending):
     def restart(self) -> None:
         super().restart()
         if any(chosen.starts_anew for chosen in self.chosen.values()):
-            self.walk.lower_bounds(self.start, self.rows)
+            self.backward.lower_bounds(self.start, self.rows)
 
     def _ascend(self) -> None:
         """One iteration: a pass, its gradient, a step."""
-        bounds = self.walk.lower_bounds(self.start, self.rows)
+        bounds = self.backward.lower_bounds(self.start, self.rows)
         if self.best is None:
             self.best = torch.full_like(bounds, -torch.inf, requires_grad=False)
         torch.maximum(self.best, bounds.detach(), out=self.best)
@@ -211,14 +211,14 @@ class Climber(Ascending):
 
 def optimised(families: Families, start: str, parts: Iterator[InitialRows], ascent: Ascent) -> Tensor:
     """Lower bounds ``(batch, rows)`` of all parts, joined. Parts of one shape share what is recorded for a device."""
-    climbers: dict[tuple[int, ...], Climber] = {}
+    optimisers: dict[tuple[int, ...], RowOptimiser] = {}
     found = []
     for rows in parts:
         shape = tuple((rows.index if isinstance(rows, IdentityRows) else rows).shape)
-        if shape not in climbers:
-            climbers.clear()
-            climbers[shape] = Climber(families, start, rows, ascent)
-        found.append(climbers[shape].best_bounds(rows))
+        if shape not in optimisers:
+            optimisers.clear()
+            optimisers[shape] = RowOptimiser(families, start, rows, ascent)
+        found.append(optimisers[shape].best_bounds(rows))
     return torch.cat(found, dim=1)
 
 

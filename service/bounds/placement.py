@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Graph, Node, Ref, Repeated, UnsupportedModelError
 from service.bounds.operators import OPERATORS
 from service.bounds.operators.base import Crossing
+from service.bounds.rank_group import RankGroup
 from service.parallel.collectives import members
 
 COPY = "trivet.copy_to_group.default"
@@ -75,22 +75,22 @@ def _place(node: Node, inputs: list[Placement]) -> Placement:
     return before if crossing is None else _AFTER[crossing]
 
 
-def entered(graph: Graph, exchange: Exchange) -> Graph:
+def entered(graph: Graph, tp_group: RankGroup) -> Graph:
     """The same graph with a ``copy_to_group`` wherever a replicated value is used for work that differs by rank.
 
     Our own layers say so themselves. Torch's functional collectives do not, since forward nothing happens there: a
     node's work differs where its constants do, or one of its inputs. All ranks call it. Raises
     :class:`UnsupportedModelError` where ranks have other nodes, or other members in a group.
     """
-    if exchange.axis.size == 1:
+    if tp_group.axis.size == 1:
         return graph
-    _check_groups(graph, exchange)
+    _check_groups(graph, tp_group)
     sure = _placed(graph, frozenset())
-    differing = _differing([node for node in graph.nodes[1:] if sure[node.name][0] is Placement.REPLICATED], exchange)
+    differing = _differing([node for node in graph.nodes[1:] if sure[node.name][0] is Placement.REPLICATED], tp_group)
     found = _placed(graph, differing)
     if found[graph.output.name][1] is Placement.OWN and differing:
         raise UnsupportedModelError(_forgotten(next(node for node in graph.nodes if node.name in differing)))
-    return Graph(tuple(_with_copies(graph, found, exchange)))
+    return Graph(tuple(_with_copies(graph, found, tp_group)))
 
 
 Sides = tuple[Placement, Placement]
@@ -110,7 +110,7 @@ def _placed(graph: Graph, differing: Set[str]) -> Mapping[str, Sides]:
     return found
 
 
-def _with_copies(graph: Graph, found: Mapping[str, Sides], exchange: Exchange) -> Iterator[Node]:
+def _with_copies(graph: Graph, found: Mapping[str, Sides], tp_group: RankGroup) -> Iterator[Node]:
     copies: dict[str, str] = {}
     yield graph.input
     for node in graph.nodes[1:]:
@@ -119,7 +119,7 @@ def _with_copies(graph: Graph, found: Mapping[str, Sides], exchange: Exchange) -
             if found[node.name][0] is Placement.OWN and found[name][1] is Placement.REPLICATED:
                 if name not in copies:
                     copies[name] = f"{name}_entered"
-                    arguments = {"x": Ref(name), "group": exchange.axis.group}
+                    arguments = {"x": Ref(name), "group": tp_group.axis.group}
                     yield Node(copies[name], COPY, arguments, shape, (shape,), node.where)
                 renamed[name] = copies[name]
         yield replace(node, arguments={name: _read(each, renamed) for name, each in node.arguments.items()})
@@ -131,15 +131,15 @@ def _read(value: Any, renamed: Mapping[str, str]) -> Any:
     return tuple(_read(each, renamed) for each in value) if isinstance(value, tuple) else value
 
 
-def _differing(nodes: Sequence[Node], exchange: Exchange) -> Set[str]:
+def _differing(nodes: Sequence[Node], tp_group: RankGroup) -> Set[str]:
     """Names of nodes with an argument that is not the same on every rank."""
     compared = [(node, each) for node in nodes for each in _plain(node)]
     device = next((each.device for _, each in compared if each.device.type != "cpu"), torch.device("cpu"))
     # Not by their names: a tracer numbers what it drops later, too.
     steps = _number(" ".join(node.operator for node, _ in compared))
-    if exchange.largest(steps, device) != -exchange.largest(-steps, device):
+    if tp_group.largest(steps, device) != -tp_group.largest(-steps, device):
         raise UnsupportedModelError("the tensor-parallel ranks have different operators; expected the same on each")
-    equal = exchange.same_everywhere([each.to(device) for _, each in compared])
+    equal = tp_group.same_everywhere([each.to(device) for _, each in compared])
     return {node.name for (node, _), same in zip(compared, equal, strict=True) if not same}
 
 
@@ -162,8 +162,8 @@ def _number(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
 
-def _check_groups(graph: Graph, exchange: Exchange) -> None:
-    own = exchange.axis.group
+def _check_groups(graph: Graph, tp_group: RankGroup) -> None:
+    own = tp_group.axis.group
     for node in graph.nodes[1:]:
         group = node.arguments.get("group")
         if isinstance(group, str) and group != own and members(group) != members(own):
@@ -179,7 +179,7 @@ def _forgotten(node: Node) -> str:
     )
 
 
-def check_constants(graph: Graph, placements: Mapping[str, Placement], exchange: Exchange) -> None:
+def check_constants(graph: Graph, placements: Mapping[str, Placement], tp_group: RankGroup) -> None:
     """Refuse constants that differ between ranks where the graph says that all ranks do the same; all ranks call it."""
     used = [
         (node, value)
@@ -188,7 +188,7 @@ def check_constants(graph: Graph, placements: Mapping[str, Placement], exchange:
         for value in node.arguments.values()
         if isinstance(value, Tensor)
     ]
-    equal = exchange.same_everywhere([value for _, value in used])
+    equal = tp_group.same_everywhere([value for _, value in used])
     for (node, _), same in zip(used, equal, strict=True):
         if not same:
             raise UnsupportedModelError(_forgotten(node))

@@ -36,7 +36,7 @@ class Planes:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class _PendingRows:
     """Coefficients of the same rows on several sources, ``(batch or 1, rows, entries)``, and their bias."""
 
     coefficients: dict[str, Tensor]
@@ -65,7 +65,7 @@ class BoxPlanes:
         for operator in self.folded.operators:
             self._relax(operator)
         form = self.folded.output.rows(rows)
-        start = _Rows({name: matrix[None] for name, matrix in form.matrices.items()}, form.bias[None])
+        start = _PendingRows({name: matrix[None] for name, matrix in form.matrices.items()}, form.bias[None])
         coefficients, bias, influence = self._back(start, len(self.folded.operators))
         return Planes(coefficients, bias, self._bounds, influence)
 
@@ -77,11 +77,11 @@ class BoxPlanes:
         for index, name in enumerate(operator.names):
             if name not in self._slopes:
                 bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
-                wanted = operator.operator.improvable_on(node, bounds)[index].reshape(batch, -1)
+                wanted = operator.operator.unstable_on(node, bounds)[index].reshape(batch, -1)
                 self._refine(name, wanted)
         bounds = [self._shaped(operator, each, self._bounds[name]) for each, name in enumerate(operator.names)]
         self._relaxed[node.name] = operator.operator.relax_on(node, bounds)
-        value = operator.operator.interval(node, bounds, self.folded.network.exchange).without_nan()
+        value = operator.operator.interval(node, bounds, self.folded.network.tp_group).without_nan()
         self._values[node.name] = value.map(lambda end: end.reshape(batch, -1))
 
     @staticmethod
@@ -109,7 +109,9 @@ class BoxPlanes:
         owner, entry = wanted.nonzero(as_tuple=True)
         if not len(owner):
             return
-        start = _Rows({source: both(matrix[entry]) for source, matrix in form.matrices.items()}, both(form.bias[entry]))
+        start = _PendingRows(
+            {source: both(matrix[entry]) for source, matrix in form.matrices.items()}, both(form.bias[entry])
+        )
         coefficients, bias, _ = self._back(start, len(self._relaxed), owner)
         box = self.box.map(lambda end: end[owner])
         least = minimum(box, coefficients, bias).nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
@@ -119,7 +121,7 @@ class BoxPlanes:
         self._bounds[name] = Interval(lower, upper)
         slopes[owner, entry] = coefficients[:, 0]
 
-    def _back(self, start: _Rows, until: int, owner: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def _back(self, start: _PendingRows, until: int, owner: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         pending, biases = dict(start.coefficients), [start.bias]
         influence = [self.box.lower.new_zeros(1, 1, self.box.lower.shape[1])]
 

@@ -90,7 +90,7 @@ class Preactivations:
         return torch.cat([values[preactivation.value].flatten(1) for preactivation in self.each], dim=1)
 
 
-def kink(network: Network, preactivation: Preactivation) -> float | None:
+def breakpoint_of(network: Network, preactivation: Preactivation) -> float | None:
     """Where a split leaves the preactivation's reader without any relaxation; none where no single point does that."""
     node = network.nodes[preactivation.reader]
     pieces = network.operator_of(node).pieces(node)
@@ -135,7 +135,7 @@ class Multipliers:
         return self.values.new_zeros(len(self.values), entries).scatter_add(1, self.index, -self.values)
 
     def biases(self, preactivation: Tensor, preactivations: int) -> Tensor:
-        """Return what is added to the bias, ``(batch, preactivations)``; without a gradient, see ``climbing``.
+        """Return what is added to the bias, ``(batch, preactivations)``; without a gradient, see ``ascent_direction``.
 
         ``preactivation`` ``(batch, depth)`` numbers those of the entries.
         """
@@ -145,7 +145,7 @@ class Multipliers:
         least = torch.where(values == 0, torch.zeros_like(least), least)
         return least.new_zeros(len(least), preactivations).scatter_add(1, preactivation, least)
 
-    def climbing(self, gradient: Tensor) -> Tensor:
+    def ascent_direction(self, gradient: Tensor) -> Tensor:
         """The direction of ascent, from the coefficients' ``gradient`` alone: at 0 the bias has a kink.
 
         0 where neither sign gains anything.
@@ -209,7 +209,7 @@ def _sum_of(values: list[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Recorded(Relaxed):
+class RecordedRelaxation(Relaxed):
     """An operator that keeps the coefficients ``(batch, rows, *shape)`` that arrive at its output, under its name."""
 
     relaxed: Relaxed

@@ -66,9 +66,9 @@ def certify(
         margin = torch.full_like(output.lower[:, 0], torch.inf)
         if batch.rows.shape[1]:
             margin = (analysis.lower_bounds(batch.rows) - batch.thresholds).amin(dim=1)
-    exchange = network.exchange
-    output = Interval(exchange.agree(output.lower), exchange.agree(output.upper))
-    margin = exchange.agree(margin)
+    tp_group = network.tp_group
+    output = Interval(tp_group.agree(output.lower), tp_group.agree(output.upper))
+    margin = tp_group.agree(margin)
     proved = _proved(margin, output, batch)
     verdicts = tuple(_verdict(bad, good) for bad, good in zip(violated.tolist(), proved.tolist(), strict=True))
     seconds = (time.monotonic() - start) / len(verdicts)

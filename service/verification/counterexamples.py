@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
+from service.bounds.rank_group import RankGroup
 from service.formats.vnnlib import Halfspace
 from service.parallel.tensor import local_copy
 from service.verification.properties import InstanceBatch
@@ -38,7 +38,7 @@ class CounterexampleChecker:
     """
 
     module: nn.Module
-    exchange: Exchange
+    tp_group: RankGroup
     runtime: Running | None = None
     enclosed: Callable[[Tensor], Interval] | None = None
 
@@ -53,7 +53,7 @@ class CounterexampleChecker:
         suspects = self._least(batch) < 0
         if not bool(suspects.any()):
             return suspects
-        found = self.exchange.agree(self.precise(batch.witnesses))
+        found = self.tp_group.agree(self.precise(batch.witnesses))
         for index in suspects.nonzero().flatten().tolist():
             suspects[index] = self._confirmed(batch.witnesses[index], found[index], batch.violations[index])
         return suspects
@@ -71,13 +71,13 @@ class CounterexampleChecker:
     def predictions(self, batch: InstanceBatch) -> list[int]:
         """Return the class that the model gives each witness; all ranks of the group call it."""
         dtype = _dtype_of(self.module) or batch.rows.dtype
-        found: list[int] = self.exchange.agree(self.module(batch.witnesses.to(dtype))).argmax(dim=1).tolist()
+        found: list[int] = self.tp_group.agree(self.module(batch.witnesses.to(dtype))).argmax(dim=1).tolist()
         return found
 
     @torch.no_grad()
     def outputs(self, x: Tensor) -> CounterexampleOutputs:
         """Return the outputs at one input ``(features,)`` in float64; all ranks of the group call it."""
-        found = self.exchange.agree(self.precise(x[None]))[0]
+        found = self.tp_group.agree(self.precise(x[None]))[0]
         there = None if self.runtime is None else self.runtime.flat(np.asarray(x.cpu()))
         return CounterexampleOutputs(tuple(found.tolist()), None if there is None else tuple(there.tolist()))
 
@@ -89,7 +89,7 @@ class CounterexampleChecker:
         if batch.rows.shape[1] == 0:
             return batch.witnesses.new_full((len(batch.witnesses),), torch.inf)
         dtype = _dtype_of(self.module) or batch.rows.dtype
-        output = self.exchange.agree(self.module(batch.witnesses.to(dtype)))
+        output = self.tp_group.agree(self.module(batch.witnesses.to(dtype)))
         values = torch.einsum("brk,bk->br", batch.rows.to(dtype), output) - batch.thresholds.to(dtype)
         return values.amin(dim=1)
 

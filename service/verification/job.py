@@ -160,7 +160,7 @@ class _InstanceRunner:
         engine, enclosed = task.engine, None
         if (enclose := engine.enclosure(task.effort)) is not None:
             enclosed = partial(_at_input, enclose, task.like)
-        checker = CounterexampleChecker(task.module, engine.network.exchange, task.runtime, enclosed)
+        checker = CounterexampleChecker(task.module, engine.network.tp_group, task.runtime, enclosed)
         searches = SearchRunner(task, self.context, self.clock, checker)
         method = engine.repeated_bounder(method_of(task.spec))
         for instances in task.batches(without=decided):

@@ -133,7 +133,7 @@ def layer_sums(network: Network, outcome: Outcome, mesh: Mesh) -> Tensor:
     sums = outcome.margin.new_zeros(batch, len(nodes), _LAYER_SUMS, dtype=torch.float64)
     for index, node in enumerate(nodes):
         bounds = outcome.inputs[node.name]
-        undecided = network.operator_of(node).improvable_on(node, bounds)
+        undecided = network.operator_of(node).unstable_on(node, bounds)
         for each, open_ in zip(bounds, undecided, strict=True):
             sums[:, index] += torch.stack([_per_instance(each.width), _per_instance(open_), _count(each.width)], dim=1)
     divided = torch.tensor([network.is_own(node.inputs[0]) for node in nodes], dtype=torch.bool, device=sums.device)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from service.bounds.interval import Interval
 from service.bounds.methods import CROWN, METHODS, Effort, Method
 from service.bounds.network import Network, prepare
-from service.bounds.split import Preactivations, kink
+from service.bounds.split import Preactivations, breakpoint_of
 from service.formats.vnnlib import Disjunct, Halfspace, Query
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
@@ -126,7 +126,7 @@ def random_domains(domain_bounds: DomainBounds, count: int, depth: int, generato
     lower, upper = domain_bounds.bounds.lower[0][index], domain_bounds.bounds.upper[0][index]
     kinked = torch.cat(
         [
-            torch.full((preactivation.size,), kink(domain_bounds.network, preactivation) is not None)
+            torch.full((preactivation.size,), breakpoint_of(domain_bounds.network, preactivation) is not None)
             for preactivation in domain_bounds.preactivations.each
         ]
     )

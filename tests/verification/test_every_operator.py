@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from service.bounds.capture import capture
-from service.bounds.exchange import Exchange
 from service.bounds.graph import BatchSize, Graph, Node, Ref, Repeated
 from service.bounds.graph_module import function_of
 from service.bounds.interval import Interval
@@ -26,6 +25,7 @@ from service.bounds.operators.base import Operator
 from service.bounds.operators.sharding import Cut, Whole
 from service.bounds.operators.smooth import SmoothActivation
 from service.bounds.operators.tanh import Tanh
+from service.bounds.rank_group import RankGroup
 
 Function = Callable[[Tensor], Tensor]
 DOUBLE = torch.float64
@@ -202,14 +202,14 @@ def test_every_operator_is_linear_or_is_relaxed() -> None:
 def test_no_value_leaves_the_interval(case: Case) -> None:
     slack = 1e-12 * (1 + case.values.abs())
     for propagate in (case.operator.interval, case.operator.rigorous_interval):
-        found = propagate(case.node, case.boxes, Exchange())
+        found = propagate(case.node, case.boxes, RankGroup())
         assert bool((case.values >= found.lower - slack).all())
         assert bool((case.values <= found.upper + slack).all())
 
 
 def test_the_rigorous_interval_is_no_tighter(case: Case) -> None:
-    plain = case.operator.interval(case.node, case.boxes, Exchange())
-    moved = case.operator.rigorous_interval(case.node, case.boxes, Exchange())
+    plain = case.operator.interval(case.node, case.boxes, RankGroup())
+    moved = case.operator.rigorous_interval(case.node, case.boxes, RankGroup())
     slack = 1e-13 * (1 + plain.lower.abs() + plain.upper.abs())
     assert bool((moved.lower <= plain.lower + slack).all())
     assert bool((moved.upper >= plain.upper - slack).all())
@@ -237,9 +237,9 @@ def test_linear_bounds_hold(case: Case) -> None:
     exact, linear = of_rows(case, rows), LINEAR.get(case.node.operator)
     slack = 1e-10 * (1 + exact.abs())
     if linear is not None:
-        propagated = linear.backward(case.node, rows, Exchange())
+        propagated = linear.backward(case.node, rows, RankGroup())
         assert bool(((through(case, propagated.coefficients, propagated.bias) - exact).abs() <= slack).all())
-        step = linear.rigorous_step(case.node, case.boxes, Exchange())
+        step = linear.rigorous_step(case.node, case.boxes, RankGroup())
         assert bool((step.error >= 0).all())
         assert bool((step.error < 1e-9).all())
         return
@@ -261,7 +261,7 @@ def test_a_split_at_the_breakpoint_leaves_nothing_to_relax(case: Case) -> None:
         return
     at = torch.full_like(case.boxes[0].lower, pieces.breakpoint)
     for half in (Interval(at - 2, at), Interval(at, at + 3)):
-        assert not bool(nonlinear.improvable_on(case.node, [half])[0].any())
+        assert not bool(nonlinear.unstable_on(case.node, [half])[0].any())
         lines = pieces.relax(half)
         assert torch.equal(lines.lower_slope, lines.upper_slope)
 

@@ -114,8 +114,8 @@ def test_parts_do_not_change_the_bounds() -> None:
     centre = torch.linspace(-1, 1, 15, dtype=torch.float64).reshape(3, 5)
     box = Interval(centre - 0.2, centre + 0.2)
     whole, little = Effort(ascent=Ascent(6)), Effort(ascent=Ascent(6), elements=32 * 3 * 12 * 5)
-    walk = Pass(network, {network.graph.input.name: box}, {})
-    assert rows_at_once(walk, network.graph.output.name, little.optimising(0)) == 5
+    backward = Pass(network, {network.graph.input.name: box}, {})
+    assert rows_at_once(backward, network.graph.output.name, little.optimising(0)) == 5
     expected, found = (output_bounds(network, box, "alpha-crown", effort) for effort in (whole, little))
     torch.testing.assert_close(found.lower, expected.lower, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found.upper, expected.upper, rtol=1e-12, atol=1e-12)

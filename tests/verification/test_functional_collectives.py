@@ -22,9 +22,9 @@ def bound() -> dict[str, Any]:
     from torch.distributed import _functional_collectives as functional
     from torch.distributed._functional_collectives import all_reduce
 
-    from service.bounds.exchange import Exchange
     from service.bounds.graph import UnsupportedModelError
     from service.bounds.network import prepare
+    from service.bounds.rank_group import RankGroup
     from service.jobs.spec.base import ParallelSpec
     from service.parallel import distributed
     from service.parallel.mesh import build as build_mesh
@@ -84,7 +84,7 @@ def bound() -> dict[str, Any]:
 
     for method in METHODS:
         found[method] = difference(method)
-    with patch.object(Exchange, "join", Exchange.gather):
+    with patch.object(RankGroup, "join", RankGroup.gather):
         found["no adjoint"] = difference("alpha-crown (fixed intermediate bounds)")
 
     class Unreduced(nn.Module):

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from nets import box_around, output_bounds, prepared, redraw, samples
 from torch import Tensor, nn
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.methods.ibp import propagate
 from service.bounds.network import Network
 from service.bounds.operators.convolution import Convolution
+from service.bounds.rank_group import RankGroup
 
 Build = Callable[["Linears", Tensor], Tensor]
 
@@ -122,14 +122,14 @@ def test_intervals_hold_every_intermediate_value(linear_network: tuple[nn.Module
 def test_rows_of_the_identity_need_not_be_materialised(linear_network: tuple[nn.Module, Network]) -> None:
     _, network = linear_network
     box = box_around(torch.randn(2, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64), 0.2)
-    walk = Pass(network, {network.graph.input.name: box}, {})
+    backward = Pass(network, {network.graph.input.name: box}, {})
     for node in network.graph.nodes[1:]:
         index = torch.arange(node.size).flip(0)
         for mirrored in (False, True):
             units = IdentityRows(index[None], mirrored)
             dense = units.dense(node.shape, box.lower)
             assert dense.shape[1] == units.count
-            torch.testing.assert_close(walk.lower_bounds(node.name, units), walk.lower_bounds(node.name, dense))
+            torch.testing.assert_close(backward.lower_bounds(node.name, units), backward.lower_bounds(node.name, dense))
 
 
 def test_the_identity_never_exists_where_the_first_operator_backward_is_a_layer(
@@ -168,6 +168,6 @@ def test_a_convolution_and_its_adjoint_give_the_same_products(
     fixed = {"dilation": (1, 1), "transposed": False, "output_padding": (0, 0), "groups": 1}
     arguments = {"input": Ref("x"), "weight": weight, "bias": None, "stride": stride, "padding": padding, **fixed}
     node = Node("c", "aten.convolution.default", arguments, tuple(values.shape[1:]), (tuple(x.shape[1:]),))
-    (through,) = Convolution().backward(node, y, Exchange()).coefficients
+    (through,) = Convolution().backward(node, y, RankGroup()).coefficients
     assert isinstance(through, Tensor)
     torch.testing.assert_close((through * x[:, None]).sum(dim=(2, 3, 4)), (values[:, None] * y).sum(dim=(2, 3, 4)))

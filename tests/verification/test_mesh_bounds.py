@@ -122,10 +122,10 @@ def break_it() -> dict[str, dict[str, float]]:
     import torch
     from nets import samples
 
-    from service.bounds.exchange import Exchange
     from service.bounds.linear.propagation import Propagated
     from service.bounds.linear.sharding import RowSharding
     from service.bounds.operators.collectives import CopyToGroup, ReduceFromGroup
+    from service.bounds.rank_group import RankGroup
     from service.parallel import distributed
 
     layers = import_module("service.bounds.methods.layers")
@@ -138,17 +138,17 @@ def break_it() -> dict[str, dict[str, float]]:
     def everything_replicated(self: RowSharding, biases: Any, name: str, own: bool) -> Any:
         return biases.own if own else biases.replicated
 
-    def unsummed(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Propagated:
+    def unsummed(self: Any, node: Any, coefficients: Any, tp_group: RankGroup) -> Propagated:
         return Propagated((coefficients,))
 
-    def unsummed_share(self: Any, node: Any, coefficients: Any, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.own(coefficients, 1),))
+    def unsummed_share(self: Any, node: Any, coefficients: Any, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.own(coefficients, 1),))
 
     def unrefined(self: Any, node: Any, index: int) -> None:
         """Leave the bounds as intervals have them."""
 
-    def bias_before_the_sum(self: Any, node: Any, inputs: Any, exchange: Exchange) -> Any:
-        return inputs[0].map(lambda end: exchange.sum(end) + 0.1)
+    def bias_before_the_sum(self: Any, node: Any, inputs: Any, tp_group: RankGroup) -> Any:
+        return inputs[0].map(lambda end: tp_group.sum(end) + 0.1)
 
     mistakes = {
         "none": patch.object(RowSharding, "account", account),

@@ -62,7 +62,7 @@ def bounding(mesh: Mesh, module: nn.Module, shape: tuple[int, ...], radius: floa
 
 
 def taken() -> dict[str, dict[str, list[float]]]:
-    """On two ranks and in one process: bytes at most, and of the largest tensor where rows walk in parts."""
+    """On two ranks and in one process: bytes at most, and of the largest tensor where rows go in parts."""
     distributed.start("cpu")
     single, mesh = plan(ParallelSpec()), build_mesh(ParallelSpec(tp=2), "cpu")
     found: dict[str, dict[str, list[float]]] = {}

@@ -81,21 +81,21 @@ def optimise() -> dict[str, dict[str, float]]:
     """Differences to one process, how far bounds lie above samples, and the same under each mistake."""
     import torch
 
-    from service.bounds.exchange import Exchange
     from service.bounds.methods import layers
-    from service.bounds.optimise import Climber
+    from service.bounds.optimise import RowOptimiser
+    from service.bounds.rank_group import RankGroup
     from service.parallel import distributed
 
     whole_rows = patch.object(layers, "Pass", _undivided)
     mistakes = {
         "none": [],
         "none, rows not divided": [whole_rows],
-        "no adjoint": [patch.object(Exchange, "join", Exchange.gather)],
-        "no adjoint, rows not divided": [whole_rows, patch.object(Exchange, "enter", _identity)],
+        "no adjoint": [patch.object(RankGroup, "join", RankGroup.gather)],
+        "no adjoint, rows not divided": [whole_rows, patch.object(RankGroup, "enter", _identity)],
         "no adjoint, replicas apart": [
             whole_rows,
-            patch.object(Exchange, "enter", _identity),
-            patch.object(Climber, "_keep_equal", _nothing),
+            patch.object(RankGroup, "enter", _identity),
+            patch.object(RowOptimiser, "_keep_equal", _nothing),
         ],
     }
     found = {}

@@ -125,7 +125,7 @@ def other_forms(network: Any, box: Any, exact: Exact, points: list[Tensor]) -> d
 
     analysis, output = rigorous_crown(network, box, Effort()), network.graph.output
     rows = both_sides(output.size).reshape(1, -1, *output.shape)
-    undivided = replace(analysis.walk, divided=False).lower_bounds(output.name, rows)[0]
+    undivided = replace(analysis.backward, divided=False).lower_bounds(output.name, rows)[0]
     slopes, constants = analysis.planes(rows)
     divided = analysis.lower_bounds(rows)[0]
     passed = outside(torch.stack([undivided[: output.size], -undivided[output.size :]]), exact, points)

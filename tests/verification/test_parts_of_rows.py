@@ -1,4 +1,4 @@
-"""Rows that walk in several parts are bounded each for itself."""
+"""Rows that go in several parts are bounded each for itself."""
 
 import pytest
 import torch

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 from verify_jobs import robustness
 
-from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
 from service.bounds.methods import METHODS, Effort
+from service.bounds.rank_group import RankGroup
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import BoxProperty
 from service.verification.certify import Verdict, certify
@@ -109,7 +109,7 @@ def verdict_of(shift: float, threshold: float = 0.0, output: list[dict[str, Any]
     halfspaces = [{"coefficients": [1.0, 0.0], "threshold": threshold}] if output is None else output
     module = Shifted(shift)
     batch = read(box(output=halfspaces), 2, 2).batch([0], LIKE)
-    return certify(prepared(module, 2), CounterexampleChecker(module, Exchange()), METHODS["crown"], Effort(), batch)
+    return certify(prepared(module, 2), CounterexampleChecker(module, RankGroup()), METHODS["crown"], Effort(), batch)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_violation_that_float64_does_not_confirm_does_not_count() -> None:
     assert module(point.lower).item() < 0
     assert module.double()(point.lower.double()).item() == 0
     module.float()
-    assert CounterexampleChecker(module, Exchange()).violated(batch).tolist() == [False]
+    assert CounterexampleChecker(module, RankGroup()).violated(batch).tolist() == [False]
 
 
 def test_misclassified_samples_and_only_those_are_falsified() -> None:
@@ -169,7 +169,7 @@ def test_misclassified_samples_and_only_those_are_falsified() -> None:
     asked = read(robustness(count=60, eps=1e-4), 64, 10)
     batch = asked.batch(range(60), LIKE)
     outcome = certify(
-        prepared(module, 64), CounterexampleChecker(module, Exchange()), METHODS["crown"], Effort(), batch
+        prepared(module, 64), CounterexampleChecker(module, RankGroup()), METHODS["crown"], Effort(), batch
     )
     exact = module.double()(batch.witnesses.double())
     wrong = torch.einsum("brk,bk->br", batch.rows.double(), exact).amin(dim=1) < 0

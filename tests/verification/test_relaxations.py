@@ -13,7 +13,6 @@ from scipy.special import erfc
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.operators import OPERATORS
@@ -24,6 +23,7 @@ from service.bounds.operators.relu import Relu
 from service.bounds.operators.sin import Sine
 from service.bounds.operators.smooth import SmoothActivation
 from service.bounds.operators.tanh import Tanh
+from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxation
 
 
@@ -105,7 +105,7 @@ def check(operator: str, ends: list[tuple[float, float]], dtype: torch.dtype, ma
     tensor = torch.tensor(ends, dtype=dtype)
     bounds = Interval(tensor[:, :1], tensor[:, 1:])
     relaxation = operator_of(operator).relax(node_of(operator), bounds)
-    image = operator_of(operator).interval(node_of(operator), [bounds], Exchange())
+    image = operator_of(operator).interval(node_of(operator), [bounds], RankGroup())
     steps = torch.linspace(0, 1, 801, dtype=torch.float64)
     grid = bounds.lower.double() * (1 - steps) + bounds.upper.double() * steps
     grid = grid.clamp(bounds.lower.double(), bounds.upper.double())
@@ -226,7 +226,7 @@ def test_an_overridden_relaxation_is_the_start_of_the_family(parent: type[Activa
         overloads = ()
 
         def relax(self, node: Node, bounds: Interval) -> Relaxation:
-            plain, value = super().relax(node, bounds), self.interval(node, [bounds], Exchange())
+            plain, value = super().relax(node, bounds), self.interval(node, [bounds], RankGroup())
             zero = torch.zeros_like(plain.lower_slope)
             lower = None if plain.lower_intercept is None else value.lower
             return Relaxation(zero, zero, lower, value.upper)

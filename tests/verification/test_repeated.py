@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from verify_jobs import robustness
 
 from service.bounds.ball import Ball
-from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryBudget
 from service.bounds.methods import METHODS, Analysis, Effort, repeatedly
 from service.bounds.methods import repeated as module_of_repeated
-from service.bounds.methods import rows as module_of_rows
+from service.bounds.methods import row_plan as module_of_rows
 from service.bounds.methods.passes import Passes
 from service.bounds.methods.repeated import TRIES, Repeating
 from service.bounds.network import Network, prepare
+from service.bounds.rank_group import RankGroup
 from service.bounds.replay import Memory, Plain, Recorded
 from service.verification.certify import certify
 from service.verification.counterexamples import CounterexampleChecker
@@ -166,7 +166,7 @@ def test_an_analysis_stays_true_whatever_comes_after_it() -> None:
 def test_batches_of_a_job_are_decided_as_if_each_was_the_only_one() -> None:
     """What was found of all of them is compared at the end: a later batch may not change an earlier one's."""
     module = mlp([64, 24, 16, 10], nn.ReLU(), seed=3).double()
-    network, checker = prepared(module, 64), CounterexampleChecker(module, Exchange())
+    network, checker = prepared(module, 64), CounterexampleChecker(module, RankGroup())
     asked = read(robustness(count=30, eps=0.002), 64, 10)
     like = torch.empty(0, dtype=torch.float64)
     questions = [asked.batch(range(first, first + 6), like) for first in range(0, 30, 6)]

@@ -16,7 +16,6 @@ from rigorous_problems import DOUBLE, both_sides, cancelling, exactly
 from torch import Tensor, nn
 
 from service.bounds.ball import Ball
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -27,9 +26,10 @@ from service.bounds.operators.allowance import lines_step
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.smooth import SmoothActivation
 from service.bounds.optimise import Ascent
+from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Lines, Relaxation
 from service.bounds.rigorous import rigorous_alpha_crown, rigorous_crown, rigorous_lower_bounds
-from service.bounds.rigorous.optimised import Climbed
+from service.bounds.rigorous.optimised import OptimisedLowerBounds
 from service.models.embedded import AfterEmbedding, embedded
 
 mpmath.mp.dps = 60
@@ -167,7 +167,7 @@ def holds(name: str, pair: tuple[float, float], change: tuple[float, float]) -> 
     bounds = Interval(torch.tensor([[low]], dtype=DOUBLE), torch.tensor([[high]], dtype=DOUBLE))
     given_lines = rule.relax(node, bounds)
     tilted = Relaxation(given_lines.lower_slope + change[0], given_lines.upper_slope + change[1])
-    image = rule.rigorous_interval(node, [bounds], Exchange())
+    image = rule.rigorous_interval(node, [bounds], RankGroup())
     steps = [rule.rigorous_step(node, [bounds], lines) for lines in (given_lines, tilted)]
     points = [mpmath.mpf(low) + (mpmath.mpf(high) - mpmath.mpf(low)) * k / 39 for k in range(40)]
     values = [EXACT[name][0](point) for point in points]
@@ -264,7 +264,7 @@ def test_optimised_bounds_of_every_operator_hold() -> None:
     x = torch.randn(1, 6, generator=torch.Generator().manual_seed(4), dtype=DOUBLE)
     box, rows = Interval(x - 0.1, x + 0.1), both_sides(network.graph.output.size)[:, ::7]
     analysis = rigorous_crown(network, box, Effort())
-    found = Climbed(Ascent(iterations=3))(analysis.walk, network.graph.output.name, rows)
+    found = OptimisedLowerBounds(Ascent(iterations=3))(analysis.backward, network.graph.output.name, rows)
     values = module(box.lower + torch.rand(200, 6, dtype=DOUBLE) * box.width) @ rows[0].mT
     assert (found <= values + 1e-11 * (1 + values.abs())).all()
     assert (found > analysis.lower_bounds(rows) + 1e-6).any()
@@ -309,20 +309,20 @@ def test_an_operator_without_allowance_is_refused_by_name() -> None:
     """When it is made: the registry makes every operator when it is imported."""
 
     class Quiet(Activation):
-        def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
             return inputs[0]
 
         def relax(self, node: Node, bounds: Interval) -> Relaxation:
             raise NotImplementedError
 
-        def improvable(self, node: Node, bounds: Interval) -> Tensor:
+        def unstable(self, node: Node, bounds: Interval) -> Tensor:
             raise NotImplementedError
 
     class Careless(LinearOperator):
-        def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+        def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
             return inputs[0]
 
-        def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+        def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
             raise NotImplementedError
 
     with pytest.raises(TypeError, match=r"Quiet.*rigorous_lines"):

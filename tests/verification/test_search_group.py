@@ -117,7 +117,7 @@ def test_subproblems_stay_where_memory_does_not_suffice_to_hand_them_over(
 
     def rebalance(rank: int) -> None:
         group = SearchGroup(Axis(2, rank, "pair"))
-        vars(group)["_exchange"] = collectives
+        vars(group)["_ranks"] = collectives
         for rows in group.rebalance(state, transfers[rank], CPU):
             transfers[rank].receive(rows)
 

@@ -72,7 +72,7 @@ def propagate_lines(
     if kernels is None or repeated or start.shape[2:] != (shape if index is None else (shape.numel(),)):
         return propagate_lines_in_steps(_dense(coefficients, shape, lower), lower, upper, below, above)
     flattened = (each if each is None else flat(each.expand(*each.shape[:2], *shape)) for each in lines)
-    setting = _Setting(kernels, batch, rows)
+    setting = _LaunchOfLines(kernels, batch, rows)
     through, bias = _through((flat(start), index, None, *flattened), setting)
     return through.reshape(whole), bias
 
@@ -102,7 +102,7 @@ def propagate_free_slopes(
     exact = start.dtype == torch.float32 or free.flattest in {0.0, -1.0}
     if kernels is None or repeated or not exact:
         return propagate_free_slopes_in_steps(_dense(coefficients, free.shape, parameters), free, parameters)
-    setting = _Setting(kernels, *whole, free)
+    setting = _LaunchOfLines(kernels, *whole, free)
     lines = (free.lower.unsqueeze(1), free.upper.unsqueeze(1), None, free.above.unsqueeze(1))
     through, bias = _through((flat(start), index, parameters.contiguous(), *lines), setting)
     assert bias is not None
@@ -141,22 +141,22 @@ def propagate_free_slopes_in_steps(coefficients: Tensor, free: FreeSlopes, param
 
 
 @dataclass(frozen=True, eq=False)
-class _Setting:
+class _LaunchOfLines:
     kernels: ModuleType
     batch: int
     rows: int
     free: FreeSlopes | None = None
 
 
-def _through(saved: Saved, setting: _Setting) -> tuple[Tensor, Optional]:
+def _through(saved: Saved, setting: _LaunchOfLines) -> tuple[Tensor, Optional]:
     """With a gradient where one is wanted: autograd's own work takes longer than a small kernel."""
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in saved):
-        found: tuple[Tensor, Optional] = _Lines.apply(*saved, setting)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Optional] = _PropagateLines.apply(*saved, setting)  # type: ignore[no-untyped-call]
         return found
     return _forward(saved, setting)
 
 
-def _forward(saved: Saved, setting: _Setting) -> tuple[Tensor, Optional]:
+def _forward(saved: Saved, setting: _LaunchOfLines) -> tuple[Tensor, Optional]:
     a, _, _, _, _, below, above = saved
     assert a is not None
     batch, rows, n = setting.batch, setting.rows, a.shape[2]
@@ -168,7 +168,7 @@ def _forward(saved: Saved, setting: _Setting) -> tuple[Tensor, Optional]:
     return out, bias
 
 
-class _Lines(torch.autograd.Function):
+class _PropagateLines(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917 - what autograd passes has no names
         ctx: Any,
@@ -179,7 +179,7 @@ class _Lines(torch.autograd.Function):
         upper: Tensor,
         below: Optional,
         above: Optional,
-        setting: _Setting,
+        setting: _LaunchOfLines,
     ) -> tuple[Tensor, Optional]:
         ctx.setting = setting
         given = (a, index, parameters, lower, upper, below, above)
@@ -212,7 +212,7 @@ class _Lines(torch.autograd.Function):
 NAMES = ("a", "index", "parameters", "lower", "upper", "below", "above")
 
 
-def _arguments(saved: Saved, setting: _Setting) -> tuple[list[Any], list[Any], dict[str, bool]]:
+def _arguments(saved: Saved, setting: _LaunchOfLines) -> tuple[list[Any], list[Any], dict[str, bool]]:
     """What both kernels take: tensors, numbers and strides, flags."""
     a, index, parameters, lower, upper, below, above = saved
     assert a is not None

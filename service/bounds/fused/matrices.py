@@ -17,7 +17,7 @@ def product_in_ascent(coefficients: Tensor, weight: Tensor) -> Tensor:
     plain = weight.ndim != 2 or weight.requires_grad or coefficients.dtype != torch.float32
     if kernels is None or plain:
         return product(coefficients, weight)
-    found: Tensor = _Product.apply(coefficients, weight, kernels)  # type: ignore[no-untyped-call]
+    found: Tensor = _RoughProduct.apply(coefficients, weight, kernels)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -31,7 +31,7 @@ def product(coefficients: Tensor, weight: Tensor) -> Tensor:
     return (coefficients.reshape(-1, weight.shape[0]) @ weight).reshape(*coefficients.shape[:-1], weight.shape[1])
 
 
-class _Product(torch.autograd.Function):
+class _RoughProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, coefficients: Tensor, weight: Tensor, kernels: ModuleType) -> Tensor:
         ctx.save_for_backward(weight)

@@ -92,7 +92,7 @@ class _Sizes:
 
 
 @dataclass(frozen=True, eq=False)
-class _Setting:
+class _LaunchOfProducts:
     kernels: ModuleType
     batch: int
     rows: int
@@ -102,14 +102,16 @@ def _power(length: int) -> int:
     return 1 << max(0, length - 1).bit_length()
 
 
-def _setting(coefficients: Tensor, places: Tensor, ends: tuple[Tensor, ...], terms: tuple[int, ...]) -> _Setting | None:
+def _setting(
+    coefficients: Tensor, places: Tensor, ends: tuple[Tensor, ...], terms: tuple[int, ...]
+) -> _LaunchOfProducts | None:
     """``None`` where there are no kernels, or where a gradient of something repeated is wanted."""
     kernels = kernels_for(coefficients, places, *ends, entries=places.numel())
     batch, rows = len(ends[0]), coefficients.shape[1]
     repeated = places.shape != (batch, rows, *terms) or (coefficients.requires_grad and len(coefficients) != batch)
     if kernels is None or repeated or any(each.requires_grad for each in ends):
         return None
-    return _Setting(kernels, batch, rows)
+    return _LaunchOfProducts(kernels, batch, rows)
 
 
 class _Products(torch.autograd.Function):

@@ -21,7 +21,7 @@ from service.bounds.linear.rows.patches import Patches
 from service.bounds.linear.rows.structured import StructuredRows
 from service.bounds.linear.sharding import ByOwnership, Pending, RowSharding
 from service.bounds.linear.traversal import traverse_backward
-from service.bounds.network import Climbing, Network
+from service.bounds.network import Network, OptimisedBefore
 from service.bounds.operators import ACCUMULATING, COLLECTIVES, LINEAR
 from service.bounds.operators.base import LinearOperator
 from service.bounds.relaxation import Relaxed
@@ -45,7 +45,7 @@ class Pass:
     relaxations: Mapping[str, Relaxed]
     frontier: frozenset[str] = frozenset()
     divided: bool = False
-    before: Climbing | None = None
+    before: OptimisedBefore | None = None
     ascends: bool = False
 
     @property
@@ -87,14 +87,14 @@ class Pass:
         return total.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf)
 
     def _total(self, biases: Biases, own: bool) -> Tensor:
-        exchange = self.network.exchange
+        tp_group = self.network.tp_group
         if not own:
-            partial = [exchange.sum(_added(biases.partial))] if biases.partial else []
-            everyone = [exchange.gather(_added(biases.own), 1)] if biases.own else []
+            partial = [tp_group.sum(_added(biases.partial))] if biases.partial else []
+            everyone = [tp_group.gather(_added(biases.own), 1)] if biases.own else []
             return _added([*biases.replicated, *partial, *everyone])
         # No plain slices: what this rank has of other ranks' rows counts in their gradients.
-        shares = [exchange.own(_added(biases.replicated), 1)] if biases.replicated else []
-        shares += [exchange.own_sum(_added(biases.partial), 1)] if biases.partial else []
+        shares = [tp_group.own(_added(biases.replicated), 1)] if biases.replicated else []
+        shares += [tp_group.own_sum(_added(biases.partial), 1)] if biases.partial else []
         return _added([*shares, *biases.own])
 
 
@@ -143,13 +143,13 @@ class _Traversal:
         coefficients, own = self._settled(node, arrived)
         if linear is None:
             return Propagated(*self.backward.relaxations[node.name].backward(coefficients)), own, own
-        exchange = self.backward.network.exchange
+        tp_group = self.backward.network.tp_group
         if (collective := COLLECTIVES.get(node.operator)) is not None:
-            step, still_own = collective.backward_across_ranks(node, coefficients, exchange, own, self.backward.divided)
+            step, still_own = collective.backward_across_ranks(node, coefficients, tp_group, own, self.backward.divided)
             return step, own, still_own
         if self.backward.ascends:
-            return linear.backward_in_ascent(node, coefficients, exchange), own, own
-        return linear.backward(node, coefficients, exchange), own, own
+            return linear.backward_in_ascent(node, coefficients, tp_group), own, own
+        return linear.backward(node, coefficients, tp_group), own, own
 
     def _structured_step(
         self, node: Node, linear: LinearOperator | None, rows: Tensor | StructuredRows
@@ -164,7 +164,7 @@ class _Traversal:
                 if linear is None:
                     step = self.backward.relaxations[node.name].propagate_backward(wider)
                 else:
-                    step = linear.propagate_backward(node, wider, self.backward.network.exchange)
+                    step = linear.propagate_backward(node, wider, self.backward.network.tp_group)
             if step is not None or self.backward.sharding.ranks > 1:
                 return step
             wider = wider.wider(node.shape, self.backward.like)

@@ -27,7 +27,7 @@ from service.bounds.linear.sharding import Pending, RowSharding, dense
 from service.bounds.linear.traversal import traverse_backward
 from service.bounds.network import Network
 from service.bounds.operators import COLLECTIVES, LINEAR
-from service.bounds.operators.allowance import Step
+from service.bounds.operators.allowance import RigorousStep
 from service.bounds.operators.base import Crossing
 from service.bounds.rounding import TINY, UNIT, down, gamma, magnitude, up
 
@@ -46,7 +46,7 @@ class RigorousPass:
 
     network: Network
     intervals: Mapping[str, Interval]
-    steps: Mapping[str, Step]
+    steps: Mapping[str, RigorousStep]
     frontier: frozenset[str] = frozenset()
     divided: bool = True
     before: Answer | None = None
@@ -77,9 +77,9 @@ class RigorousPass:
         slopes, constants = self._planes_before(arrived)
         (traversal.sums.own if arrived.own else traversal.sums.replicated).values.append(constants)
         if traversal.divided and not arrived.own:
-            slopes = self.network.exchange.own(slopes, 1)
+            slopes = self.network.tp_group.own(slopes, 1)
         elif not traversal.divided:
-            slopes = self.network.exchange.agree(slopes)
+            slopes = self.network.tp_group.agree(slopes)
         return traversal.gathered(slopes, rows), traversal.gathered(traversal.total(), rows)
 
     def _planes_before(self, arrived: Pending) -> tuple[Tensor, Tensor]:
@@ -109,7 +109,7 @@ class RigorousPass:
 
     @property
     def plain(self) -> Pass:
-        """A plain pass on the same intervals, without relaxations."""
+        """A plain pass on the same intervals, on which relaxations may be optimised."""
         return Pass(self.network, self.intervals, {}, divided=self.divided)
 
     @cached_property
@@ -138,8 +138,8 @@ class _RigorousTraversal:
     """The coefficients of the input, once it is reached."""
 
     def total(self) -> Tensor:
-        exchange = self.backward.network.exchange
-        return self.sums.of_own_rows(exchange) if self.divided else self.sums.of_common_rows(exchange)
+        tp_group = self.backward.network.tp_group
+        return self.sums.of_own_rows(tp_group) if self.divided else self.sums.of_common_rows(tp_group)
 
     def gathered(self, found: Tensor, rows: InitialRows) -> Tensor:
         """Return what all ranks have found for their shares of the rows, where they were shared."""
@@ -188,23 +188,23 @@ class _RigorousTraversal:
             terms.values.append(step.bias.expand(len(self.backward.like), step.bias.shape[1]))
         return [(name, Pending(rows, own)) for name, rows in zip(node.inputs, step.coefficients, strict=True)]
 
-    def _step(self, node: Node, arrived: Pending, allowance: Step) -> tuple[Propagated, bool]:
+    def _step(self, node: Node, arrived: Pending, allowance: RigorousStep) -> tuple[Propagated, bool]:
         """Return the step, and whether rows are this rank's alone before it."""
         if allowance.relaxed is not None:
             return Propagated(*allowance.relaxed.backward(self._dense(node, arrived))), arrived.own
-        linear, exchange = LINEAR[node.operator], self.backward.network.exchange
+        linear, tp_group = LINEAR[node.operator], self.backward.network.tp_group
         if (collective := COLLECTIVES.get(node.operator)) is not None:
             coefficients = self._dense(node, arrived)
             if collective.crossing is Crossing.LEAVE and not arrived.own:
                 # Each rank goes on with the coefficients of its part of one sum: they must be equal to the last bit.
-                coefficients = exchange.agree(coefficients)
-            return collective.backward_across_ranks(node, coefficients, exchange, arrived.own, self.divided)
+                coefficients = tp_group.agree(coefficients)
+            return collective.backward_across_ranks(node, coefficients, tp_group, arrived.own, self.divided)
         step = None
         if not isinstance(arrived.rows, Tensor):
-            step = linear.propagate_backward(node, arrived.rows, exchange)
+            step = linear.propagate_backward(node, arrived.rows, tp_group)
         # Rows gathered or in patches would need allowances of their own.
         if step is None or not all(isinstance(rows, InitialRows) for rows in step.coefficients):
-            step = linear.backward(node, self._dense(node, arrived), exchange)
+            step = linear.backward(node, self._dense(node, arrived), tp_group)
         return step, arrived.own
 
     def join(self, name: str, earlier: Pending, new: Pending) -> Pending:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from service.bounds.ball import Ball
-from service.bounds.exchange import Exchange
 from service.bounds.linear.propagation import InitialRows
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.linear.sharding import ByOwnership
-from service.bounds.operators.allowance import Step
+from service.bounds.operators.allowance import RigorousStep
+from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, down, gamma
 
 
@@ -42,16 +42,16 @@ class RoundedSums(ByOwnership[RoundedTerms]):
     def empty(cls) -> RoundedSums:
         return cls(RoundedTerms(), RoundedTerms(), RoundedTerms())
 
-    def of_common_rows(self, exchange: Exchange) -> Tensor:
+    def of_common_rows(self, tp_group: RankGroup) -> Tensor:
         """Return lower bounds of rows that all ranks have, the first rank's of what is replicated: equal on all."""
-        terms = _with_parts(self.replicated, self.partial, exchange.sum, exchange.axis.size)
-        return exchange.agree(terms.lower_bound())
+        terms = _with_parts(self.replicated, self.partial, tp_group.sum, tp_group.axis.size)
+        return tp_group.agree(terms.lower_bound())
 
-    def of_own_rows(self, exchange: Exchange) -> Tensor:
+    def of_own_rows(self, tp_group: RankGroup) -> Tensor:
         """Return lower bounds of this rank's share of the rows."""
-        terms = _with_parts(self.own, self.partial, lambda ends: exchange.own_sum(ends, 2), exchange.axis.size)
+        terms = _with_parts(self.own, self.partial, lambda ends: tp_group.own_sum(ends, 2), tp_group.axis.size)
         common = self.replicated
-        before = [exchange.own(common.lower_bound(), 1)] if common.values or common.errors else []
+        before = [tp_group.own(common.lower_bound(), 1)] if common.values or common.errors else []
         return RoundedTerms([*terms.values, *before], terms.errors).lower_bound()
 
 
@@ -81,7 +81,7 @@ def least_in(ball: Ball, coefficients: Tensor) -> Tensor:
     return down(weighted(coefficients, at_middle) - reach - error)
 
 
-def charge(rows: InitialRows, step: Step) -> Tensor:
+def charge(rows: InitialRows, step: RigorousStep) -> Tensor:
     """Return ``|A|·error + lost``, ``(batch, rows)``, of a step that the rows A take."""
     if isinstance(rows, IdentityRows) and step.error.shape[1] == 1:
         entries = step.error.flatten(1)

@@ -22,8 +22,8 @@ def entries_of_a_row(network: Network, start: str, *, divided: bool = False) -> 
     They are what one tensor-parallel rank has for each row that all of them bound: its share of a divided value, and of
     a replicated one the whole, or a share of the rows where those are ``divided``.
     """
-    image = image_of(network.nodes[start].shape) is not None and network.exchange.axis.size == 1
-    sizes = _RowSizes(network, network.exchange.axis.size if divided else 1)
+    image = image_of(network.nodes[start].shape) is not None and network.tp_group.axis.size == 1
+    sizes = _RowSizes(network, network.tp_group.axis.size if divided else 1)
     nodes = network.graph.nodes[network.position[start] :: -1]
     traverse_backward(nodes, {start: (1, 1) if image else None}, sizes.propagate, sizes.join)
     return sizes.largest

@@ -14,11 +14,11 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.linear.propagation import Coefficients, InitialRows
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.network import Network
+from service.bounds.rank_group import RankGroup
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class RowSharding:
 
     @property
     def ranks(self) -> int:
-        return self.network.exchange.axis.size
+        return self.network.tp_group.axis.size
 
     def divides(self, name: str) -> bool:
         """Return whether each rank has a share of the rows at this node."""
@@ -77,7 +77,7 @@ class RowSharding:
 
     def gathered(self, bounds: Tensor, rows: InitialRows) -> Tensor:
         """Return for ``rows`` what the ranks have found for their shares of the filled rows."""
-        everyone = self.network.exchange.gather(bounds, 1)
+        everyone = self.network.tp_group.gather(bounds, 1)
         if isinstance(rows, IdentityRows) and rows.mirrored:
             wanted = rows.index.shape[1]
             return torch.cat([half[:, :wanted] for half in everyone.chunk(2, dim=1)], dim=1)
@@ -85,13 +85,13 @@ class RowSharding:
 
     def own_share(self, rows: InitialRows, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return this rank's rows of common ones, ``(batch or 1, share, *shape)``; a gradient of theirs is gathered."""
-        exchange: Exchange = self.network.exchange
+        tp_group: RankGroup = self.network.tp_group
         if isinstance(rows, Tensor):
-            return exchange.own(rows, 1)
+            return tp_group.own(rows, 1)
         index = torch.cat([rows.index, rows.index], dim=1) if rows.mirrored else rows.index
         sign = torch.ones_like(index, dtype=like.dtype)
         sign[:, rows.index.shape[1] :] = -1
-        mine = exchange.own_range(index.shape[1])
+        mine = tp_group.own_range(index.shape[1])
         size = int(torch.Size(shape).numel())
         dense = torch.zeros(len(index), mine.stop - mine.start, size, dtype=like.dtype, device=like.device)
         dense.scatter_(2, index[:, mine].unsqueeze(2), sign[:, mine].unsqueeze(2))
@@ -103,7 +103,7 @@ class RowSharding:
             return coefficients
         batch, rows = coefficients.shape[:2]
         everyone = coefficients.new_zeros(batch, rows * self.ranks, *node.shape)
-        everyone[:, self.network.exchange.own_range(everyone.shape[1])] = coefficients
+        everyone[:, self.network.tp_group.own_range(everyone.shape[1])] = coefficients
         return everyone
 
 

@@ -100,7 +100,7 @@ class LinearAnalysis:
 
 
 def rows_at_once(backward: Pass, start: str, effort: Effort) -> int:
-    """How many rows of ``start`` may walk together; the same number on every rank of the group."""
+    """Return how many rows of ``start`` may go together; the same number on every rank of the group."""
     return max(1, effort.elements // elements_of_row(backward, start))
 
 
@@ -122,7 +122,7 @@ def elements_of_row(backward: Pass, start: str) -> int:
 def elements_of_a_row(network: Network, start: str, batch: int, *, divided: bool = False) -> int:
     """What a row takes in the largest coefficient tensor of one rank, which that rank's own device must hold.
 
-    Where ``start`` is divided, each rank has rows of its own, and further on all of them walk on every rank. Rows are
+    Where ``start`` is divided, each rank has rows of its own, and further on all of them go on on every rank. Rows are
     ``divided`` as those of a pass.
     """
     before = 0 if network.before is None else network.before.entries

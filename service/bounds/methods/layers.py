@@ -35,7 +35,7 @@ Choose = Callable[[Pass, Node, int], tuple[Tensor, Tensor]]
 def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:
     """Which entries of an input matter, bool ``(batch, n)``."""
     known = [backward.intervals[each] for each in node.inputs]
-    return backward.network.operator_of(node).improvable_on(node, known)[index_of_input].flatten(1)
+    return backward.network.operator_of(node).unstable_on(node, known)[index_of_input].flatten(1)
 
 
 def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor, Tensor]:
@@ -49,7 +49,7 @@ def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor
     anywhere = wanted.any(dim=0, keepdim=True)
     most, union = (int(count) for count in torch.stack([wanted.sum(dim=1).amax(), anywhere.sum()]).tolist())
     if network.is_own(name):
-        most, union = (network.exchange.largest(count, wanted.device) for count in (most, union))
+        most, union = (network.tp_group.largest(count, wanted.device) for count in (most, union))
     chosen, count = (wanted, most) if most < union * PER_INSTANCE else (anywhere, union)
     return wanted, numbers(chosen, count)
 

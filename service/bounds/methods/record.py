@@ -14,7 +14,7 @@ from service.bounds.effort import Effort
 from service.bounds.interval import Interval
 from service.bounds.methods.base import LinearAnalysis
 from service.bounds.methods.passes import Passes
-from service.bounds.methods.rows import Plan, Planned
+from service.bounds.methods.row_plan import Plan, Planned
 from service.bounds.network import Network
 from service.bounds.replay import WARM, Repeat
 
@@ -33,7 +33,7 @@ class Record:
     plan: Plan
     repeat: Callable[[], Repeat]
     _layers: Repeat = field(init=False)
-    _rows: dict[torch.Size, _Rows] = field(default_factory=dict)
+    _rows: dict[torch.Size, _RecordedRows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.effort = replace(self.effort, progress=None)  # a replay does not come by here
@@ -62,19 +62,19 @@ class Record:
         if asked is None:
             while len(self._rows) >= MOST:
                 del self._rows[next(iter(self._rows))]
-            asked = _Rows(rows.clone(), self.repeat())
+            asked = _RecordedRows(rows.clone(), self.repeat())
         asked.rows.copy_(rows)
         asked.repeat.run(partial(self._answer, asked), WARM + 1 if asked.found is None else 1)
         self._rows[rows.shape] = asked
         assert asked.found is not None
         return asked.found.clone()
 
-    def _answer(self, asked: _Rows) -> None:
+    def _answer(self, asked: _RecordedRows) -> None:
         asked.found = _anew(self.analysis).lower_bounds(asked.rows)
 
 
 @dataclass(eq=False)
-class _Rows:
+class _RecordedRows:
     """Rows of one shape, what repeats the pass through them, and their bounds."""
 
     rows: Tensor

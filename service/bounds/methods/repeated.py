@@ -22,7 +22,7 @@ from service.bounds.memory import is_out_of_memory, make_room
 from service.bounds.methods.base import Analysis, Bounder, LinearAnalysis, elements_of_a_row
 from service.bounds.methods.passes import Passes
 from service.bounds.methods.record import Record
-from service.bounds.methods.rows import Noted, Plan, planned
+from service.bounds.methods.row_plan import Noted, Plan, planned
 from service.bounds.network import Network
 from service.bounds.replay import Memory, Recorded, Repeat
 
@@ -77,7 +77,7 @@ class Repeating:
         return cls(passes, lambda memory: Recorded(device, memory))
 
     def __call__(self, network: Network, box: Interval, effort: Effort) -> Analysis:
-        if network.exchange.axis.size > 1 or network.before is not None or torch.is_grad_enabled():
+        if network.tp_group.axis.size > 1 or network.before is not None or torch.is_grad_enabled():
             return self.passes(network, box, effort)
         shape = _Shape(network, effort, type(box), box.lower.shape, box.lower.dtype)
         known = self._known.pop(shape, None)

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.relu import PiecewiseActivation
+from service.bounds.rank_group import RankGroup
 
 
 class Absolute(PiecewiseActivation):
@@ -26,7 +26,7 @@ class Absolute(PiecewiseActivation):
     def pieces(self, node: Node) -> TwoPieces:
         return self._pieces
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         lower, upper = inputs[0].lower, inputs[0].upper
         least = torch.maximum(lower, -upper).clamp(min=0)
         return Interval(least, torch.maximum(lower.abs(), upper.abs()))

@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import InitialRows, Propagated, backward_rule
@@ -20,6 +19,7 @@ from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.onnx import Converter, of_two
+from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import TINY, gamma, magnitude, widened
 
 
@@ -37,7 +37,7 @@ class Addition(Elementwise, LinearOperator):
     def _factors(self, node: Node) -> dict[str, float]:
         return {"self": 1.0, "other": self.sign * float(node.arguments.get("alpha", 1))}
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         remaining = iter(inputs)
         total: Interval | None = None
         for argument, factor in self._factors(node).items():
@@ -49,7 +49,7 @@ class Addition(Elementwise, LinearOperator):
         assert total is not None
         return total
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         propagated: list[InitialRows] = []
         bias = None
         for argument, factor in self._factors(node).items():
@@ -62,7 +62,7 @@ class Addition(Elementwise, LinearOperator):
         return Propagated(tuple(propagated), bias)
 
     @backward_rule(Patches)
-    def backward_patches(self, node: Node, patches: Patches, exchange: Exchange) -> Propagated | None:
+    def backward_patches(self, node: Node, patches: Patches, tp_group: RankGroup) -> Propagated | None:
         if any(shape != node.shape for shape in node.input_shapes) or len(node.inputs) != 2:
             return None
         factors = self._factors(node).values()
@@ -70,7 +70,7 @@ class Addition(Elementwise, LinearOperator):
         return Propagated(tuple(scaled))
 
     @backward_rule(IdentityRows)
-    def backward_identity(self, node: Node, units: IdentityRows, exchange: Exchange) -> Propagated | None:
+    def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
         other = node.arguments["other"]
         if node.input_shapes == (node.shape, node.shape) and set(self._factors(node).values()) == {1.0}:
             return Propagated((units, units))
@@ -84,7 +84,7 @@ class Addition(Elementwise, LinearOperator):
         scaled = 0 if abs(float(node.arguments.get("alpha", 1))) == 1 else 2
         return Roundings(scaled + repeats(node), node.size + 4 if has_constant(node, "self", "other") else 0)
 
-    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
         """An addition rounds once, and not across 0; a factor before it is one rounding more."""
         if abs(float(node.arguments.get("alpha", 1))) == 1:
             moved = widened(computed, 0.0, 0.0)
@@ -93,7 +93,7 @@ class Addition(Elementwise, LinearOperator):
                 torch.where(computed.upper <= 0, moved.upper.clamp(max=0), moved.upper),
             )
         sizes = [magnitude(each) for each in inputs]
-        error = gamma(4) * largest(lambda ends: self.interval(node, ends, exchange), sizes) + 4 * TINY
+        error = gamma(4) * largest(lambda ends: self.interval(node, ends, tp_group), sizes) + 4 * TINY
         return widened(computed, error, error)
 
 

@@ -43,7 +43,7 @@ class Roundings:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class RigorousStep:
     """A step backward through a node: ``|A|·error + lost`` is what it may be off by.
 
     ``error`` is ``(batch, rows or 1, *shape)``, ``lost`` ``(batch,)``; ``relaxed`` is there for non-linear nodes.
@@ -130,7 +130,7 @@ def slopes_of(bounds: Interval, chosen: Relaxed, rows: int) -> tuple[Tensor, Ten
     return chosen.backward(ones)[0][0], -chosen.backward(-ones)[0][0]
 
 
-def lines_step(bounds: Interval, lines: Lines) -> Step:
+def lines_step(bounds: Interval, lines: Lines) -> RigorousStep:
     """Return the step through lines that hold over the reals on ``bounds`` ``(batch, 1, *shape)``."""
     slope = torch.maximum(lines.lower_slope.abs(), lines.upper_slope.abs())
     # Where lines are level nothing is multiplied, and values may be infinite.
@@ -141,14 +141,16 @@ def lines_step(bounds: Interval, lines: Lines) -> Step:
     # Six where lines rise and fall: two products, a difference up to twice as large as a slope, and a sum.
     error = 8 * UNIT * slope * size + gamma(2 * entries + 8) * constant
     lost = entries * 8 * TINY * (1 + size.flatten(1).sum(dim=1))
-    return Step(error, lost, lines)
+    return RigorousStep(error, lost, lines)
 
 
-def planes_step(node: Node, inputs: Sequence[Interval], propagate: Propagate, chosen: Relaxed, longest: int) -> Step:
+def planes_step(
+    node: Node, inputs: Sequence[Interval], propagate: Propagate, chosen: Relaxed, longest: int
+) -> RigorousStep:
     """Return the step through planes through corners of the box, in any mixture: few products of ends for each
     coefficient and intercept. ``longest`` is the number of products in the longest sum.
     """
     size = largest(propagate, [magnitude(each) for each in inputs])
     error = (16 * gamma(longest + repeats(node) + 8) + 8 * gamma(node.size + 8)) * size
     reach = sum(magnitude(each).flatten(1).sum(dim=1) for each in inputs) + size.flatten(1).sum(dim=1)
-    return Step(error.unsqueeze(1), (node.size + 8) * 64 * TINY * (1 + reach), chosen)
+    return RigorousStep(error.unsqueeze(1), (node.size + 8) * 64 * TINY * (1 + reach), chosen)

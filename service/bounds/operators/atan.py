@@ -24,8 +24,8 @@ class ArcTangent(SmoothActivation):
         lambda z: 1 / (1 + z.square()),
         CLOSE,
         LEVEL_SLOPE,
-        turning=(0.0,),
-        knots=(-20.0, -5.0, -2.0, -0.7, 0.7, 2.0, 5.0, 20.0),
+        inflections=(0.0,),
+        samples=(-20.0, -5.0, -2.0, -0.7, 0.7, 2.0, 5.0, 20.0),
         least=-pi / 2,
         greatest=pi / 2,
     )

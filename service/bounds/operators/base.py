@@ -1,7 +1,7 @@
 """What an operator is: how intervals go forward through it, and how linear bounds go backward.
 
 An operator is either linear in the values that depend on the input, and then exact, or non-linear, and then has a
-relaxation. Operators hold no state; collectives go through the :class:`Exchange` they are given.
+relaxation. Operators hold no state; collectives go through the :class:`RankGroup` they are given.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import BackwardRules, Coefficients, Propagated
 from service.bounds.linear.rows.patches import Pair, image_of
-from service.bounds.operators.allowance import Roundings, Step, backward_error
+from service.bounds.operators.allowance import RigorousStep, Roundings, backward_error
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
+from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxed, Single
 
 
@@ -73,11 +73,11 @@ class Operator(ABC):
         return patch if by_entry and image_of(node.input_shapes[index]) == image_of(node.shape) else None
 
     @abstractmethod
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         """Bounds of the output; ``inputs`` in the order of ``node.inputs``."""
 
     @abstractmethod
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         """Bounds of the output in real arithmetic: the interval with an allowance for what float64 may be off by."""
 
 
@@ -85,45 +85,45 @@ class LinearOperator(BackwardRules, Operator):
     """An operator that is affine in its variable inputs."""
 
     @abstractmethod
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         """``coefficients`` ``(batch or 1, rows, *node.shape)`` as coefficients on the inputs and a bias."""
 
     @abstractmethod
     def roundings(self, node: Node) -> Roundings:
         """How often :meth:`backward` rounds on the way to a coefficient and to the bias."""
 
-    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
         """The computed :meth:`interval` so that it holds in real arithmetic; as it is where nothing is rounded."""
         return computed
 
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return self.widened(node, inputs, self.interval(node, inputs, exchange), exchange).without_nan()
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        return self.widened(node, inputs, self.interval(node, inputs, tp_group), tp_group).without_nan()
 
-    def error(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> tuple[Tensor, Tensor]:
+    def error(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> tuple[Tensor, Tensor]:
         """What :meth:`backward` may be off by, see :func:`~service.bounds.operators.allowance.backward_error`."""
         roundings = self.roundings(node)
-        coefficient = roundings.on_an_input(exchange.axis.size)
+        coefficient = roundings.on_an_input(tp_group.axis.size)
         return backward_error(
-            node, inputs, lambda sizes: self.interval(node, sizes, exchange), coefficient, roundings.bias
+            node, inputs, lambda sizes: self.interval(node, sizes, tp_group), coefficient, roundings.bias
         )
 
-    def rigorous_step(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Step:
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> RigorousStep:
         """The allowance for :meth:`backward` on these bounds."""
-        error, lost = self.error(node, inputs, exchange)
-        return Step(error.unsqueeze(1), lost)
+        error, lost = self.error(node, inputs, tp_group)
+        return RigorousStep(error.unsqueeze(1), lost)
 
-    def propagate_backward(self, node: Node, rows: Coefficients, exchange: Exchange) -> Propagated | None:
+    def propagate_backward(self, node: Node, rows: Coefficients, tp_group: RankGroup) -> Propagated | None:
         """Return the step of rows in any representation; ``None`` where they must be made dense first."""
         if isinstance(rows, Tensor):
-            return self.backward(node, rows, exchange)
+            return self.backward(node, rows, tp_group)
         rule = self.backward_rules.get(type(rows))
-        return None if rule is None else rule(self, node, rows, exchange)
+        return None if rule is None else rule(self, node, rows, tp_group)
 
-    def backward_in_ascent(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward_in_ascent(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         """Return :meth:`backward` with a gradient that may be rounded: it only decides where to look for better
         relaxations.
         """
-        return self.backward(node, coefficients, exchange)
+        return self.backward(node, coefficients, tp_group)
 
 
 class AccumulatingOperator(LinearOperator):
@@ -142,7 +142,7 @@ class Collective(LinearOperator):
 
     @abstractmethod
     def backward_across_ranks(
-        self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
+        self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
     ) -> tuple[Propagated, bool]:
         """Return :meth:`backward` of rows that are this rank's ``own`` or common, and whether they are its own before
         the node.
@@ -157,16 +157,16 @@ class EnteringCollective(Collective):
     crossing = Crossing.ENTER
 
     @abstractmethod
-    def backward_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         """Like ``backward`` where every rank brings rows of its own instead of its part of common rows.
 
         The result has all ranks' rows, in rank order, on all ranks.
         """
 
     def backward_across_ranks(
-        self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
+        self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
     ) -> tuple[Propagated, bool]:
-        return (self.backward_own if own else self.backward)(node, coefficients, exchange), False
+        return (self.backward_own if own else self.backward)(node, coefficients, tp_group), False
 
 
 class NonlinearOperator(Operator):
@@ -181,7 +181,7 @@ class NonlinearOperator(Operator):
         return Single(self.relax_on(node, bounds))
 
     @abstractmethod
-    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
         """A step through ``chosen``, a relaxation on ``inputs``, moved outwards as far as real arithmetic needs.
 
         ``rows`` is 1 for the same relaxation in every row.
@@ -199,5 +199,5 @@ class NonlinearOperator(Operator):
         return patch if image_of(node.input_shapes[index]) == image_of(node.shape) else None
 
     @abstractmethod
-    def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
+    def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
         """For each input its entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the relaxation."""

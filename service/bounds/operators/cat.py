@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node, Ref, Repeated
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -17,6 +16,7 @@ from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
+from service.bounds.rank_group import RankGroup
 
 
 class Concatenate(LinearOperator):
@@ -31,7 +31,7 @@ class Concatenate(LinearOperator):
     def mixes(self, node: Node) -> bool:
         return len(set(node.inputs)) > 1
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         batch, variable = len(inputs[0].lower), iter(inputs)
         parts = [
             next(variable) if isinstance(each, Ref) else Interval.point(_repeated(each, batch))
@@ -42,7 +42,7 @@ class Concatenate(LinearOperator):
             torch.cat([each.lower for each in parts], dim=along), torch.cat([each.upper for each in parts], dim=along)
         )
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         dimension, shapes = dimension_of(node), iter(node.input_shapes)
         tensors = node.arguments["tensors"]
         own = [next(shapes) if isinstance(each, Ref) else _value(each).shape[1:] for each in tensors]

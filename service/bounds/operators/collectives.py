@@ -17,7 +17,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
@@ -25,25 +24,26 @@ from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.operators.allowance import Roundings, widened_by_rank
 from service.bounds.operators.base import Collective, Crossing, EnteringCollective
 from service.bounds.operators.onnx import Converter
+from service.bounds.rank_group import RankGroup
 
 
 class Begin(EnteringCollective):
     """A collective with which a region begins. A pass may leave it with the rows divided over the ranks."""
 
     @abstractmethod
-    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         """Like ``backward``, but each rank gets its own rows only; their number divides by the ranks."""
 
     @abstractmethod
-    def backward_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward_kept(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         """Like ``backward_own``, but each rank keeps its own rows."""
 
     def backward_across_ranks(
-        self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
+        self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
     ) -> tuple[Propagated, bool]:
         if divided:
-            return (self.backward_kept if own else self.backward_divided)(node, coefficients, exchange), True
-        return super().backward_across_ranks(node, coefficients, exchange, own, divided)
+            return (self.backward_kept if own else self.backward_divided)(node, coefficients, tp_group), True
+        return super().backward_across_ranks(node, coefficients, tp_group, own, divided)
 
 
 class End(Collective):
@@ -52,13 +52,13 @@ class End(Collective):
     crossing = Crossing.LEAVE
 
     @abstractmethod
-    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         """Like ``backward`` of the rows of all ranks, in rank order, of which each rank brings its own."""
 
     def backward_across_ranks(
-        self, node: Node, coefficients: Tensor, exchange: Exchange, own: bool, divided: bool
+        self, node: Node, coefficients: Tensor, tp_group: RankGroup, own: bool, divided: bool
     ) -> tuple[Propagated, bool]:
-        return (self.backward_divided if own else self.backward)(node, coefficients, exchange), False
+        return (self.backward_divided if own else self.backward)(node, coefficients, tp_group), False
 
 
 class CopyToGroup(Begin):
@@ -67,22 +67,22 @@ class CopyToGroup(Begin):
     overloads = ("trivet.copy_to_group.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         if not inputs[0].lower.requires_grad:
             return inputs[0]
-        lower, upper = exchange.enter(torch.stack([inputs[0].lower, inputs[0].upper])).unbind()
+        lower, upper = tp_group.enter(torch.stack([inputs[0].lower, inputs[0].upper])).unbind()
         return Interval(lower, upper)
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.sum(coefficients),))
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.sum(coefficients),))
 
-    def backward_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.gather(coefficients, 1),))
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.gather(coefficients, 1),))
 
-    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.own_sum(coefficients, 1),))
+    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.own_sum(coefficients, 1),))
 
-    def backward_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward_kept(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((coefficients,))
 
     def roundings(self, node: Node) -> Roundings:
@@ -98,25 +98,25 @@ class ReduceFromGroup(End):
     def mixes(self, node: Node) -> bool:
         return True
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        lower, upper = exchange.sum(torch.stack([inputs[0].lower, inputs[0].upper])).unbind()
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        lower, upper = tp_group.sum(torch.stack([inputs[0].lower, inputs[0].upper])).unbind()
         return Interval.summed(lower, upper)
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.enter(coefficients),))
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.enter(coefficients),))
 
-    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.join(coefficients, 1),))
+    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.join(coefficients, 1),))
 
     @backward_rule(IdentityRows)
-    def backward_identity(self, node: Node, units: IdentityRows, exchange: Exchange) -> Propagated | None:
+    def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
         return Propagated((units,))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
 
-    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
-        return widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, exchange), exchange.axis.size)
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
+        return widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
 
 
 class GatherFromGroup(End):
@@ -128,16 +128,16 @@ class GatherFromGroup(End):
     def refusal(self, node: Node) -> str | None:
         return _refuse_batch(node)
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = exchange.gather(ends, dimension(node) + 1).unbind()
+        lower, upper = tp_group.gather(ends, dimension(node) + 1).unbind()
         return Interval(lower, upper)
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.own(coefficients, dimension(node) + 1),))
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.own(coefficients, dimension(node) + 1),))
 
-    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((_mine(exchange.join(coefficients, 1), dimension(node) + 1, exchange),))
+    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((_mine(tp_group.join(coefficients, 1), dimension(node) + 1, tp_group),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
@@ -152,20 +152,20 @@ class ScatterToGroup(Begin):
     def refusal(self, node: Node) -> str | None:
         return _refuse_batch(node)
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return inputs[0].map(lambda end: exchange.own(end, dimension(node)))
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        return inputs[0].map(lambda end: tp_group.own(end, dimension(node)))
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.gather(coefficients, dimension(node) + 1),))
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.gather(coefficients, dimension(node) + 1),))
 
-    def backward_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.gather(_in_place(node, coefficients, exchange), 1),))
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.gather(_in_place(node, coefficients, tp_group), 1),))
 
-    def backward_divided(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.own_sum(_in_place(node, coefficients, exchange), 1),))
+    def backward_divided(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.own_sum(_in_place(node, coefficients, tp_group), 1),))
 
-    def backward_kept(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((_in_place(node, coefficients, exchange),))
+    def backward_kept(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((_in_place(node, coefficients, tp_group),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
@@ -182,16 +182,16 @@ class GatherWithReduce(EnteringCollective):
     def refusal(self, node: Node) -> str | None:
         return _refuse_batch(node)
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = exchange.join(ends, dimension(node) + 1).unbind()
+        lower, upper = tp_group.join(ends, dimension(node) + 1).unbind()
         return Interval(lower, upper)
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.own_sum(coefficients, dimension(node) + 1),))
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.own_sum(coefficients, dimension(node) + 1),))
 
-    def backward_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((_mine(exchange.join(coefficients, 1), dimension(node) + 1, exchange),))
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((_mine(tp_group.join(coefficients, 1), dimension(node) + 1, tp_group),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(over_ranks=True)
@@ -211,35 +211,35 @@ class ReduceScatter(EnteringCollective):
     def mixes(self, node: Node) -> bool:
         return True
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         ends = torch.stack([inputs[0].lower, inputs[0].upper])
-        lower, upper = exchange.own_sum(ends, dimension(node) + 1).unbind()
+        lower, upper = tp_group.own_sum(ends, dimension(node) + 1).unbind()
         return Interval.summed(lower, upper)
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.join(coefficients, dimension(node) + 1),))
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.join(coefficients, dimension(node) + 1),))
 
-    def backward_own(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
-        return Propagated((exchange.join(_in_place(node, coefficients, exchange), 1),))
+    def backward_own(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
+        return Propagated((tp_group.join(_in_place(node, coefficients, tp_group), 1),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings()
 
-    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
-        return widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, exchange), exchange.axis.size)
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
+        return widened_by_rank(inputs, computed, lambda ends: self.interval(node, ends, tp_group), tp_group.axis.size)
 
 
-def _mine(whole: Tensor, dim: int, exchange: Exchange) -> Tensor:
+def _mine(whole: Tensor, dim: int, tp_group: RankGroup) -> Tensor:
     """This rank's slice of what it has itself: a gradient stays here."""
-    mine = exchange.own_range(whole.shape[dim])
+    mine = tp_group.own_range(whole.shape[dim])
     return whole.narrow(dim, mine.start, mine.stop - mine.start)
 
 
-def _in_place(node: Node, coefficients: Tensor, exchange: Exchange) -> Tensor:
+def _in_place(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Tensor:
     """Coefficients of this rank's slice as those of the whole value, of which the rest are zero."""
     along = dimension(node) + 1
     whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
-    mine = exchange.own_range(whole.shape[along])
+    mine = tp_group.own_range(whole.shape[along])
     whole[(slice(None),) * along + (mine,)] = coefficients
     return whole
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
@@ -20,6 +19,7 @@ from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.linear import constant_only
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Layer, Share, Whole
+from service.bounds.rank_group import RankGroup
 
 
 class Convolution(LinearOperator):
@@ -44,13 +44,13 @@ class Convolution(LinearOperator):
             across * (patch[1] - 1) + beside * (kernel[1] - 1) + 1,
         )
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         weight, bias = node.constant("weight"), node.arguments["bias"]
         centre = torch.ops.aten.convolution(inputs[0].centre, weight, bias, *_geometry(node))
         radius = torch.ops.aten.convolution(inputs[0].spread, weight.abs(), None, *_geometry(node))
         return Interval.around(centre, radius)
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         batch, rows = coefficients.shape[:2]
         shape = node.input_shapes[0]
         flat, weight = coefficients.reshape(batch * rows, *node.shape), node.constant("weight")
@@ -64,10 +64,10 @@ class Convolution(LinearOperator):
         return Propagated((through.reshape(batch, rows, *shape),), bias)
 
     @backward_rule(IdentityRows)
-    def backward_identity(self, node: Node, units: IdentityRows, exchange: Exchange) -> Propagated | None:
+    def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
         """The rows are the kernels, wherever they stand."""
         weight, bias = node.constant("weight"), node.arguments["bias"]
-        if not _moves(node) or node.arguments["groups"] != 1 or exchange.axis.size > 1:
+        if not _moves(node) or node.arguments["groups"] != 1 or tp_group.axis.size > 1:
             return None
         grid = (node.shape[1], node.shape[2])
         channel = units.index // (grid[0] * grid[1])
@@ -81,7 +81,7 @@ class Convolution(LinearOperator):
         return Propagated((patches,), constant)
 
     @backward_rule(Patches)
-    def backward_patches(self, node: Node, patches: Patches, exchange: Exchange) -> Propagated | None:
+    def backward_patches(self, node: Node, patches: Patches, tp_group: RankGroup) -> Propagated | None:
         weight, bias = node.constant("weight"), node.arguments["bias"]
         if not _moves(node) or weight.requires_grad:
             return None
@@ -102,8 +102,8 @@ class Convolution(LinearOperator):
         weight = node.constant("weight")
         return Roundings(max(weight[0].numel(), weight[:, 0].numel()) + 8, node.size + 8)
 
-    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
-        return widened_by_magnitude(node, computed, *self.error(node, inputs, exchange))
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
+        return widened_by_magnitude(node, computed, *self.error(node, inputs, tp_group))
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
         """Where each channel is by itself, as in an average pool."""

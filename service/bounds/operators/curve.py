@@ -1,6 +1,6 @@
 """Lines and ranges of functions of one variable that hold in real arithmetic.
 
-Slopes are given, as computed; the intercept is what has to be right. Between turning points of f′ a function is
+Slopes are given, as computed; the intercept is what has to be right. Between inflection points a function is
 convex or concave, and ``min f(z) − k z ≥ min(value at the ends, least of the tangent at any t)``: if it is convex the
 tangent is below it, if it is concave the ends are lowest and the tangent is above them. So t may be found by a
 bisection that rounds, and only what is evaluated at the end needs an allowance.
@@ -35,16 +35,16 @@ class Curve:
     """A function with what its evaluation in float64 may be off by.
 
     ``value_error`` and ``slope_error`` bound the absolute error of the function and of its derivative. Without a
-    derivative the function is straight between ``turning``. ``stationary`` are the derivative's zeros, ``least`` and
-    ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the domain, of which ``inside`` is a point;
-    tangents are taken at ``first_tangent`` or above.
+    derivative the function is straight between ``inflections``. ``stationary`` are the derivative's zeros; ``least``
+    and ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the domain, of which ``inside`` is a
+    point; tangents are taken at ``first_tangent`` or above.
     """
 
     function: Function
     value_error: Error
     derivative: Function | None = None
     slope_error: Error = lambda z, slope: torch.zeros_like(z)
-    turning: tuple[float, ...] = ()
+    inflections: tuple[float, ...] = ()
     stationary: tuple[float, ...] = ()
     least: float = -inf
     greatest: float = inf
@@ -87,7 +87,7 @@ class Curve:
 
     def _least(self, bounds: Interval, slope: Tensor, sign: int) -> Tensor:
         """A lower bound of ``sign·(f(z) − slope·z)`` over the interval."""
-        edges = [bounds.lower, *(_within(point, bounds) for point in self.turning), bounds.upper]
+        edges = [bounds.lower, *(_within(point, bounds) for point in self.inflections), bounds.upper]
         least = torch.stack([self._height(edge, slope, sign) for edge in edges]).amin(dim=0)
         if self.derivative is None:
             return least

@@ -31,7 +31,7 @@ def elu(alpha: float, scale: float, input_scale: float) -> SmoothFunction:
         return scale * torch.where(z > 0, torch.ones_like(z), below)
 
     return SmoothFunction(
-        function, derivative, relative(16), POWER_SLOPE, turning=(0.0,), knots=(-8.0, -4.0, -2.0, -1.0, 0.0)
+        function, derivative, relative(16), POWER_SLOPE, inflections=(0.0,), samples=(-8.0, -4.0, -2.0, -1.0, 0.0)
     )
 
 

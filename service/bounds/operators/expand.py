@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -16,6 +15,7 @@ from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
+from service.bounds.rank_group import RankGroup
 
 
 class Expand(LinearOperator):
@@ -24,10 +24,10 @@ class Expand(LinearOperator):
     overloads = ("aten.expand.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return inputs[0].map(lambda end: end.expand(end.shape[0], *node.shape))
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((unbroadcast(coefficients, node.input_shapes[0]),))
 
     def roundings(self, node: Node) -> Roundings:

@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
 from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.pieces import either
+from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Relaxation
 
 
@@ -32,13 +32,13 @@ class Floor(Activation):
         low, high = bounds.lower - slack * bounds.lower.abs(), bounds.upper + slack * bounds.upper.abs()
         return low.floor(), high.floor()
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return Interval(*self._steps(inputs[0]))
 
     def pieces(self, node: Node) -> None:
         """None: there is a step at every whole number."""
 
-    def improvable(self, node: Node, bounds: Interval) -> Tensor:
+    def unstable(self, node: Node, bounds: Interval) -> Tensor:
         low, high = self._steps(bounds)
         return low < high
 
@@ -53,8 +53,8 @@ class Floor(Activation):
             upper_intercept=torch.where(flat, high, torch.zeros_like(high)),
         )
 
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return self.interval(node, inputs, exchange).without_nan()
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        return self.interval(node, inputs, tp_group).without_nan()
 
     def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
         return self.relax(node, bounds)

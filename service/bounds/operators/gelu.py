@@ -45,12 +45,12 @@ EXACT = SmoothFunction(
     _error,
     LEVEL_SLOPE,
     stationary=(MINIMUM,),
-    turning=(-sqrt(2), sqrt(2)),
-    knots=(-4.0, -2.5, -1.5, MINIMUM, 0.0, 1.5, 2.5, 4.0),
+    inflections=(-sqrt(2), sqrt(2)),
+    samples=(-4.0, -2.5, -1.5, MINIMUM, 0.0, 1.5, 2.5, 4.0),
 )
 
 MINIMUM_OF_TANH_FORM = -0.7524614220710162  # the only zero of its derivative
-TURNING_OF_TANH_FORM = 1.4185040087908284  # a zero of its second derivative
+INFLECTION_OF_TANH_FORM = 1.4185040087908284  # a zero of its second derivative
 INNER, CUBIC = 2 * sqrt(2 / pi), 0.044715
 
 
@@ -81,8 +81,8 @@ TANH_FORM = SmoothFunction(
     _error_of_tanh_form,
     LEVEL_SLOPE,
     stationary=(MINIMUM_OF_TANH_FORM,),
-    turning=(-TURNING_OF_TANH_FORM, TURNING_OF_TANH_FORM),
-    knots=(-4.0, -2.5, -1.5, MINIMUM_OF_TANH_FORM, 0.0, 1.5, 2.5, 4.0),
+    inflections=(-INFLECTION_OF_TANH_FORM, INFLECTION_OF_TANH_FORM),
+    samples=(-4.0, -2.5, -1.5, MINIMUM_OF_TANH_FORM, 0.0, 1.5, 2.5, 4.0),
 )
 FORMS = {"none": EXACT, "tanh": TANH_FORM}
 

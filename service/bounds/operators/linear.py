@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.fused import product, product_in_ascent
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
@@ -21,6 +20,7 @@ from service.bounds.operators.base import AccumulatingOperator
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Layer, Whole
+from service.bounds.rank_group import RankGroup
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,19 +41,19 @@ class AffineOperator(AccumulatingOperator):
     def mixes(self, node: Node) -> bool:
         return True
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         layer = self.read(node)
         centre = inputs[0].centre @ layer.weight.mT
         if layer.bias is not None:
             centre = centre + layer.bias
         return Interval.around(centre, inputs[0].spread @ layer.weight.abs().mT)
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         layer = self.read(node)
         through = unbroadcast(product(coefficients, layer.weight), node.input_shapes[0])
         return Propagated((through,), _constant(layer, coefficients))
 
-    def backward_in_ascent(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward_in_ascent(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         layer = self.read(node)
         through = unbroadcast(product_in_ascent(coefficients, layer.weight), node.input_shapes[0])
         return Propagated((through,), _constant(layer, coefficients))
@@ -67,12 +67,12 @@ class AffineOperator(AccumulatingOperator):
         return _constant(layer, coefficients)
 
     @backward_rule(IdentityRows)
-    def backward_identity(self, node: Node, units: IdentityRows, exchange: Exchange) -> Propagated | None:
+    def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
         layer = self.read(node)
         if node.size != node.shape[-1] or layer.weight.ndim != MATRIX:
             return None
         bias = None if layer.bias is None else units.select(layer.bias)
-        if exchange.axis.size > 1 or layer.weight.requires_grad:
+        if tp_group.axis.size > 1 or layer.weight.requires_grad:
             rows = units.select(layer.weight)
             return Propagated((rows.reshape(*rows.shape[:2], *node.input_shapes[0]),), bias)
         return Propagated((GatheredRows(layer.weight, units.index, units.mirrored),), bias)
@@ -80,8 +80,8 @@ class AffineOperator(AccumulatingOperator):
     def roundings(self, node: Node) -> Roundings:
         return Roundings(max(self.read(node).weight.shape[-2:]) + repeats(node) + 8, node.size + 8)
 
-    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
-        return widened_by_magnitude(node, computed, *self.error(node, inputs, exchange))
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
+        return widened_by_magnitude(node, computed, *self.error(node, inputs, tp_group))
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
         return Whole("it adds up over what is divided, and is no layer that may")

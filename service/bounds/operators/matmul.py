@@ -12,18 +12,25 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.fused import propagate_matrices, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
-from service.bounds.operators.allowance import Roundings, Step, largest, planes_step, repeats, widened_by_magnitude
+from service.bounds.operators.allowance import (
+    RigorousStep,
+    Roundings,
+    largest,
+    planes_step,
+    repeats,
+    widened_by_magnitude,
+)
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import unbroadcast
 from service.bounds.operators.linear import Affine, AffineOperator, constant_only
 from service.bounds.operators.mul import Bilinear
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
+from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.rounding import TINY, gamma, magnitude, widened
 
@@ -71,18 +78,18 @@ class MatrixFromLeft(LinearOperator):
     def mixes(self, node: Node) -> bool:
         return True
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         matrix = node.constant("self")
         return Interval.around(matrix @ inputs[0].centre, matrix.abs() @ inputs[0].spread)
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((unbroadcast(node.constant("self").mT @ coefficients, node.input_shapes[0]),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(max(node.constant("self").shape[-2:]) + repeats(node) + 8)
 
-    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
-        return widened_by_magnitude(node, computed, *self.error(node, inputs, exchange))
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
+        return widened_by_magnitude(node, computed, *self.error(node, inputs, tp_group))
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
         return Whole("it adds up over rows, and columns would have to be divided")
@@ -116,7 +123,7 @@ class MatrixOfTwo(Bilinear):
             return f"its operands have {ranks} dimensions for each instance; equally many, at least 2, are supported"
         return super().refusal(node)
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         """``|x·y − cx·cy| ≤ |cx|·ry + rx·|cy| + rx·ry``, summed."""
         x, y = inputs
         magnitude = y.centre.abs() + y.spread
@@ -134,14 +141,14 @@ class MatrixOfTwo(Bilinear):
         start = x.lower.new_zeros(len(x.lower), *node.shape)
         return _BlendedMatrices(x, y, node.input_shapes, (start, start))
 
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        sizes = largest(lambda ends: self.interval(node, ends, exchange), [magnitude(each) for each in inputs])
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        sizes = largest(lambda ends: self.interval(node, ends, tp_group), [magnitude(each) for each in inputs])
         error = gamma(node.input_shapes[0][-1] + 12) * sizes + node.size * 4 * TINY
-        return widened(self.interval(node, inputs, exchange), error, error).without_nan()
+        return widened(self.interval(node, inputs, tp_group), error, error).without_nan()
 
-    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
         longest = sum(node.shape[-2:]) + node.input_shapes[0][-1]
-        return planes_step(node, inputs, lambda ends: self.interval(node, ends, Exchange()), chosen, longest)
+        return planes_step(node, inputs, lambda ends: self.interval(node, ends, RankGroup()), chosen, longest)
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Whole:
         return Whole("it adds up over what is divided")

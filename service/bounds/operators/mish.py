@@ -15,7 +15,7 @@ from service.bounds.operators.silu import gate_error
 from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 MINIMUM = -1.1924312145154952  # the only zero of the derivative
-TURNING = (-2.256376396360793, 1.4905711794854285)  # the zeros of the second derivative
+INFLECTION = (-2.256376396360793, 1.4905711794854285)  # the zeros of the second derivative
 
 
 def _tanh_of_softplus(z: Tensor) -> Tensor:
@@ -51,6 +51,6 @@ class Mish(SmoothActivation):
         gate_error,
         LEVEL_SLOPE,
         stationary=(MINIMUM,),
-        turning=TURNING,
-        knots=(-8.0, -4.0, -2.2, MINIMUM, 0.0, 1.5, 4.0),
+        inflections=INFLECTION,
+        samples=(-8.0, -4.0, -2.2, MINIMUM, 0.0, 1.5, 4.0),
     )

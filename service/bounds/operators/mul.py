@@ -13,16 +13,23 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.fused import propagate_products, weighted
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
-from service.bounds.operators.allowance import Roundings, Step, planes_step, repeats, signs_kept, widened_by_term
+from service.bounds.operators.allowance import (
+    RigorousStep,
+    Roundings,
+    planes_step,
+    repeats,
+    signs_kept,
+    widened_by_term,
+)
 from service.bounds.operators.base import LinearOperator, NonlinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.onnx import Converter, of_two
+from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxed
 from service.bounds.rounding import TINY, widened
 
@@ -50,22 +57,22 @@ class Multiple(Elementwise, LinearOperator):
         constant = operand(node, argument, like)
         return 1 / constant if self.inverse else constant
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         factor = self._factor(node, inputs[0].lower)
         ends = inputs[0].lower * factor, inputs[0].upper * factor
         return Interval(torch.minimum(*ends), torch.maximum(*ends))
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         scaled = coefficients * self._factor(node, coefficients)
         return Propagated((unbroadcast(scaled, node.input_shapes[0]),))
 
     def roundings(self, node: Node) -> Roundings:
         return Roundings(repeats(node) + 4)
 
-    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
         # A negative factor exchanges the ends.
         sizes = computed.lower.abs(), computed.upper.abs()
-        return widened_by_term(node, inputs, computed, lambda ends: self.interval(node, ends, exchange), sizes)
+        return widened_by_term(node, inputs, computed, lambda ends: self.interval(node, ends, tp_group), sizes)
 
 
 class Quotient(Multiple):
@@ -90,7 +97,7 @@ class Bilinear(NonlinearOperator):
     def pieces(self, node: Node) -> None:
         """None: no split of one operand makes a product straight in both."""
 
-    def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
+    def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
         return tuple(each.upper > each.lower for each in bounds)
 
 
@@ -114,7 +121,7 @@ class Product(Elementwise, Bilinear):
     overloads = ("trivet.product",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         x, y = inputs
         ends = torch.stack([x.lower * y.lower, x.lower * y.upper, x.upper * y.lower, x.upper * y.upper])
         return Interval(ends.amin(dim=0), ends.amax(dim=0))
@@ -128,12 +135,12 @@ class Product(Elementwise, Bilinear):
         start = torch.zeros_like(left.lower)
         return _BlendedProduct(left, right, node.input_shapes, (start,))
 
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        found = widened(self.interval(node, inputs, exchange), 4 * TINY, 4 * TINY)
-        return signs_kept(inputs, found, lambda ends: self.interval(node, ends, exchange)).without_nan()
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        found = widened(self.interval(node, inputs, tp_group), 4 * TINY, 4 * TINY)
+        return signs_kept(inputs, found, lambda ends: self.interval(node, ends, tp_group)).without_nan()
 
-    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
-        return planes_step(node, inputs, lambda ends: self.interval(node, ends, Exchange()), chosen, 1)
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
+        return planes_step(node, inputs, lambda ends: self.interval(node, ends, RankGroup()), chosen, 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -17,6 +16,7 @@ from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.onnx import Converter, entrywise
+from service.bounds.rank_group import RankGroup
 
 
 class Negation(Elementwise, LinearOperator):
@@ -25,10 +25,10 @@ class Negation(Elementwise, LinearOperator):
     overloads = ("aten.neg.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {"Neg": entrywise(torch.neg)}
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return scaled_by(inputs[0], -1.0)
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((-coefficients,))
 
     def roundings(self, node: Node) -> Roundings:

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -16,6 +15,7 @@ from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
+from service.bounds.rank_group import RankGroup
 
 
 class Pad(LinearOperator):
@@ -28,11 +28,11 @@ class Pad(LinearOperator):
         beyond = len(node.arguments["pad"]) // 2 > len(node.shape)
         return "it pads the batch" if beyond else None
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         pad, value = list(node.arguments["pad"]), float(node.arguments["value"])
         return inputs[0].map(lambda end: torch.nn.functional.pad(end, pad, value=value))
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         pad, value = list(node.arguments["pad"]), float(node.arguments["value"])
         through = torch.nn.functional.pad(coefficients, [-length for length in pad])
         if value == 0:

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -17,6 +16,7 @@ from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.dimensions import dimensions_of
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut
+from service.bounds.rank_group import RankGroup
 
 
 class Permute(LinearOperator):
@@ -25,10 +25,10 @@ class Permute(LinearOperator):
     overloads = ("aten.permute.default",)
     onnx: ClassVar[Mapping[str, Converter]] = {}
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return inputs[0].map(lambda end: end.permute(*dimensions_of(node)))
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         order = dimensions_of(node)
         inverse = sorted(range(len(order)), key=order.__getitem__)
         # Rows stand between the batch and the instance's own dimensions.

@@ -40,7 +40,7 @@ class TwoPieces:
         def function(z: Tensor) -> Tensor:
             return torch.where(z >= 0, z, self.slope * z)
 
-        return Curve(function, error, turning=(0.0,), stationary=(0.0,), least=0.0 if self.slope <= 0 else -inf)
+        return Curve(function, error, inflections=(0.0,), stationary=(0.0,), least=0.0 if self.slope <= 0 else -inf)
 
     @staticmethod
     def unstable(bounds: Interval) -> Tensor:

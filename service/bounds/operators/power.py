@@ -34,8 +34,8 @@ def power(exponent: float) -> SmoothFunction:
     smooth = SmoothFunction(function, derivative, CLOSE, POWER_SLOPE, least=0.0 if even_or_broken else -inf, inside=1.0)
     if exponent == int(exponent):
         if exponent >= 0:
-            turning = () if even_or_broken else (0.0,)
-            return replace(smooth, stationary=(0.0,), turning=turning, inside=0.0)
+            inflections = () if even_or_broken else (0.0,)
+            return replace(smooth, stationary=(0.0,), inflections=inflections, inside=0.0)
         return replace(smooth, defined=lambda bounds: (bounds.lower > 0) | (bounds.upper < 0))
     if exponent < 0:
         return replace(smooth, defined=lambda bounds: bounds.lower > 0)

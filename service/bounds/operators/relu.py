@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
 from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.pieces import TwoPieces
+from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxation
 
 
@@ -26,17 +26,17 @@ class PiecewiseActivation(Activation):
     def pieces(self, node: Node) -> TwoPieces:
         """The function of a node."""
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         slope = self.pieces(node).slope
         return inputs[0].map(lambda end: end.clamp(min=0) + slope * end.clamp(max=0) if slope else end.clamp(min=0))
 
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return self.pieces(node).curve.range(inputs[0])
 
     def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
         return self.pieces(node).curve.lines(bounds, lower_slope, upper_slope)
 
-    def improvable(self, node: Node, bounds: Interval) -> Tensor:
+    def unstable(self, node: Node, bounds: Interval) -> Tensor:
         return TwoPieces.unstable(bounds)
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import BatchSize, Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated, backward_rule
@@ -19,6 +18,7 @@ from service.bounds.operators.allowance import Roundings
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Share, Whole
+from service.bounds.rank_group import RankGroup
 
 
 class Reshape(LinearOperator):
@@ -40,22 +40,22 @@ class Reshape(LinearOperator):
 
     keeps_order = True
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return inputs[0].map(lambda end: end.reshape(end.shape[0], *node.shape))
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         return Propagated((coefficients.reshape(*coefficients.shape[:2], *node.input_shapes[0]),))
 
     @backward_rule(IdentityRows)
-    def backward_identity(self, node: Node, units: IdentityRows, exchange: Exchange) -> Propagated | None:
+    def backward_identity(self, node: Node, units: IdentityRows, tp_group: RankGroup) -> Propagated | None:
         return Propagated((units,))
 
     @backward_rule(GatheredRows)
-    def backward_gathered(self, node: Node, rows: GatheredRows, exchange: Exchange) -> Propagated | None:
+    def backward_gathered(self, node: Node, rows: GatheredRows, tp_group: RankGroup) -> Propagated | None:
         return Propagated((rows,))
 
     @backward_rule(Patches)
-    def backward_patches(self, node: Node, patches: Patches, exchange: Exchange) -> Propagated | None:
+    def backward_patches(self, node: Node, patches: Patches, tp_group: RankGroup) -> Propagated | None:
         alike = image_of(node.input_shapes[0]) == image_of(node.shape) is not None
         return Propagated((patches,)) if alike else None
 

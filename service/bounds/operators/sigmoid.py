@@ -29,8 +29,8 @@ class Sigmoid(SmoothActivation):
         _derivative,
         CLOSE,
         LEVEL_SLOPE,
-        turning=(0.0,),
-        knots=(-8.0, -4.0, -2.0, -1.0, 1.0, 2.0, 4.0, 8.0),
+        inflections=(0.0,),
+        samples=(-8.0, -4.0, -2.0, -1.0, 1.0, 2.0, 4.0, 8.0),
         least=0.0,
         greatest=1.0,
     )

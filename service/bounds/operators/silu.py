@@ -14,7 +14,7 @@ from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 from service.bounds.rounding import UNIT
 
 MINIMUM = -1.2784645427610738  # where 1 + z·(1 − σ(z)) = 0, the only zero of the derivative
-TURNING = 2.3993572805154668  # where z·tanh(z/2) = 2, a zero of the second derivative
+INFLECTION = 2.3993572805154668  # where z·tanh(z/2) = 2, a zero of the second derivative
 
 
 def _silu(z: Tensor) -> Tensor:
@@ -44,6 +44,6 @@ class Silu(SmoothActivation):
         gate_error,
         LEVEL_SLOPE,
         stationary=(MINIMUM,),
-        turning=(-TURNING, TURNING),
-        knots=(-8.0, -4.0, MINIMUM, 0.0, 1.5, 4.0, 8.0),
+        inflections=(-INFLECTION, INFLECTION),
+        samples=(-8.0, -4.0, MINIMUM, 0.0, 1.5, 4.0, 8.0),
     )

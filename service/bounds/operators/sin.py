@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
@@ -17,6 +16,7 @@ from service.bounds.operators.curve import LEVEL_SLOPE
 from service.bounds.operators.onnx import Converter, entrywise
 from service.bounds.operators.smooth import SmoothFunction
 from service.bounds.operators.table import LineTable
+from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxation
 from service.bounds.rounding import UNIT
 
@@ -36,7 +36,7 @@ class Periodic(Activation):
         error = 8 * torch.finfo(reach.dtype).eps * reach
         return inner.map(lambda end: end - shift), shift, error, wide
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         inner, _, error, wide = self.shifted(inputs[0])
         found = self.around_zero.range(inner)
         one = torch.ones_like(error)
@@ -48,7 +48,7 @@ class Periodic(Activation):
     def pieces(self, node: Node) -> None:
         """None: it bends everywhere."""
 
-    def improvable(self, node: Node, bounds: Interval) -> Tensor:
+    def unstable(self, node: Node, bounds: Interval) -> Tensor:
         return bounds.upper > bounds.lower
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
@@ -61,8 +61,8 @@ class Periodic(Activation):
         lines = _moved_back(lines, *(each.unsqueeze(1) for each in moved))
         return LineTable.of(lines, torch.full_like(bounds[0].lower, 0.5))
 
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return self.interval(node, inputs, exchange).without_nan()
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        return self.interval(node, inputs, tp_group).without_nan()
 
     def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
         """Around 0, then moved back: the shift is a rounded multiple of 2π, and the function no steeper than 1."""

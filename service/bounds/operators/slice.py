@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -16,6 +15,7 @@ from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.dimensions import dimension_of
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
+from service.bounds.rank_group import RankGroup
 
 
 class Slice(LinearOperator):
@@ -42,10 +42,10 @@ class Slice(LinearOperator):
         shape = node.input_shapes[0]
         return (*(slice(None) for _ in range(dimension - 1)), self._range(node, shape[dimension - 1]))
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return inputs[0].map(lambda end: end[(slice(None), *self._index(node))])
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
         whole[(slice(None), slice(None), *self._index(node))] = coefficients
         return Propagated((whole,))
@@ -69,10 +69,10 @@ class Select(LinearOperator):
             return "its index depends on the input"
         return "it takes part of the batch" if dimension_of(node) == 0 else None
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return inputs[0].map(lambda end: end.index_select(dimension_of(node), node.constant("index")))
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
         return Propagated((whole.index_add(dimension_of(node) + 1, node.constant("index"), coefficients),))
 

@@ -1,7 +1,7 @@
-"""Relaxations of any smooth function of one variable, from its derivative and the derivative's turning points.
+"""Relaxations of any smooth function of one variable, from its derivative and its inflection points.
 
 Slopes are a choice and only decide how tight a line is. Given a slope k, the intercept is *computed*: the extremum
-of f(z) − k·z over the interval, which lies at an end or where f′(z) = k, at most once between turning points of f′.
+of f(z) − k·z over the interval, which lies at an end or where f′(z) = k, at most once between inflection points.
 So any slope, also an optimised one, gives a sound line.
 """
 
@@ -16,12 +16,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.operators.activation import Activation
 from service.bounds.operators.curve import Curve, Error, Function
 from service.bounds.operators.table import LineTable
+from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Lines, Relaxation
 
 UNIFORM_POINTS = 8
@@ -38,11 +38,11 @@ class SmoothFunction:
     """``function`` with its ``derivative``.
 
     ``value_error`` and ``slope_error`` are what their float64 evaluations may be off by. ``stationary`` are the zeros
-    of the derivative, ``turning`` the points where the derivative stops rising or falling (inflections of the
-    function); both complete and ascending. ``knots`` are extra abscissae at which the function bends, used only to
-    choose slopes. ``least`` and ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the function's
-    domain (all, when it is absent): others have no finite bounds, since the function may have no value there.
-    ``inside`` is a point of the domain. Rigorous tangents are taken at ``first_tangent`` or above.
+    of the derivative, ``inflections`` the points where it stops rising or falling; both complete and ascending.
+    ``samples`` are extra abscissae, where the slope changes most, used only to choose slopes. ``least`` and
+    ``greatest`` hold everywhere. ``defined`` tells which intervals lie in the function's domain (all, when it is
+    absent): others have no finite bounds, since the function may have no value there. ``inside`` is a point of the
+    domain. Rigorous tangents are taken at ``first_tangent`` or above.
     """
 
     function: Function
@@ -50,8 +50,8 @@ class SmoothFunction:
     value_error: Error
     slope_error: Error
     stationary: tuple[float, ...] = ()
-    turning: tuple[float, ...] = ()
-    knots: tuple[float, ...] = ()
+    inflections: tuple[float, ...] = ()
+    samples: tuple[float, ...] = ()
     least: float = -inf
     greatest: float = inf
     defined: Callable[[Interval], Tensor] | None = None
@@ -66,7 +66,7 @@ class SmoothFunction:
             self.value_error,
             self.derivative,
             self.slope_error,
-            self.turning,
+            self.inflections,
             self.stationary,
             self.least,
             self.greatest,
@@ -106,7 +106,7 @@ class SmoothFunction:
         They are lines of a table with the plain ones in the middle. Of a function that is convex or concave throughout
         they are the chord and any tangent instead, and plain ones only where an interval has no such lines.
         """
-        if not self.turning:
+        if not self.inflections:
             return _Tangents.of(self, plain, bounds)
         return LineTable.of(self.lines(plain, bounds), torch.full_like(bounds.lower, 0.5))
 
@@ -148,7 +148,7 @@ class SmoothFunction:
             first, second = (self.function(points) - slopes * points).unbind(dim=1)
             return torch.stack([first, -second], dim=1)
 
-        edges = torch.stack([bounds.lower, *(_clamped(point, bounds) for point in self.turning), bounds.upper])
+        edges = torch.stack([bounds.lower, *(_clamped(point, bounds) for point in self.inflections), bounds.upper])
         least = heights(edges.unsqueeze(1)).amin(dim=0)
         # At an extremum the height does not change with z: its gradient needs the points as constants only.
         with torch.no_grad():
@@ -175,10 +175,10 @@ class SmoothFunction:
         """Around f′(z) = slope between two points; without a solution the bracket shrinks to an end."""
         rising = self.derivative(start) < slope
         low, high = start.expand_as(rising), end.expand_as(rising)
-        for step in range(-len(self.knots), BISECTIONS[start.dtype]):
+        for step in range(-len(self.samples), BISECTIONS[start.dtype]):
             middle = torch.add(low / 2, high, alpha=0.5)
             if step < 0:  # where the derivative changes most, so that wide intervals are narrowed at once
-                middle = torch.full_like(middle, self.knots[step]).clamp(low, high)
+                middle = torch.full_like(middle, self.samples[step]).clamp(low, high)
             before = (self.derivative(middle) < slope) == rising
             low, high = torch.where(before, middle, low), torch.where(before, high, middle)
         return low, high
@@ -208,8 +208,8 @@ class SmoothFunction:
         fractions = torch.linspace(0, 1, UNIFORM_POINTS, dtype=lower.dtype, device=lower.device)
         fractions = fractions.reshape(-1, *[1] * lower.ndim)
         spread = lower * (1 - fractions) + upper * fractions
-        knots = [_clamped(point, bounds).unsqueeze(0) for point in self.knots]
-        return torch.cat([spread, *knots]) if knots else spread
+        samples = [_clamped(point, bounds).unsqueeze(0) for point in self.samples]
+        return torch.cat([spread, *samples]) if samples else spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,16 +327,16 @@ class SmoothActivation(Activation):
     def pieces(self, node: Node) -> None:
         """None: wherever a smooth function is split, it bends on both sides."""
 
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return self.smooth(node).curve.range(inputs[0])
 
     def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
         return self.smooth(node).curve.lines(bounds, lower_slope, upper_slope)
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return self.smooth(node).range(inputs[0])
 
-    def improvable(self, node: Node, bounds: Interval) -> Tensor:
+    def unstable(self, node: Node, bounds: Interval) -> Tensor:
         return bounds.upper > bounds.lower
 
     def relax(self, node: Node, bounds: Interval) -> Relaxation:

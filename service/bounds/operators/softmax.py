@@ -14,14 +14,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.operators.allowance import Step
+from service.bounds.operators.allowance import RigorousStep
 from service.bounds.operators.base import NonlinearOperator
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.pieces import TwoPieces
 from service.bounds.operators.sharding import Cut, Whole
+from service.bounds.rank_group import RankGroup
 from service.bounds.relaxation import Family, Relaxed
 
 
@@ -34,13 +34,13 @@ class SoftmaxProduct(NonlinearOperator):
     product: NonlinearOperator
     axes: tuple[int, ...]
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return self.product.interval(node, inputs, exchange)
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        return self.product.interval(node, inputs, tp_group)
 
-    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
-        return self.product.rigorous_interval(node, inputs, exchange)
+    def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
+        return self.product.rigorous_interval(node, inputs, tp_group)
 
-    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> Step:
+    def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
         return self.product.rigorous_step(node, inputs, chosen, rows)
 
     def mixes(self, node: Node) -> bool:
@@ -55,8 +55,8 @@ class SoftmaxProduct(NonlinearOperator):
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
         return self.product.shard(node, cuts, ranks)
 
-    def improvable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
-        return self.product.improvable_on(node, bounds)
+    def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
+        return self.product.unstable_on(node, bounds)
 
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
         return _Centred(self.product.relax_on(node, bounds), self, self.widths(bounds))

@@ -31,8 +31,8 @@ def softplus(beta: float) -> SmoothFunction:
     def error(z: Tensor, computed: Tensor) -> Tensor:
         return 32 * UNIT * computed.abs() * (1 + (beta * z).abs()) + 1e-300
 
-    knots = tuple(knot / beta for knot in (-8.0, -4.0, -2.0, 0.0, 2.0, 4.0, 8.0))
-    return SmoothFunction(function, derivative, error, LEVEL_SLOPE, knots=knots, least=0.0)
+    samples = tuple(point / beta for point in (-8.0, -4.0, -2.0, 0.0, 2.0, 4.0, 8.0))
+    return SmoothFunction(function, derivative, error, LEVEL_SLOPE, samples=samples, least=0.0)
 
 
 class Softplus(SmoothActivation):

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -17,6 +16,7 @@ from service.bounds.operators.allowance import Roundings, widened_by_term
 from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.onnx import Converter
 from service.bounds.operators.sharding import Cut, Whole
+from service.bounds.rank_group import RankGroup
 from service.bounds.rounding import magnitude
 
 
@@ -44,12 +44,12 @@ class Sum(LinearOperator):
         shape = node.input_shapes[0]
         return 1 / prod(shape[dimension - 1] for dimension in self._over(node)) if self.mean else 1.0
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         over, scale = self._over(node), self._scale(node)
         found = inputs[0].map(lambda end: end.sum(dim=over, keepdim=bool(node.arguments["keepdim"])) * scale)
         return Interval.summed(found.lower, found.upper)
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         shape = node.input_shapes[0]
         kept = [1 if index + 1 in self._over(node) else length for index, length in enumerate(shape)]
         spread = coefficients.reshape(*coefficients.shape[:2], *kept) * self._scale(node)
@@ -58,9 +58,9 @@ class Sum(LinearOperator):
     def roundings(self, node: Node) -> Roundings:
         return Roundings(4)
 
-    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, exchange: Exchange) -> Interval:
+    def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
         def propagate(ends: Sequence[Interval]) -> Interval:
-            return self.interval(node, ends, exchange)
+            return self.interval(node, ends, tp_group)
 
         below, above = (magnitude(propagate([Interval.point(end.abs())])) for end in (inputs[0].lower, inputs[0].upper))
         return widened_by_term(node, inputs, computed, propagate, (below, above))

@@ -33,12 +33,12 @@ class LineTable:
         intercepts = torch.cat([lines.lower_intercept, lines.upper_intercept], dim=1).flatten(2)
         return cls(slopes, intercepts, (start,))
 
-    def member(self, parameters: tuple[Tensor, ...]) -> _Chosen:
-        return _Chosen(self, parameters[0].flatten(2))
+    def member(self, parameters: tuple[Tensor, ...]) -> _LinesBetween:
+        return _LinesBetween(self, parameters[0].flatten(2))
 
 
 @dataclass(frozen=True, eq=False)
-class _Chosen(Relaxed):
+class _LinesBetween(Relaxed):
     table: LineTable
     place: Tensor
 

@@ -28,8 +28,8 @@ class Tanh(SmoothActivation):
         _derivative,
         CLOSE,
         LEVEL_SLOPE,
-        turning=(0.0,),
-        knots=(-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0),
+        inflections=(0.0,),
+        samples=(-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0),
         least=-1.0,
         greatest=1.0,
     )

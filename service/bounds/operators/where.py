@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
 from service.bounds.linear.propagation import Propagated
@@ -17,6 +16,7 @@ from service.bounds.operators.base import LinearOperator
 from service.bounds.operators.broadcasting import operand, unbroadcast
 from service.bounds.operators.elementwise import Elementwise
 from service.bounds.operators.onnx import Call, Converter, Shape, Value, Values, aligned
+from service.bounds.rank_group import RankGroup
 
 
 def _converted(call: Call, values: Values, shape: Shape) -> Tensor:
@@ -42,7 +42,7 @@ class Where(Elementwise, LinearOperator):
         condition = operand(node, "condition", like)
         return {"self": condition, "other": 1 - condition}
 
-    def interval(self, node: Node, inputs: Sequence[Interval], exchange: Exchange) -> Interval:
+    def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         chosen = operand(node, "condition", inputs[0].lower).bool()
         variable = iter(inputs)
         yes, no = (
@@ -53,7 +53,7 @@ class Where(Elementwise, LinearOperator):
         )
         return Interval(torch.where(chosen, yes.lower, no.lower), torch.where(chosen, yes.upper, no.upper))
 
-    def backward(self, node: Node, coefficients: Tensor, exchange: Exchange) -> Propagated:
+    def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
         propagated: list[Tensor] = []
         bias = None
         for name, factor in self._factors(node, coefficients).items():

@@ -13,15 +13,14 @@ from service.bounds.effort import Effort, affordable
 from service.bounds.forward import ForwardTraversal, values_of_a_ball
 from service.bounds.graph import Node
 from service.bounds.interval import Interval
-from service.bounds.linear.plain import Pass
 from service.bounds.linear.propagation import InitialRows
 from service.bounds.linear.rigorous import RigorousPass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.memory import in_parts
 from service.bounds.network import Network
 from service.bounds.operators import LINEAR, OPERATORS
-from service.bounds.operators.allowance import Step
-from service.bounds.rigorous.optimised import Climbed
+from service.bounds.operators.allowance import RigorousStep
+from service.bounds.rigorous.optimised import OptimisedLowerBounds
 
 Bounding = Callable[[RigorousPass, str, InitialRows], Tensor]
 """``(pass, node, rows)`` to rigorous lower bounds ``(batch, rows)`` of rows of the node's value."""
@@ -29,30 +28,28 @@ Bounding = Callable[[RigorousPass, str, InitialRows], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RigorousAnalysis:
-    """A network on a batch of boxes; ``walk`` has all of it, ``bounding`` answers. ``inputs`` hold rigorously too."""
+    """A network on a batch of boxes, of which every bound holds in real arithmetic.
 
-    walk: RigorousPass
+    ``backward`` has the intervals and the steps of all nodes, through which ``bounding`` bounds rows.
+    """
+
+    backward: RigorousPass
     effort: Effort
     bounding: Bounding
 
     @property
     def inputs(self) -> Mapping[str, tuple[Interval, ...]]:
-        known = self.walk.intervals
-        return {node.name: tuple(known[name] for name in node.inputs) for node in self.walk.network.nonlinear}
-
-    @property
-    def backward(self) -> Pass:
-        """The plain pass on the same intervals, on which relaxations are optimised."""
-        return self.walk.plain
+        known = self.backward.intervals
+        return {node.name: tuple(known[name] for name in node.inputs) for node in self.backward.network.nonlinear}
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
         """Lower bounds ``(batch, rows)`` of ``rows · output`` over the reals, for exact float64 rows."""
-        network = self.walk.network
-        output, batch = network.graph.output.name, len(self.walk.intervals[network.graph.input.name].lower)
+        network = self.backward.network
+        output, batch = network.graph.output.name, len(self.backward.intervals[network.graph.input.name].lower)
         at_once = _rows_at_once(network, output, batch, self.effort)
 
         def bounds(part: slice) -> Tensor:
-            found = self.bounding(self.walk, output, rows[:, part])
+            found = self.bounding(self.backward, output, rows[:, part])
             if self.effort.progress is not None:
                 self.effort.progress.add(output, found.shape[1], rows.device)
             return found
@@ -65,16 +62,16 @@ class RigorousAnalysis:
         """Coefficients ``(batch, rows, features)`` and constants ``(batch, rows)`` of affine functions of the model's
         input below ``rows · output``, whose rows may come flattened.
         """
-        output = self.walk.network.graph.output
+        output = self.backward.network.graph.output
         with torch.no_grad(), plain_convolutions():
-            return self.walk.planes(output.name, rows.reshape(*rows.shape[:2], *output.shape))
+            return self.backward.planes(output.name, rows.reshape(*rows.shape[:2], *output.shape))
 
 
 def rigorous_ibp(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
     """Interval bounds; the last linear layers are merged with the rows asked for. See :func:`rigorous_crown`."""
     analysis = _analysed(network, box, effort, RigorousPass.lower_bounds, frozenset())
     frontier = frozenset(node.name for node in network.nonlinear)
-    return replace(analysis, walk=replace(analysis.walk, frontier=frontier))
+    return replace(analysis, backward=replace(analysis.backward, frontier=frontier))
 
 
 def rigorous_crown_ibp(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
@@ -101,13 +98,13 @@ def rigorous_alpha_crown(network: Network, box: Interval, effort: Effort) -> Rig
     Each part of the rows is optimised as usual and bounded once more, rigorously, through the lines that were found.
     """
     effort = _smaller(affordable(network, box, effort))
-    return _analysed(network, box, effort, Climbed(effort.ascent), network.preactivations)
+    return _analysed(network, box, effort, OptimisedLowerBounds(effort.ascent), network.preactivations)
 
 
 def rigorous_alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
     """Intermediate bounds are CROWN's; only the rows asked for are optimised."""
     analysis = rigorous_crown(network, box, effort)
-    return replace(analysis, effort=_smaller(analysis.effort), bounding=Climbed(effort.ascent))
+    return replace(analysis, effort=_smaller(analysis.effort), bounding=OptimisedLowerBounds(effort.ascent))
 
 
 def rigorous_lower_bounds(network: Network, box: Interval, rows: Tensor, effort: Effort | None = None) -> Tensor:
@@ -137,10 +134,10 @@ def _analysed(
     ball_values = values_of_a_ball(network, box) - linear
     if effort.progress is not None:
         effort.progress.start(network, linear | ball_values)
-    intervals, steps = {first: box}, dict[str, Step]()
-    walk = RigorousPass(network, intervals, steps)
-    _RigorousLayerBounds(network, intervals, walk, steps, effort, bounding, linear, ball_values).run()
-    return RigorousAnalysis(walk, effort, bounding)
+    intervals, steps = {first: box}, dict[str, RigorousStep]()
+    backward = RigorousPass(network, intervals, steps)
+    _RigorousLayerBounds(network, intervals, backward, steps, effort, bounding, linear, ball_values).run()
+    return RigorousAnalysis(backward, effort, bounding)
 
 
 @dataclass(eq=False)
@@ -148,7 +145,7 @@ class _RigorousLayerBounds(ForwardTraversal):
     """Bound values over the reals, with a step of ``backward`` for every node."""
 
     backward: RigorousPass
-    steps: dict[str, Step]
+    steps: dict[str, RigorousStep]
     effort: Effort
     bounding: Bounding
     linear: frozenset[str]
@@ -157,7 +154,7 @@ class _RigorousLayerBounds(ForwardTraversal):
     def refine(self, node: Node, index: int) -> None:
         name = node.inputs[index]
         if name in self.linear:
-            wanted = self.network.operator_of(node).improvable_on(node, self.bounds_of_inputs(node))[index]
+            wanted = self.network.operator_of(node).unstable_on(node, self.bounds_of_inputs(node))[index]
             with plain_convolutions():
                 self.intervals[name] = self._met(name, self.intervals[name], wanted.flatten(1))
 
@@ -166,11 +163,11 @@ class _RigorousLayerBounds(ForwardTraversal):
         self.steps[node.name] = operator.rigorous_step(node, bounds, operator.relax_on(node, bounds))
 
     def propagate(self, node: Node) -> Interval:
-        bounds, exchange = self.bounds_of_inputs(node), self.network.exchange
+        bounds, tp_group = self.bounds_of_inputs(node), self.network.tp_group
         if node.operator in LINEAR:
-            self.steps[node.name] = LINEAR[node.operator].rigorous_step(node, bounds, exchange)
+            self.steps[node.name] = LINEAR[node.operator].rigorous_step(node, bounds, tp_group)
         with plain_convolutions():
-            interval = OPERATORS[node.operator].rigorous_interval(node, bounds, exchange)
+            interval = OPERATORS[node.operator].rigorous_interval(node, bounds, tp_group)
             if node.name not in self.ball_values:
                 return interval
             return self._met(node.name, interval, torch.ones_like(interval.lower, dtype=torch.bool).flatten(1))
@@ -186,7 +183,7 @@ class _RigorousLayerBounds(ForwardTraversal):
         lower, upper = interval.lower.flatten(1).clone(), interval.upper.flatten(1).clone()
         if network.is_own(name):
             # As many on each rank.
-            missing = network.exchange.largest(len(chosen), chosen.device) - len(chosen)
+            missing = network.tp_group.largest(len(chosen), chosen.device) - len(chosen)
             chosen = torch.cat([chosen, chosen.new_zeros(missing)])
         pairs = max(1, _rows_at_once(network, name, len(lower), self.effort) // 2)
         if progress is not None:

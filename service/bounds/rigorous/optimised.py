@@ -11,46 +11,46 @@ from service.bounds.linear.propagation import InitialRows
 from service.bounds.linear.rigorous import RigorousPass
 from service.bounds.linear.rows.identity import IdentityRows
 from service.bounds.operators import NONLINEAR
-from service.bounds.operators.allowance import Step
-from service.bounds.optimise import Ascending, Ascent, Climber, Families
+from service.bounds.operators.allowance import RigorousStep
+from service.bounds.optimise import Ascent, Families, RowOptimiser, SlopeOptimiser
 
 
 @dataclass(frozen=True)
-class Climbed:
+class OptimisedLowerBounds:
     """Lower bounds ``(batch, rows)`` of a node: α-CROWN's parameters after ``ascent``, or the plain relaxations."""
 
     ascent: Ascent
 
-    def __call__(self, walk: RigorousPass, start: str, rows: InitialRows) -> Tensor:
-        plain = walk.lower_bounds(start, rows)
+    def __call__(self, backward: RigorousPass, start: str, rows: InitialRows) -> Tensor:
+        plain = backward.lower_bounds(start, rows)
         # Whole rows: what is chosen for patches would have to be moved to their places.
-        whole = rows if isinstance(rows, Tensor) else self._whole(walk, start, rows)
-        climber = Climber(Families(walk.plain), start, whole, self.ascent)
-        climber.best_bounds(whole)
+        whole = rows if isinstance(rows, Tensor) else self._whole(backward, start, rows)
+        optimiser = RowOptimiser(Families(backward.plain), start, whole, self.ascent)
+        optimiser.best_bounds(whole)
         with torch.no_grad():
             # The same rows, which ranks share in the same way: each has what was chosen for its own.
-            return torch.maximum(plain, through(walk, climber).lower_bounds(start, whole))
+            return torch.maximum(plain, through(backward, optimiser).lower_bounds(start, whole))
 
     @staticmethod
-    def _whole(walk: RigorousPass, start: str, rows: IdentityRows) -> Tensor:
-        nodes = walk.network.nodes
-        return rows.dense(nodes[start].shape, walk.intervals[walk.network.graph.input.name].lower)
+    def _whole(backward: RigorousPass, start: str, rows: IdentityRows) -> Tensor:
+        nodes = backward.network.nodes
+        return rows.dense(nodes[start].shape, backward.intervals[backward.network.graph.input.name].lower)
 
 
-def through(walk: RigorousPass, climber: Ascending) -> RigorousPass:
+def through(backward: RigorousPass, optimiser: SlopeOptimiser) -> RigorousPass:
     """A pass through what was chosen, here and in the stages before."""
-    before = walk.network.before
+    before = backward.network.before
     answer = None if before is None else before.chosen
-    return replace(walk, steps={**walk.steps, **_steps(walk, climber)}, before=answer)
+    return replace(backward, steps={**backward.steps, **_steps(backward, optimiser)}, before=answer)
 
 
-def _steps(walk: RigorousPass, climber: Ascending) -> dict[str, Step]:
+def _steps(backward: RigorousPass, optimiser: SlopeOptimiser) -> dict[str, RigorousStep]:
     """Of the non-linear nodes with parameters, one relaxation for each row."""
     found = {}
-    for name, chosen in climber.chosen.items():
+    for name, chosen in optimiser.chosen.items():
         if chosen.parameters:
-            node = walk.network.nodes[name]
-            inputs = [walk.intervals[each] for each in node.inputs]
+            node = backward.network.nodes[name]
+            inputs = [backward.intervals[each] for each in node.inputs]
             parameters = tuple(each.detach() for each in chosen.parameters)
             member = chosen.family.member(parameters)
             found[name] = NONLINEAR[node.operator].rigorous_step(node, inputs, member, parameters[0].shape[1])

@@ -23,7 +23,7 @@ VIEW, CONCATENATE, SLICE = "aten.view.default", "aten.cat.default", "aten.slice.
 
 
 @dataclass(frozen=True)
-class Cut:
+class StageCut:
     """Before the node number ``at``; ``crossing`` are names of values, in execution order."""
 
     at: int
@@ -37,7 +37,7 @@ def cut_graph(graph: Graph, placements: Mapping[str, Placement], stages: int) ->
     Raises :class:`UnsupportedModelError` where there are not as many places for a cut.
     """
     cuts = _chosen(graph, _possible(graph, placements), stages)
-    ends = [Cut(1, (graph.input.name,), 0), *cuts, Cut(len(graph.nodes), (graph.output.name,), 0)]
+    ends = [StageCut(1, (graph.input.name,), 0), *cuts, StageCut(len(graph.nodes), (graph.output.name,), 0)]
     return [_part(graph, first, last) for first, last in pairwise(ends)]
 
 
@@ -54,7 +54,7 @@ def _numbers(value: Any) -> int:
     return value.numel() if isinstance(value, Tensor) else 0
 
 
-def _possible(graph: Graph, placements: Mapping[str, Placement]) -> list[Cut]:
+def _possible(graph: Graph, placements: Mapping[str, Placement]) -> list[StageCut]:
     """A value that is divided over tensor-parallel ranks and one that is not do not cross together."""
     position = {node.name: index for index, node in enumerate(graph.nodes)}
     last = {name: position[node.name] for node in graph.nodes for name in node.inputs}
@@ -63,11 +63,11 @@ def _possible(graph: Graph, placements: Mapping[str, Placement]) -> list[Cut]:
         crossing = tuple(node.name for node in graph.nodes[:at] if last.get(node.name, -1) >= at)
         if len({placements[name] for name in crossing}) == 1:
             size = sum(graph.nodes[position[name]].size for name in crossing)
-            found.append(Cut(at, crossing, size))
+            found.append(StageCut(at, crossing, size))
     return found
 
 
-def _chosen(graph: Graph, possible: Sequence[Cut], stages: int) -> list[Cut]:
+def _chosen(graph: Graph, possible: Sequence[StageCut], stages: int) -> list[StageCut]:
     """The least sum of what crosses, where no stage holds much more than it must."""
     if len(possible) < stages - 1:
         raise UnsupportedModelError(
@@ -82,13 +82,13 @@ def _chosen(graph: Graph, possible: Sequence[Cut], stages: int) -> list[Cut]:
     return cuts
 
 
-Cost = Callable[[float, float, Cut], float]
+Cost = Callable[[float, float, StageCut], float]
 """Of the stages up to a cut: of those before the last one, what that one holds, and the cut."""
 
 
-def _best(possible: Sequence[Cut], totals: Sequence[int], stages: int, cost: Cost) -> tuple[float, list[Cut]]:
+def _best(possible: Sequence[StageCut], totals: Sequence[int], stages: int, cost: Cost) -> tuple[float, list[StageCut]]:
     """The least cost and its cuts: for every end the best of one stage, then of two, and so on."""
-    ends = [*possible, Cut(len(totals) - 1, (), 0)]
+    ends = [*possible, StageCut(len(totals) - 1, (), 0)]
     best = [cost(0.0, totals[end.at], end) for end in ends]
     before: list[list[int]] = []
     for _ in range(stages - 1):
@@ -106,7 +106,7 @@ def _best(possible: Sequence[Cut], totals: Sequence[int], stages: int, cost: Cos
     return best[-1], found[::-1]
 
 
-def _part(graph: Graph, first: Cut, last: Cut) -> Graph:
+def _part(graph: Graph, first: StageCut, last: StageCut) -> Graph:
     nodes = graph.by_name
     entering = [nodes[name] for name in first.crossing]
     begin = _separated(entering) if len(entering) > 1 else [_input(entering[0].name, entering[0].shape)]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from service.bounds.linear.plain import Pass
 from service.bounds.linear.rigorous import RigorousPass
-from service.bounds.network import Climbing
-from service.bounds.optimise import Ascending, Ascent, Families
+from service.bounds.network import OptimisedBefore
+from service.bounds.optimise import Ascent, Families, SlopeOptimiser
 from service.bounds.rigorous.method import plain_convolutions
 from service.bounds.rigorous.optimised import through
 from service.bounds.stages.link import StageLink
@@ -28,18 +28,18 @@ class StageRequest(IntEnum):
 
     COMMON_ROWS = 0
     OWN_ROWS = 1
-    CLIMB = 2
+    OPTIMISE = 2
     """From now on relaxations are to be optimised, beginning with those of a plain pass."""
     RESTART = 3
-    COMMON_ROWS_CLIMBING = 4
-    OWN_ROWS_CLIMBING = 5
+    COMMON_ROWS_OPTIMISED = 4
+    OWN_ROWS_OPTIMISED = 5
     GRADIENT = 6
     """Of the last bounds; the answer is that of their rows."""
     NOTHING = 7
     """There is no more to be answered."""
     COMMON_ROWS_CHOSEN = 8
     OWN_ROWS_CHOSEN = 9
-    """Rigorously, through what the last climb has chosen."""
+    """Rigorously, through what the last ascent has chosen."""
     COMMON_PLANES = 10
     OWN_PLANES = 11
     """Rigorous planes below the rows; coefficients and constants come in one tensor."""
@@ -56,9 +56,9 @@ class StagesBefore:
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
         return _asked(self.line, StageRequest.OWN_ROWS if own else StageRequest.COMMON_ROWS, rows)
 
-    def climbing(self, anchor: Tensor) -> Climbing:
-        tell(self.line, StageRequest.CLIMB)
-        return _Climbing(self.line, anchor)
+    def optimised(self, anchor: Tensor) -> OptimisedBefore:
+        tell(self.line, StageRequest.OPTIMISE)
+        return _OptimisedStagesBefore(self.line, anchor)
 
     def chosen(self, rows: Tensor, own: bool) -> Tensor:
         return _asked(self.line, StageRequest.OWN_ROWS_CHOSEN if own else StageRequest.COMMON_ROWS_CHOSEN, rows)
@@ -69,7 +69,7 @@ class StagesBefore:
 
 
 @dataclass(frozen=True, eq=False)
-class _Climbing:
+class _OptimisedStagesBefore:
     line: StageLink
     anchor: Tensor
 
@@ -87,7 +87,7 @@ class _Bounds(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, anchor: Tensor, line: StageLink, own: bool) -> Tensor:
         ctx.line = line
-        return _asked(line, StageRequest.OWN_ROWS_CLIMBING if own else StageRequest.COMMON_ROWS_CLIMBING, rows)
+        return _asked(line, StageRequest.OWN_ROWS_OPTIMISED if own else StageRequest.COMMON_ROWS_OPTIMISED, rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
@@ -112,7 +112,7 @@ class Service:
     backward: Pass
     start: str
     ascent: Ascent
-    _climb: Ascending | None = None
+    _optimiser: SlopeOptimiser | None = None
     _last: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     def run(self) -> None:
@@ -121,32 +121,32 @@ class Service:
             self._answer(asked)
 
     def _answer(self, asked: StageRequest) -> None:
-        if asked is StageRequest.CLIMB:
+        if asked is StageRequest.OPTIMISE:
             self._last = None
-            self._climb = Ascending(Families(self.backward), self.start, self.ascent)
+            self._optimiser = SlopeOptimiser(Families(self.backward), self.start, self.ascent)
         elif asked is StageRequest.RESTART:
-            self._climbing.restart()
+            self._current_optimiser.restart()
         elif asked is StageRequest.GRADIENT:
             self.line.to_next(self._stepped(self.line.from_next()))
-        elif asked in (StageRequest.COMMON_ROWS_CLIMBING, StageRequest.OWN_ROWS_CLIMBING):
-            own = asked is StageRequest.OWN_ROWS_CLIMBING
-            self.line.to_next(self._bounds_while_climbing(self.line.from_next(), own))
+        elif asked in (StageRequest.COMMON_ROWS_OPTIMISED, StageRequest.OWN_ROWS_OPTIMISED):
+            own = asked is StageRequest.OWN_ROWS_OPTIMISED
+            self.line.to_next(self._optimised_bounds(self.line.from_next(), own))
         else:
-            self._climb = self._last = None
+            self._optimiser = self._last = None
             self.line.to_next(self._bounds(self.line.from_next(), asked is StageRequest.OWN_ROWS))
 
     def _bounds(self, rows: Tensor, own: bool) -> Tensor:
         return self.backward.lower_bounds(self.start, rows, own)
 
     @property
-    def _climbing(self) -> Ascending:
-        assert self._climb is not None, "the next stage goes on with a climb that it did not begin"
-        return self._climb
+    def _current_optimiser(self) -> SlopeOptimiser:
+        assert self._optimiser is not None, "the next stage goes on with an ascent that it did not begin"
+        return self._optimiser
 
-    def _bounds_while_climbing(self, rows: Tensor, own: bool) -> Tensor:
+    def _optimised_bounds(self, rows: Tensor, own: bool) -> Tensor:
         self._last = None
         with torch.enable_grad():
-            bounds = self._climbing.walk.lower_bounds(self.start, rows.requires_grad_(), own)
+            bounds = self._current_optimiser.backward.lower_bounds(self.start, rows.requires_grad_(), own)
         self._last = rows, bounds
         return bounds
 
@@ -155,7 +155,7 @@ class Service:
         assert self._last is not None, "the next stage has a gradient of bounds that it did not ask for"
         rows, bounds = self._last
         with torch.enable_grad():
-            self._climbing.step(bounds, gradient, [rows])
+            self._current_optimiser.step(bounds, gradient, [rows])
         assert rows.grad is not None
         self._last = None
         return rows.grad
@@ -165,7 +165,7 @@ class Service:
 class RigorousService(Service):
     """Answers that hold in real arithmetic; ``backward`` is what is optimised before."""
 
-    walk: RigorousPass
+    rigorous: RigorousPass
 
     def run(self) -> None:
         with torch.no_grad(), plain_convolutions():
@@ -174,12 +174,14 @@ class RigorousService(Service):
     def _answer(self, asked: StageRequest) -> None:
         if asked in (StageRequest.COMMON_ROWS_CHOSEN, StageRequest.OWN_ROWS_CHOSEN):
             rows, own = self.line.from_next(), asked is StageRequest.OWN_ROWS_CHOSEN
-            self.line.to_next(through(self.walk, self._climbing).lower_bounds(self.start, rows, own=own))
+            self.line.to_next(through(self.rigorous, self._current_optimiser).lower_bounds(self.start, rows, own=own))
         elif asked in (StageRequest.COMMON_PLANES, StageRequest.OWN_PLANES):
-            slopes, constants = self.walk.planes(self.start, self.line.from_next(), asked is StageRequest.OWN_PLANES)
+            slopes, constants = self.rigorous.planes(
+                self.start, self.line.from_next(), asked is StageRequest.OWN_PLANES
+            )
             self.line.to_next(torch.cat([slopes, constants.unsqueeze(2)], dim=2))
         else:
             super()._answer(asked)
 
     def _bounds(self, rows: Tensor, own: bool) -> Tensor:
-        return self.walk.lower_bounds(self.start, rows, own=own)
+        return self.rigorous.lower_bounds(self.start, rows, own=own)

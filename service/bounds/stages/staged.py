@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from service.bounds.capture import capture
 from service.bounds.effort import Effort
-from service.bounds.exchange import Exchange
 from service.bounds.graph import Graph, UnsupportedModelError
 from service.bounds.interval import Interval
 from service.bounds.methods import Analysis, Bounder
@@ -20,6 +19,7 @@ from service.bounds.methods.base import LinearAnalysis, elements_of_a_row
 from service.bounds.network import Network
 from service.bounds.operators import check
 from service.bounds.placement import Placement, check_constants, place, place_part
+from service.bounds.rank_group import RankGroup
 from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.stages.cuts import cut_graph
 from service.bounds.stages.link import StageLink
@@ -68,11 +68,11 @@ class Staged:
         return bounded
 
     def _affordable(self, effort: Effort) -> Effort:
-        """Within the memory of the stage that has the least: as many rows as one sends walk through those before it."""
+        """Within the memory of the stage that has the least: as many rows as one sends go through those before it."""
 
         def least(count: int) -> int:
             of_stages = int(self.line.joined(torch.tensor([count])).min())
-            return self.network.exchange.least(of_stages, self.line.device)
+            return self.network.tp_group.least(of_stages, self.line.device)
 
         return effort.within(self.line.device, least)
 
@@ -84,7 +84,7 @@ class Staged:
     def _service(self, analysis: Crossing) -> Service:
         line, start, ascent = self.line, self.network.graph.output.name, analysis.effort.ascent
         if isinstance(analysis, RigorousAnalysis):
-            return RigorousService(line, analysis.backward, start, ascent, walk=analysis.walk)
+            return RigorousService(line, analysis.backward.plain, start, ascent, rigorous=analysis.backward)
         return Service(line, analysis.backward, start, ascent)
 
     def _answer(self, analysis: Crossing, find: Callable[[], Tensor]) -> Tensor:
@@ -170,10 +170,10 @@ def divide_into_stages(graph: Graph, axis: Axis, line: StageLink) -> Staged:
 
 def stage_of(graph: Graph, placements: Mapping[str, Placement], axis: Axis, line: StageLink) -> Staged:
     """The stage of a checked graph; every rank calls it."""
-    exchange = Exchange(axis)
-    check_constants(graph, placements, exchange)
+    tp_group = RankGroup(axis)
+    check_constants(graph, placements, tp_group)
     before = None if line.is_first else StagesBefore(line, *line.from_previous().tolist())
-    network = Network(graph, placements, exchange, graph.by_name, before)
+    network = Network(graph, placements, tp_group, graph.by_name, before)
     if not line.is_last:
         features = graph.input.size if before is None else before.features
         line.to_next(torch.tensor([elements_of_a_row(network, graph.output.name, 1), features]))

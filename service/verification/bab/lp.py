@@ -63,7 +63,7 @@ class LinearPrograms:
     @cached_property
     def network(self) -> Network:
         """Return the same graph in float64, divided over the same ranks."""
-        network, axis = self.model.network, self.model.network.exchange.axis
+        network, axis = self.model.network, self.model.network.tp_group.axis
         graph = capture(self.model.float64_module, network.graph.input.shape)
         divided = any(OPERATORS[node.operator].crossing is not None for node in graph.nodes[1:])
         # What the module itself does not divide its graph was divided for.
@@ -93,14 +93,14 @@ class LinearPrograms:
             [values[preactivation.value] for preactivation in Preactivations.of(self.network).each], dim=1
         )
         sides = -sign.double() * self._neuron_index.total(number, hidden[:, splits.index[0]])
-        agree = self.network.exchange.agree
+        agree = self.network.tp_group.agree
         return self._told(*_solution(_affine(agree(output)), _affine(agree(sides))))
 
     def _told(self, margin: float, t: Array | None) -> LpResult:
         """Return what the first rank's solver says, on all ranks; its point counts if the model confirms it."""
-        exchange, count = self.network.exchange, len(self._free)
+        tp_group, count = self.network.tp_group, len(self._free)
         said = np.concatenate([[margin, t is not None], np.zeros(count) if t is None else t])
-        margin, is_there, *point = exchange.agree(torch.from_numpy(said).to(self.model.device)).tolist()
+        margin, is_there, *point = tp_group.agree(torch.from_numpy(said).to(self.model.device)).tolist()
         if not is_there:
             return LpResult(margin)
         return LpResult(margin, self.model.convinced(self.specification, self._inputs(np.array([point]))))

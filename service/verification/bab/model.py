@@ -99,8 +99,8 @@ class ModelUnderVerification:
 
         On tensor-parallel ranks they are equal to the last bit, as decisions from them have to be.
         """
-        exchange = self.network.exchange
-        return exchange.agree(self.module(exchange.agree(x)))
+        tp_group = self.network.tp_group
+        return tp_group.agree(self.module(tp_group.agree(x)))
 
     @torch.no_grad()
     def convinced(self, specification: Specification, candidates: Tensor) -> tuple[float, ...] | None:
@@ -110,9 +110,9 @@ class ModelUnderVerification:
         Each is moved into the exact box or ball first, and its outputs are compared exactly. Of a box without a float64
         input, what the nearest one misses may change the outputs; where the search is rigorous, rounding may, too.
         """
-        exchange = self.network.exchange
-        exact = exchange.agree(specification.nearest(candidates.double()))
-        outputs = exchange.agree(self.float64_module(exact))
+        tp_group = self.network.tp_group
+        exact = tp_group.agree(specification.nearest(candidates.double()))
+        outputs = tp_group.agree(self.float64_module(exact))
         suspects = specification.per_disjunct(specification.excess(outputs)).amin(dim=1) <= 0
         for instance, found in zip(exact[suspects][:8], outputs[suspects][:8], strict=True):
             x = instance.tolist()
@@ -123,7 +123,7 @@ class ModelUnderVerification:
     def _confirmed(self, specification: Specification, instance: Tensor, outputs: Tensor) -> bool:
         if self.runtime is not None:
             there = torch.from_numpy(self.runtime.flat(np.asarray(instance.cpu()))).to(instance.device)
-            if not specification.reached(instance.tolist(), Interval.point(self.network.exchange.agree(there))):
+            if not specification.reached(instance.tolist(), Interval.point(self.network.tp_group.agree(there))):
                 return False
         missed = specification.missed > 0
         if (enclose := self.engine.enclosure(self.effort)) is not None:
@@ -143,7 +143,7 @@ class ModelUnderVerification:
             x = instance[None].to(self.dtype).requires_grad_()
             found = self.outputs(x)[0]
             slopes = [torch.autograd.grad(each, x, retain_graph=True)[0][0] for each in found]
-        drift = 2 * self.network.exchange.agree(torch.stack(slopes).double().abs() @ missed)
+        drift = 2 * self.network.tp_group.agree(torch.stack(slopes).double().abs() @ missed)
         far = torch.full_like(outputs, torch.inf)
         return Interval(torch.nextafter(outputs - drift, -far), torch.nextafter(outputs + drift, far))
 

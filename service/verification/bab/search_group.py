@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.memory import is_out_of_memory
+from service.bounds.rank_group import RankGroup
 from service.parallel.mesh import SINGLE, Axis
 
 Counterexample = tuple[float, ...]
@@ -83,8 +83,8 @@ class SearchGroup:
         return self.axis.rank == 0
 
     @cached_property
-    def _exchange(self) -> Exchange:
-        return Exchange(self.axis)
+    def _ranks(self) -> RankGroup:
+        return RankGroup(self.axis)
 
     def first(self, found: Counterexample | None, device: torch.device) -> Counterexample | None:
         """Return the counterexample of the lowest rank that has one."""
@@ -97,11 +97,11 @@ class SearchGroup:
         own = torch.zeros(int(lengths[finder]), dtype=torch.float64, device=device)
         if finder == self.axis.rank and found is not None:
             own = torch.tensor(found, dtype=torch.float64, device=device)
-        return tuple(self._exchange.sum(own).tolist())
+        return tuple(self._ranks.sum(own).tolist())
 
     def anywhere(self, flag: bool, device: torch.device) -> bool:
         """Return whether any rank has the flag set."""
-        return bool(self._exchange.largest(int(flag), device))
+        return bool(self._ranks.largest(int(flag), device))
 
     def synchronise(self, own: SearchStatus, found: Counterexample | None, device: torch.device) -> GroupState:
         """Exchange the status of all ranks, and plan who hands over to whom."""
@@ -136,13 +136,13 @@ class SearchGroup:
             if rows is None:
                 continue
             if not is_short:
-                rows = self._exchange.sum(rows)
+                rows = self._ranks.sum(rows)
             if self.axis.rank == (move.sender if is_short else move.receiver):
                 received.append(rows)
         return received
 
     def _gathered(self, numbers: Sequence[float], device: torch.device) -> Tensor:
-        return self._exchange.gather(torch.tensor([numbers], dtype=torch.float64, device=device), 0).cpu()
+        return self._ranks.gather(torch.tensor([numbers], dtype=torch.float64, device=device), 0).cpu()
 
 
 SINGLE_RANK = SearchGroup()

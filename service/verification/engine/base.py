@@ -64,7 +64,7 @@ class BoundingEngine(ABC):
 
     def anywhere(self, flag: bool) -> bool:
         """Return whether the flag is set on any of the ranks that have the model together."""
-        found = self.network.exchange.largest(int(flag), self.device)
+        found = self.network.tp_group.largest(int(flag), self.device)
         return bool(self.gathered(torch.tensor([found])).any())
 
     def late(self, deadline: float) -> bool:
@@ -73,7 +73,7 @@ class BoundingEngine(ABC):
 
     def least(self, count: int) -> int:
         """Return the smallest of the ranks' numbers."""
-        return int(self.gathered(torch.tensor([self.network.exchange.least(count, self.device)])).min())
+        return int(self.gathered(torch.tensor([self.network.tp_group.least(count, self.device)])).min())
 
     def survives(self, error: Exception) -> bool:
         """Return whether work can go on with less after this error: memory ran out, and no other rank waits."""
@@ -105,7 +105,7 @@ class BoundingEngine(ABC):
 
     def lower_bounds(self, analysis: Analysis, rows: Tensor) -> Tensor:
         """Return lower bounds ``(rows,)`` of rows ``(rows, outputs)`` in an analysis of one box, alike on all ranks."""
-        found: Tensor = self.network.exchange.agree(analysis.lower_bounds(self.shaped_rows(rows))[0])
+        found: Tensor = self.network.tp_group.agree(analysis.lower_bounds(self.shaped_rows(rows))[0])
         return found
 
     def output_bounds(self, method: Method, box: Interval, effort: Effort) -> Interval:

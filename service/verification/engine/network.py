@@ -56,7 +56,7 @@ class NetworkEngine(BoundingEngine):
 
     def differentiable(self, module: nn.Module) -> nn.Module:
         # The model's own collectives need not have gradients; those of its graph do.
-        return module if self.network.exchange.axis.size == 1 else ExecutableGraph(self.network.graph)
+        return module if self.network.tp_group.axis.size == 1 else ExecutableGraph(self.network.graph)
 
     def bounder(self, method: Method) -> Bounder:
         return self.arithmetic.bounder(method)
@@ -72,7 +72,7 @@ class NetworkEngine(BoundingEngine):
 
     @property
     def refines(self) -> bool:
-        return self.arithmetic.refines and self.network.exchange.axis.size == 1
+        return self.arithmetic.refines and self.network.tp_group.axis.size == 1
 
     def for_activation_search(self) -> NetworkEngine:
         return replace(self, network=self.arithmetic.relaxed(self.network))

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from service.bounds.capture import capture
-from service.bounds.exchange import Exchange
 from service.bounds.graph_module import ExecutableGraph
 from service.bounds.network import from_graph, prepare
+from service.bounds.rank_group import RankGroup
 from service.bounds.shard import shard
 from service.bounds.stages import StageLink, divide_into_stages
 from service.models.build_once import build_once
@@ -78,7 +78,7 @@ def _load_divided(source: OnnxSource, loader: TaskLoader, property_of: PropertyO
     sizes = module.features, module.outputs
     asked = property_of(sizes)
     runtime = _FirstRankRuntime(
-        lambda: Runtime.of(parse(source.read())), sizes[1], type_of(folder), Exchange(tp), line, device
+        lambda: Runtime.of(parse(source.read())), sizes[1], type_of(folder), RankGroup(tp), line, device
     )
     notes: list[str] = []
     graph = shard(capture(module, sizes[:1]), tp, notes.append)
@@ -102,15 +102,15 @@ class _FirstRankRuntime:
     load: Callable[[], Running]
     outputs: int
     dtype: type[np.floating[Any]]
-    exchange: Exchange
+    tp_group: RankGroup
     line: StageLink | None
     device: torch.device
 
     def flat(self, instance: Array) -> Array:
         found = torch.zeros(self.outputs, dtype=torch.float64, device=self.device)
-        if self.exchange.axis.rank == 0 and (self.line is None or self.line.is_first):
+        if self.tp_group.axis.rank == 0 and (self.line is None or self.line.is_first):
             found = torch.from_numpy(self._session.flat(instance)).to(self.device)
-        found = self.exchange.agree(found)
+        found = self.tp_group.agree(found)
         found = found if self.line is None else self.line.of_first(found)
         return np.asarray(found.cpu())
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from service.bounds.relaxation import Lines
-from service.bounds.split import kink
+from service.bounds.split import breakpoint_of
 from service.verification.bab.activations.domain_bounds import DomainBounds, DomainInspection
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.heuristics import ActivationScore, ActivationView
@@ -115,7 +115,7 @@ class ActivationBranching:
         """Return where each entry would be split, ``(n, entries)``."""
         middles = {
             preactivation.value: inspection.bounds[preactivation.value].centre
-            if (at := kink(self.network, preactivation)) is None
+            if (at := breakpoint_of(self.network, preactivation)) is None
             else torch.full_like(inspection.bounds[preactivation.value].lower, at)
             for preactivation in self.preactivations.each
         }
@@ -135,14 +135,14 @@ class ActivationBranching:
             for preactivation in self.preactivations.each
         }
         for node in self.domain_bounds.objective.relaxed:
-            masks = self.network.operator_of(node).improvable_on(
-                node, [inspection.bounds[name] for name in node.inputs]
-            )
+            masks = self.network.operator_of(node).unstable_on(node, [inspection.bounds[name] for name in node.inputs])
             for name, mask in zip(node.inputs, masks, strict=True):
                 wanted[name] = wanted[name] | mask
         kinked = torch.cat(
             [
-                torch.full((preactivation.size,), kink(self.network, preactivation) is not None, device=lower.device)
+                torch.full(
+                    (preactivation.size,), breakpoint_of(self.network, preactivation) is not None, device=lower.device
+                )
                 for preactivation in self.preactivations.each
             ]
         )

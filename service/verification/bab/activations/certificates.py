@@ -15,7 +15,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.linear.rigorous import RigorousPass
 from service.bounds.operators import NONLINEAR
-from service.bounds.operators.allowance import Step
+from service.bounds.operators.allowance import RigorousStep
 from service.bounds.relaxation import Relaxed
 from service.bounds.rigorous import RigorousAnalysis
 from service.bounds.rigorous.method import plain_convolutions
@@ -48,21 +48,22 @@ class Certificates:
         clipped = Splits(splits.index, splits.sign, domains.at).clipped(self.domain_bounds.bounds)
         empty = self.domain_bounds.neuron_index.anywhere((clipped.lower > clipped.upper).any(dim=1))
         preactivations, within = self.domain_bounds.preactivations, clipped.meet(clipped)
-        walk = self._walk(domains, self.domain_bounds.objective.shaped(within))
+        backward = self._backward(domains, self.domain_bounds.objective.shaped(within))
         beta = torch.where(splits.here, domains.beta, 0)
         multipliers = Multipliers(beta, splits.index, within).coefficients(preactivations.entries)
         held = {value: -each.unsqueeze(1) for value, each in preactivations.unflattened(multipliers).items()}
-        proved = self._combined(walk, domains, held if domains.depth else {})
+        proved = self._combined(backward, domains, held if domains.depth else {})
         return torch.where(empty, torch.inf, proved)
 
-    def _walk(self, domains: Domains, within: Mapping[str, Interval]) -> RigorousPass:
+    def _backward(self, domains: Domains, within: Mapping[str, Interval]) -> RigorousPass:
         """Return the root's pass on the domains' bounds of what non-linear nodes read, through the lines they chose.
 
         Every rank has the one row of each domain.
         """
-        walk, count = self.root.walk, len(domains)
+        backward, count = self.root.backward, len(domains)
         intervals = {
-            name: each.arranged(lambda end: end.expand(count, *end.shape[1:])) for name, each in walk.intervals.items()
+            name: each.arranged(lambda end: end.expand(count, *end.shape[1:]))
+            for name, each in backward.intervals.items()
         }
         # Of a ball, what is left of it after splits of inputs.
         intervals |= {
@@ -72,15 +73,15 @@ class Certificates:
         chosen = slope_parameters.members(slope_parameters.families(within), domains.slopes)
         steps = {
             name: self._own(name, intervals, chosen[name]) if name in chosen else _repeated(step, count)
-            for name, step in walk.steps.items()
+            for name, step in backward.steps.items()
         }
-        return replace(walk, intervals=intervals, steps=steps, divided=False)
+        return replace(backward, intervals=intervals, steps=steps, divided=False)
 
-    def _own(self, name: str, intervals: Mapping[str, Interval], relaxed: Relaxed) -> Step:
+    def _own(self, name: str, intervals: Mapping[str, Interval], relaxed: Relaxed) -> RigorousStep:
         node = self.domain_bounds.network.nodes[name]
         return NONLINEAR[node.operator].rigorous_step(node, [intervals[each] for each in node.inputs], relaxed)
 
-    def _combined(self, walk: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
+    def _combined(self, backward: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
         """Return rows of ``Σ w·(row·y − offset)``: one that the weights single out is exact, the others are rounded."""
         specification_rows, network = self.domain_bounds.specification_rows, self.domain_bounds.network
         weights = (domains.weights / domains.weights.sum(dim=1, keepdim=True)).unsqueeze(1)
@@ -88,15 +89,15 @@ class Certificates:
         offsets = offsets.unsqueeze(2)
         start = network.nodes[specification_rows.start]
         combined = torch.bmm(weights, rows).reshape(len(domains), 1, *start.shape)
-        least = walk.lower_bounds(start.name, combined, held).squeeze(1)
-        size = magnitude(walk.intervals[start.name]).flatten(1).unsqueeze(2)
+        least = backward.lower_bounds(start.name, combined, held).squeeze(1)
+        size = magnitude(backward.intervals[start.name]).flatten(1).unsqueeze(2)
         reach = torch.bmm(weights, torch.bmm(rows.abs(), size) + offsets.abs())
         single = (weights != 0).sum(dim=2) == 1
         lost = torch.where(single, 0.0, gamma(weights.shape[2] + 4) * reach.squeeze(1)).flatten()
         offset = torch.bmm(weights, offsets).flatten()
         margin = least - offset - lost - 8 * UNIT * (least.abs() + offset.abs() + lost)
         margin = margin.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        return network.exchange.agree(margin)
+        return network.tp_group.agree(margin)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,15 +106,15 @@ class StagedCertificates(Certificates):
 
     line: StageLink
 
-    def _combined(self, walk: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
+    def _combined(self, backward: RigorousPass, domains: Domains, held: Mapping[str, Tensor]) -> Tensor:
         """Return the last stage's rows: rows go up the line, and bounds come back."""
         line, margin = self.line, None
-        walk = walk if line.is_first else replace(walk, before=self._before)
+        backward = backward if line.is_first else replace(backward, before=self._before)
         if line.is_last:
-            margin = super()._combined(walk, domains, held)
+            margin = super()._combined(backward, domains, held)
         else:
             rows = line.from_next()
-            line.to_next(walk.lower_bounds(self.domain_bounds.specification_rows.start, rows, held, own=False))
+            line.to_next(backward.lower_bounds(self.domain_bounds.specification_rows.start, rows, held, own=False))
         return line.of_last(margin)
 
     def _before(self, rows: Tensor, own: bool) -> Tensor:
@@ -121,5 +122,5 @@ class StagedCertificates(Certificates):
         return self.line.from_previous()
 
 
-def _repeated(step: Step, count: int) -> Step:
+def _repeated(step: RigorousStep, count: int) -> RigorousStep:
     return replace(step, error=step.error.expand(count, *step.error.shape[1:]), lost=step.lost.expand(count))

@@ -14,7 +14,7 @@ from torch import Tensor
 from service.bounds.interval import Interval
 from service.bounds.memory import UNLIMITED, MemoryBudget, in_parts, make_room
 from service.bounds.relaxation import Family, Relaxed
-from service.bounds.split import Recorded
+from service.bounds.split import RecordedRelaxation
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DomainBatch, DualObjective, DualParameters
 from service.verification.bab.activations.recorded_optimisation import DirectOptimisation, RecordedOptimisation
@@ -174,7 +174,7 @@ class DomainBounds:
             # What the bound gains by a change of the coefficient of a value is that value.
             probe = domains.slopes.new_zeros(len(domains), self.preactivations.entries, requires_grad=True)
             probed = self.objective.constrained(batch, relaxed, domains.beta, probe)
-            recorded = {name: Recorded(each, name, arrived) for name, each in probed.items()}
+            recorded = {name: RecordedRelaxation(each, name, arrived) for name, each in probed.items()}
             weights = domains.weights.detach().requires_grad_()
             margin = self.objective.backward_bound(batch, recorded, box, weights)
             # Weights only so that rows have a gradient, for which other ranks may wait.

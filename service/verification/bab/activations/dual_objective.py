@@ -125,7 +125,7 @@ class DualObjective:
     @property
     def is_alone(self) -> bool:
         """Return whether no other process has a part of the network."""
-        return self.network.exchange.axis.size == 1
+        return self.network.tp_group.axis.size == 1
 
     def tighten(self, bounds: Interval) -> None:
         """Take other bounds at the root, within those before: domains keep their meaning and their margins."""
@@ -204,7 +204,7 @@ class DualObjective:
         start = self.network.nodes[self.specification_rows.start]
         backward = Pass(self.network, {self.network.graph.input.name: boxes}, relaxed, ascends=True)
         found = backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
-        return self.network.exchange.agree(found)
+        return self.network.tp_group.agree(found)
 
     @staticmethod
     def combined(batch: DomainBatch, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,20 +232,20 @@ class DualObjective:
         found = torch.autograd.grad(margin.sum().neg(), parameters.each, allow_unused=True, materialize_grads=True)
         slopes, beta, weights = found
         multipliers = Multipliers(parameters.beta.detach(), batch.splits.index, batch.held)
-        climbing = multipliers.climbing(beta.nan_to_num(0, 0, 0).neg()) * batch.splits.here
-        falling = self.neuron_index.total(batch.number, climbing).neg()
+        rising = multipliers.ascent_direction(beta.nan_to_num(0, 0, 0).neg()) * batch.splits.here
+        falling = self.neuron_index.total(batch.number, rising).neg()
         if self._common is not None:
-            slopes[:, self._common] = self.network.exchange.agree(slopes[:, self._common])
+            slopes[:, self._common] = self.network.tp_group.agree(slopes[:, self._common])
         return DualParameters(slopes, falling, self._agreed(weights))
 
     def _agreed(self, weights: Tensor) -> Tensor:
-        return self.network.exchange.agree(weights)
+        return self.network.tp_group.agree(weights)
 
     def minimiser(self, boxes: Interval, arrived: Sequence[Tensor]) -> Tensor:
         """Return where the bounds are attained, from the coefficients that arrived at the input."""
         slope = arrived[-1].detach().squeeze(1)
         corner = torch.where(slope > 0, boxes.lower, torch.where(slope < 0, boxes.upper, boxes.centre))
-        return self.network.exchange.agree(boxes.nearest(corner))
+        return self.network.tp_group.agree(boxes.nearest(corner))
 
 
 def _empty(clipped: Interval, reach: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def wanted(network: Network, bounds: Interval, preactivation: Preactivation) -> 
     for node in network.nonlinear:
         if preactivation.value in node.inputs:
             known = [Interval(lower[name], upper[name]) for name in node.inputs]
-            masks = network.operator_of(node).improvable_on(node, known)
+            masks = network.operator_of(node).unstable_on(node, known)
             for name, mask in zip(node.inputs, masks, strict=True):
                 if name == preactivation.value:
                     found |= mask

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.network import Network
+from service.bounds.rank_group import RankGroup
 from service.bounds.split import Preactivations
 
 
@@ -68,7 +68,7 @@ class NeuronIndex:
     ``replicated`` is bool ``(entries,)``.
     """
 
-    exchange: Exchange
+    tp_group: RankGroup
     replicated: Tensor
 
     @classmethod
@@ -77,7 +77,7 @@ class NeuronIndex:
             torch.full((preactivation.size,), not network.is_own(preactivation.value), device=device)
             for preactivation in preactivations.each
         ]
-        return cls(network.exchange, torch.cat(flags) if flags else torch.zeros(0, dtype=torch.bool, device=device))
+        return cls(network.tp_group, torch.cat(flags) if flags else torch.zeros(0, dtype=torch.bool, device=device))
 
     @property
     def entries(self) -> int:
@@ -85,7 +85,7 @@ class NeuronIndex:
 
     @property
     def is_whole(self) -> bool:
-        return self.exchange.axis.size == 1
+        return self.tp_group.axis.size == 1
 
     def localised(self, number: Tensor, sign: Tensor) -> LocalSplits:
         if self.is_whole:
@@ -96,31 +96,31 @@ class NeuronIndex:
 
     def leads(self, number: Tensor) -> Tensor:
         """Return which entries this rank speaks for; exactly one rank does for each."""
-        return number // self.entries == self.exchange.axis.rank
+        return number // self.entries == self.tp_group.axis.rank
 
     def total(self, number: Tensor, values: Tensor) -> Tensor:
-        return values if self.is_whole else self.exchange.sum(torch.where(self.leads(number), values, 0))
+        return values if self.is_whole else self.tp_group.sum(torch.where(self.leads(number), values, 0))
 
     def everywhere(self, values: Tensor) -> Tensor:
-        return self.exchange.gather(values, 0)
+        return self.tp_group.gather(values, 0)
 
     def anywhere(self, flags: Tensor) -> Tensor:
-        return flags if self.is_whole else self.exchange.sum(flags.to(torch.int32)) > 0
+        return flags if self.is_whole else self.tp_group.sum(flags.to(torch.int32)) > 0
 
     def least(self, count: int) -> int:
-        return self.exchange.least(count, self.replicated.device)
+        return self.tp_group.least(count, self.replicated.device)
 
     def best(self, scores: Tensor, count: int, fields: Sequence[Tensor]) -> list[Tensor]:
-        if not self.is_whole and self.exchange.axis.rank:
+        if not self.is_whole and self.tp_group.axis.rank:
             scores = torch.where(self.replicated, -torch.inf, scores)
         best = scores.topk(min(count, self.entries), dim=1)
         found = [each.gather(1, best.indices) for each in fields]
         if self.is_whole:
             return [best.values, best.indices, *found]
-        number = best.indices + self.exchange.axis.rank * self.entries
+        number = best.indices + self.tp_group.axis.rank * self.entries
         # A number of an entry is exact in float64, and so is everything else.
         offered = torch.stack([each.double() for each in (number, best.values, *found)])
-        everyone = self.exchange.gather(offered, 2)
+        everyone = self.tp_group.gather(offered, 2)
         chosen = everyone[1].topk(best.indices.shape[1], dim=1).indices
         number, *rest = everyone.gather(2, chosen.expand(len(everyone), -1, -1)).unbind()
         return [rest[0].to(scores.dtype), number.long(), *(each.to(scores.dtype) for each in rest[1:])]

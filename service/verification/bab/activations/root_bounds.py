@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.exchange import Exchange
 from service.bounds.interval import Interval
 from service.bounds.memory import MemoryShortageError
 from service.bounds.methods import CROWN, Analysis, IntermediateBounds, Method
+from service.bounds.rank_group import RankGroup
 from service.bounds.split import Preactivations
 from service.verification.bab.activations.dual_objective import DisjunctRows
 from service.verification.bab.model import ModelUnderVerification
@@ -53,7 +53,7 @@ def bound_root(
         with suppress(MemoryShortageError):  # what is known is known
             analysis, specification_rows, margins = model.together(STAGE, lambda: analysed(method))
     # Domains that are handed over have parameters for the entries that are open here, on all ranks the same.
-    search_group = Exchange(model.search_group.axis)
+    search_group = RankGroup(model.search_group.axis)
     bounds = Preactivations.of(engine.network).bounds(analysis.inputs)
     return RootBounds(
         engine.entering(analysis, box),

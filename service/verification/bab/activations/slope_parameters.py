@@ -72,7 +72,7 @@ class SlopeParameters:
             yield name, tuple(next(parts).reshape(len(parameters), 1, *start.shape[1:]) for start in starts)
 
     def _improvable(self, node: Node, bounds: Bounds) -> Tensor:
-        return self.network.operator_of(node).improvable_on(node, [bounds[value] for value in node.inputs])[0]
+        return self.network.operator_of(node).unstable_on(node, [bounds[value] for value in node.inputs])[0]
 
     def _family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         operator = self.network.operator_of(node)

@@ -37,7 +37,7 @@ class StagedNeuronIndex:
 
     @classmethod
     def of(cls, line: StageLink, own: NeuronIndex) -> StagedNeuronIndex:
-        counts = line.joined(torch.tensor([own.entries * own.exchange.axis.size])).tolist()
+        counts = line.joined(torch.tensor([own.entries * own.tp_group.axis.size])).tolist()
         return cls(line, own, sum(counts[: line.rank]), counts[line.rank])
 
     def localised(self, number: Tensor, sign: Tensor) -> LocalSplits:
@@ -93,7 +93,7 @@ class StagedDualObjective(DualObjective):
         if self.line.is_last:
             rows, offset = self.combined(batch, weights)
             found = backward.lower_bounds(start.name, rows.reshape(len(rows), 1, *start.shape)).squeeze(1) - offset
-            found = self.network.exchange.agree(found)
+            found = self.network.tp_group.agree(found)
         else:
             rows = _RowsFromNext.apply(weights, self.line)  # type: ignore[no-untyped-call]
             found = backward.lower_bounds(start.name, rows, own=False)

@@ -53,7 +53,7 @@ def factories_of(network: Network, method: Method, whole: Interval, effort: Effo
     """Return bounds for boxes within ``whole`` ``(1, features)``, in its dtype and on its device: the best first, and
     those that take less memory after it.
     """
-    is_weak, is_divided = method.intermediate is IntermediateBounds.INTERVALS, network.exchange.axis.size > 1
+    is_weak, is_divided = method.intermediate is IntermediateBounds.INTERVALS, network.tp_group.axis.size > 1
     analysed = PassInputBounds(network, partial(_by_method, method), effort, 64, 1)
     if is_weak or is_divided:
         return [lambda: analysed]
@@ -125,9 +125,9 @@ class PassInputBounds:
             # All rows on every tensor-parallel rank: then no gradient has to go to another.
             least = replace(backward, intervals=intervals, divided=False).lower_bounds(graph.output.name, rows)
             slopes = [_slope(each, ends) for each in least.unbind(dim=1)]
-        exchange = self.network.exchange
-        coefficients = exchange.agree(torch.stack(slopes, dim=1).flatten(2))
-        least = exchange.agree(least.detach())
+        tp_group = self.network.tp_group
+        coefficients = tp_group.agree(torch.stack(slopes, dim=1).flatten(2))
+        least = tp_group.agree(least.detach())
         return Planes(coefficients, least - minimum(box, coefficients, torch.zeros_like(least)), {}, nothing)
 
 
@@ -198,17 +198,17 @@ class StagedInputBounds:
         box_with_record = _RecordingBox(box.lower, box.upper, [])
         analysis = self.staged.method(self.method)(self.staged.network, box_with_record, self.effort)
         box_with_record.arrived.clear()
-        least = self.staged.network.exchange.agree(analysis.lower_bounds(rows.unsqueeze(0)))
+        least = self.staged.network.tp_group.agree(analysis.lower_bounds(rows.unsqueeze(0)))
         coefficients = line.of_first(self._slopes(box_with_record.arrived, least, nothing) if line.is_first else None)
         return Planes(coefficients, least - minimum(box, coefficients, torch.zeros_like(least)), {}, nothing)
 
     def _slopes(self, arrived: list[Tensor], least: Tensor, nothing: Tensor) -> Tensor:
         """Return all rows' coefficients ``(batch, rows, features)`` at the input; zeros if their order is not known."""
-        exchange, (batch, rows) = self.staged.network.exchange, least.shape
-        flat = [exchange.gather(each.flatten(2).expand(batch, -1, -1), 1) for each in arrived]
+        tp_group, (batch, rows) = self.staged.network.tp_group, least.shape
+        flat = [tp_group.gather(each.flatten(2).expand(batch, -1, -1), 1) for each in arrived]
         # Tensor-parallel ranks have shares of rows that are filled up to as many on each, part by part.
-        if len(flat) == 1 or (flat and exchange.axis.size == 1):
-            return exchange.agree(torch.cat(flat, dim=1)[:, :rows])
+        if len(flat) == 1 or (flat and tp_group.axis.size == 1):
+            return tp_group.agree(torch.cat(flat, dim=1)[:, :rows])
         return nothing.expand(batch, rows, -1)
 
 

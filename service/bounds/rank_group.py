@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel group tell each other while they bound one network.
+"""Collectives of a group of ranks that bound one network.
 
 The sums and gathers are the differentiable collectives of the core: the adjoint of each is its partner, which a
 bound that is optimised over slopes needs to stay a bound.
@@ -25,7 +25,7 @@ from service.parallel.mesh import SINGLE, Axis
 
 
 @dataclass(frozen=True)
-class Exchange:
+class RankGroup:
     """Collectives over ``axis``; every rank of the group calls the same ones in the same order."""
 
     axis: Axis = SINGLE
@@ -91,8 +91,8 @@ class Exchange:
 
 class _Agree(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, replicated: Tensor, exchange: Exchange) -> Tensor:
-        return exchange.sum(replicated if exchange.axis.rank == 0 else torch.zeros_like(replicated))
+    def forward(ctx: Any, replicated: Tensor, group: RankGroup) -> Tensor:
+        return group.sum(replicated if group.axis.rank == 0 else torch.zeros_like(replicated))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -21,14 +21,14 @@ STEPS, FEWEST = 16, 8
 
 
 @dataclass(frozen=True)
-class Rows:
-    """How many a value gets: of each instance's ``own``, or the same entries for all."""
+class RowCount:
+    """The number of rows that a value gets: of each instance's ``own``, or the same entries for all."""
 
     count: int
     own: bool
 
 
-Plan = Mapping[str, Rows]
+Plan = Mapping[str, RowCount]
 """By the value's name."""
 
 
@@ -36,11 +36,11 @@ Plan = Mapping[str, Rows]
 class Noted:
     """:func:`wanted_rows`, and how many they are."""
 
-    found: dict[str, Rows] = field(default_factory=dict)
+    found: dict[str, RowCount] = field(default_factory=dict)
 
     def __call__(self, backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor, Tensor]:
         wanted, index = wanted_rows(backward, node, index_of_input)
-        self.found[node.inputs[index_of_input]] = Rows(index.shape[1], own=len(index) > 1)
+        self.found[node.inputs[index_of_input]] = RowCount(index.shape[1], own=len(index) > 1)
         return wanted, index
 
 
@@ -71,12 +71,12 @@ def planned(network: Network, batch: int, found: Plan, earlier: Plan) -> Plan:
     return {name: _planned(network, batch, name, rows, earlier.get(name)) for name, rows in found.items()}
 
 
-def _planned(network: Network, batch: int, name: str, found: Rows, earlier: Rows | None) -> Rows:
+def _planned(network: Network, batch: int, name: str, found: RowCount, earlier: RowCount | None) -> RowCount:
     size = network.nodes[name].size
     if 2 * size * elements_of_a_row(network, name, batch) <= CHEAP:
-        return Rows(size, own=False)
+        return RowCount(size, own=False)
     step = max(FEWEST, (1 << (found.count - 1).bit_length()) // STEPS)
     count = -(-(found.count + step // 2) // step) * step
     if earlier is not None and earlier.own == found.own:
         count = max(count, earlier.count)
-    return Rows(count, found.own) if count < size else Rows(size, own=False)
+    return RowCount(count, found.own) if count < size else RowCount(size, own=False)
