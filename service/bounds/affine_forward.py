@@ -84,7 +84,7 @@ class _AffineTraversal(ForwardTraversal):
 
 
 def _of_input(box: Interval) -> AffineForm:
-    """Only inputs that have any width in some instance get a slope."""
+    """Return the form of the input; only entries that have any width in some instance get a slope."""
     radius = box.radius.flatten(1)
     (free,) = (radius > 0).any(dim=0).nonzero(as_tuple=True)
     slopes = radius.new_zeros(len(radius), len(free), radius.shape[1])
@@ -95,7 +95,7 @@ def _of_input(box: Interval) -> AffineForm:
 
 
 def _linear(network: Network, node: Node, inputs: Sequence[AffineForm]) -> AffineForm:
-    """The operator on the centres, on each slope and on the remainders; its constant counts once.
+    """Apply the operator to the centres, to each slope and to the remainders; its constant counts once.
 
     It is in what comes back for a slope, and takes some of its digits when it is taken off: these go to the remainder.
     """
@@ -119,7 +119,7 @@ def _linear(network: Network, node: Node, inputs: Sequence[AffineForm]) -> Affin
 def _relaxed(
     network: Network, node: Node, relaxed: Relaxed, inputs: Sequence[AffineForm], bounds: Sequence[Interval]
 ) -> AffineForm:
-    """Along parallel lines around the function, or no better than its range where there are none."""
+    """Return a form along parallel lines around the function, or no better than its range where there are none."""
     if not isinstance(relaxed, Relaxation):
         reach = network.operator_of(node).interval(node, bounds, network.tp_group)
         slopes = inputs[0].slopes.new_zeros(*inputs[0].slopes.shape[:2], *node.shape)
@@ -132,7 +132,7 @@ def _relaxed(
 
 
 def _parallel(network: Network, node: Node, relaxed: Relaxation, bounds: Interval) -> tuple[Tensor, Interval]:
-    """A slope k and the range of f(z) − k·z."""
+    """Return a slope k and the range of f(z) − k·z."""
     nothing = torch.zeros_like(relaxed.lower_slope)
     below = nothing if relaxed.lower_intercept is None else relaxed.lower_intercept
     above = nothing if relaxed.upper_intercept is None else relaxed.upper_intercept
@@ -146,7 +146,7 @@ def _parallel(network: Network, node: Node, relaxed: Relaxation, bounds: Interva
 
 
 def _settled(backward: Pass, node: Node, effort: Effort) -> Interval:
-    """Entries of the input whose sign is open in some instance, bounded by rows of their own."""
+    """Bound the entries of the input whose sign is open in some instance by rows of their own."""
     network, name = backward.network, node.inputs[0]
     before = backward.intervals[name]
     wanted = network.operator_of(node).unstable_on(node, [before])[0].flatten(1)

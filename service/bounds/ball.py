@@ -27,7 +27,9 @@ class Ball(Interval):
 
     @staticmethod
     def within(middle: Tensor, distance: float, dtype: torch.dtype) -> Ball:
-        """Around float64 points ``(batch, *shape)``, in ``dtype``; as much wider as rounding the points needs."""
+        """Return balls around float64 points ``(batch, *shape)``, in ``dtype``; as much wider as rounding the points
+        needs.
+        """
         box = Interval.about(middle, distance, dtype)
         rounded = middle.to(dtype)
         moved = (rounded.double() - middle).flatten(1).norm(dim=1)
@@ -44,7 +46,9 @@ class Ball(Interval):
         return super().nearest(self.middle + away * share.reshape(-1, *[1] * (values.dim() - 1)))
 
     def least(self, coefficients: Tensor) -> Tensor:
-        """``a·middle − distance·‖a‖₂`` (Cauchy and Schwarz), or what the box gives where rounding makes that more."""
+        """Return ``a·middle − distance·‖a‖₂`` (Cauchy and Schwarz), or what the box gives where rounding makes that
+        more.
+        """
         flat, middle, eps = coefficients.flatten(2), self.middle.flatten(1), torch.finfo(self.middle.dtype).eps
         # As for a box, with what rounding may cost a sum over the entries.
         at_middle = fused.least(flat, middle, Interval.point(middle).spread)

@@ -43,7 +43,7 @@ class Trace:
     program: ExportedProgram
 
     def graph(self, state: Mapping[str, Tensor]) -> Graph:
-        """The graph over these parameters and buffers, by name and in the module's order; gradients reach them.
+        """Return the graph over these parameters and buffers, by name and in the module's order; gradients reach them.
 
         Raises :class:`UnsupportedModelError` when an instance's result may depend on another's, or when the module does
         not return one tensor.
@@ -52,7 +52,7 @@ class Trace:
 
 
 def local_state(module: nn.Module) -> dict[str, Tensor]:
-    """This rank's parameters and buffers by name, as a trace takes them."""
+    """Return this rank's parameters and buffers by name, as a trace takes them."""
     return {name: local(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
 
@@ -76,7 +76,7 @@ def trace(module: nn.Module, input_shape: Sequence[int]) -> Trace:
 
 
 def capture(module: nn.Module, input_shape: Sequence[int]) -> Graph:
-    """The graph of ``module`` with its present parameters, for inputs ``(batch, *input_shape)`` of their dtype.
+    """Return the graph of ``module`` with its present parameters, for inputs ``(batch, *input_shape)`` of their dtype.
 
     Raises :class:`UnsupportedModelError`, see :func:`trace` and :meth:`Trace.graph`.
     """

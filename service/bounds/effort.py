@@ -33,7 +33,7 @@ class Effort:
     progress: ProgressMeter | None = field(default=None, compare=False)
 
     def within(self, device: torch.device, least: Callable[[int], int] = lambda count: count) -> Effort:
-        """Less where a device has little memory left, on all ranks the ``least`` that fits on any.
+        """Return less where a device has little memory left, on all ranks the ``least`` that fits on any.
 
         Raises :class:`~service.bounds.memory.MemoryShortageError`.
         """
@@ -43,11 +43,11 @@ class Effort:
         return replace(self, elements=elements, is_planned=True)
 
     def passing(self, total: int) -> Effort:
-        """For ``total`` elements of coefficients: parts are larger where there is much, since each costs launches."""
+        """Return the effort for ``total`` elements: parts are larger where there is much, since each costs launches."""
         return replace(self, elements=min(self.elements, max(USUAL, total // 3)))
 
     def optimising(self, total: int) -> Effort:
-        """For ``total`` elements of coefficients: a gradient keeps several tensors of each layer.
+        """Return the effort for ``total`` elements with gradients, which keep several tensors of each layer.
 
         Small parts stay in the device's cache, but too many of them cost launches.
         """
@@ -63,7 +63,7 @@ BYTES_FOR_AN_ELEMENT = 256
 
 
 def affordable(network: Network, box: Interval, effort: Effort) -> Effort:
-    """Within the memory of the device, or of the one that has the least: ranks take the same parts.
+    """Return an effort within the memory of the device that has the least: ranks take the same parts.
 
     Asked once for each analysis, and not for a small one unless memory is limited: a driver takes its time to answer.
     """

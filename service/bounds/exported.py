@@ -101,7 +101,7 @@ class GraphBuilder:
         return self._read_tensor(fx, str(target), arguments, value)
 
     def _read_tensor(self, fx: FxNode, operator: str, arguments: dict[str, Any], value: Tensor) -> Ref:
-        """A call whose result depends on the input."""
+        """Return a call whose result depends on the input."""
         self._check_batch(fx, value)
         shape = tuple(int(length) for length in value.shape[1:])
         inputs = tuple(self.shapes[ref.name] for argument in arguments.values() for ref in refs(argument))
@@ -112,7 +112,7 @@ class GraphBuilder:
         return Ref(fx.name)
 
     def _add_canonical(self, node: Node) -> None:
-        """Products of two values by names of their own, a square as a power, a quotient as a product.
+        """Name products of two values by names of their own, a square as a power, a quotient as a product.
 
         A collective that wrote its result in place is the result.
         """
@@ -130,7 +130,7 @@ class GraphBuilder:
             self._add(replace(node, operator=_OF_TWO[node.operator] if isinstance(own, Ref) else constant))
 
     def _renamed(self, node: Node) -> Node:
-        """By the operator's one name here, where torch has several."""
+        """Give the operator its one name here, where torch has several."""
         if node.operator in _RESULTS and isinstance(node.arguments[_RESULTS[node.operator]], Ref):
             result = node.arguments[_RESULTS[node.operator]]
             shape = self.shapes[result.name]
@@ -144,7 +144,7 @@ class GraphBuilder:
         return node
 
     def _add_quotient(self, node: Node, own: Any, other: Ref) -> None:
-        """As the product with the divisor's reciprocal."""
+        """Add a quotient as the product with the divisor's reciprocal."""
         shape = self.shapes[other.name]
         inverse = Node(f"{node.name}_divisor", RECIPROCAL, {"self": other}, shape, (shape,), node.where)
         self._add(inverse)
@@ -156,7 +156,7 @@ class GraphBuilder:
         self.shapes[node.name] = node.shape
 
     def _repeated(self, target: torch._ops.OpOverload, arguments: Mapping[str, Any], value: Tensor) -> Repeated | None:
-        """A constant that is repeated along the batch, which must be its first dimension."""
+        """Return a constant that is repeated along the batch, which must be its first dimension."""
         sized = [isinstance(length, BatchSize) for length in arguments["size"]]
         if sized[:1] != [True] or any(sized[1:]) or value.dtype != self.dtype:
             return None
@@ -220,7 +220,7 @@ def _depends(value: Any) -> bool:
 
 
 def _reaching(nodes: Sequence[Node], output: str) -> tuple[Node, ...]:
-    """The input and what the output is computed from, in order."""
+    """Return the input and what the output is computed from, in order."""
     needed = {output, nodes[0].name}
     for node in reversed(nodes):
         if node.name in needed:
@@ -229,7 +229,7 @@ def _reaching(nodes: Sequence[Node], output: str) -> tuple[Node, ...]:
 
 
 def _where(fx: FxNode) -> str:
-    """``file.py:line`` of the innermost frame that the trace recorded."""
+    """Return ``file.py:line`` of the innermost frame that the trace recorded."""
     trace = str(fx.meta.get("stack_trace") or "")
     frames = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
     if not frames:

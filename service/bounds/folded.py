@@ -31,7 +31,7 @@ class FoldedForm:
     bias: Tensor
 
     def rows(self, rows: Tensor) -> FoldedForm:
-        """``rows`` ``(n, entries)`` times the form."""
+        """Return ``rows`` ``(n, entries)`` times the form."""
         return FoldedForm({name: rows @ matrix for name, matrix in self.matrices.items()}, rows @ self.bias)
 
 
@@ -66,7 +66,7 @@ class Folded:
 
 
 def fold(network: Network, like: Tensor) -> Folded | None:
-    """In the dtype and on the device of ``like``.
+    """Fold a network, in the dtype and on the device of ``like``.
 
     ``None`` where the matrices would be large, or where the network is divided over ranks.
     """

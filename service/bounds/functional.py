@@ -35,7 +35,7 @@ def scattered(x: Tensor, operation: str, dim: int, group: Any, tag: str) -> Tens
 
 
 def _group(group: Any, tag: str) -> tuple[str, int]:
-    """Its name, and how many ranks it has."""
+    """Return the name of a group, and how many ranks it has."""
     name = str(functional._resolve_group_name(group, tag))
     return name, collectives.resolve(name).size()
 

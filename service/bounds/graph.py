@@ -67,12 +67,12 @@ class Node:
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the values it is computed from, in the schema's order."""
+        """Return the names of the values it is computed from, in the schema's order."""
         return tuple(ref.name for value in self.arguments.values() for ref in refs(value))
 
     @cached_property
     def size(self) -> int:
-        """Entries of the output for one instance."""
+        """Return the number of entries of the output for one instance."""
         return prod(self.shape)
 
     def is_variable(self, argument: str) -> bool:
@@ -108,7 +108,7 @@ class Graph:
         return {node.name: node for node in self.nodes}
 
     def to(self, device: torch.device) -> Graph:
-        """With the constants there."""
+        """Return the graph with its constants on a device."""
         return Graph(
             tuple(
                 replace(node, arguments={name: _moved(value, device) for name, value in node.arguments.items()})
@@ -117,7 +117,7 @@ class Graph:
         )
 
     def until(self, name: str) -> tuple[Node, ...]:
-        """The nodes up to and including ``name``."""
+        """Return the nodes up to and including ``name``."""
         names = [node.name for node in self.nodes]
         return self.nodes[: names.index(name) + 1]
 
@@ -131,7 +131,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def refs(value: Any) -> tuple[Ref, ...]:
-    """The references in an argument."""
+    """Return the references in an argument."""
     if isinstance(value, Ref):
         return (value,)
     if isinstance(value, tuple):

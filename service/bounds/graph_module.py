@@ -42,7 +42,7 @@ class ExecutableGraph(nn.Module):
         return values[self._nodes[-1].name]
 
     def _uses(self) -> dict[str, list[str]]:
-        """By node, the values that nothing uses after it."""
+        """Return, by node, the values that nothing uses after it."""
         last = {name: node.name for node in self._nodes for name in node.inputs}
         done: dict[str, list[str]] = {node.name: [] for node in self._nodes}
         for name, node in last.items():
@@ -50,7 +50,7 @@ class ExecutableGraph(nn.Module):
         return done
 
     def _held(self, value: Any) -> Any:
-        """Constants as buffers, under names that stand for them."""
+        """Register constants as buffers, under names that stand for them."""
         if isinstance(value, Repeated):
             return Repeated(self._held(value.value))
         if isinstance(value, tuple):
@@ -90,7 +90,7 @@ class _Held:
 
 
 def function_of(node: Node) -> Callable[..., Any]:
-    """The function of its arguments, by name."""
+    """Return the function of its arguments, by name."""
     if node.operator in _OWN:
         return _OWN[node.operator]
     namespace, name, overload = node.operator.split(".")

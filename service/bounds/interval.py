@@ -38,7 +38,7 @@ class Interval:
 
     @property
     def spread(self) -> Tensor:
-        """The radius, with what rounding may cost a sum over the entries: values may be small next to the terms.
+        """Return the radius, with what rounding may cost a sum over the entries: values may be small next to the terms.
 
         Terms of up to :data:`ORDINARY` are left to the margins of verdicts. Bounds that are trained are no proof, and
         do without.
@@ -58,12 +58,13 @@ class Interval:
         return Interval(function(self.lower), function(self.upper))
 
     def meet(self, other: Interval) -> Interval:
-        """The intersection. Both hold the value, so ends that cross do so by rounding and are swapped back."""
+        """Return the intersection. Both hold the value, so ends that cross do so by rounding and are swapped back."""
         lower, upper = torch.maximum(self.lower, other.lower), torch.minimum(self.upper, other.upper)
         return Interval(torch.minimum(lower, upper), torch.maximum(lower, upper))
 
     def without_nan(self) -> Interval:
-        """Not-a-number compares false with everything, so a rule would take it for a sign that is known.
+        """Replace what is no number, which compares false with everything, so a rule would take it for a sign that is
+        known.
 
         A lower end that has overflowed is the largest number instead, since values are finite; an upper one alike.
         """
@@ -74,7 +75,7 @@ class Interval:
 
     @cached_property
     def outward(self) -> Interval:
-        """As far apart as the centre and the spread."""
+        """Return ends as far apart as the centre and the spread."""
         return Interval.around(self.centre, self.spread)
 
     def arranged(self, function: Callable[[Tensor], Tensor]) -> Interval:
@@ -82,34 +83,38 @@ class Interval:
         return self.map(function)
 
     def nearest(self, values: Tensor) -> Tensor:
-        """Values ``(batch, *shape)`` moved into the set, by as little as it takes."""
+        """Return values ``(batch, *shape)`` moved into the set, by as little as it takes."""
         return torch.minimum(torch.maximum(values, self.lower), self.upper)
 
     def least(self, coefficients: Tensor) -> Tensor:
-        """The least value of ``coefficients · v`` over the set, ``(batch, rows)``; see :func:`minimum_over`."""
+        """Return the least value of ``coefficients · v`` over the set, ``(batch, rows)``; see :func:`minimum_over`."""
         if self.lower.requires_grad or self.upper.requires_grad:
             return fused.least(coefficients.flatten(2), self.centre.flatten(1), self.radius.flatten(1))
         return fused.least(coefficients.flatten(2), *self._middle)
 
     @cached_property
     def _middle(self) -> tuple[Tensor, Tensor]:
-        """Centre and spread, flattened: every pass asks for them."""
+        """Return the centre and the spread, flattened: every pass asks for them."""
         return self.centre.flatten(1), self.spread.flatten(1)
 
     @staticmethod
     def around(centre: Tensor, radius: Tensor) -> Interval:
-        """Without a number where the centre, which may be a sum, is infinite: what overflowed early tells no sign."""
+        """Return ``centre ± radius``, without a number where the centre, which may be a sum, is infinite: what
+        overflowed early tells no sign.
+        """
         radius = torch.add(radius, centre, alpha=0)
         return Interval(centre - radius, centre + radius)
 
     @staticmethod
     def summed(lower: Tensor, upper: Tensor) -> Interval:
-        """Of ends that are sums, the same: an infinite one, which may have overflowed early, leaves no number."""
+        """Return the interval of ends that are sums: an infinite one, which may have overflowed early, leaves no
+        number.
+        """
         return Interval(torch.add(lower, lower, alpha=0), torch.add(upper, upper, alpha=0))
 
     @staticmethod
     def enclosing(lower: Tensor, upper: Tensor, dtype: torch.dtype) -> Interval:
-        """The smallest interval of ``dtype`` around float64 ends: rounded outwards."""
+        """Return the smallest interval of ``dtype`` around float64 ends: rounded outwards."""
         low, high = lower.to(dtype), upper.to(dtype)
         below, above = torch.full_like(low, -torch.inf), torch.full_like(high, torch.inf)
         return Interval(
@@ -119,7 +124,9 @@ class Interval:
 
     @staticmethod
     def about(middle: Tensor, distance: float, dtype: torch.dtype) -> Interval:
-        """The smallest interval of ``dtype`` that holds the real ends ``middle ± distance`` of float64 points."""
+        """Return the smallest interval of ``dtype`` that holds the real ends ``middle ± distance`` of float64
+        points.
+        """
         return Interval.enclosing(-sum_above(-middle, distance), sum_above(middle, distance), dtype)
 
     @staticmethod
@@ -128,7 +135,9 @@ class Interval:
 
 
 def sum_above(values: Tensor, more: float) -> Tensor:
-    """``values + more`` of float64 numbers, rounded up: the sum's own error is known (Knuth, 1998, section 4.2.2)."""
+    """Return ``values + more`` of float64 numbers, rounded up: the sum's own error is known (Knuth, 1998, section
+    4.2.2).
+    """
     total = values + more
     back = total - values
     error = (values - (total - back)) + (more - back)
@@ -139,7 +148,7 @@ Intervals = Mapping[str, Interval]
 
 
 def minimum_over(interval: Interval, coefficients: Tensor) -> Tensor:
-    """The least value of ``coefficients · v`` over the box, or over the ball, ``(batch, rows)``.
+    """Return the least value of ``coefficients · v`` over the box, or over the ball, ``(batch, rows)``.
 
     ``coefficients`` is ``(batch or 1, rows, *shape)``.
     """

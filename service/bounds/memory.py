@@ -28,10 +28,10 @@ class Meter(Protocol):
     """Tells of the memory of a device, in bytes."""
 
     def used(self, device: torch.device) -> int:
-        """What this process takes of it."""
+        """Return what this process takes of it."""
 
     def free(self, device: torch.device) -> int:
-        """What this process could take beside that."""
+        """Return what this process could take beside that."""
 
 
 class SystemMeter(Meter):
@@ -43,7 +43,9 @@ class SystemMeter(Meter):
         return int(psutil.Process().memory_info().rss)
 
     def free(self, device: torch.device) -> int:
-        """Of a CUDA device, with what torch holds without using it; of the host, within control groups and limits."""
+        """Return free bytes: of a CUDA device with what torch holds unused, of the host within control groups and
+        limits.
+        """
         if device.type == "cuda":
             unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             return int(torch.cuda.mem_get_info(device)[0] + unused)
@@ -65,7 +67,7 @@ class MemoryBudget:
     meter: Meter = SYSTEM
 
     def free(self, device: torch.device) -> int:
-        """Bytes that may be taken now."""
+        """Return the bytes that may be taken now."""
         free = self.meter.free(device)
         if self.limit is not None:
             free = min(free, self.limit - self.meter.used(device))
@@ -81,7 +83,7 @@ class MemoryBudget:
         kept: int = 0,
         least: Callable[[int], int] = lambda count: count,
     ) -> int:
-        """How many items of ``each`` bytes fit into one part in ``share`` of what is free: from 1 to ``most``.
+        """Return how many items of ``each`` bytes fit into one part in ``share`` of what is free: from 1 to ``most``.
 
         ``kept`` bytes seem to be free and are not. Ranks that do the same agree by ``least``, which all of them call.
         Raises :class:`MemoryShortageError`, on all of them, where even one item would take more than is free of the
@@ -95,7 +97,7 @@ class MemoryBudget:
         return count
 
     def shortage(self, stage: str, device: torch.device, error: BaseException) -> MemoryShortageError:
-        """What to say of ``error``, for which :func:`is_out_of_memory` holds, while it is being handled.
+        """Return what to say of ``error``, for which :func:`is_out_of_memory` holds, while it is being handled.
 
         What the failed step holds is in use until then, and is no part of what is free.
         """
@@ -135,7 +137,9 @@ UNLIMITED = MemoryBudget()
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, says that memory ran out: of torch, its libraries, Python or the system."""
+    """Return whether an error, or what caused it, says that memory ran out: of torch, its libraries, Python or the
+    system.
+    """
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError | MemoryError | MemoryShortageError):
             return True
@@ -156,7 +160,7 @@ def make_room(device: torch.device) -> None:
 
 
 def halving(size: int, run: Callable[[int], T], device: torch.device, *, alone: bool = True) -> T:
-    """``run(size)``, or with half of that as often as memory runs out; raises what happens at a size of 1.
+    """Call ``run(size)``, or with half of that as often as memory runs out; raises what happens at a size of 1.
 
     Where others take part, who may have had enough memory, ``alone`` is false and the first failure is raised: they
     wait for the step that failed.
@@ -175,7 +179,7 @@ def halving(size: int, run: Callable[[int], T], device: torch.device, *, alone: 
 def in_parts(
     total: int, at_once: int, run: Callable[[slice], T], device: torch.device, *, alone: bool = True
 ) -> list[T]:
-    """``run`` of slices of ``range(total)`` with ``at_once`` entries each, fewer once memory runs out; as
+    """Call ``run`` for slices of ``range(total)`` with ``at_once`` entries each, fewer once memory runs out; as
     :func:`halving` does.
     """
     found: list[T] = []
@@ -203,7 +207,7 @@ _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 
 
 def _tried_of(error: BaseException | None) -> int | None:
-    """The bytes that an allocator could not give, where its message says so."""
+    """Return the bytes that an allocator could not give, where its message says so."""
     while error is not None:
         if found := _TRIED.search(str(error)):
             powers = {"bytes": 0, "KiB": 1, "MiB": 2, "GiB": 3}
@@ -213,7 +217,7 @@ def _tried_of(error: BaseException | None) -> int | None:
 
 
 def _group_rooms(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """What each memory control group of this process leaves, version 2 or 1, innermost first."""
+    """Return what each memory control group of this process leaves, version 2 or 1, innermost first."""
     rooms = []
     for line in _lines(membership):
         number, controllers, path = line.split(":", 2)
@@ -232,7 +236,9 @@ def _group_rooms(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/
 
 
 def _room(folder: Path, limit: str, used: str) -> list[int]:
-    """Empty where there is no limit. Pages of files that nobody uses are given up before any process is ended."""
+    """Return what a group leaves; nothing where there is no limit. Pages of files that nobody uses are given up
+    before any process is ended.
+    """
     (most, *_), (now, *_) = _lines(folder / limit) or [""], _lines(folder / used) or [""]
     if not most.isdecimal() or not now.isdecimal():
         return []

@@ -34,17 +34,17 @@ class Before(Protocol):
     def features(self) -> int: ...
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor:
-        """Lower bounds ``(batch, rows)`` of rows times the input; ``own`` as for ``Pass.lower_bounds``."""
+        """Return lower bounds ``(batch, rows)`` of rows times the input; ``own`` as for ``Pass.lower_bounds``."""
 
     def optimised(self, anchor: Tensor) -> OptimisedBefore:
-        """With relaxations that are to be optimised, from their start; ``anchor`` is a number that takes a gradient."""
+        """Begin to optimise the stages' relaxations from their start; ``anchor`` is a number that takes a gradient."""
 
     def chosen(self, rows: Tensor, own: bool) -> Tensor:
-        """Rigorous lower bounds through relaxations as the last ascent has left them."""
+        """Return rigorous lower bounds through relaxations as the last ascent has left them."""
 
     def planes(self, rows: Tensor, own: bool) -> tuple[Tensor, Tensor]:
-        """Rigorously, of affine functions of the model's input below the rows: coefficients ``(batch, rows, features)``
-        and constants ``(batch, rows)``.
+        """Return rigorous affine functions of the model's input below the rows: coefficients ``(batch, rows,
+        features)`` and constants ``(batch, rows)``.
         """
 
 
@@ -54,7 +54,7 @@ class OptimisedBefore(Protocol):
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor: ...
 
     def restart(self) -> None:
-        """Of the parameters."""
+        """Reset the parameters to their start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,60 +72,62 @@ class Network:
 
     @property
     def is_alone(self) -> bool:
-        """Whether bounding it asks no other process."""
+        """Return whether bounding it asks no other process."""
         return self.tp_group.axis.size == 1 and self.before is None
 
     def is_own(self, name: str) -> bool:
         return self.placements[name] is Placement.OWN
 
     def shares(self, name: str) -> int:
-        """Over how many ranks a value is divided."""
+        """Return over how many ranks a value is divided."""
         return self.tp_group.axis.size if self.is_own(name) else 1
 
     @cached_property
     def nonlinear(self) -> tuple[Node, ...]:
-        """The nodes that are relaxed, in execution order."""
+        """Return the nodes that are relaxed, in execution order."""
         return tuple(node for node in self.graph.nodes[1:] if node.operator in NONLINEAR)
 
     @cached_property
     def relaxed(self) -> frozenset[str]:
-        """Their names."""
+        """Return the names of the non-linear nodes."""
         return frozenset(node.name for node in self.nonlinear)
 
     @cached_property
     def preactivations(self) -> frozenset[str]:
-        """The names of the values that non-linear nodes read."""
+        """Return the names of the values that non-linear nodes read."""
         return frozenset(name for node in self.nonlinear for name in node.inputs)
 
     @cached_property
     def entrance(self) -> str | None:
-        """Where the input only takes another shape, and nothing else uses it: that node."""
+        """Return the node that only gives the input another shape, where nothing else uses the input."""
         name = self.graph.input.name
         users = [node for node in self.graph.nodes[1:] if name in node.inputs]
         return users[0].name if len(users) == 1 and OPERATORS[users[0].operator].keeps_order else None
 
     @cached_property
     def widest(self) -> int:
-        """Entries of the largest value."""
+        """Return the number of entries of the largest value."""
         return max(node.size for node in self.graph.nodes)
 
     @cached_property
     def position(self) -> Mapping[str, int]:
-        """Of each node in execution order."""
+        """Return the position of each node in execution order."""
         return {node.name: index for index, node in enumerate(self.graph.nodes)}
 
     def interval(self, node: Node, known: Mapping[str, Interval]) -> Interval:
-        """One step of interval propagation; an end that overflow has made meaningless becomes infinite."""
+        """Propagate intervals through one node; an end that overflow has made meaningless becomes infinite."""
         operator = OPERATORS[node.operator]
         found = operator.interval(node, [known[name] for name in node.inputs], self.tp_group)
         return found if operator.keeps_order else found.without_nan()
 
     def operator_of(self, node: Node) -> NonlinearOperator:
-        """The operator of one of ``nonlinear``."""
+        """Return the operator of one of ``nonlinear``."""
         return NONLINEAR[node.operator]
 
     def agreed(self, name: str, bounds: Interval) -> Interval:
-        """Bounds of a replicated value, equal to the last bit on all ranks: comparing them decides on relaxations."""
+        """Return bounds of a replicated value, equal to the last bit on all ranks: comparing them decides on
+        relaxations.
+        """
         if self.is_own(name) or self.tp_group.axis.size == 1:
             return bounds
         lower, upper = self.tp_group.agree(torch.stack([bounds.lower, bounds.upper])).unbind()
@@ -142,7 +144,7 @@ def prepare(module: nn.Module, input_shape: Sequence[int], axis: Axis = SINGLE) 
 
 
 def from_graph(graph: Graph, axis: Axis = SINGLE) -> Network:
-    """The same for a graph that is there already."""
+    """Check a graph that is there already, as :func:`prepare` does."""
     check(graph)
     tp_group = RankGroup(axis)
     graph = entered(graph, tp_group)
@@ -158,13 +160,13 @@ class Stage:
     tp_group: RankGroup
 
     def network(self, state: Mapping[str, Tensor]) -> Network:
-        """The network over the parameters of this moment; its bounds are differentiable in them."""
+        """Return the network over the parameters of this moment; its bounds are differentiable in them."""
         graph = self.trace.graph(state)
         return Network(graph, self.placements, self.tp_group, graph.by_name)
 
 
 def prepare_stage(module: nn.Module, input_shape: Sequence[int], axis: Axis = SINGLE) -> Stage:
-    """The same checks as :func:`prepare`, for a module that trains; its ends may be divided over the ranks."""
+    """Check a module as :func:`prepare` does, one that trains; its ends may be divided over the ranks."""
     traced = trace(module, input_shape)
     graph = traced.graph({name: tensor.detach() for name, tensor in local_state(module).items()})
     check(graph)

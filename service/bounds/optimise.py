@@ -95,7 +95,7 @@ class _ChosenRelaxation(Relaxed):
         return Propagated((replace(patches, values=values, inside=True),), bias)
 
     def reset(self) -> None:
-        """To the start; of patches when they come by next, since other rows show other places."""
+        """Reset to the start; of patches when they come by next, since other rows show other places."""
         self.starts_anew = self.is_shown
         if not self.is_shown:
             self._set(tuple(each.unsqueeze(1) for each in self.family.start))
@@ -131,7 +131,9 @@ class SlopeOptimiser:
         return [parameter for chosen in self.chosen.values() for parameter in chosen.parameters or ()]
 
     def step(self, bounds: Tensor, gradient: Tensor, beside: Sequence[Tensor] = ()) -> None:
-        """Against ``gradient``, that of the last pass's ``bounds``; those of tensors ``beside`` are only left there."""
+        """Step against ``gradient``, that of the last pass's ``bounds``; those of tensors ``beside`` are only left
+        there.
+        """
         anchors = [] if self.anchor is None else [self.anchor]
         for each in (sought := [*(moving := self.parameters), *anchors, *beside]):
             each.grad = None
@@ -142,7 +144,7 @@ class SlopeOptimiser:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """As before the first step."""
+        """Go back to where it was before the first step."""
         if self.before is not None:
             self.before.restart()
         for chosen in self.chosen.values():
@@ -159,7 +161,9 @@ class SlopeOptimiser:
                 self._keep_equal(name, parameter)
 
     def _keep_equal(self, name: str, parameter: Tensor) -> None:
-        """Replicas that drift apart would bound a sum of which every rank has another summand: no bound at all."""
+        """Keep replicas equal: those that drift apart would bound a sum of which every rank has another summand: no
+        bound at all.
+        """
         replicated = not (self.backward.divided or self.network.is_own(name))
         if self.network.tp_group.axis.size > 1 and replicated:
             parameter.copy_(self.network.tp_group.agree(parameter))
@@ -181,7 +185,7 @@ class RowOptimiser(SlopeOptimiser):
         self.repeat = Recorded(device) if alone else Plain()
 
     def best_bounds(self, rows: InitialRows) -> Tensor:
-        """The largest lower bounds ``(batch, rows)`` met on the way."""
+        """Return the largest lower bounds ``(batch, rows)`` met on the way."""
         _copy(rows, self.rows)
         if self.best is not None:
             # Also where nothing was to be chosen: bounds of the part before are none of these rows.
@@ -199,7 +203,7 @@ class RowOptimiser(SlopeOptimiser):
             self.backward.lower_bounds(self.start, self.rows)
 
     def _ascend(self) -> None:
-        """One iteration: a pass, its gradient, a step."""
+        """Run one iteration: a pass, its gradient, a step."""
         bounds = self.backward.lower_bounds(self.start, self.rows)
         if self.best is None:
             self.best = torch.full_like(bounds, -torch.inf, requires_grad=False)
@@ -210,7 +214,9 @@ class RowOptimiser(SlopeOptimiser):
 
 
 def optimised(families: Families, start: str, parts: Iterator[InitialRows], ascent: Ascent) -> Tensor:
-    """Lower bounds ``(batch, rows)`` of all parts, joined. Parts of one shape share what is recorded for a device."""
+    """Return lower bounds ``(batch, rows)`` of all parts, joined. Parts of one shape share what is recorded for a
+    device.
+    """
     optimisers: dict[tuple[int, ...], RowOptimiser] = {}
     found = []
     for rows in parts:
@@ -223,7 +229,7 @@ def optimised(families: Families, start: str, parts: Iterator[InitialRows], asce
 
 
 def _before(network: Network, start: str) -> list[str]:
-    """Non-linear nodes that ``start`` is computed from, itself included."""
+    """Return the non-linear nodes that ``start`` is computed from, itself included."""
     needed = {start}
     for node in network.graph.nodes[network.position[start] :: -1]:
         if node.name in needed:

@@ -35,7 +35,7 @@ _AFTER = {Crossing.ENTER: Placement.OWN, Crossing.LEAVE: Placement.REPLICATED, C
 
 
 def place(graph: Graph) -> Mapping[str, Placement]:
-    """The placement of every node of a whole model, which is replicated at both ends.
+    """Return the placement of every node of a whole model, which is replicated at both ends.
 
     Raises :class:`UnsupportedModelError`, see :func:`place_part`.
     """
@@ -48,7 +48,8 @@ def place(graph: Graph) -> Mapping[str, Placement]:
 
 
 def place_part(graph: Graph, entering: Placement) -> Mapping[str, Placement]:
-    """The placement of every node from that of the input; only collectives change it, and no operator mixes the two.
+    """Return the placement of every node from that of the input; only collectives change it, and no operator mixes the
+    two.
 
     Raises :class:`UnsupportedModelError` for a graph that is not divided this way, since its bounds would count a
     replicated value once per rank.
@@ -60,7 +61,7 @@ def place_part(graph: Graph, entering: Placement) -> Mapping[str, Placement]:
 
 
 def entering(graph: Graph) -> Placement:
-    """The placement that the input of a pipeline stage has: the one that the stage's first collective needs."""
+    """Return the placement that the input of a pipeline stage has: the one that the stage's first collective needs."""
     crossings = (OPERATORS[node.operator].crossing for node in graph.nodes[1:])
     first = next((crossing for crossing in crossings if crossing is not None), Crossing.ENTER)
     return _BEFORE[first]
@@ -76,7 +77,7 @@ def _place(node: Node, inputs: list[Placement]) -> Placement:
 
 
 def entered(graph: Graph, tp_group: RankGroup) -> Graph:
-    """The same graph with a ``copy_to_group`` wherever a replicated value is used for work that differs by rank.
+    """Return the same graph with a ``copy_to_group`` wherever a replicated value is used for work that differs by rank.
 
     Our own layers say so themselves. Torch's functional collectives do not, since forward nothing happens there: a
     node's work differs where its constants do, or one of its inputs. All ranks call it. Raises
@@ -98,7 +99,7 @@ Sides = tuple[Placement, Placement]
 
 
 def _placed(graph: Graph, differing: Set[str]) -> Mapping[str, Sides]:
-    """What every node would have to read, if replicated values were copied wherever they have to be."""
+    """Return what every node would have to read, if replicated values were copied wherever they have to be."""
     found: dict[str, Sides] = {graph.input.name: (Placement.REPLICATED, Placement.REPLICATED)}
     for node in graph.nodes[1:]:
         crossing = OPERATORS[node.operator].crossing
@@ -132,7 +133,7 @@ def _read(value: Any, renamed: Mapping[str, str]) -> Any:
 
 
 def _differing(nodes: Sequence[Node], tp_group: RankGroup) -> Set[str]:
-    """Names of nodes with an argument that is not the same on every rank."""
+    """Return the names of nodes with an argument that is not the same on every rank."""
     compared = [(node, each) for node in nodes for each in _plain(node)]
     device = next((each.device for _, each in compared if each.device.type != "cpu"), torch.device("cpu"))
     # Not by their names: a tracer numbers what it drops later, too.
@@ -144,7 +145,9 @@ def _differing(nodes: Sequence[Node], tp_group: RankGroup) -> Set[str]:
 
 
 def _plain(node: Node) -> list[Tensor]:
-    """What does not depend on the input: tensors, and a number for the rest. Devices and groups differ as they must."""
+    """Return what does not depend on the input: tensors, and a number for the rest. Devices and groups differ as
+    they must.
+    """
     rest: list[Any] = [node.operator, node.shape]
     tensors: list[Tensor] = []
     for name, value in node.arguments.items():
@@ -158,7 +161,7 @@ def _plain(node: Node) -> list[Tensor]:
 
 
 def _number(text: str) -> int:
-    """That stands for a text, and is exact in float64."""
+    """Return a number that stands for a text and is exact in float64."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
 
 

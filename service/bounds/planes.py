@@ -57,7 +57,7 @@ class BoxPlanes:
     known: Known
 
     def planes(self, rows: Tensor) -> Planes:
-        """For rows ``(rows, outputs)``."""
+        """Return planes below rows ``(rows, outputs)``."""
         self._relaxed: dict[str, Relaxed] = {}
         self._values: dict[str, Interval] = {self.folded.input: self.box}
         self._bounds: dict[str, Interval] = {}
@@ -99,7 +99,7 @@ class BoxPlanes:
         return found.meet(self.known[name]) if name in self.known else found
 
     def _refine(self, name: str, wanted: Tensor) -> None:
-        """A pair of rows, one for each end, for every wanted entry of every box."""
+        """Bound every wanted entry of every box by a pair of rows, one for each end."""
         form, bounds = self.folded.forms[name], self._bounds[name]
         if set(form.matrices) == {self.folded.input}:
             self._slopes[name] = form.matrices[self.folded.input].expand(len(wanted), -1, -1)
@@ -218,6 +218,6 @@ def both(rows: Tensor) -> Tensor:
 
 
 def minimum(box: Interval, coefficients: Tensor, bias: Tensor) -> Tensor:
-    """The least values of planes over their boxes, ``(batch, rows)``."""
+    """Return the least values of planes over their boxes, ``(batch, rows)``."""
     centre, radius = box.centre.unsqueeze(1), box.spread.unsqueeze(1)
     return (coefficients * centre).sum(dim=2) - (coefficients.abs() * radius).sum(dim=2) + bias

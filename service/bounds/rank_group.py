@@ -31,36 +31,37 @@ class RankGroup:
     axis: Axis = SINGLE
 
     def sum(self, partial: Tensor) -> Tensor:
-        """The sum over the ranks, on all of them (gradient: identity)."""
+        """Return the sum over the ranks, on all of them (gradient: identity)."""
         return reduce_from_group(partial.contiguous(), self.axis.group)
 
     def enter(self, replicated: Tensor) -> Tensor:
-        """A replicated tensor used for work that differs by rank: identity (gradient: all-reduce)."""
+        """Return a replicated tensor used for work that differs by rank: identity (gradient: all-reduce)."""
         return copy_to_group(replicated, self.axis.group)
 
     def gather(self, shard: Tensor, dim: int) -> Tensor:
-        """Shards of equal shape joined along ``dim`` in rank order (gradient: own slice)."""
+        """Return shards of equal shape joined along ``dim`` in rank order (gradient: own slice)."""
         return gather_from_group(shard.contiguous(), dim, self.axis.group, self.axis.size)
 
     def own(self, whole: Tensor, dim: int) -> Tensor:
-        """This rank's slice along ``dim`` (gradient: gathered)."""
+        """Return this rank's slice along ``dim`` (gradient: gathered)."""
         return scatter_to_group(whole, dim, self.axis.group, self.axis.size)
 
     def join(self, shard: Tensor, dim: int) -> Tensor:
-        """Like :meth:`gather`, for work that differs by rank (gradient: own slice of the sum)."""
+        """Gather like :meth:`gather`, for work that differs by rank (gradient: own slice of the sum)."""
         return gather_with_reduce_from_group(shard.contiguous(), dim, self.axis.group, self.axis.size)
 
     def own_sum(self, partial: Tensor, dim: int) -> Tensor:
-        """This rank's slice along ``dim`` of the sum over the ranks (gradient: gathered)."""
+        """Return this rank's slice along ``dim`` of the sum over the ranks (gradient: gathered)."""
         return reduce_scatter_to_group(partial, dim, self.axis.group, self.axis.size)
 
     def own_range(self, length: int) -> slice:
-        """This rank's share of ``length`` gathered entries."""
+        """Return this rank's share of ``length`` gathered entries."""
         share = length // self.axis.size
         return slice(self.axis.rank * share, (self.axis.rank + 1) * share)
 
     def agree(self, replicated: Tensor) -> Tensor:
-        """The first rank's values on every rank: what is decided by comparing them must not differ in a last bit.
+        """Return the first rank's values on every rank: what is decided by comparing them must not differ in a last
+        bit.
 
         The gradient is the identity, since the values are the same but for that bit.
         """
@@ -70,18 +71,20 @@ class RankGroup:
         return agreed
 
     def largest(self, count: int, device: torch.device) -> int:
-        """The largest of the ranks' numbers."""
+        """Return the largest of the ranks' numbers."""
         if self.axis.size == 1:
             return count
         counts = self.gather(torch.tensor([count], dtype=torch.int64, device=device), 0)
         return int(counts.max())
 
     def least(self, count: int, device: torch.device) -> int:
-        """The smallest of the ranks' numbers."""
+        """Return the smallest of the ranks' numbers."""
         return -self.largest(-count, device)
 
     def same_everywhere(self, tensors: Sequence[Tensor]) -> list[bool]:
-        """Which tensors have the same content on every rank, judged by two moments of their entries in float64."""
+        """Return which tensors have the same content on every rank, judged by two moments of their entries in
+        float64.
+        """
         if self.axis.size == 1 or not tensors:
             return [True] * len(tensors)
         marks = torch.stack([_mark(tensor) for tensor in tensors])

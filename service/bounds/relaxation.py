@@ -43,7 +43,7 @@ class Family(Protocol):
     def start(self) -> tuple[Tensor, ...]: ...
 
     def member(self, parameters: tuple[Tensor, ...]) -> Relaxed:
-        """Of parameters ``(batch, rows or 1, *any)``; what it gives is differentiable in them."""
+        """Return the member of parameters ``(batch, rows or 1, *any)``; what it gives is differentiable in them."""
 
 
 @runtime_checkable
@@ -51,7 +51,9 @@ class PatchFamily(Protocol):
     """A family that has one like itself for what patches show of its operator."""
 
     def shown(self, patches: Patches) -> Family:
-        """``start`` is then ``(batch, rows, *shape of a patch)``, and members take the patches' values."""
+        """Return the family of the patches: ``start`` is then ``(batch, rows, *shape of a patch)``, and members take
+        the patches' values.
+        """
 
 
 @dataclass(frozen=True, eq=False)

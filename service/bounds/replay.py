@@ -14,7 +14,7 @@ import torch
 
 class Repeat(Protocol):
     def run(self, body: Callable[[], None], times: int) -> None:
-        """The same body at each call."""
+        """Run the body, which is the same one at each call."""
 
 
 @dataclass(eq=False)
@@ -29,7 +29,9 @@ class Memory:
     _anchor: torch.cuda.CUDAGraph | None = None
 
     def pool(self, device: torch.device) -> Any:
-        """Of the records on a CUDA device, as ``capture_begin`` takes it; called on the stream that records."""
+        """Return the pool of the records on a CUDA device, as ``capture_begin`` takes it; called on the stream that
+        records.
+        """
         if self._anchor is None:
             self._anchor = torch.cuda.CUDAGraph()
             self._anchor.capture_begin(capture_error_mode="thread_local")
@@ -71,7 +73,7 @@ class Recorded:
                 self.record.replay()
 
     def _warm(self, body: Callable[[], None], times: int) -> None:
-        """On a stream of its own: what is recorded may not be the default stream's."""
+        """Run on a stream of its own: what is recorded may not be the default stream's."""
         stream = recording_stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -99,7 +101,9 @@ class Recorded:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """The end of another record, which the garbage collector may bring about at any time, would spoil this one."""
+    """Keep the garbage collector away: the end of another record, which the garbage collector may bring about at any
+    time, would spoil this one.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -111,7 +115,7 @@ def _no_collection() -> Iterator[None]:
 
 @cache
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for each device: libraries keep a workspace for every stream that they have seen."""
+    """Return one stream for each device: libraries keep a workspace for every stream that they have seen."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

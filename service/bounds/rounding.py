@@ -17,14 +17,16 @@ TINY = 2.0**-1022
 
 
 def gamma(roundings: int) -> float:
-    """``n u / (1 − n u)``: the relative error after ``n`` roundings, doubled, which covers the error's own rounding."""
+    """Return ``n u / (1 − n u)``: the relative error after ``n`` roundings, doubled, which covers the error's own
+    rounding.
+    """
     if roundings >= 2**40:
         raise ValueError(f"{roundings} roundings in a row cannot be bounded; at most 2^40 can")
     return 2 * roundings * UNIT / (1 - roundings * UNIT)
 
 
 def up(value: Tensor) -> Tensor:
-    """At least what ``value`` would be without its last rounding."""
+    """Return at least what ``value`` would be without its last rounding."""
     return torch.nextafter(value, torch.full_like(value, torch.inf))
 
 
@@ -33,12 +35,12 @@ def down(value: Tensor) -> Tensor:
 
 
 def widened(interval: Interval, below: Tensor | float, above: Tensor | float) -> Interval:
-    """The interval with its ends moved outwards by at least these amounts."""
+    """Return the interval with its ends moved outwards by at least these amounts."""
     return Interval(down(interval.lower - below), up(interval.upper + above))
 
 
 def magnitude(interval: Interval) -> Tensor:
-    """The largest absolute value in it, exactly."""
+    """Return the largest absolute value in it, exactly."""
     return torch.maximum(interval.lower.abs(), interval.upper.abs())
 
 

@@ -14,7 +14,7 @@ RECIPROCAL, SUM = "aten.reciprocal.default", "aten.sum.dim_IntList"
 
 
 def with_softmax_sums(network: Network) -> Network:
-    """The same network, whose relaxations know of parts of a sum: for plain bounds, not for rigorous ones."""
+    """Return the same network, whose relaxations know of parts of a sum: for plain bounds, not for rigorous ones."""
     axes = {node.name: found for node in network.graph.nodes[1:] if (found := _axes(network.graph, node))}
     if not axes or type(network) is not Network:
         return network
@@ -22,7 +22,7 @@ def with_softmax_sums(network: Network) -> Network:
 
 
 def _axes(graph: Graph, node: Node) -> tuple[int, ...]:
-    """Dimensions of an instance along which the node's entries add up to one; none where that is not known."""
+    """Return the dimensions of an instance along which entries of the node add up to one; none if that is not known."""
     if node.operator != PRODUCT:
         return ()
     nodes = graph.by_name

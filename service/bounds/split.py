@@ -70,7 +70,7 @@ class Preactivations:
         return torch.arange(len(self.each)).repeat_interleave(sizes).to(device)
 
     def unflattened(self, entries: Tensor) -> dict[str, Tensor]:
-        """``(batch, entries)`` as ``(batch, *shape)`` of each value."""
+        """Return ``(batch, entries)`` as ``(batch, *shape)`` of each value."""
         parts = torch.split(entries, self.sizes, dim=1)
         return {
             preactivation.value: part.reshape(len(part), *preactivation.shape)
@@ -78,7 +78,7 @@ class Preactivations:
         }
 
     def bounds(self, inputs: Mapping[str, Sequence[Interval]]) -> Interval:
-        """``(batch, entries)``, from the bounds of every non-linear node's inputs."""
+        """Return ``(batch, entries)``, from the bounds of every non-linear node's inputs."""
         each = [inputs[preactivation.reader][preactivation.position] for preactivation in self.each]
         lower, upper = (
             [end.flatten(1) for end in ends] for ends in zip(*((i.lower, i.upper) for i in each), strict=True)
@@ -86,12 +86,12 @@ class Preactivations:
         return Interval(torch.cat(lower, dim=1), torch.cat(upper, dim=1))
 
     def flattened(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The inverse."""
+        """Return values flattened, as the inverse of :meth:`unflattened`."""
         return torch.cat([values[preactivation.value].flatten(1) for preactivation in self.each], dim=1)
 
 
 def breakpoint_of(network: Network, preactivation: Preactivation) -> float | None:
-    """Where a split leaves the preactivation's reader without any relaxation; none where no single point does that."""
+    """Return where a split leaves the preactivation's reader without any relaxation, if there is such a point."""
     node = network.nodes[preactivation.reader]
     pieces = network.operator_of(node).pieces(node)
     return None if pieces is None else pieces.breakpoint
@@ -109,7 +109,9 @@ class Splits:
     at: Tensor
 
     def clipped(self, bounds: Interval) -> Interval:
-        """Bounds ``(batch or 1, entries)`` of all preactivations where the splits hold; ends cross where none do."""
+        """Return bounds ``(batch or 1, entries)`` of all preactivations where the splits hold; ends cross where none
+        do.
+        """
         batch = len(self.index)
         above = torch.where(self.sign > 0, self.at, -torch.inf)
         below = torch.where(self.sign < 0, self.at, torch.inf)
@@ -131,7 +133,7 @@ class Multipliers:
     held: Interval
 
     def coefficients(self, entries: int) -> Tensor:
-        """What is added to the coefficients of all preactivations, ``(batch, entries)``."""
+        """Return what is added to the coefficients of all preactivations, ``(batch, entries)``."""
         return self.values.new_zeros(len(self.values), entries).scatter_add(1, self.index, -self.values)
 
     def biases(self, preactivation: Tensor, preactivations: int) -> Tensor:
@@ -146,7 +148,7 @@ class Multipliers:
         return least.new_zeros(len(least), preactivations).scatter_add(1, preactivation, least)
 
     def ascent_direction(self, gradient: Tensor) -> Tensor:
-        """The direction of ascent, from the coefficients' ``gradient`` alone: at 0 the bias has a kink.
+        """Return the direction of ascent, from the coefficients' ``gradient`` alone: at 0 the bias has a kink.
 
         0 where neither sign gains anything.
         """
@@ -180,7 +182,7 @@ def constrained(
     coefficients: Tensor,
     biases: Tensor,
 ) -> dict[str, Relaxed]:
-    """``relaxed``, by node, with what multipliers add at the values that they read.
+    """Return ``relaxed``, by node, with what multipliers add at the values that they read.
 
     ``coefficients`` are ``(batch, entries)``, ``biases`` ``(batch, preactivations)``.
     """
@@ -234,7 +236,7 @@ class Places:
 
     @classmethod
     def of(cls, mask: Tensor) -> Places:
-        """Those that are set in any instance of ``mask`` ``(batch, *shape)``."""
+        """Return the entries that are set in any instance of ``mask`` ``(batch, *shape)``."""
         chosen = mask.flatten(1).any(dim=0, keepdim=True)
         open_ = torch.where(chosen, chosen.cumsum(dim=1) - 1, -1).to(torch.int32)
         return cls(chosen[0].nonzero().squeeze(1), open_, -2 - open_)
@@ -277,7 +279,7 @@ class PiecewiseSlopes:
         return Lines(lower, upper[0], None, upper[1])
 
     def fused_member(self, parameters: tuple[Tensor, ...]) -> FreeSlopeLines:
-        """The member where only a pass through it is wanted."""
+        """Return the member where only a pass through it is wanted."""
         relaxation, shape = self.relaxation, tuple(self.relaxation.lower_slope.shape[1:])
         assert relaxation.upper_intercept is not None
         lines = relaxation.lower_slope, relaxation.upper_slope, relaxation.upper_intercept

@@ -10,7 +10,7 @@ SMALL = ":1024:2"
 
 
 def keep_workspaces_small() -> None:
-    """Matrix products get 2 MiB for each stream that they run on, instead of 32; before the process' first one.
+    """Give matrix products 2 MiB for each stream that they run on, instead of 32; before the process' first one.
 
     Bounds are products of large matrices, which need none. What the environment says otherwise stays.
     """

@@ -45,7 +45,7 @@ def repeat(x: Tensor, repeats: Sequence[Any]) -> Tensor:
 
 
 def cumulated(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    """A lower triangular matrix of ones along ``dim``."""
+    """Return a lower triangular matrix of ones along ``dim``."""
     if dim % x.ndim == 0:
         raise NotImplementedError("sums over the batch")
     length = x.shape[dim]
@@ -93,7 +93,7 @@ def _source(position: Tensor, length: int, mode: str) -> Tensor:
 
 
 def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x · W_o · y`` for each output ``o``."""
+    """Return ``x · W_o · y`` for each output ``o``."""
     outputs, first, second = weight.shape
     through = aten.linear(x, weight.permute(0, 2, 1).reshape(outputs * second, first))
     found: Tensor = (through.reshape(*x.shape[:-1], outputs, second) * y.unsqueeze(-2)).sum([-1])

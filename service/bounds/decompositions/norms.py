@@ -23,7 +23,7 @@ def batch_norm(  # noqa: PLR0917 - the signature of the operator, as below
     eps: float,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """With the running statistics: a multiple of each channel and a constant."""
+    """Normalise by the running statistics: a multiple of each channel and a constant."""
     scale = torch.rsqrt(running_var + eps)
     if weight is not None:
         scale = scale * weight

@@ -23,7 +23,7 @@ def average_pool(  # noqa: PLR0917 - the signature of the operator, as below
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """A convolution of each channel with a constant kernel, divided by what each window counts."""
+    """Return a convolution of each channel with a constant kernel, divided by what each window counts."""
     dimensions, channels = x.ndim - 2, x.shape[1]
     kernel = each(kernel_size, dimensions)
     pads, steps = each(padding, dimensions), each(stride or kernel, dimensions)
@@ -57,7 +57,7 @@ def max_pool(  # noqa: PLR0917
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> Tensor:
-    """The maximum of the window's entries, pair by pair.
+    """Return the maximum of the window's entries, pair by pair.
 
     A window that reaches over the border also holds the border's entry, so that repeating it changes nothing.
     """
@@ -164,7 +164,7 @@ def upsample_linear(
 def _scales(
     x: Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None
 ) -> list[tuple[int, float]]:
-    """New length and step in the old one, for each dimension."""
+    """Return the new length and the step in the old one, for each dimension."""
     lengths = [int(length) for length in x.shape[2:]]
     if output_size is not None:
         return [(int(count), length / int(count)) for length, count in zip(lengths, output_size, strict=True)]
@@ -184,7 +184,7 @@ def _mixed(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
 
 
 def _beyond(length: int, kernel: int, step: int, pad: int, ceil_mode: bool) -> int:
-    """How far the last window reaches over the padding; windows start within the input or before it."""
+    """Return how far the last window reaches over the padding; windows start within the input or before it."""
     if not ceil_mode:
         return 0
     count = -(-(length + 2 * pad - kernel) // step) + 1

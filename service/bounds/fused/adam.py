@@ -34,7 +34,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self) -> None:
-        """By the parameters' gradients."""
+        """Move the parameters by their gradients."""
         for parameter, mean, square in zip(self.parameters, self.means, self.squares, strict=True):
             if parameter.grad is not None:
                 self._move(parameter, parameter.grad, mean, square)

@@ -12,7 +12,7 @@ from service.bounds.fused.building import block, flat, kernels_for, strides
 
 
 def least(coefficients: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
-    """``(batch, rows)`` of ``coefficients`` ``(batch or 1, rows, n)`` over boxes ``(batch, n)``."""
+    """Return the least ``(batch, rows)`` of ``coefficients`` ``(batch or 1, rows, n)`` over boxes ``(batch, n)``."""
     kernels = kernels_for(coefficients, centre, radius)
     gradients = centre.requires_grad or radius.requires_grad
     repeated = coefficients.requires_grad and len(coefficients) != len(centre)
@@ -34,7 +34,7 @@ def _forward(a: Tensor, centre: Tensor, radius: Tensor, kernels: ModuleType) -> 
 
 
 def in_steps(coefficients: Tensor, centre: Tensor, radius: Tensor) -> Tensor:
-    """The same by torch's operators."""
+    """Compute the same by torch's operators."""
     whole = coefficients.expand(len(centre), -1, -1)
     return (torch.bmm(whole, centre.unsqueeze(2)) - torch.bmm(whole.abs(), radius.unsqueeze(2))).squeeze(2)
 

@@ -15,7 +15,7 @@ WIDEST = 1024
 
 
 def kernels_for(*tensors: Tensor | None, entries: int | None = None) -> ModuleType | None:
-    """The kernels, if they can work on these tensors: floating-point ones of one type on one CUDA device.
+    """Return the kernels, if they can work on these tensors: floating-point ones of one type on one CUDA device.
 
     ``entries`` is how many there are to work on, the first tensor's unless given: few are no reason to build a kernel.
     """
@@ -35,7 +35,7 @@ TYPES = (torch.float32, torch.float64)
 
 @cache
 def _built(device: torch.device) -> ModuleType | None:
-    """Tried once: without a compiler on the machine Triton fails at the first launch."""
+    """Try once whether kernels build: without a compiler on the machine Triton fails at the first launch."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError("the first fused step of a process came inside of a CUDA graph's recording")
     try:
@@ -50,13 +50,13 @@ def _built(device: torch.device) -> ModuleType | None:
 
 
 def block(n: int) -> dict[str, Any]:
-    """Entries that a program takes at once, and its warps."""
+    """Return the entries that a program takes at once, and its warps."""
     size = min(WIDEST, max(32, 1 << (n - 1).bit_length()))
     return {"BLOCK": size, "num_warps": max(1, min(4, size // 128))}
 
 
 def strides(tensor: Tensor) -> tuple[int, int]:
-    """Of batch and row of ``(batch or 1, rows or 1, n)``; 0 where there is only one."""
+    """Return the strides of batch and row of ``(batch or 1, rows or 1, n)``; 0 where there is only one."""
     return (
         tensor.stride(0) if tensor.shape[0] > 1 else 0,
         tensor.stride(1) if tensor.shape[1] > 1 else 0,
@@ -64,6 +64,6 @@ def strides(tensor: Tensor) -> tuple[int, int]:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """``(batch, rows, *shape)`` as ``(batch, rows, n)`` whose entries of a row are contiguous."""
+    """Return ``(batch, rows, *shape)`` as ``(batch, rows, n)`` whose entries of a row are contiguous."""
     joined = tensor.flatten(2)
     return joined if joined.stride(2) == 1 or joined.shape[2] == 1 else joined.contiguous()

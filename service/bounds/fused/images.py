@@ -13,7 +13,7 @@ Pair = tuple[int, int]
 def propagate_patches(
     values: Tensor, place: Tensor, moves: tuple[Pair, Pair], lines: tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Values ``(b, rows, channels, height, width)`` of patches through what these show of lines over images.
+    """Propagate values ``(b, rows, channels, height, width)`` of patches through what these show of lines over images.
 
     ``place`` ``(batch or 1, rows, 2)`` times the first of ``moves`` plus the second is a patch's upper left corner.
     Lines are slopes and intercepts ``(batch, …, channels, tall, broad)``, the lower first. Gives values, which are 0
@@ -41,7 +41,7 @@ SLOPES = 2
 def least_in_patches(
     values: Tensor, place: Tensor, moves: tuple[Pair, Pair], lower: Tensor, upper: Tensor
 ) -> Tensor | None:
-    """The least value ``(batch, rows)`` over boxes of images; see :func:`propagate_patches`."""
+    """Return the least value ``(batch, rows)`` over boxes of images; see :func:`propagate_patches`."""
     kernels = kernels_for(values, lower, upper)
     if kernels is None or (torch.is_grad_enabled() and any(each.requires_grad for each in (values, lower, upper))):
         return None

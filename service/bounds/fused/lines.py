@@ -37,7 +37,9 @@ class FreeSlopes:
 
     @staticmethod
     def at(open_: Tensor, flattest: float, lower: Tensor, upper: Tensor, above: Tensor) -> FreeSlopes:
-        """Free where ``open_`` ``(batch, *shape)``; each instance has as many places as the one with the most needs."""
+        """Make slopes free where ``open_`` ``(batch, *shape)``; each instance has as many places as the one with the
+        most needs.
+        """
         shape, open_ = tuple(open_.shape[1:]), open_.flatten(1)
         places = int(open_.sum(dim=1).amax())
         index = open_.byte().argsort(dim=1, descending=True, stable=True)[:, :places]
@@ -49,7 +51,7 @@ class FreeSlopes:
         )
 
     def slopes(self, parameters: Tensor) -> Tensor:
-        """``(batch, rows, places)``: where a place is not open, the fixed one."""
+        """Return ``(batch, rows, places)``: where a place is not open, the fixed one."""
         free = parameters * (1 - self.flattest) + self.flattest if self.flattest else parameters
         open_ = self.codes.gather(1, self.index) >= 0
         return torch.where(open_.unsqueeze(1), free, self.lower.gather(1, self.index).unsqueeze(1))
@@ -80,7 +82,7 @@ def propagate_lines(
 def propagate_lines_in_steps(
     coefficients: Tensor, lower: Tensor, upper: Tensor, below: Optional, above: Optional
 ) -> tuple[Tensor, Optional]:
-    """The same by torch's operators."""
+    """Compute the same by torch's operators."""
     negative = coefficients.clamp(max=0)
     positive = coefficients - negative
     pieces = [] if above is None else [_along(negative, above)]
@@ -94,7 +96,7 @@ def propagate_lines_in_steps(
 def propagate_free_slopes(
     coefficients: Tensor | GatheredRows, free: FreeSlopes, parameters: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """``(batch or 1, rows, *shape)`` or rows of a matrix, through the lines that ``parameters`` choose."""
+    """Propagate ``(batch or 1, rows, *shape)`` or rows of a matrix, through the lines that ``parameters`` choose."""
     start, index, size = _begun(coefficients)
     whole = (len(free.lower), size[1])
     kernels = kernels_for(start, free.lower, parameters, entries=free.lower.numel() * size[1])
@@ -110,7 +112,7 @@ def propagate_free_slopes(
 
 
 def _begun(coefficients: Tensor | GatheredRows) -> tuple[Tensor, Optional, tuple[int, int]]:
-    """What a kernel reads, the index of the rows in it, if any, and how many instances and rows there are."""
+    """Return what a kernel reads, the index of the rows in it, if any, and how many instances and rows there are."""
     if isinstance(coefficients, Tensor):
         return coefficients, None, (coefficients.shape[0], coefficients.shape[1])
     index = coefficients.index.contiguous()
@@ -122,7 +124,7 @@ def _dense(coefficients: Tensor | GatheredRows, shape: tuple[int, ...], like: Te
 
 
 def propagate_free_slopes_in_steps(coefficients: Tensor, free: FreeSlopes, parameters: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by torch's operators."""
+    """Compute the same by torch's operators."""
     entries = coefficients.flatten(2)
     batch, rows = len(free.lower), entries.shape[1]
     if batch == 1:
@@ -149,7 +151,7 @@ class _LaunchOfLines:
 
 
 def _through(saved: Saved, setting: _LaunchOfLines) -> tuple[Tensor, Optional]:
-    """With a gradient where one is wanted: autograd's own work takes longer than a small kernel."""
+    """Propagate with a gradient where one is wanted: autograd's own work takes longer than a small kernel."""
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in saved):
         found: tuple[Tensor, Optional] = _PropagateLines.apply(*saved, setting)  # type: ignore[no-untyped-call]
         return found
@@ -213,7 +215,7 @@ NAMES = ("a", "index", "parameters", "lower", "upper", "below", "above")
 
 
 def _arguments(saved: Saved, setting: _LaunchOfLines) -> tuple[list[Any], list[Any], dict[str, bool]]:
-    """What both kernels take: tensors, numbers and strides, flags."""
+    """Return what both kernels take: tensors, numbers and strides, flags."""
     a, index, parameters, lower, upper, below, above = saved
     assert a is not None
     free = setting.free
@@ -230,14 +232,14 @@ def _arguments(saved: Saved, setting: _LaunchOfLines) -> tuple[list[Any], list[A
 
 
 def _along(coefficients: Tensor, intercept: Tensor) -> Tensor:
-    """``(b, rows, *shape)`` and ``(batch, rows or 1, *shape)`` to ``(batch, rows)``."""
+    """Sum products of ``(b, rows, *shape)`` and ``(batch, rows or 1, *shape)`` to ``(batch, rows)``."""
     if intercept.shape[1] == 1:
         return weighted(coefficients, intercept.squeeze(1))
     return (coefficients * intercept).flatten(2).sum(dim=2)
 
 
 def weighted(coefficients: Tensor, intercept: Tensor) -> Tensor:
-    """``(b, rows, *shape)`` and ``(batch, *shape)`` to ``(batch, rows)``."""
+    """Sum products of ``(b, rows, *shape)`` and ``(batch, *shape)`` to ``(batch, rows)``."""
     batch = intercept.shape[0]
     whole = coefficients.flatten(2).expand(batch, -1, -1)
     return torch.bmm(whole, intercept.reshape(batch, -1, 1)).squeeze(-1)

@@ -12,7 +12,9 @@ from service.bounds.fused.building import kernels_for
 
 
 def product_in_ascent(coefficients: Tensor, weight: Tensor) -> Tensor:
-    """:func:`product` whose gradient is made of TF32: for where it decides on no bound but only where to look."""
+    """Return :func:`product` whose gradient is made of TF32: for where it decides on no bound but only where to
+    look.
+    """
     kernels = kernels_for(coefficients, weight) if coefficients.requires_grad else None
     plain = weight.ndim != 2 or weight.requires_grad or coefficients.dtype != torch.float32
     if kernels is None or plain:
@@ -22,7 +24,7 @@ def product_in_ascent(coefficients: Tensor, weight: Tensor) -> Tensor:
 
 
 def product(coefficients: Tensor, weight: Tensor) -> Tensor:
-    """``coefficients @ weight``.
+    """Return ``coefficients @ weight``.
 
     One product of two matrices: of coefficients in another order torch makes as many products as there are rows.
     """

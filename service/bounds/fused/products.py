@@ -24,7 +24,7 @@ MOST_TERMS = 4096
 
 
 def propagate_products(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
-    """Coefficients on both factors and a bias.
+    """Return coefficients on both factors and a bias.
 
     ``coefficients`` are ``(batch or 1, rows, *shape)``, ``places`` ``(batch, rows, *shape)``, ends ``(batch, *shape)``.
     """
@@ -37,7 +37,9 @@ def propagate_products(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -
 
 
 def propagate_matrices(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
-    """For ``X·Y``: ends ``(batch, …, i, k)`` and ``(batch, …, k, j)``, places ``(batch, rows, …, i, k, j)``."""
+    """Propagate through ``X·Y``: ends ``(batch, …, i, k)`` and ``(batch, …, k, j)``, places ``(batch, rows, …, i, k,
+    j)``.
+    """
     (*heads, height, inner), width = x[0].shape[1:], y[0].shape[-1]
     terms = (*heads, height, inner, width)
     setting = _setting(coefficients, places, (*x, *y), terms)
@@ -52,7 +54,7 @@ def propagate_matrices(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -
 
 
 def products_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
-    """The same by torch's operators, of ends ``(batch, rows or 1, *shape)``."""
+    """Compute the same by torch's operators, of ends ``(batch, rows or 1, *shape)``."""
     (x_low, x_high), (y_low, y_high) = x, y
     positive = coefficients.detach() > 0
     near, far = torch.where(positive, y_low, y_high), torch.where(positive, y_high, y_low)
@@ -63,7 +65,7 @@ def products_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) ->
 
 
 def matrices_in_steps(coefficients: Tensor, places: Tensor, x: Ends, y: Ends) -> OntoBoth:
-    """The same by torch's operators: a sum of products."""
+    """Compute the same by torch's operators: a sum of products."""
     terms = coefficients.unsqueeze(-2)
     left = (x[0].unsqueeze(1).unsqueeze(-1), x[1].unsqueeze(1).unsqueeze(-1))
     right = (y[0].unsqueeze(1).unsqueeze(-3), y[1].unsqueeze(1).unsqueeze(-3))
@@ -105,7 +107,7 @@ def _power(length: int) -> int:
 def _setting(
     coefficients: Tensor, places: Tensor, ends: tuple[Tensor, ...], terms: tuple[int, ...]
 ) -> _LaunchOfProducts | None:
-    """``None`` where there are no kernels, or where a gradient of something repeated is wanted."""
+    """Return a launch, ``None`` where there are no kernels, or where a gradient of something repeated is wanted."""
     kernels = kernels_for(coefficients, places, *ends, entries=places.numel())
     batch, rows = len(ends[0]), coefficients.shape[1]
     repeated = places.shape != (batch, rows, *terms) or (coefficients.requires_grad and len(coefficients) != batch)

@@ -12,7 +12,8 @@ from service.bounds.fused.building import block, flat, kernels_for, strides
 
 
 def propagate_table(coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the line at each entry's place: 0 is the first of a table, 1 the last; between two, what lies between.
+    """Propagate through the line at each entry's place: 0 is the first of a table, 1 the last; between two, what lies
+    between.
 
     ``coefficients`` and ``places`` are ``(batch or 1, rows, n)``, ``(batch, rows or 1, n)``; tables are ``(batch,
     2·lines, n)`` with the lower lines, for positive coefficients, first. Gives coefficients and a bias.
@@ -30,7 +31,7 @@ def propagate_table(coefficients: Tensor, places: Tensor, slopes: Tensor, interc
 def propagate_table_in_steps(
     coefficients: Tensor, places: Tensor, slopes: Tensor, intercepts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same by torch's operators."""
+    """Compute the same by torch's operators."""
     lines = slopes.shape[1] // 2
     a, place = torch.broadcast_tensors(coefficients, places * (lines - 1))  # type: ignore[no-untyped-call]
     line = place.detach().floor().clamp(0, lines - 2)

@@ -58,7 +58,7 @@ class Pass:
 
     @cached_property
     def like(self) -> Tensor:
-        """A tensor with the batch, the dtype and the device of the bounds."""
+        """Return a tensor with the batch, the dtype and the device of the bounds."""
         return self.intervals[self.network.graph.input.name].lower
 
     @cached_property

@@ -109,7 +109,7 @@ class RigorousPass:
 
     @property
     def plain(self) -> Pass:
-        """A plain pass on the same intervals, on which relaxations may be optimised."""
+        """Return a plain pass on the same intervals, on which relaxations may be optimised."""
         return Pass(self.network, self.intervals, {}, divided=self.divided)
 
     @cached_property
@@ -118,7 +118,7 @@ class RigorousPass:
 
     @property
     def like(self) -> Tensor:
-        """A tensor with the batch, the dtype and the device of the bounds."""
+        """Return a tensor with the batch, the dtype and the device of the bounds."""
         return self.intervals[self.network.graph.input.name].lower
 
 

@@ -47,14 +47,14 @@ class OptimisedAnalysis:
 
 
 def alpha_crown(network: Network, box: Interval, effort: Effort) -> Analysis:
-    """Intermediate bounds optimised too, as the literature's default has it."""
+    """Bound with optimised intermediate bounds, as the literature's default has it."""
     effort = affordable(network, box, effort)
     backward = bound_layers(network, box, effort, both_optimised)
     return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), effort)
 
 
 def both_optimised(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
-    """Both sides of the entries ``index`` of a value, each optimised for itself."""
+    """Bound both sides of the entries ``index`` of a value, each optimised for itself."""
     pairs = max(1, _at_once(backward, name, 2 * index.shape[1], effort) // 2)
 
     def bounds(pairs: int) -> Interval:
@@ -67,14 +67,14 @@ def both_optimised(backward: Pass, name: str, index: Tensor, effort: Effort) -> 
 
 
 def alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> Analysis:
-    """Intermediate bounds are CROWN's; only the rows asked for are optimised."""
+    """Bound with CROWN's intermediate bounds; only the rows asked for are optimised."""
     effort = affordable(network, box, effort)
     backward = bound_layers(network, box, effort, one_pass)
     return OptimisedAnalysis(backward, inputs_of(network, backward.intervals), effort)
 
 
 def _counted(parts: Sequence[Part], backward: Pass, name: str, effort: Effort) -> Iterator[Part]:
-    """The parts, each counted as bounded when the next one is asked for."""
+    """Yield the parts, each counted as bounded when the next one is asked for."""
     for part in parts:
         yield part
         if effort.progress is not None:
@@ -87,7 +87,9 @@ def _at_once(backward: Pass, start: str, rows: int, effort: Effort) -> int:
 
 
 def equal_parts(rows: Tensor, at_once: int) -> list[Tensor]:
-    """``(b, rows, …)`` in as few parts as will do, filled up with the last row: one shape is recorded only once."""
+    """Return ``(b, rows, …)`` in as few parts as will do, filled up with the last row: one shape is recorded only
+    once.
+    """
     count = -(-rows.shape[1] // at_once)
     size = -(-rows.shape[1] // count)
     missing = count * size - rows.shape[1]

@@ -25,10 +25,14 @@ class Analysis(Protocol):
 
     @property
     def inputs(self) -> Mapping[str, tuple[Interval, ...]]:
-        """Bounds on the inputs of each non-linear node, by that node's name; this rank's entries where divided."""
+        """Return bounds on the inputs of each non-linear node, by that node's name; this rank's entries where
+        divided.
+        """
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
-        """Lower bounds ``(batch, rows)`` of ``rows · output``, for rows ``(batch or 1, rows, *output shape)``."""
+        """Return lower bounds ``(batch, rows)`` of ``rows · output``, for rows ``(batch or 1, rows, *output
+        shape)``.
+        """
 
 
 class PlaneAnalysis(Analysis, Protocol):
@@ -105,13 +109,15 @@ def rows_at_once(backward: Pass, start: str, effort: Effort) -> int:
 
 
 def passing_at_once(backward: Pass, start: str, rows: int, effort: Effort) -> int:
-    """The same for one plain pass over ``rows`` rows."""
+    """Return how many of ``rows`` rows may go together in one plain pass."""
     each = elements_of_row(backward, start)
     return max(1, effort.passing(rows * each).elements // each)
 
 
 def parts_of_rows(backward: Pass, total: int, at_once: int, run: Callable[[slice], T]) -> list[T]:
-    """``run`` for ``at_once`` of ``total`` rows at a time, fewer where memory runs out and no other rank waits."""
+    """Call ``run`` for ``at_once`` of ``total`` rows at a time, fewer where memory runs out and no other rank
+    waits.
+    """
     return in_parts(total, at_once, run, backward.device, alone=backward.network.is_alone)
 
 
@@ -120,7 +126,7 @@ def elements_of_row(backward: Pass, start: str) -> int:
 
 
 def elements_of_a_row(network: Network, start: str, batch: int, *, divided: bool = False) -> int:
-    """What a row takes in the largest coefficient tensor of one rank, which that rank's own device must hold.
+    """Return what a row takes in the largest coefficient tensor of one rank, which that rank's own device must hold.
 
     Where ``start`` is divided, each rank has rows of its own, and further on all of them go on on every rank. Rows are
     ``divided`` as those of a pass.

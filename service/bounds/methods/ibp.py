@@ -42,7 +42,7 @@ class _IntervalPropagation(ForwardTraversal):
 
 
 def inputs_of(network: Network, intervals: Mapping[str, Interval]) -> dict[str, tuple[Interval, ...]]:
-    """Bounds on the inputs of the non-linear nodes."""
+    """Return bounds on the inputs of the non-linear nodes."""
     return {node.name: tuple(intervals[name] for name in node.inputs) for node in network.nonlinear}
 
 

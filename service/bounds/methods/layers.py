@@ -33,13 +33,13 @@ Choose = Callable[[Pass, Node, int], tuple[Tensor, Tensor]]
 
 
 def wanted_entries(backward: Pass, node: Node, index_of_input: int) -> Tensor:
-    """Which entries of an input matter, bool ``(batch, n)``."""
+    """Return which entries of an input matter, bool ``(batch, n)``."""
     known = [backward.intervals[each] for each in node.inputs]
     return backward.network.operator_of(node).unstable_on(node, known)[index_of_input].flatten(1)
 
 
 def wanted_rows(backward: Pass, node: Node, index_of_input: int) -> tuple[Tensor, Tensor]:
-    """Which entries of an input matter, bool ``(batch, n)``, and their numbers, ``(batch or 1, rows)``.
+    """Return which entries of an input matter, bool ``(batch, n)``, and their numbers, ``(batch or 1, rows)``.
 
     Rows are those of each instance, filled up with entries that it does not need, or the same for all where that is
     hardly more. There are as many on each rank.
@@ -59,7 +59,7 @@ PER_INSTANCE = 0.8
 
 
 def numbers(chosen: Tensor, count: int) -> Tensor:
-    """``(batch or 1, count)``, of entries that are chosen first."""
+    """Return ``(batch or 1, count)``, of entries that are chosen first."""
     return chosen.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
 
 
@@ -114,7 +114,7 @@ class _LayerBounds(ForwardTraversal):
 
 
 def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
-    """Both sides of the entries by plain backward passes."""
+    """Bound both sides of the entries by plain backward passes."""
     pairs = max(1, passing_at_once(backward, name, 2 * index.shape[1], effort) // 2)
 
     def bounds(part: slice) -> Tensor:
@@ -129,7 +129,7 @@ def one_pass(backward: Pass, name: str, index: Tensor, effort: Effort) -> Interv
 
 
 def _exact_intervals(network: Network, layers: int) -> set[str]:
-    """Values whose intervals are exact: at most ``layers`` operators between the input and them mix entries."""
+    """Return the values with exact intervals: at most ``layers`` operators between the input and them mix entries."""
     depth = {network.graph.input.name: 0}
     for node in network.graph.nodes[1:]:
         depth[node.name] = max(depth[name] for name in node.inputs) + OPERATORS[node.operator].mixes(node)

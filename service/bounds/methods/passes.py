@@ -13,7 +13,7 @@ from service.bounds.network import Network
 
 
 def whole(network: Network, box: Interval, effort: Effort) -> Effort:
-    """All of an effort: for methods that bound no intermediate rows."""
+    """Return all of an effort, for methods that bound no intermediate rows."""
     return effort
 
 

@@ -53,11 +53,13 @@ class Record:
 
     @property
     def suffices(self) -> bool:
-        """Whether all rows that matter were among the planned ones; waits for the device where they may not be."""
+        """Return whether all rows that matter were among the planned ones; waits for the device where they may not
+        be.
+        """
         return self.missing is None or int(self.missing) <= 0
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
-        """Of the last box taken."""
+        """Return lower bounds of rows in the last box taken."""
         asked = self._rows.pop(rows.shape, None)
         if asked is None:
             while len(self._rows) >= MOST:
@@ -83,6 +85,8 @@ class _RecordedRows:
 
 
 def _anew(analysis: LinearAnalysis) -> LinearAnalysis:
-    """With intervals that have computed nothing: what they keep would not be computed again in a replay."""
+    """Return the analysis with intervals that have computed nothing: what they keep would not be computed again in a
+    replay.
+    """
     intervals = {name: replace(each) for name, each in analysis.backward.intervals.items()}
     return replace(analysis, backward=replace(analysis.backward, intervals=intervals))

@@ -94,14 +94,14 @@ class Repeating:
         return _Replayed(_Asked(self, known, network, box, effort), record, self.turn)
 
     def as_written(self, known: _Known, network: Network, box: Interval, effort: Effort) -> LinearAnalysis:
-        """And another record next time, with what was needed now."""
+        """Analyse without a record, and plan the next one by what was needed now."""
         noted = Noted()
         found = self.passes.bounded(network, box, self.passes.affordable(network, box, effort), noted)
         known.plan, known.record = planned(network, len(box.lower), noted.found, known.plan), None
         return found
 
     def _taking(self, known: _Known, network: Network, box: Interval, effort: Effort) -> Record | None:
-        """The record of this shape, perhaps a new one, with the bounds of the box."""
+        """Return the record of this shape, perhaps a new one, with the bounds of the box."""
         if known.record is not None:
             known.record.take(box)
         elif known.tries < TRIES and self._has_room(known.plan, network, box, effort):
@@ -117,7 +117,7 @@ class Repeating:
         return known.record
 
     def _has_room(self, plan: Plan, network: Network, box: Interval, effort: Effort) -> bool:
-        """Whether there is memory for one more record, perhaps after all others were dropped."""
+        """Return whether there is memory for one more record, perhaps after all others were dropped."""
         each = elements(plan, network, len(box.lower))
         if sum(each) > WORTHWHILE:
             return False
@@ -128,7 +128,7 @@ class Repeating:
         return need <= limit
 
     def forget(self) -> None:
-        """All records, that of the last analysis too."""
+        """Drop all records, that of the last analysis too."""
         self.turn += 1
         for known in self._known.values():
             known.record = None
@@ -136,12 +136,12 @@ class Repeating:
 
 
 def repeatedly(method: Bounder, device: torch.device) -> Bounder:
-    """A method whose analyses on a device are many."""
+    """Return a method whose analyses on a device are many."""
     return Repeating.on(device, method) if isinstance(method, Passes) and device.type == "cuda" else method
 
 
 def elements(plan: Plan, network: Network, batch: int) -> list[int]:
-    """Of the largest coefficients of each value's rows, both sides."""
+    """Return the elements of the largest coefficients of each value's rows, both sides."""
     return [2 * rows.count * elements_of_a_row(network, name, batch) for name, rows in plan.items()]
 
 

@@ -67,7 +67,9 @@ class Planned:
 
 
 def planned(network: Network, batch: int, found: Plan, earlier: Plan) -> Plan:
-    """Room for a few more rows than were found, or were planned earlier; for all where that is cheap."""
+    """Return a plan with room for a few more rows than were found, or were planned earlier; for all where that is
+    cheap.
+    """
     return {name: _planned(network, batch, name, rows, earlier.get(name)) for name, rows in found.items()}
 
 

@@ -116,7 +116,7 @@ def resize(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _scale(call: Call, values: Values, index: int) -> float | None:
-    """Of a dimension; ``None`` where sizes are given instead."""
+    """Return the scale of a dimension; ``None`` where sizes are given instead."""
     if "scales" in call.attributes:
         return float(call.attributes["scales"][index])
     place = 1 if call.operator == "Upsample" or call.opset < 11 else 2
@@ -128,7 +128,7 @@ def _scale(call: Call, values: Values, index: int) -> float | None:
 
 
 def _along(call: Call, values: Values, index: int, before: int, after: int) -> Array:
-    """``(before, after)``: each unit vector resized."""
+    """Return ``(before, after)``: each unit vector resized."""
     scale = _scale(call, values, index)
     # Before opset 13 what is not given is empty, and from there on it is not there.
     unit, none = np.eye(before, dtype=np.float32), np.zeros(0, dtype=np.float32) if call.opset < 13 else None

@@ -58,7 +58,7 @@ def _transposed(value: Value) -> Value:
 
 
 def einsum(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Of one or two values, as a sum and a product of matrices, so that instances stay apart."""
+    """Compute an einsum of one or two values as a sum and a product of matrices, so that instances stay apart."""
     equation = str(call.attributes["equation"]).replace(" ", "")
     given, _, result = equation.partition("->")
     terms = given.split(",")
@@ -74,7 +74,7 @@ def einsum(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _summed(term: str, value: Value, kept: set[str]) -> tuple[str, Value]:
-    """Over the letters that nothing else has."""
+    """Sum over the letters that nothing else has."""
     first = 0 if value.constant else 1
     dims = [index + first for index, letter in enumerate(term) if letter not in kept]
     left = "".join(letter for letter in term if letter in kept)
@@ -85,7 +85,7 @@ def _summed(term: str, value: Value, kept: set[str]) -> tuple[str, Value]:
 def _contracted(
     first: tuple[str, Value], second: tuple[str, Value], result: str, sizes: Mapping[str, int]
 ) -> tuple[str, Value]:
-    """The product of two terms and its letters."""
+    """Return the product of two terms and its letters."""
     both = [letter for letter in first[0] if letter in second[0]]
     shared, inner = [each for each in both if each in result], [each for each in both if each not in result]
     rows, columns = ([each for each in term if each not in both] for term, _ in (first, second))
@@ -99,7 +99,7 @@ def _contracted(
 def _as_matrix(
     term: str, value: Value, parts: tuple[list[str], list[str], list[str]], sizes: Mapping[str, int]
 ) -> Tensor:
-    """``(instances if it has any, *first part, second part, third part)``."""
+    """Return ``(instances if it has any, *first part, second part, third part)``."""
     first = 0 if value.constant else 1
     order = [term.index(letter) + first for part in parts for letter in part]
     lengths = [sizes[letter] for letter in parts[0]] + [prod(sizes[each] for each in part) for part in parts[1:]]

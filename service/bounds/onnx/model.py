@@ -77,7 +77,7 @@ class OnnxModel(nn.Module):
 
 
 def _converted(call: Call, values: Sequence[Value], shape: tuple[int, ...]) -> Tensor | list[Tensor]:
-    """What a node gives. What it cannot do with its inputs and attributes is refused in its name."""
+    """Return what a node gives. What it cannot do with its inputs and attributes is refused in its name."""
     try:
         return CONVERTERS[call.operator](call, values, shape)
     except (UnsupportedModelError, torch.OutOfMemoryError):
@@ -87,12 +87,12 @@ def _converted(call: Call, values: Sequence[Value], shape: tuple[int, ...]) -> T
 
 
 def is_float(array: Array) -> bool:
-    """Of any width; numpy knows bfloat16 only as a type of ours."""
+    """Return whether a type is floating-point, of any width; numpy knows bfloat16 only as a type of ours."""
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
 def load(data: bytes) -> OnnxModel:
-    """The model of an ONNX file's content, in float32, checked against onnxruntime on random inputs.
+    """Return the model of an ONNX file's content, in float32, checked against onnxruntime on random inputs.
 
     Raises :class:`UnsupportedModelError` that names the operator and its node where it cannot be done.
     """
@@ -117,7 +117,7 @@ class Running(Protocol):
     def dtype(self) -> type[np.floating[Any]]: ...
 
     def flat(self, instance: Array) -> Array:
-        """All outputs for one flat instance, side by side, in float64."""
+        """Return all outputs for one flat instance, side by side, in float64."""
 
 
 @torch.no_grad()

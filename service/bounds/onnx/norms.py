@@ -21,7 +21,7 @@ def batch_norm(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def instance_norm(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Of images ``(1, channels, …)``."""
+    """Normalise each instance of images ``(1, channels, …)``."""
     if shape[0] != 1 or not all(value.constant for value in values[1:]):
         raise call.refuse(f"a batch of {shape[0]} in one instance, or a scale that depends on the input")
     x = values[0].float.reshape(-1, *shape[1:])
@@ -36,7 +36,9 @@ def layer_norm(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def group_norm(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Of images ``(1, channels, …)``; scale and bias are of the groups before opset 21, then of the channels."""
+    """Normalise groups of images ``(1, channels, …)``; scale and bias are of the groups before opset 21, then of the
+    channels.
+    """
     groups, eps = int(call.attributes["num_groups"]), float(call.attributes.get("epsilon", 1e-5))
     if shape[0] != 1 or not all(value.constant for value in values[1:]):
         raise call.refuse(f"a batch of {shape[0]} in one instance, or a scale that depends on the input")

@@ -60,7 +60,7 @@ def _is_plain(call: Call, rank: int) -> bool:
 
 
 def _windows(call: Call, given: Shape, wanted: Shape) -> Array:
-    """Numbers of the pixels in each window, ``(windows, pixels)``: −1 in the padding, −2 beyond it."""
+    """Return the numbers of the pixels in each window, ``(windows, pixels)``: −1 in the padding, −2 beyond it."""
     rank = len(given)
     kernel, strides, dilations = (listed(call, name, rank) for name in ("kernel_shape", "strides", "dilations"))
     before, after = pads_of(call, given, kernel, dilations)
@@ -80,7 +80,7 @@ def _windows(call: Call, given: Shape, wanted: Shape) -> Array:
 
 
 def _entries(x: Tensor, numbers: Array) -> Tensor:
-    """``(instances, channels, windows, pixels)``."""
+    """Return ``(instances, channels, windows, pixels)``."""
     flat = x.flatten(2).index_select(2, torch.from_numpy(numbers.reshape(-1)).to(x.device))
     return flat.reshape(*flat.shape[:2], *numbers.shape)
 

@@ -46,7 +46,7 @@ class Description:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Entries of the input, and of all outputs together."""
+        """Return the numbers of entries of the input, and of all outputs together."""
         return prod(self.shapes[self.input]), sum(prod(self.shapes[name]) for name in self.outputs)
 
 
@@ -70,7 +70,7 @@ class Runtime:
         self.outputs = list(outputs)
 
     def __call__(self, flat: Array) -> list[Array]:
-        """The outputs for one flat instance."""
+        """Return the outputs for one flat instance."""
         try:
             found: list[Array] = self.session.run(
                 self.outputs, {self.name: flat.reshape(self.shape).astype(self.dtype)}
@@ -83,7 +83,7 @@ class Runtime:
         return found
 
     def flat(self, instance: Array) -> Array:
-        """All outputs for one flat instance, side by side, in float64."""
+        """Return all outputs for one flat instance, side by side, in float64."""
         return np.concatenate([each.reshape(-1).astype(np.float64) for each in self(instance)])
 
     @classmethod
@@ -92,7 +92,9 @@ class Runtime:
 
 
 def parse(data: bytes) -> onnx.ModelProto:
-    """The model of a file's content. Raises :class:`UnsupportedModelError` where it is not one that can be read."""
+    """Return the model of a file's content. Raises :class:`UnsupportedModelError` where it is not one that can be
+    read.
+    """
     try:
         return files.parse(data)
     except files.OnnxError as error:
@@ -122,7 +124,7 @@ def describe(model: onnx.ModelProto) -> Description:
 
 
 def run_alone(call: Call, inputs: Sequence[Array | None]) -> Array:
-    """The first output of a node for these inputs, by onnxruntime."""
+    """Return the first output of a node for these inputs, by onnxruntime."""
     names = [f"input_{index}" if each is not None else "" for index, each in enumerate(inputs)]
     node = helper.make_node(call.operator, names, ["output"], **call.attributes)
     given = {name: each for name, each in zip(names, inputs, strict=True) if each is not None}

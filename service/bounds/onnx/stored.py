@@ -47,7 +47,7 @@ def store(folder: Path, content: bytes, dtype: torch.dtype) -> None:
 
 
 def stored(folder: Path, dtype: torch.dtype) -> OnnxModel:
-    """The model in the ``dtype`` that it was stored for, its weights mapped; it is not checked yet.
+    """Return the model in the ``dtype`` that it was stored for, its weights mapped; it is not checked yet.
 
     Raises :class:`UnsupportedModelError` that names the operators that there are no converters for.
     """
@@ -66,7 +66,7 @@ def stored(folder: Path, dtype: torch.dtype) -> OnnxModel:
 
 
 def type_of(folder: Path) -> type[np.floating[Any]]:
-    """The input's."""
+    """Return the input's."""
     found: type[np.floating[Any]] = np.dtype(json.loads((folder / ABOUT).read_bytes())["type"]).type
     return found
 
@@ -82,7 +82,7 @@ def _forms(name: str, array: Array, kind: type[np.floating[Any]]) -> list[tuple[
 
 
 def _without_weights(model: onnx.ModelProto, calls: Sequence[Call]) -> onnx.ModelProto:
-    """The nodes that are called, under the names that errors have for them."""
+    """Return the nodes that are called, under the names that errors have for them."""
     bare = onnx.ModelProto(ir_version=model.ir_version)
     bare.opset_import.extend(model.opset_import)
     names = {call.outputs: call.name for call in calls}

@@ -47,7 +47,7 @@ def transposed_convolution(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def _begins(call: Call, whole: Shape, wanted: Shape) -> list[int]:
-    """What is cut off before, by the rule for output shapes."""
+    """Return what is cut off before, by the rule for output shapes."""
     spare = [total - length for total, length in zip(whole, wanted, strict=True)]
     if min(spare) < 0:
         raise call.refuse("its output is larger than all that its kernel reaches")
@@ -56,7 +56,7 @@ def _begins(call: Call, whole: Shape, wanted: Shape) -> list[int]:
 
 
 def image(call: Call, value: Value) -> Tensor:
-    """``(instances, channels, …)``: the model's own batch of one taken away."""
+    """Return ``(instances, channels, …)``: the model's own batch of one taken away."""
     if value.constant or value.shape[0] != 1:
         raise call.refuse(f"its input has a batch of {value.shape[0]} within one instance; expected 1")
     return value.float.reshape(-1, *value.shape[1:])

@@ -23,7 +23,7 @@ class Activation(Elementwise, NonlinearOperator):
 
     @abstractmethod
     def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
-        """Lines of about these slopes that hold in real arithmetic on ``bounds`` ``(batch, 1, *shape)``."""
+        """Return lines of about these slopes that hold in real arithmetic on ``bounds`` ``(batch, 1, *shape)``."""
 
     def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
         bounds = inputs[0].map(lambda end: end.unsqueeze(1))
@@ -50,7 +50,7 @@ class Activation(Elementwise, NonlinearOperator):
 
     @abstractmethod
     def unstable(self, node: Node, bounds: Interval) -> Tensor:
-        """Entries, bool ``(batch, *shape)``, whose relaxation would get tighter with tighter bounds."""
+        """Return the entries, bool ``(batch, *shape)``, whose relaxation would get tighter with tighter bounds."""
 
     def is_finite_at_zero(self, node: Node) -> bool:
         if self.refusal(node) is not None:

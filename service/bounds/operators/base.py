@@ -48,37 +48,43 @@ class Operator(ABC):
     keeps_order: ClassVar[bool] = False
 
     def refusal(self, node: Node) -> str | None:
-        """Why this node cannot be bounded although its operator has a rule; ``None`` when it can."""
+        """Return why this node cannot be bounded although its operator has a rule; ``None`` when it can."""
         return None
 
     def mixes(self, node: Node) -> bool:
-        """Whether an entry of the output depends on more than one entry of the inputs."""
+        """Return whether an entry of the output depends on more than one entry of the inputs."""
         return False
 
     @abstractmethod
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
-        """The cut of the output from those of all inputs, by name; whole where ranks would have to communicate."""
+        """Return the cut of the output from those of all inputs, by name; whole where ranks would have to
+        communicate.
+        """
 
     def local_arguments(self, node: Node, cut: Cut, share: Share) -> dict[str, Any]:
-        """One rank's arguments where the output is divided by ``cut``."""
+        """Return one rank's arguments where the output is divided by ``cut``."""
         return dict(node.arguments)
 
     def layer(self, node: Node) -> Layer | None:
-        """The node as a layer that may become column- or row-parallel; ``None`` where it is none."""
+        """Return the node as a layer that may become column- or row-parallel; ``None`` where it is none."""
         return None
 
     def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:
-        """Height and width at an input of a row that is in such a patch at the output; ``None`` for a whole row."""
+        """Return height and width at an input of a row that is in such a patch at the output; ``None`` for a whole
+        row.
+        """
         by_entry = not self.mixes(node) or len(node.inputs) > 1
         return patch if by_entry and image_of(node.input_shapes[index]) == image_of(node.shape) else None
 
     @abstractmethod
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        """Bounds of the output; ``inputs`` in the order of ``node.inputs``."""
+        """Return bounds of the output; ``inputs`` in the order of ``node.inputs``."""
 
     @abstractmethod
     def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
-        """Bounds of the output in real arithmetic: the interval with an allowance for what float64 may be off by."""
+        """Return bounds of the output in real arithmetic: the interval with an allowance for what float64 may be off
+        by.
+        """
 
 
 class LinearOperator(BackwardRules, Operator):
@@ -86,21 +92,25 @@ class LinearOperator(BackwardRules, Operator):
 
     @abstractmethod
     def backward(self, node: Node, coefficients: Tensor, tp_group: RankGroup) -> Propagated:
-        """``coefficients`` ``(batch or 1, rows, *node.shape)`` as coefficients on the inputs and a bias."""
+        """Return ``coefficients`` ``(batch or 1, rows, *node.shape)`` as coefficients on the inputs and a bias."""
 
     @abstractmethod
     def roundings(self, node: Node) -> Roundings:
         """How often :meth:`backward` rounds on the way to a coefficient and to the bias."""
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
-        """The computed :meth:`interval` so that it holds in real arithmetic; as it is where nothing is rounded."""
+        """Return the computed :meth:`interval` so that it holds in real arithmetic; as it is where nothing is
+        rounded.
+        """
         return computed
 
     def rigorous_interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         return self.widened(node, inputs, self.interval(node, inputs, tp_group), tp_group).without_nan()
 
     def error(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> tuple[Tensor, Tensor]:
-        """What :meth:`backward` may be off by, see :func:`~service.bounds.operators.allowance.backward_error`."""
+        """Return what :meth:`backward` may be off by, see
+        :func:`~service.bounds.operators.allowance.backward_error`.
+        """
         roundings = self.roundings(node)
         coefficient = roundings.on_an_input(tp_group.axis.size)
         return backward_error(
@@ -108,7 +118,7 @@ class LinearOperator(BackwardRules, Operator):
         )
 
     def rigorous_step(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> RigorousStep:
-        """The allowance for :meth:`backward` on these bounds."""
+        """Return the allowance for :meth:`backward` on these bounds."""
         error, lost = self.error(node, inputs, tp_group)
         return RigorousStep(error.unsqueeze(1), lost)
 
@@ -174,7 +184,7 @@ class NonlinearOperator(Operator):
 
     @abstractmethod
     def relax_on(self, node: Node, bounds: Sequence[Interval]) -> Relaxed:
-        """Linear bounds that hold on the product of ``bounds``; an interval of width 0 is a point."""
+        """Return linear bounds that hold on the product of ``bounds``; an interval of width 0 is a point."""
 
     def family(self, node: Node, bounds: Sequence[Interval]) -> Family:
         """Return the relaxations that an optimiser may choose from; by default only the one of :meth:`relax_on`."""
@@ -182,17 +192,19 @@ class NonlinearOperator(Operator):
 
     @abstractmethod
     def rigorous_step(self, node: Node, inputs: Sequence[Interval], chosen: Relaxed, rows: int = 1) -> RigorousStep:
-        """A step through ``chosen``, a relaxation on ``inputs``, moved outwards as far as real arithmetic needs.
+        """Return a step through ``chosen``, a relaxation on ``inputs``, moved outwards as far as real arithmetic needs.
 
         ``rows`` is 1 for the same relaxation in every row.
         """
 
     @abstractmethod
     def pieces(self, node: Node) -> TwoPieces | None:
-        """The function's two straight pieces, of which a split where they meet leaves one; ``None`` for any other."""
+        """Return the function's two straight pieces, of which a split where they meet leaves one; ``None`` for any
+        other.
+        """
 
     def centred(self, coefficients: Tensor, bounds: Sequence[Interval]) -> Tensor:
-        """The coefficients ``(batch, rows, *shape)`` less what they have in common where that loses nothing."""
+        """Return the coefficients ``(batch, rows, *shape)`` less what they have in common where that loses nothing."""
         return coefficients
 
     def patch_before(self, node: Node, index: int, patch: Pair) -> Pair | None:
@@ -200,4 +212,6 @@ class NonlinearOperator(Operator):
 
     @abstractmethod
     def unstable_on(self, node: Node, bounds: Sequence[Interval]) -> tuple[Tensor, ...]:
-        """For each input its entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the relaxation."""
+        """Return, for each input, its entries, bool ``(batch, *shape)``, whose tighter bounds would tighten the
+        relaxation.
+        """

@@ -8,7 +8,7 @@ from service.bounds.graph import Node, Repeated
 
 
 def unbroadcast(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Coefficients ``(b, rows, *out)`` on a value that was broadcast from ``shape``: ``(b, rows, *shape)``."""
+    """Return coefficients ``(b, rows, *out)`` on a value that was broadcast from ``shape``: ``(b, rows, *shape)``."""
     while coefficients.ndim - 2 > len(shape):
         coefficients = coefficients.sum(dim=2)
     stretched = [index + 2 for index, length in enumerate(shape) if length == 1 and coefficients.shape[index + 2] != 1]
@@ -16,7 +16,7 @@ def unbroadcast(coefficients: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def operand(node: Node, argument: str, like: Tensor) -> Tensor:
-    """A constant number or tensor as a tensor of ``node.shape``."""
+    """Return a constant number or tensor as a tensor of ``node.shape``."""
     value = node.arguments[argument]
     value = value.value if isinstance(value, Repeated) else value
     # A number is filled in on the device: a copy from the host would wait for all that the device has still to do.

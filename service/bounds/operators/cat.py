@@ -64,7 +64,7 @@ class Concatenate(LinearOperator):
 
 
 def _value(constant: Tensor | Repeated) -> Tensor:
-    """A constant with a batch dimension of 1."""
+    """Return a constant with a batch dimension of 1."""
     return constant.value if isinstance(constant, Repeated) else constant
 
 

@@ -230,13 +230,13 @@ class ReduceScatter(EnteringCollective):
 
 
 def _mine(whole: Tensor, dim: int, tp_group: RankGroup) -> Tensor:
-    """This rank's slice of what it has itself: a gradient stays here."""
+    """Return this rank's slice of what it has itself: a gradient stays here."""
     mine = tp_group.own_range(whole.shape[dim])
     return whole.narrow(dim, mine.start, mine.stop - mine.start)
 
 
 def _in_place(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Tensor:
-    """Coefficients of this rank's slice as those of the whole value, of which the rest are zero."""
+    """Return coefficients of this rank's slice as those of the whole value, of which the rest are zero."""
     along = dimension(node) + 1
     whole = coefficients.new_zeros(*coefficients.shape[:2], *node.input_shapes[0])
     mine = tp_group.own_range(whole.shape[along])
@@ -245,7 +245,7 @@ def _in_place(node: Node, coefficients: Tensor, tp_group: RankGroup) -> Tensor:
 
 
 def dimension(node: Node) -> int:
-    """The collective's ``dim``, counted from 0 with the batch."""
+    """Return the collective's ``dim``, counted from 0 with the batch."""
     given = int(node.arguments["dim"])
     return given if given >= 0 else given + len(node.shape) + 1
 

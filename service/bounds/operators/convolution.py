@@ -125,7 +125,7 @@ class Convolution(LinearOperator):
 
 
 def _moves(node: Node) -> bool:
-    """A convolution over images, not a transposed one."""
+    """Return a convolution over images, not a transposed one."""
     return len(node.shape) == 3 and not node.arguments["transposed"]
 
 
@@ -135,7 +135,7 @@ def _pairs(node: Node, *names: str) -> list[tuple[int, int]]:
 
 
 def _adjoint(flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[Any]) -> Tensor:
-    """Of coefficients ``(n, out, height, width)`` those of inputs ``(n, *shape)``."""
+    """Return the coefficients of inputs ``(n, *shape)`` from those of outputs ``(n, out, height, width)``."""
     stride, padding, dilation, transposed, _, groups = geometry
     if len(shape) == IMAGE and not transposed and groups == 1 and set(dilation) == {1}:
         return _adjoint_of_images(flat, weight, shape, (stride[0], stride[-1]), (padding[0], padding[-1]))
@@ -151,7 +151,7 @@ IMAGE = 3
 def _adjoint_of_images(
     flat: Tensor, weight: Tensor, shape: tuple[int, ...], stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """A convolution without stride whose channels are the inputs at each phase of the stride (Shi et al., 2016).
+    """Return a convolution without stride whose channels are the inputs at each phase of the stride (Shi et al., 2016).
 
     Libraries' own adjoints with a stride, or onto few channels, are up to twenty times slower.
     """
@@ -174,13 +174,15 @@ def _adjoint_of_images(
 
 
 def _skipped(own: int, size: int, step: int, pad: int, steps: int, kernel: int) -> int:  # noqa: PLR0917 - one axis
-    """How many whole steps of the padding need not be computed on both sides; behind, patches may end early."""
+    """Return how many whole steps of the padding need not be computed on both sides; behind, patches may end early."""
     early = size + 2 * pad - kernel - (own - 1) * step
     return max(0, min((pad - early) // step, steps - 1))
 
 
 def _in_phases(weight: Tensor, stride: tuple[int, int]) -> Tensor:
-    """A kernel ``(out, in, height, width)`` as ``(in · phases, out, steps down, steps across)``, turned around."""
+    """Return a kernel ``(out, in, height, width)`` as ``(in · phases, out, steps down, steps across)``, turned
+    around.
+    """
     steps = [-(-size // step) for size, step in zip(weight.shape[2:], stride, strict=True)]
     below, behind = (count * step - size for count, step, size in zip(steps, stride, weight.shape[2:], strict=True))
     filled = functional.pad(weight, (0, behind, 0, below)) if below or behind else weight

@@ -53,7 +53,7 @@ class Curve:
     first_tangent: float = -inf
 
     def range(self, bounds: Interval) -> Interval:
-        """Least and greatest value over each interval; infinite where the function may have none."""
+        """Return the least and the greatest value over each interval; infinite where the function may have none."""
         usable = self._usable(bounds, finite=False)
         inner = bounds.map(lambda end: torch.where(usable, end, torch.full_like(end, self.inside)))
         at = [inner.lower, inner.upper, *(_within(point, inner) for point in self.stationary)]
@@ -66,7 +66,7 @@ class Curve:
         return Interval(torch.where(usable, low, -torch.inf), torch.where(usable, high, torch.inf)).without_nan()
 
     def lines(self, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
-        """Lines of these slopes; where there can be none, the ends of the range."""
+        """Return lines of these slopes; where there can be none, the ends of the range."""
         usable = self._usable(bounds, finite=True) & lower_slope.isfinite() & upper_slope.isfinite()
         zero = torch.zeros_like(lower_slope)
         lower_slope, upper_slope = torch.where(usable, lower_slope, zero), torch.where(usable, upper_slope, zero)
@@ -86,7 +86,7 @@ class Curve:
         return usable if self.defined is None else usable & self.defined(bounds)
 
     def _least(self, bounds: Interval, slope: Tensor, sign: int) -> Tensor:
-        """A lower bound of ``sign·(f(z) − slope·z)`` over the interval."""
+        """Return a lower bound of ``sign·(f(z) − slope·z)`` over the interval."""
         edges = [bounds.lower, *(_within(point, bounds) for point in self.inflections), bounds.upper]
         least = torch.stack([self._height(edge, slope, sign) for edge in edges]).amin(dim=0)
         if self.derivative is None:
@@ -96,13 +96,13 @@ class Curve:
         return least
 
     def _height(self, z: Tensor, slope: Tensor, sign: int) -> Tensor:
-        """At most ``sign·(f(z) − slope·z)``."""
+        """Return at most ``sign·(f(z) − slope·z)``."""
         value, line = self.function(z), slope * z
         height = sign * (value - line)
         return down(height - (self.value_error(z, value) + 4 * UNIT * (line.abs() + height.abs()) + 4 * TINY))
 
     def _tangent(self, derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign: int) -> Tensor:
-        """The least value over ``[start, end]`` of the height's tangent at about where the height is level."""
+        """Return the least value over ``[start, end]`` of the height's tangent at about where the height is level."""
         point = _level(derivative, start, end, slope, sign).clamp(min=self.first_tangent)
         steep = derivative(point)
         rise = sign * (steep - slope)
@@ -115,7 +115,7 @@ class Curve:
 
 
 def _level(derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign: int) -> Tensor:
-    """About where a monotone derivative equals ``slope``; the lowest end of the height where it does not."""
+    """Return about where a monotone derivative equals ``slope``; the lowest end of the height where it does not."""
     first, last = derivative(start) - slope, derivative(end) - slope
     rising = first < 0
     low, high = start.expand_as(rising), end.expand_as(rising)
@@ -127,7 +127,7 @@ def _level(derivative: Function, start: Tensor, end: Tensor, slope: Tensor, sign
 
 
 def _less(value: Tensor, error: Tensor) -> Tensor:
-    """At most ``value − error``, and exactly ``value`` where there is no error."""
+    """Return at most ``value − error``, and exactly ``value`` where there is no error."""
     return torch.where(error > 0, down(value - error), value)
 
 
@@ -136,12 +136,12 @@ def _within(point: float, bounds: Interval) -> Tensor:
 
 
 def relative(ulps: float) -> Error:
-    """An error of so many units of the last place of what was computed."""
+    """Return an error of so many units of the last place of what was computed."""
     return lambda z, computed: 2 * ulps * UNIT * computed.abs() + TINY
 
 
 def absolute(units: float) -> Error:
-    """The same for functions that pass 1 in size only by a little, and cancel."""
+    """Return the same for functions that pass 1 in size only by a little, and cancel."""
     return lambda z, computed: 2 * units * UNIT * (1 + computed.abs())
 
 

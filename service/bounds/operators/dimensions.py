@@ -6,7 +6,7 @@ from service.bounds.graph import Node
 
 
 def dimension_of(node: Node) -> int:
-    """The node's ``dim``, counted from 0 with the batch."""
+    """Return the node's ``dim``, counted from 0 with the batch."""
     dimension = int(node.arguments["dim"])
     return dimension if dimension >= 0 else dimension + len(node.shape) + 1
 

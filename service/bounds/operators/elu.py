@@ -18,7 +18,7 @@ from service.bounds.operators.smooth import SmoothActivation, SmoothFunction
 
 @cache
 def elu(alpha: float, scale: float, input_scale: float) -> SmoothFunction:
-    """``scale·z`` above 0, below ``scale·alpha·(exp(input_scale·z) − 1)``.
+    """Return ``scale·z`` above 0, below ``scale·alpha·(exp(input_scale·z) − 1)``.
 
     At 0 the derivative is that from below: above 0 the function is straight and its ends tell all.
     """

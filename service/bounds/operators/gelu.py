@@ -20,7 +20,7 @@ MINIMUM = -0.7517915246935645  # where Φ(z) + z·φ(z) = 0, the only zero of th
 
 
 def _cumulative(z: Tensor) -> Tensor:
-    """Φ by erfc: 1 + erf cancels in the lower tail, where a bound must still be one."""
+    """Return Φ by erfc: 1 + erf cancels in the lower tail, where a bound must still be one."""
     tail: Tensor = torch.special.erfc(-z / sqrt(2))
     return tail / 2
 
@@ -55,7 +55,7 @@ INNER, CUBIC = 2 * sqrt(2 / pi), 0.044715
 
 
 def _gate(z: Tensor) -> tuple[Tensor, Tensor]:
-    """``(1 + tanh(u/2))/2 = σ(u)`` and ``σ(−u)``."""
+    """Return ``(1 + tanh(u/2))/2 = σ(u)`` and ``σ(−u)``."""
     inner = INNER * (z + CUBIC * z**3)
     return torch.sigmoid(inner), torch.sigmoid(-inner)
 

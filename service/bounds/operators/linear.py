@@ -36,7 +36,7 @@ class AffineOperator(AccumulatingOperator):
 
     @abstractmethod
     def read(self, node: Node) -> Affine:
-        """The constant matrix and bias of a node."""
+        """Return the constant matrix and bias of a node."""
 
     def mixes(self, node: Node) -> bool:
         return True

@@ -51,7 +51,7 @@ class Value:
 
     @property
     def present(self) -> bool:
-        """Whether the node has this input: optional ones may be left out."""
+        """Return whether the node has this input: optional ones may be left out."""
         return self.tensor is not None or self.array is not None
 
     @property
@@ -66,7 +66,7 @@ class Value:
 
     @property
     def integers(self) -> list[int]:
-        """The entries of a constant."""
+        """Return the entries of a constant."""
         assert self.array is not None
         return [int(entry) for entry in self.array.reshape(-1)]
 
@@ -79,12 +79,12 @@ ABSENT = Value((), None)
 
 
 def optional(values: Values, index: int) -> Value | None:
-    """The input of that place, if the node has it."""
+    """Return the input of that place, if the node has it."""
     return values[index] if index < len(values) and values[index].present else None
 
 
 def integers(call: Call, values: Values, index: int, attribute: str) -> list[int] | None:
-    """A list that is an attribute in early opsets and an input in later ones; it must be constant."""
+    """Return a list that is an attribute in early opsets and an input in later ones; it must be constant."""
     if attribute in call.attributes:
         return [int(entry) for entry in call.attributes[attribute]]
     value = optional(values, index)
@@ -96,7 +96,7 @@ def integers(call: Call, values: Values, index: int, attribute: str) -> list[int
 
 
 def number(call: Call, values: Values, index: int, attribute: str) -> float | None:
-    """The same for a single number."""
+    """Return the same for a single number."""
     if attribute in call.attributes:
         return float(call.attributes[attribute])
     value = optional(values, index)
@@ -108,7 +108,7 @@ def number(call: Call, values: Values, index: int, attribute: str) -> float | No
 
 
 def single(call: Call, value: Value, what: str) -> float:
-    """The number that all entries of a constant are."""
+    """Return the number that all entries of a constant are."""
     assert value.array is not None
     entries = value.array.reshape(-1)
     if not len(entries) or bool((entries != entries[0]).any()):
@@ -117,7 +117,9 @@ def single(call: Call, value: Value, what: str) -> float:
 
 
 def aligned(values: Sequence[Value]) -> list[Tensor]:
-    """Tensors that broadcast as the model's values do: those with a batch get as many dimensions as the longest."""
+    """Return tensors that broadcast as the model's values do: those with a batch get as many dimensions as the
+    longest.
+    """
     rank = max(len(value.shape) for value in values)
     return [
         value.float if value.constant else value.float.reshape(-1, *(1,) * (rank - len(value.shape)), *value.shape)
@@ -126,12 +128,12 @@ def aligned(values: Sequence[Value]) -> list[Tensor]:
 
 
 def batched(value: Value, batch: int | torch.SymInt) -> Tensor:
-    """The value with a batch dimension; a constant is repeated."""
+    """Return the value with a batch dimension; a constant is repeated."""
     return value.float.expand(batch, *value.shape) if value.constant else value.float
 
 
 def axis(given: int, rank: int) -> int:
-    """An axis of the model as a dimension of a tensor with a batch."""
+    """Return an axis of the model as a dimension of a tensor with a batch."""
     return given % rank + 1
 
 

@@ -34,7 +34,7 @@ class TwoPieces:
 
     @cached_property
     def curve(self) -> Curve:
-        """The function as the rigorous bounds evaluate it."""
+        """Return the function as the rigorous bounds evaluate it."""
         error = exact if self.slope in (-1.0, 0.0, 1.0) else relative(1)
 
         def function(z: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class TwoPieces:
 
     @staticmethod
     def unstable(bounds: Interval) -> Tensor:
-        """Entries that may lie on either side of the breakpoint, bool like the bounds."""
+        """Return the entries that may lie on either side of the breakpoint, bool like the bounds."""
         return (bounds.lower < 0) & (bounds.upper > 0)
 
     def relax(self, bounds: Interval) -> Relaxation:
@@ -84,7 +84,7 @@ class _FreeLowerSlopes:
     open_: Tensor
 
     def shown(self, patches: Patches) -> Family:
-        """Of every place in the patches: with so few entries there is nothing to pick."""
+        """Free the slope of every place in the patches: with so few entries there is nothing to pick."""
         assert self.whole.upper_intercept is not None
         images = (self.open_.to(self.whole.lower_slope.dtype), self.whole.lower_slope, self.whole.upper_slope)
         open_in, closed, chord = (patches.of(each) for each in images)
@@ -126,12 +126,12 @@ class _FreeSlopesInPatches:
 
 
 def _places(slopes: Tensor, flattest: float) -> Tensor:
-    """Parameters of slopes from ``flattest`` to 1."""
+    """Return parameters of slopes from ``flattest`` to 1."""
     return ((slopes - flattest) / (1 - flattest)).clamp(0, 1)
 
 
 def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
-    """Slope of the line through the ends of an interval around 0.
+    """Return the slope of the line through the ends of an interval around 0.
 
     An infinite end leaves one slope that can bound the function: that of the piece which goes there.
     """
@@ -143,7 +143,7 @@ def _chord_slope(lower: Tensor, upper: Tensor, slope: float) -> Tensor:
 
 
 def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
-    """``torch.where`` on two numbers, which alone would round them to the default dtype.
+    """Return ``torch.where`` on two numbers, which alone would round them to the default dtype.
 
     They are filled in on the device: a copy from the host would wait for all that the device has still to do.
     """

@@ -24,7 +24,7 @@ class PiecewiseActivation(Activation):
 
     @abstractmethod
     def pieces(self, node: Node) -> TwoPieces:
-        """The function of a node."""
+        """Return the function of a node."""
 
     def interval(self, node: Node, inputs: Sequence[Interval], tp_group: RankGroup) -> Interval:
         slope = self.pieces(node).slope

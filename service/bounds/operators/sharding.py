@@ -26,7 +26,7 @@ class Cut:
         return self.share * ranks != self.length
 
     def local(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A rank's part of ``shape``."""
+        """Return a rank's part of ``shape``."""
         return (*shape[: self.dim], self.share, *shape[self.dim + 1 :])
 
     @staticmethod

@@ -27,7 +27,9 @@ class Periodic(Activation):
     around_zero: ClassVar[SmoothFunction]
 
     def shifted(self, bounds: Interval) -> tuple[Interval, Tensor, Tensor, Tensor]:
-        """The interval moved by whole periods to around 0, the shift, its rounding error, and where it is too wide."""
+        """Return the interval moved by whole periods to around 0, the shift, its rounding error, and where it is too
+        wide.
+        """
         wide = ~(bounds.width <= 2 * pi)
         zero = torch.zeros_like(bounds.lower)
         inner = Interval(torch.where(wide, zero, bounds.lower), torch.where(wide, zero, bounds.upper))
@@ -65,7 +67,9 @@ class Periodic(Activation):
         return self.interval(node, inputs, tp_group).without_nan()
 
     def rigorous_lines(self, node: Node, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
-        """Around 0, then moved back: the shift is a rounded multiple of 2π, and the function no steeper than 1."""
+        """Return lines around 0, moved back: the shift is a rounded multiple of 2π, and the function no steeper than
+        1.
+        """
         inner, shift, error, wide = self.shifted(bounds)
         near = self.around_zero.curve.lines(inner, lower_slope, upper_slope)
         assert near.lower_intercept is not None
@@ -81,7 +85,7 @@ class Periodic(Activation):
 
 
 def _moved_back(lines: Relaxation, shift: Tensor, error: Tensor, wide: Tensor) -> Relaxation:
-    """Lines around 0 to where the interval is; −1 and 1 where it holds a whole period."""
+    """Return lines around 0 to where the interval is; −1 and 1 where it holds a whole period."""
     assert lines.lower_intercept is not None
     assert lines.upper_intercept is not None
     zero, one = torch.zeros_like(error), torch.ones_like(error)

@@ -35,7 +35,7 @@ class Slice(LinearOperator):
         return slice(*slice(start, end, node.arguments["step"]).indices(length))
 
     def _index(self, node: Node) -> tuple[slice, ...]:
-        """Into one instance."""
+        """Return the index into one instance."""
         dimension = dimension_of(node)
         if dimension == 0:
             return ()

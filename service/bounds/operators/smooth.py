@@ -60,7 +60,7 @@ class SmoothFunction:
 
     @cached_property
     def curve(self) -> Curve:
-        """The function as the rigorous bounds evaluate it."""
+        """Return the function as the rigorous bounds evaluate it."""
         return Curve(
             self.function,
             self.value_error,
@@ -76,7 +76,7 @@ class SmoothFunction:
         )
 
     def range(self, bounds: Interval) -> Interval:
-        """Least and greatest value: at the ends, or at a stationary point within."""
+        """Return the least and the greatest value: at the ends, or at a stationary point within."""
         if self.defined is not None:
             usable = self.defined(bounds)
             found = self._range(self._where(usable, bounds))
@@ -89,7 +89,7 @@ class SmoothFunction:
         return Interval(values.amin(dim=0), values.amax(dim=0))
 
     def _where(self, usable: Tensor, bounds: Interval) -> Interval:
-        """``bounds``, or a point at which everything has a value."""
+        """Return ``bounds``, or a point at which everything has a value."""
         return bounds.map(lambda end: torch.where(usable, end, torch.full_like(end, self.inside)))
 
     def _usable(self, bounds: Interval) -> Tensor:
@@ -111,7 +111,7 @@ class SmoothFunction:
         return LineTable.of(self.lines(plain, bounds), torch.full_like(bounds.lower, 0.5))
 
     def lines(self, plain: Relaxation, bounds: Interval) -> Relaxation:
-        """Lines ``(batch, STEPS, *shape)`` that touch the envelopes from one end of the interval to the other.
+        """Return lines ``(batch, STEPS, *shape)`` that touch the envelopes from one end of the interval to the other.
 
         Those in the middle are the plain ones.
         """
@@ -123,7 +123,7 @@ class SmoothFunction:
         return self.with_slopes(bounds.map(lambda end: end.unsqueeze(1)), lower, upper)
 
     def with_slopes(self, bounds: Interval, lower_slope: Tensor, upper_slope: Tensor) -> Relaxation:
-        """The tightest lines of these slopes, moved outwards by what rounding may have cost.
+        """Return the tightest lines of these slopes, moved outwards by what rounding may have cost.
 
         Slopes may have more rows than the bounds, to which they broadcast. On an infinite interval the lines are the
         ends of the function's range.
@@ -142,7 +142,7 @@ class SmoothFunction:
         )
 
     def _least(self, bounds: Interval, slopes: Tensor) -> Tensor:
-        """Lower bounds of ``f(z) − k z`` for the first of two slopes k and of ``k z − f(z)`` for the second."""
+        """Return lower bounds of ``f(z) − k z`` for the first of two slopes k and of ``k z − f(z)`` for the second."""
 
         def heights(points: Tensor) -> Tensor:
             first, second = (self.function(points) - slopes * points).unbind(dim=1)
@@ -167,12 +167,14 @@ class SmoothFunction:
 
     @staticmethod
     def slack(bounds: Interval, slope: Tensor, values: Tensor) -> Tensor:
-        """What rounding may have cost a line's height, from the sizes of the values that it was computed from."""
+        """Return what rounding may have cost a line's height, from the sizes of the values that it was computed
+        from.
+        """
         reach = torch.maximum(bounds.lower.abs(), bounds.upper.abs())
         return 4 * torch.finfo(values.dtype).eps * (values + slope.abs() * reach)
 
     def _bracket(self, start: Tensor, end: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Around f′(z) = slope between two points; without a solution the bracket shrinks to an end."""
+        """Return a bracket of f′(z) = slope between two points; without a solution the bracket shrinks to an end."""
         rising = self.derivative(start) < slope
         low, high = start.expand_as(rising), end.expand_as(rising)
         for step in range(-len(self.samples), BISECTIONS[start.dtype]):
@@ -184,7 +186,7 @@ class SmoothFunction:
         return low, high
 
     def _slopes(self, bounds: Interval) -> tuple[Tensor, Tensor]:
-        """Slopes of the convex and the concave envelope at the interval's middle, over sampled points.
+        """Return slopes of the convex and the concave envelope at the interval's middle, over sampled points.
 
         A line of minimal mean distance touches the envelope there.
         """
@@ -203,7 +205,7 @@ class SmoothFunction:
         return lower_slope, upper_slope
 
     def _points(self, bounds: Interval) -> Tensor:
-        """``(points, batch, *shape)``: evenly spread, and where the function bends."""
+        """Return ``(points, batch, *shape)``: evenly spread, and where the function bends."""
         lower, upper = bounds.lower, bounds.upper
         fractions = torch.linspace(0, 1, UNIFORM_POINTS, dtype=lower.dtype, device=lower.device)
         fractions = fractions.reshape(-1, *[1] * lower.ndim)
@@ -291,7 +293,7 @@ def _pick(table: Tensor, index: Tensor) -> Tensor:
 
 
 def _chords(points: Tensor, values: Tensor, bounds: Interval) -> tuple[Tensor, Tensor]:
-    """Slopes from the first and from the last of ``points`` to all others, ``(points, batch, *shape)``.
+    """Return slopes from the first and from the last of ``points`` to all others, ``(points, batch, *shape)``.
 
     Points that are too near each other for a slope have that of the whole chord.
     """
@@ -306,7 +308,7 @@ def _chords(points: Tensor, values: Tensor, bounds: Interval) -> tuple[Tensor, T
 
 
 def _spread(first: Tensor, middle: Tensor, last: Tensor) -> Tensor:
-    """``(batch, STEPS, *shape)`` slopes from ``first`` through ``middle`` to ``last``, in order."""
+    """Return ``(batch, STEPS, *shape)`` slopes from ``first`` through ``middle`` to ``last``, in order."""
     first, last = first.expand_as(middle), last.expand_as(middle)
     half = torch.linspace(0, 1, STEPS // 2 + 1, dtype=middle.dtype, device=middle.device)
     half = half.reshape(1, -1, *[1] * (middle.ndim - 1))
@@ -321,7 +323,7 @@ class SmoothActivation(Activation):
     function: ClassVar[SmoothFunction]
 
     def smooth(self, node: Node) -> SmoothFunction:
-        """The function of a node."""
+        """Return the function of a node."""
         return self.function
 
     def pieces(self, node: Node) -> None:

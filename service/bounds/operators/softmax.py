@@ -72,7 +72,7 @@ class SoftmaxProduct(NonlinearOperator):
         return (ends.amax(dim=0) - ends.amin(dim=0)).nan_to_num(nan=0.0, posinf=1.0)
 
     def middle(self, coefficients: Tensor, widths: Tensor) -> Tensor:
-        """The weighted median of ``(b, rows, *shape)`` along the axes, which keep a length of 1."""
+        """Return the weighted median of ``(b, rows, *shape)`` along the axes, which keep a length of 1."""
         batch, count = max(len(coefficients), len(widths)), coefficients.shape[1]
         coefficients = coefficients.expand(batch, *coefficients.shape[1:])
         weights = widths.unsqueeze(1).expand(batch, count, *widths.shape[1:])

@@ -26,7 +26,7 @@ class LineTable:
 
     @classmethod
     def of(cls, lines: Relaxation, start: Tensor) -> LineTable:
-        """Of lines ``(batch, lines, *shape)``, starting at place ``start`` ``(batch, *shape)``, 0 to 1."""
+        """Make a table of lines ``(batch, lines, *shape)``, starting at place ``start`` ``(batch, *shape)``, 0 to 1."""
         assert lines.lower_intercept is not None
         assert lines.upper_intercept is not None
         slopes = torch.cat([lines.lower_slope, lines.upper_slope], dim=1).flatten(2)

@@ -43,7 +43,7 @@ class RigorousAnalysis:
         return {node.name: tuple(known[name] for name in node.inputs) for node in self.backward.network.nonlinear}
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
-        """Lower bounds ``(batch, rows)`` of ``rows · output`` over the reals, for exact float64 rows."""
+        """Return lower bounds ``(batch, rows)`` of ``rows · output`` over the reals, for exact float64 rows."""
         network = self.backward.network
         output, batch = network.graph.output.name, len(self.backward.intervals[network.graph.input.name].lower)
         at_once = _rows_at_once(network, output, batch, self.effort)
@@ -59,8 +59,8 @@ class RigorousAnalysis:
             return torch.cat(found, dim=1)
 
     def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Coefficients ``(batch, rows, features)`` and constants ``(batch, rows)`` of affine functions of the model's
-        input below ``rows · output``, whose rows may come flattened.
+        """Return coefficients ``(batch, rows, features)`` and constants ``(batch, rows)`` of affine functions of the
+        model's input below ``rows · output``, whose rows may come flattened.
         """
         output = self.backward.network.graph.output
         with torch.no_grad(), plain_convolutions():
@@ -68,19 +68,19 @@ class RigorousAnalysis:
 
 
 def rigorous_ibp(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
-    """Interval bounds; the last linear layers are merged with the rows asked for. See :func:`rigorous_crown`."""
+    """Bound by intervals; the last linear layers are merged with the rows asked for. See :func:`rigorous_crown`."""
     analysis = _analysed(network, box, effort, RigorousPass.lower_bounds, frozenset())
     frontier = frozenset(node.name for node in network.nonlinear)
     return replace(analysis, backward=replace(analysis.backward, frontier=frontier))
 
 
 def rigorous_crown_ibp(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
-    """Intermediate bounds by intervals, the output by one backward pass. See :func:`rigorous_crown`."""
+    """Bound intermediate values by intervals, the output by one backward pass. See :func:`rigorous_crown`."""
     return _analysed(network, box, effort, RigorousPass.lower_bounds, frozenset())
 
 
 def rigorous_crown(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
-    """CROWN with every rounding accounted for.
+    """Bound by CROWN with every rounding accounted for.
 
     What is bounded is the function over the reals that the graph's constants, taken as exact float64 numbers, define;
     constants that a capture folded (the scale of a batch norm) are exact as folded. The box's ends are exact too.
@@ -93,7 +93,7 @@ def rigorous_crown(network: Network, box: Interval, effort: Effort) -> RigorousA
 
 
 def rigorous_alpha_crown(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
-    """α-CROWN with every rounding accounted for, intermediate bounds optimised too; see :func:`rigorous_crown`.
+    """Bound by α-CROWN with every rounding accounted for and intermediate bounds optimised; see :func:`rigorous_crown`.
 
     Each part of the rows is optimised as usual and bounded once more, rigorously, through the lines that were found.
     """
@@ -102,13 +102,15 @@ def rigorous_alpha_crown(network: Network, box: Interval, effort: Effort) -> Rig
 
 
 def rigorous_alpha_crown_fixed(network: Network, box: Interval, effort: Effort) -> RigorousAnalysis:
-    """Intermediate bounds are CROWN's; only the rows asked for are optimised."""
+    """Bound intermediate values by CROWN; only the rows asked for are optimised."""
     analysis = rigorous_crown(network, box, effort)
     return replace(analysis, effort=_smaller(analysis.effort), bounding=OptimisedLowerBounds(effort.ascent))
 
 
 def rigorous_lower_bounds(network: Network, box: Interval, rows: Tensor, effort: Effort | None = None) -> Tensor:
-    """Lower bounds ``(batch, rows)`` of ``rows · output`` that hold in real arithmetic, see :func:`rigorous_crown`."""
+    """Return lower bounds ``(batch, rows)`` of ``rows · output`` that hold in real arithmetic, see
+    :func:`rigorous_crown`.
+    """
     return rigorous_crown(network, box, effort or Effort()).lower_bounds(rows)
 
 
@@ -118,7 +120,7 @@ def _check(box: Interval) -> None:
 
 
 def _smaller(effort: Effort) -> Effort:
-    """Each row has lines of its own, found by bisecting all pieces at once: many tensors for one of coefficients."""
+    """Return less: each row has lines of its own, found by bisecting all pieces at once, in many tensors."""
     return replace(effort, elements=max(1, effort.elements // 128))
 
 
@@ -203,11 +205,11 @@ class _RigorousLayerBounds(ForwardTraversal):
 
 
 def _rows_at_once(network: Network, start: str, batch: int, effort: Effort) -> int:
-    """Of each rank. Rows are whole here: patches would need allowances of their own."""
+    """Return how many rows of each rank go together. They are whole: patches would need allowances of their own."""
     before = 0 if network.before is None else network.before.entries
     return max(1, effort.passing(0).elements // (batch * max(network.widest * network.shares(start), before)))
 
 
 def plain_convolutions() -> AbstractContextManager[None]:
-    """Without cuDNN, some of whose convolutions go through transforms that round in another way."""
+    """Compute without cuDNN, some of whose convolutions go through transforms that round in another way."""
     return torch.backends.cudnn.flags(enabled=False)

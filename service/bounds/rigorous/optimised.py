@@ -38,14 +38,14 @@ class OptimisedLowerBounds:
 
 
 def through(backward: RigorousPass, optimiser: SlopeOptimiser) -> RigorousPass:
-    """A pass through what was chosen, here and in the stages before."""
+    """Return a pass through what was chosen, here and in the stages before."""
     before = backward.network.before
     answer = None if before is None else before.chosen
     return replace(backward, steps={**backward.steps, **_steps(backward, optimiser)}, before=answer)
 
 
 def _steps(backward: RigorousPass, optimiser: SlopeOptimiser) -> dict[str, RigorousStep]:
-    """Of the non-linear nodes with parameters, one relaxation for each row."""
+    """Return steps of the non-linear nodes with parameters, one relaxation for each row."""
     found = {}
     for name, chosen in optimiser.chosen.items():
         if chosen.parameters:

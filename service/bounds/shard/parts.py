@@ -19,7 +19,7 @@ COPY, REDUCE = "trivet.copy_to_group.default", "trivet.reduce_from_group.default
 
 
 def shard(graph: Graph, axis: Axis, tell: Callable[[str], None] = lambda line: None) -> Graph:
-    """This rank's graph of the same function, replicated at both ends; every rank has nodes of the same names.
+    """Return this rank's graph of the same function, replicated at both ends; every rank has nodes of the same names.
 
     Widths that do not divide are filled up with zeros: neurons that are 0, which no layer reads. Constants are
     copies, so that the whole ones may be dropped. Layers that do not pair stay whole; ``tell`` gets a line for
@@ -34,7 +34,7 @@ def shard(graph: Graph, axis: Axis, tell: Callable[[str], None] = lambda line: N
 
 
 def _whole(stopped: Sequence[tuple[Node, Node]], ranks: int) -> Iterator[str]:
-    """A line for each kind of operator that keeps layers whole."""
+    """Return a line for each kind of operator that keeps layers whole."""
     for kind in dict.fromkeys(at.operator for _, at in stopped):
         layer, at = next(each for each in stopped if each[1].operator == kind)
         count = sum(at.operator == kind for _, at in stopped)
@@ -69,7 +69,7 @@ class _Divider:
         return Node(name, operator, {"x": Ref(of), "group": self.axis.group}, shape, (shape,), node.where)
 
     def _own(self, whole: Tensor, dim: int, cut: Cut, fill: float = 0.0) -> Tensor:
-        """This rank's share of a constant whose dimension ``dim`` is divided; a copy."""
+        """Return this rank's share of a constant whose dimension ``dim`` is divided; a copy."""
         start = self.axis.rank * cut.share
         own = whole.narrow(dim, min(start, cut.length), max(0, min(cut.share, cut.length - start)))
         shape = [cut.share if index == dim % whole.ndim else length for index, length in enumerate(whole.shape)]
@@ -85,7 +85,7 @@ class _Divider:
         return replace(node, operator=layer.overload, arguments=arguments, shape=cut.local(node.shape))
 
     def _row(self, node: Node) -> Iterator[Node]:
-        """The rank's summand, the sum, and the bias once."""
+        """Return the rank's summand, the sum, and the bias once."""
         name = node.inputs[0]
         cut, layer = self.cuts[name], self._layer(node)
         weight = self._own(layer.weight, layer.weight_in, cut)

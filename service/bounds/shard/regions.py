@@ -39,7 +39,7 @@ class Missing:
 
 
 def regions(graph: Graph, ranks: int) -> list[Region]:
-    """Regions in execution order, found greedily from the input; no node belongs to two."""
+    """Return regions in execution order, found greedily from the input; no node belongs to two."""
     found: list[Region] = []
     taken: set[str] = set()
     for node in graph.nodes[1:]:
@@ -53,7 +53,9 @@ def regions(graph: Graph, ranks: int) -> list[Region]:
 
 
 def undivided(graph: Graph, found: Sequence[Region], ranks: int) -> Iterator[tuple[Node, Node]]:
-    """Layers in none of the regions because an operator behind them cannot be divided, each with that operator."""
+    """Return layers in none of the regions because an operator behind them cannot be divided, each with that
+    operator.
+    """
     taken = {name for region in found for name in (*region.cuts, *region.rows)}
     for node in graph.nodes[1:]:
         if node.name not in taken and layer_of(node) is not None:
@@ -63,12 +65,12 @@ def undivided(graph: Graph, found: Sequence[Region], ranks: int) -> Iterator[tup
 
 
 def layer_of(node: Node) -> Layer | None:
-    """The node as a layer whose outputs, and what it adds up over, can be divided; ``None`` where it is none."""
+    """Return the node as a layer whose outputs, and what it adds up over, can be divided; ``None`` where it is none."""
     return OPERATORS[node.operator].layer(node) if node.inputs else None
 
 
 def _grown(graph: Graph, first: Node, taken: set[str], ranks: int) -> Region | Stopped:
-    """The region that begins with ``first``, with more layers beside it where values of two layers meet."""
+    """Return the region that begins with ``first``, with more layers beside it where values of two layers meet."""
     columns = {first.name}
     while True:
         found = _attempt(graph, columns, taken, ranks)
@@ -81,7 +83,7 @@ def _grown(graph: Graph, first: Node, taken: set[str], ranks: int) -> Region | S
 
 
 def _attempt(graph: Graph, columns: set[str], taken: set[str], ranks: int) -> Region | Missing | Stopped:
-    """The region of these columns, if there is one."""
+    """Return the region of these columns, if there is one."""
     cuts: dict[str, Cut] = {}
     rows: set[str] = set()
     for node in graph.nodes[1:]:
@@ -110,7 +112,7 @@ def _attempt(graph: Graph, columns: set[str], taken: set[str], ranks: int) -> Re
 
 
 def _layer_before(nodes: Mapping[str, Node], name: str) -> str | None:
-    """The layer that a value comes from through operators of one input and as many entries."""
+    """Return the layer that a value comes from through operators of one input and as many entries."""
     node = nodes[name]
     while node.inputs and layer_of(node) is None:
         if len(node.inputs) != 1 or prod(node.shape) != prod(node.input_shapes[0]):

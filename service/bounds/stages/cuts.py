@@ -32,7 +32,8 @@ class StageCut:
 
 
 def cut_graph(graph: Graph, placements: Mapping[str, Placement], stages: int) -> list[Graph]:
-    """The stages' graphs: what one gives is what the next one takes. Each starts with its own node of :data:`INPUT`.
+    """Return the stages' graphs: what one gives is what the next one takes. Each starts with its own node of
+    :data:`INPUT`.
 
     Raises :class:`UnsupportedModelError` where there are not as many places for a cut.
     """
@@ -42,7 +43,7 @@ def cut_graph(graph: Graph, placements: Mapping[str, Placement], stages: int) ->
 
 
 def held(node: Node) -> int:
-    """Numbers that a stage has to keep for a node: constants, and a value with its bounds."""
+    """Return how many numbers a stage has to keep for a node: constants, and a value with its bounds."""
     return node.size + sum(_numbers(value) for value in node.arguments.values())
 
 
@@ -68,7 +69,7 @@ def _possible(graph: Graph, placements: Mapping[str, Placement]) -> list[StageCu
 
 
 def _chosen(graph: Graph, possible: Sequence[StageCut], stages: int) -> list[StageCut]:
-    """The least sum of what crosses, where no stage holds much more than it must."""
+    """Return the least sum of what crosses, where no stage holds much more than it must."""
     if len(possible) < stages - 1:
         raise UnsupportedModelError(
             f"parallel.pp: {stages} stages, but the model's graph has {len(possible)} places for a cut; expected at "
@@ -87,7 +88,7 @@ Cost = Callable[[float, float, StageCut], float]
 
 
 def _best(possible: Sequence[StageCut], totals: Sequence[int], stages: int, cost: Cost) -> tuple[float, list[StageCut]]:
-    """The least cost and its cuts: for every end the best of one stage, then of two, and so on."""
+    """Return the least cost and its cuts: for every end the best of one stage, then of two, and so on."""
     ends = [*possible, StageCut(len(totals) - 1, (), 0)]
     best = [cost(0.0, totals[end.at], end) for end in ends]
     before: list[list[int]] = []
@@ -119,7 +120,7 @@ def _input(name: str, shape: tuple[int, ...]) -> Node:
 
 
 def _separated(entering: Sequence[Node]) -> list[Node]:
-    """One row of numbers, and each value's share of it in the value's own shape and under its name."""
+    """Return one row of numbers, and each value's share of it in the value's own shape and under its name."""
     total = sum(node.size for node in entering)
     found, start = [_input("entering", (total,))], 0
     for node in entering:

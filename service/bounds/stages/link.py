@@ -49,7 +49,7 @@ class StageLink:
         return self._receive(Message(self.rank, 0, Direction.GRADIENT))
 
     def of_last(self, tensor: Tensor | None) -> Tensor:
-        """The last stage's tensor on every stage, each of which calls it; others' are not looked at."""
+        """Return the last stage's tensor on every stage, each of which calls it; others' are not looked at."""
         if not self.is_last:
             tensor = self.from_next()
         assert tensor is not None
@@ -59,7 +59,7 @@ class StageLink:
         return tensor
 
     def of_first(self, tensor: Tensor | None) -> Tensor:
-        """The first stage's tensor on every stage, each of which calls it; others' are not looked at."""
+        """Return the first stage's tensor on every stage, each of which calls it; others' are not looked at."""
         if not self.is_first:
             tensor = self.from_previous()
         assert tensor is not None
@@ -69,7 +69,7 @@ class StageLink:
         return tensor
 
     def joined(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """The stages' tensors side by side, on every stage."""
+        """Return the stages' tensors side by side, on every stage."""
         tensor = tensor.to(self.device)
         if not self.is_first:
             tensor = torch.cat([self.from_previous(), tensor], dim=dim)

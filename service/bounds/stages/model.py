@@ -28,11 +28,11 @@ class InStages(nn.Module):
         return self.passed_on(self.entering(x))[1]
 
     def entering(self, x: Tensor) -> Tensor:
-        """The stage's own input."""
+        """Return the stage's own input."""
         return x if self.line.is_first else self.line.from_previous()
 
     def passed_on(self, own: Tensor) -> tuple[Tensor, Tensor]:
-        """The stage's output, and that of the last."""
+        """Return the stage's output, and that of the last."""
         y: Tensor = self.stage(own)
         if not self.line.is_last:
             self.line.to_next(y)

@@ -116,7 +116,7 @@ class Service:
     _last: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
 
     def run(self) -> None:
-        """Until nothing more is asked."""
+        """Answer until nothing more is asked."""
         while (asked := StageRequest(int(self.line.from_next()))) is not StageRequest.NOTHING:
             self._answer(asked)
 
@@ -151,7 +151,7 @@ class Service:
         return bounds
 
     def _stepped(self, gradient: Tensor) -> Tensor:
-        """The gradient of the last rows, after a step of this stage's slopes."""
+        """Return the gradient of the last rows, after a step of this stage's slopes."""
         assert self._last is not None, "the next stage has a gradient of bounds that it did not ask for"
         rows, bounds = self._last
         with torch.enable_grad():

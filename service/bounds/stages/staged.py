@@ -50,7 +50,8 @@ class Staged:
     widest: int
 
     def method(self, method: Bounder) -> Bounder:
-        """``method`` for the whole network, called by all stages; the analysis answers for the last one's output.
+        """Return ``method`` for the whole network, called by all stages; the analysis answers for the last one's
+        output.
 
         The box is the first stage's. Boxes and rows may also come flattened.
         """
@@ -68,7 +69,9 @@ class Staged:
         return bounded
 
     def _affordable(self, effort: Effort) -> Effort:
-        """Within the memory of the stage that has the least: as many rows as one sends go through those before it."""
+        """Return an effort for the stage with the least memory: as many rows as one sends go through those before
+        it.
+        """
 
         def least(count: int) -> int:
             of_stages = int(self.line.joined(torch.tensor([count])).min())
@@ -88,7 +91,7 @@ class Staged:
         return Service(line, analysis.backward, start, ascent)
 
     def _answer(self, analysis: Crossing, find: Callable[[], Tensor]) -> Tensor:
-        """What the last stage finds, on every stage; the others serve it and each other meanwhile."""
+        """Return what the last stage finds, on every stage; the others serve it and each other meanwhile."""
         line = self.line
         if line.is_last:
             found = find()
@@ -110,12 +113,12 @@ class StagedAnalysis:
 
     @property
     def entering(self) -> Interval:
-        """Bounds of what enters this rank's stage."""
+        """Return bounds of what enters this rank's stage."""
         return self.analysis.backward.intervals[self.staged.network.graph.input.name]
 
     @property
     def inputs(self) -> Mapping[str, tuple[Interval, ...]]:
-        """Of this rank's stage."""
+        """Return the inputs of this rank's stage."""
         return self.analysis.inputs
 
     def lower_bounds(self, rows: Tensor) -> Tensor:
@@ -123,7 +126,7 @@ class StagedAnalysis:
         return self.staged._answer(self.analysis, lambda: self.analysis.lower_bounds(rows.reshape(shape)))
 
     def planes(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a rigorous analysis, as :meth:`~service.bounds.rigorous.RigorousAnalysis.planes`."""
+        """Return planes of a rigorous analysis, as :meth:`~service.bounds.rigorous.RigorousAnalysis.planes`."""
         analysis = self.analysis
         assert isinstance(analysis, RigorousAnalysis)
 
@@ -136,7 +139,7 @@ class StagedAnalysis:
 
 
 def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, line: StageLink) -> Staged:
-    """Like :func:`~service.bounds.network.prepare` for a model of which ``module`` is this rank's stage.
+    """Prepare a model of which ``module`` is this rank's stage, like :func:`~service.bounds.network.prepare`.
 
     ``input_shape`` is that of the model; the ranks of ``axis`` have the stage together. Every rank calls it.
     """
@@ -156,7 +159,7 @@ def prepare_stages(module: nn.Module, input_shape: Sequence[int], axis: Axis, li
 
 
 def divide_into_stages(graph: Graph, axis: Axis, line: StageLink) -> Staged:
-    """The same for a whole graph, of which this rank keeps its stage, on its device. Every rank calls it.
+    """Prepare a whole graph, of which this rank keeps its stage, on its device. Every rank calls it.
 
     Of ranks that share a model over ``axis`` each has its own part of the graph.
     """
@@ -169,7 +172,7 @@ def divide_into_stages(graph: Graph, axis: Axis, line: StageLink) -> Staged:
 
 
 def stage_of(graph: Graph, placements: Mapping[str, Placement], axis: Axis, line: StageLink) -> Staged:
-    """The stage of a checked graph; every rank calls it."""
+    """Return the stage of a checked graph; every rank calls it."""
     tp_group = RankGroup(axis)
     check_constants(graph, placements, tp_group)
     before = None if line.is_first else StagesBefore(line, *line.from_previous().tolist())

@@ -21,7 +21,9 @@ WORTHWHILE = 0.7
 
 
 def image_of(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
-    """Channels, height and width of a value that is an image, whatever dimensions of length 1 stand before them."""
+    """Return channels, height and width of a value that is an image, whatever dimensions of length 1 stand before
+    them.
+    """
     if len(shape) < len(IMAGE) or any(length != 1 for length in shape[: -len(IMAGE)]):
         return None
     return (shape[-3], shape[-2], shape[-1])
@@ -48,7 +50,9 @@ class Patches(StructuredRows):
 
     @staticmethod
     def at(index: Tensor, channels: Tensor, grid: Pair) -> Patches:
-        """``channels`` ``(b, rows, c, height, width)`` around the entries ``index`` ``(b, rows)`` of an image."""
+        """Return ``channels`` ``(b, rows, c, height, width)`` around the entries ``index`` ``(b, rows)`` of an
+        image.
+        """
         place = index.remainder(grid[0] * grid[1])
         return Patches(channels, torch.stack([place // grid[1], place.remainder(grid[1])], dim=2), grid)
 
@@ -58,7 +62,7 @@ class Patches(StructuredRows):
 
     @property
     def moves(self) -> tuple[Pair, Pair]:
-        """What places are multiplied by and moved by."""
+        """Return what places are multiplied by and moved by."""
         return self.stride, self.offset
 
     def is_worthwhile(self, shape: tuple[int, ...]) -> bool:
@@ -66,14 +70,14 @@ class Patches(StructuredRows):
         return self.size[0] * self.size[1] < WORTHWHILE * shape[-2] * shape[-1]
 
     def before(self, values: Tensor, stride: Pair, padding: Pair) -> Patches:
-        """The patches that a convolution computed these ones from."""
+        """Return the patches that a convolution computed these ones from."""
         offset = tuple(step * own - pad for step, own, pad in zip(stride, self.offset, padding, strict=True))
         strides = tuple(step * own for step, own in zip(stride, self.stride, strict=True))
         moved = (strides[0], strides[1]), (offset[0], offset[1])
         return replace(self, values=values, stride=moved[0], offset=moved[1], inside=False)
 
     def margins(self, shape: tuple[int, ...]) -> tuple[Pair, Pair]:
-        """By how much patches may stand out before and behind, vertically and horizontally."""
+        """Return by how much patches may stand out before and behind, vertically and horizontally."""
         found = []
         for axis in (0, 1):
             last = (self.grid[axis] - 1) * self.stride[axis] + self.offset[axis] + self.size[axis]
@@ -81,14 +85,16 @@ class Patches(StructuredRows):
         return found[0], found[1]
 
     def corners(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """In the image with its margins, each ``(batch or 1, rows)``."""
+        """Return the patches' corners in the image with its margins, each ``(batch or 1, rows)``."""
         (top, _), (left, _) = self.margins(shape)
         down = self.place[..., 0] * self.stride[0] + (self.offset[0] + top)
         right = self.place[..., 1] * self.stride[1] + (self.offset[1] + left)
         return down, right
 
     def of(self, image: Tensor) -> Tensor:
-        """What the patches show of ``(batch, …, channels, height, width)``, zero outside of it: as ``values``."""
+        """Return what the patches show of ``(batch, …, channels, height, width)``, zero outside of it: as
+        ``values``.
+        """
         image = image.reshape(len(image), *image.shape[-3:])
         (top, bottom), (left, right) = self.margins(tuple(image.shape[1:]))
         padded = functional.pad(image, (left, right, top, bottom))
@@ -99,14 +105,14 @@ class Patches(StructuredRows):
         return shown
 
     def clipped(self, shape: tuple[int, ...]) -> Patches:
-        """Zero where a patch stands out of its image."""
+        """Return patches that are zero where a patch stands out of its image."""
         if self.inside or not any(map(any, self.margins(shape))):
             return self
         ones = self.values.new_ones(len(self.place), 1, *shape[-2:])
         return replace(self, values=self.values * self.of(ones), inside=True)
 
     def dense(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """The rows over the whole image, ``(b, rows, *shape)``."""
+        """Return the rows over the whole image, ``(b, rows, *shape)``."""
         (top, bottom), (left, right) = self.margins(shape)
         height, width = shape[-2] + top + bottom, shape[-1] + left + right
         down, across = self.corners(shape)
@@ -137,7 +143,7 @@ class Patches(StructuredRows):
         return functional.pad(self.values, (left, behind, top, below))
 
     def least(self, lower: Tensor, upper: Tensor) -> Tensor:
-        """The least value ``(batch, rows)`` over a box of images."""
+        """Return the least value ``(batch, rows)`` over a box of images."""
         found = fused.least_in_patches(self.values, self.place, self.moves, lower, upper)
         if found is not None:
             return found
