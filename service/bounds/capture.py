@@ -1,4 +1,4 @@
-"""From a module to a :class:`Graph`: ``torch.export`` with a symbolic batch, decomposed to core ATen.
+"""Capture a module as a :class:`Graph`: ``torch.export`` with a symbolic batch, decomposed to core ATen.
 
 Collectives (``trivet::*``) are operators of their own and stay in the graph. Parameters are this rank's local
 tensors. What depends on parameters only is computed when they are put in, once, and can be differentiated.

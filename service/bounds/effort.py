@@ -1,4 +1,4 @@
-"""How much a bounding method may spend: rows at a time, memory, and steps of its optimiser."""
+"""The budget of a bounding method: rows at a time, memory, and steps of its optimiser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.bounds.progress import ProgressMeter
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a method may spend.
+    """The budget of a method.
 
     ``intersect`` keeps the tighter of interval and linear intermediate bounds; off, linear ones replace them, as
     in the plain rule of the literature. ``elements`` bounds the size of one coefficient tensor, and so the memory:
@@ -59,7 +59,9 @@ USUAL = 2**24
 LITTLE = 2**29
 """Bytes that are not worth asking about."""
 BYTES_FOR_AN_ELEMENT = 256
-"""Of the largest coefficient tensor, in all that a pass through a deep network holds at once, with its gradient."""
+"""Bytes for an element of the largest coefficient tensor, in all that a pass through a deep network holds at once, with
+its gradient.
+"""
 
 
 def affordable(network: Network, box: Interval, effort: Effort) -> Effort:

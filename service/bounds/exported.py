@@ -1,4 +1,4 @@
-"""From an exported program to a :class:`Graph`: constants folded, every node typed that depends on the input."""
+"""Turn an exported program into a :class:`Graph`: fold constants, and type every node that depends on the input."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ INPUT = "input"
 PRODUCT = "trivet.product"
 """Arguments ``self`` and ``other``, both dependent on the input: their entrywise product."""
 MATRIX_OF_TWO = "trivet.matrix_product"
-"""The same for the matrix product."""
+"""Two arguments alike: their matrix product."""
 MATRIX_FROM_LEFT = "trivet.matrix_from_left"
 """The matrix product of a constant ``self`` and a value ``other``."""
 
@@ -44,7 +44,7 @@ class BatchSize:
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """The same constant for every instance: ``value`` with a batch of 1, expanded to the batch where it is used."""
+    """A constant that every instance has: ``value`` with a batch of 1, expanded to the batch where it is used."""
 
     value: Tensor
 

@@ -57,7 +57,7 @@ SYSTEM = SystemMeter()
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """What a job may take of each device's memory: at most ``limit`` bytes, and no more than is free.
+    """The share of each device's memory that a job may take: at most ``limit`` bytes, and no more than is free.
 
     On a device of the host a limit counts all of the process, and a step that is not expected to fit is not tried: the
     system ends a process that takes more than there is. A CUDA device refuses instead, so that a try costs nothing.
@@ -150,7 +150,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 _SIGNS = ("can't allocate memory", "out of memory", "_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "bad_alloc")
-"""Of torch's allocator on the host; of the driver and Triton; of CUDA's libraries, whose handles take memory."""
+"""Messages of torch's allocator on the host; of the driver and Triton; of CUDA's libraries, whose handles take memory.
+"""
 
 
 def make_room(device: torch.device) -> None:

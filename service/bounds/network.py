@@ -49,7 +49,9 @@ class Before(Protocol):
 
 
 class OptimisedBefore(Protocol):
-    """The same, but bounds are differentiable in the rows, and each gradient is a step of the stages' parameters."""
+    """Stages before a network whose relaxations are being optimised: bounds are differentiable in the rows, and each
+    gradient is a step of the stages' parameters.
+    """
 
     def lower_bounds(self, rows: Tensor, own: bool) -> Tensor: ...
 

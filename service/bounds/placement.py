@@ -95,7 +95,7 @@ def entered(graph: Graph, tp_group: RankGroup) -> Graph:
 
 
 Sides = tuple[Placement, Placement]
-"""Of a node's inputs and of its value."""
+"""Placements of a node's inputs and of its value."""
 
 
 def _placed(graph: Graph, differing: Set[str]) -> Mapping[str, Sides]:

@@ -1,4 +1,4 @@
-"""How far an analysis has come, estimated from the rows that it has bounded."""
+"""The progress of an analysis, estimated from the rows that it has bounded."""
 
 from __future__ import annotations
 

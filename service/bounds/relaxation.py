@@ -87,7 +87,7 @@ class Lines(Relaxed):
 
 @dataclass(frozen=True, eq=False)
 class Relaxation(Relaxed):
-    """The same lines for every row: tensors ``(batch, *shape)``."""
+    """Lines that are the same for every row: tensors ``(batch, *shape)``."""
 
     lower_slope: Tensor
     upper_slope: Tensor

@@ -19,7 +19,7 @@ class Repeat(Protocol):
 
 @dataclass(eq=False)
 class Memory:
-    """What records work in that never run at once and leave each other nothing but tensors from elsewhere.
+    """The memory of records that never run at once and leave each other nothing but tensors from elsewhere.
 
     ``bytes`` were reserved for it: they count as free where nothing is in them at the moment, and are not. A pool ends
     with the last record in it, and may not be named again: ``anchor`` is one that stays.

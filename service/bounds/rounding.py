@@ -1,4 +1,5 @@
-"""What float64 arithmetic may be off by (Higham, Accuracy and Stability of Numerical Algorithms, 2002, chapter 3).
+"""Bounds of what float64 arithmetic may be off by (Higham, Accuracy and Stability of Numerical Algorithms, 2002,
+chapter 3).
 
 Sums, those over ranks too, and products are taken to be rounded to nearest, in any order and with or without fused
 multiplications. Matrix products and convolutions must add up products directly: no Strassen, Winograd or Fourier form.

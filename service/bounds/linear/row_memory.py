@@ -1,4 +1,4 @@
-"""How large a row of coefficients gets on its way back, so that as many rows go together as memory takes."""
+"""The size that a row of coefficients gets to on its way back, so that as many rows go together as memory takes."""
 
 from __future__ import annotations
 

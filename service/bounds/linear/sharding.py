@@ -1,4 +1,4 @@
-"""How rows and biases of a backward traversal lie over the ranks of a tensor-parallel group.
+"""The sharding of rows and biases of a backward traversal over the ranks of a tensor-parallel group.
 
 Where a value differs by rank, every rank has coefficients of its own for common rows. Where a value is replicated, each
 may have a share of the rows: the analogue of sequence parallelism. A reduce-scatter over the rows where a region begins
@@ -37,7 +37,7 @@ class Pending:
 
 @dataclass(frozen=True, eq=False)
 class ByOwnership(Generic[T]):
-    """What rows have come by: where values are ``replicated``, this rank's part where they differ by rank
+    """Accounts of what rows have come by: where values are ``replicated``, this rank's part where they differ by rank
     (``partial``), and all of the rows that only this rank has (``own``).
     """
 

@@ -1,4 +1,6 @@
-"""What a bounding method is, and what it gives: bounds on the non-linear operators' inputs, and of any output rows."""
+"""The interface of bounding methods and of their analyses: bounds on the non-linear operators' inputs, and of any
+output rows.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ Bounder = Callable[[Network, Interval, Effort], Analysis]
 
 
 class IntermediateBounds(Enum):
-    """How a method bounds the inputs of non-linear nodes, from the loosest to the tightest."""
+    """The ways to bound the inputs of non-linear nodes, from the loosest to the tightest."""
 
     INTERVALS = "intervals"
     LINEAR = "linear"

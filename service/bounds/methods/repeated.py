@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 WORTHWHILE = 2**29
 """Elements of all rows' coefficients beyond which kernels take longer than their launches."""
 TENSORS = 8
-"""Of the size of the largest coefficients, what a pass takes at most."""
+"""Tensors of the size of the largest coefficients that a pass takes at most."""
 SHARE = 8
 """All records take no more of the memory that is free."""
 MOST = 4
@@ -50,7 +50,9 @@ class _Shape:
 
 @dataclass(eq=False)
 class _Known:
-    """Of one shape of boxes: the most rows that were needed, the record if there is one, and how often it was made."""
+    """Facts about one shape of boxes: the most rows that were needed, the record if there is one, and how often it was
+    made.
+    """
 
     plan: Plan = field(default_factory=dict)
     record: Record | None = None

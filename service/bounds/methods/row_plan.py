@@ -17,7 +17,7 @@ from service.bounds.network import Network
 CHEAP = 2**22
 """Elements of the coefficients of all of a value's rows below which choosing some is not worth it."""
 STEPS, FEWEST = 16, 8
-"""Of row counts below a power of two, and rows that a step has at least."""
+"""Steps of row counts below a power of two, and the fewest rows of a step."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RowCount:
 
 
 Plan = Mapping[str, RowCount]
-"""By the value's name."""
+"""Row counts by the value's name."""
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Noted:
 
 @dataclass(eq=False)
 class Planned:
-    """As many rows as planned whatever the boxes are, without a look at what the device has found.
+    """Choose as many rows as planned, whatever the boxes are, without a look at what the device has found.
 
     ``missing`` counts the entries that matter and get none, where there may be any: their bounds stay as they were,
     which is sound. Positive is too many.

@@ -18,7 +18,9 @@ from service.formats.onnx import first_line
 
 CHECKED_INPUTS = 6
 TOLERANCE = {np.float16: 1e-2, np.float32: 1e-4, np.float64: 1e-4}
-"""By the model's own type, of the largest output: what sums in another order, or in float32, may differ by."""
+"""Tolerances by the model's own type, relative to the largest output: what sums in another order, or in float32, may
+differ by.
+"""
 
 
 class OnnxModel(nn.Module):

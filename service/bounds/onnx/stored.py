@@ -20,9 +20,9 @@ from service.formats.onnx import FLOATS, graph_input, opset_of
 
 NODES, CONSTANTS, ABOUT = "nodes.onnx", "constants.safetensors", "about.json"
 EXACT, FLOAT = "exact.", "float."
-"""Of a constant as the file has it, and of one of another floating-point type in the type of bounds."""
+"""Bytes of a constant as the file has it, and of one of another floating-point type in the type of bounds."""
 VERSION = 1
-"""Of the files' form."""
+"""The form of the files."""
 NUMPY: Mapping[torch.dtype, type[np.floating[Any]]] = {torch.float32: np.float32, torch.float64: np.float64}
 
 

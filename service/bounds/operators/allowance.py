@@ -1,4 +1,4 @@
-"""What float64 arithmetic may cost an operator, and how the rigorous bounds allow for it.
+"""Allowances of rigorous bounds for what float64 arithmetic may cost an operator.
 
 Backward through a linear operator, ``Â`` is computed for ``A W``. Whatever ``Â`` is,
 ``A·(W v + b) ≥ Â·v + fl(A b) − |A|·E`` with ``E = γ_c |W| |v| + γ_b |b|``: the rounding of every row is one product of
@@ -29,7 +29,7 @@ Propagate = Callable[[Sequence[Interval]], Interval]
 
 @dataclass(frozen=True)
 class Roundings:
-    """How many roundings a coefficient on an input, and the bias, pass at most in one step backward.
+    """The most roundings that a coefficient on an input, and the bias, pass in one step backward.
 
     ``over_ranks``: a coefficient passes a sum over the ranks besides.
     """

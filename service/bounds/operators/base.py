@@ -1,4 +1,4 @@
-"""What an operator is: how intervals go forward through it, and how linear bounds go backward.
+"""The interface of operators: intervals go forward through them, and linear bounds backward.
 
 An operator is either linear in the values that depend on the input, and then exact, or non-linear, and then has a
 relaxation. Operators hold no state; collectives go through the :class:`RankGroup` they are given.
@@ -26,7 +26,7 @@ from service.bounds.relaxation import Family, Relaxed, Single
 
 
 class Crossing(Enum):
-    """How an operator changes what the ranks of a tensor-parallel group hold."""
+    """The change that an operator makes to what the ranks of a tensor-parallel group hold."""
 
     ENTER = "enter"  # replicated in, each rank its own values out
     LEAVE = "leave"  # each rank its own values in, replicated out

@@ -191,7 +191,7 @@ def _in_phases(weight: Tensor, stride: tuple[int, int]) -> Tensor:
 
 
 class _Adjoint(torch.autograd.Function):
-    """The same for a constant kernel: its gradient is the convolution, where torch's is many times slower."""
+    """The adjoint for a constant kernel: its gradient is the convolution, where torch's is many times slower."""
 
     @staticmethod
     def forward(ctx: Any, flat: Tensor, weight: Tensor, shape: tuple[int, ...], geometry: list[Any]) -> Tensor:

@@ -157,7 +157,7 @@ class MatrixOfTwo(Bilinear):
 
 
 MOST_PRODUCTS = 2**13
-"""Of one instance: every row has parameters for each of them."""
+"""Products of one instance: every row has parameters for each of them."""
 
 
 @dataclass(frozen=True, eq=False)

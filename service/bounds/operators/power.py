@@ -47,7 +47,7 @@ def power(exponent: float) -> SmoothFunction:
 
 
 STEEPEST = 1e-30
-"""Where a root is taken to be steepest."""
+"""The point where a root is taken to be steepest."""
 
 
 def _converted(call: Call, values: Values, shape: Shape) -> Tensor:

@@ -1,4 +1,4 @@
-"""How values and layers are divided over tensor-parallel ranks (Megatron-LM, Shoeybi et al., 2019)."""
+"""The division of values and layers over tensor-parallel ranks (Megatron-LM, Shoeybi et al., 2019)."""
 
 from __future__ import annotations
 

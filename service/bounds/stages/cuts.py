@@ -1,4 +1,4 @@
-"""Where a graph is cut into pipeline stages, and the graph of one of them.
+"""The cuts of a graph into pipeline stages, and the graph of one of them.
 
 A cut lies between two nodes in execution order. The values that nodes behind it read of nodes before it cross it,
 several of them as one row of numbers. Stages are to have equally much to hold, and little is to cross.
@@ -84,7 +84,7 @@ def _chosen(graph: Graph, possible: Sequence[StageCut], stages: int) -> list[Sta
 
 
 Cost = Callable[[float, float, StageCut], float]
-"""Of the stages up to a cut: of those before the last one, what that one holds, and the cut."""
+"""The cost of the stages up to a cut, from that of those before the last one, what that one holds, and the cut."""
 
 
 def _best(possible: Sequence[StageCut], totals: Sequence[int], stages: int, cost: Cost) -> tuple[float, list[StageCut]]:

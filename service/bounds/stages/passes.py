@@ -24,17 +24,17 @@ from service.bounds.stages.link import StageLink
 
 
 class StageRequest(IntEnum):
-    """What a stage tells the one before it. Rows are its own, or common to the tensor-parallel ranks."""
+    """A request of a stage to the one before it. Rows are its own, or common to the tensor-parallel ranks."""
 
     COMMON_ROWS = 0
     OWN_ROWS = 1
     OPTIMISE = 2
-    """From now on relaxations are to be optimised, beginning with those of a plain pass."""
+    """Optimise relaxations from now on, beginning with those of a plain pass."""
     RESTART = 3
     COMMON_ROWS_OPTIMISED = 4
     OWN_ROWS_OPTIMISED = 5
     GRADIENT = 6
-    """Of the last bounds; the answer is that of their rows."""
+    """The gradient of the last bounds; the answer is that of their rows."""
     NOTHING = 7
     """There is no more to be answered."""
     COMMON_ROWS_CHOSEN = 8

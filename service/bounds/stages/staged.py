@@ -27,7 +27,7 @@ from service.bounds.stages.passes import RigorousService, Service, StageRequest,
 from service.parallel.mesh import Axis
 
 Crossing = LinearAnalysis | OptimisedAnalysis | RigorousAnalysis
-"""What goes on in the stages before."""
+"""An analysis that goes on in the stages before."""
 
 
 @dataclass(frozen=True, eq=False)

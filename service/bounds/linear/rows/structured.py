@@ -1,4 +1,4 @@
-"""What a representation of rows is that holds fewer numbers than a dense tensor ``(batch or 1, rows, *shape)``."""
+"""The interface of rows that hold fewer numbers than a dense tensor ``(batch or 1, rows, *shape)``."""
 
 from __future__ import annotations
 
