@@ -76,7 +76,6 @@ def report(data: DataLayout) -> dict[str, Any]:
     return found
 
 
-# The first generated kernel of a process starts the toolchain, most of a minute on a busy machine.
 def test_the_digits_classifier_passes_the_whole_ladder(data: DataLayout) -> None:
     where, reporter = context(data)
     wanted = spec(model=MLP, data={"source": "digits"}, modes=["eager", "aot_eager", "inductor"], shapes=[16])
@@ -201,7 +200,6 @@ def test_random_tokens_are_followed_by_their_targets() -> None:
     assert torch.equal(batch.inputs[0][:, 1:], batch.targets[:, :-1])
 
 
-# The first generated kernel of a process starts the toolchain, most of a minute on a busy machine.
 def test_a_machine_without_a_compiler_fails_the_rung_that_needs_one(data: DataLayout) -> None:
     where, _ = context(data)
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):

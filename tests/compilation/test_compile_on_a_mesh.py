@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from climbing import quick_plan
 
-# Two ranks trace at once: on a busy machine of few cores that takes its time.
 pytestmark = pytest.mark.distributed
 
 

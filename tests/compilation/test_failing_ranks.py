@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from climbing import quick_plan
 
-# Two ranks trace at once: on a busy machine of few cores that takes its time.
 pytestmark = pytest.mark.distributed
 JOB = "job_" + "0" * 20
 

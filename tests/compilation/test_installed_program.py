@@ -14,7 +14,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "tests" / "plugins" / "example_package"
-# A whole job: on a busy machine of few cores that takes its time.
 JOB = "job_" + "3" * 20
 
 CHECK = f"""

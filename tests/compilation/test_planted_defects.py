@@ -320,7 +320,6 @@ def test_a_program_that_refuses_float64_is_judged_by_eager(ascend: Climb) -> Non
     assert seen(result).truth_note == "the model does not run in float64 (AssertionError)"
 
 
-# The first generated kernel of a process starts the toolchain, most of a minute on a busy machine.
 def test_dropout_is_compared_draw_by_draw_up_to_generated_code(ascend: Climb) -> None:
     results = ascend(peculiar.DROPOUT, rungs=LADDER)
     assert verdicts(results) == ["pass"] * 4 + ["not_applicable"]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from launching import Torchrun
 
-# Two ranks trace at once: on a busy machine of few cores that takes its time.
 pytestmark = pytest.mark.distributed
 
 

@@ -56,7 +56,7 @@ def test_a_keeper_ends_everything_when_its_time_has_come() -> None:
 def test_a_keeper_that_is_stopped_dies_when_its_time_has_come_and_its_group_with_it() -> None:
     process, writer = kept(LOYAL)
     below = psutil.Process(process.pid).children(recursive=True)
-    os.write(writer, b"%f\n" % (uptime() + 1.0))
+    os.write(writer, b"%f\n" % (uptime() + 5.0))
     time.sleep(0.2)
     process.send_signal(signal.SIGSTOP)
     assert process.wait(LIMIT_S) == -signal.SIGKILL
@@ -142,6 +142,7 @@ def test_a_supervisor_that_comes_back_after_its_lease_reports_a_loss_and_no_fail
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("limits", [StoreLimits(lease_s=20.0)], ids=["time to end"])
 def test_work_that_was_done_when_its_lease_ended_is_a_success(fleet: Fleet) -> None:
     ref = fleet.submit("until_told")
     supervisor = fleet.supervise(ref)

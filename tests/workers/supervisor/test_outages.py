@@ -34,6 +34,7 @@ def steps_on_disk(fleet: Fleet, ref: AttemptRef) -> int:
     return (fleet.data.job(ref.job_id).attempt(ref.attempt) / "events.rank-0.jsonl").read_text().count('"metric"')
 
 
+@pytest.mark.parametrize("limits", [StoreLimits(lease_s=30.0)], ids=["time to restart"])
 def test_an_outage_shorter_than_the_lease_costs_nothing(outage: Fleet, mortal: MortalBroker) -> None:
     ref = outage.submit("until_told")
     supervisor = outage.supervise(ref)
