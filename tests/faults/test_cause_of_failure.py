@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from worker_fleet import Fleet, eventually, processes_of, rank_process
+from worker_fleet import Fleet, all_gone, eventually, is_gone, processes_of, rank_process
 
 from service.jobs.records import AttemptRef, JobError
 
@@ -27,10 +27,6 @@ def stopped(*processes: psutil.Process) -> Iterator[None]:
     finally:
         for process in processes:
             process.send_signal(signal.SIGCONT)
-
-
-def over(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def two_ranks(fleet: Fleet) -> tuple[AttemptRef, list[psutil.Process], psutil.Process, psutil.Process]:
@@ -64,7 +60,7 @@ def test_the_rank_that_was_signalled_is_the_cause_although_all_ends_are_seen_at_
     ref, ranks, supervisor, _ = two_ranks(fleet)
     with stopped(supervisor):
         ranks[1].send_signal(number)
-        eventually(lambda: all(over(rank) for rank in ranks))
+        eventually(lambda: all_gone(ranks))
     error = failed(fleet, ref)
     assert (error.type, error.rank) == ("RankDied", 1)
     assert said in error.message
@@ -75,7 +71,7 @@ def test_the_rank_that_was_killed_is_the_cause_although_torchrun_never_tells_its
     with stopped(supervisor):
         os.kill(launcher.pid, signal.SIGSTOP)
         ranks[1].kill()
-        eventually(lambda: all(over(rank) for rank in ranks))
+        eventually(lambda: all_gone(ranks))
     error = failed(fleet, ref)
     assert (error.type, error.rank) == ("RankDied", 1)
     assert "ended before its work was done" in error.message
@@ -102,7 +98,7 @@ def test_the_host_of_the_rank_that_was_killed_is_waited_for_in_a_gang(fleet: Fle
     )
     with stopped(owner):
         killed.kill()
-        eventually(lambda: over(other))
+        eventually(lambda: is_gone(other))
     error = failed(fleet, ref)
     assert (error.type, error.rank) == ("RankDied", 1)
     assert "was killed by SIGKILL" in error.message

@@ -65,12 +65,15 @@ def address(process: subprocess.Popen[bytes], data: Path) -> str:
     return found[0]
 
 
-def belonging_to(data: Path) -> list[psutil.Process]:
-    """Every process that has the folder in its environment or on its command line."""
+def belonging_to(data: Path, word: str = "") -> list[psutil.Process]:
+    """Every process that has the folder in its environment or on its command line; by a word of their command."""
     found = []
     for process in psutil.process_iter():
         try:
-            if any(str(data) in word for word in [*process.cmdline(), *process.environ().values()]):
+            command = process.cmdline()
+            if word and word not in (process.name(), *command):
+                continue
+            if any(str(data) in text for text in [*command, *process.environ().values()]):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

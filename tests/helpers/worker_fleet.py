@@ -235,7 +235,8 @@ def rank_process(ref: AttemptRef, rank: int) -> psutil.Process:
     def look() -> psutil.Process | None:
         for process in processes_of(ref):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.environ().get("RANK") == str(rank) and "RANK" not in process.parent().environ():  # type: ignore[union-attr]
+                parent = process.parent()
+                if process.environ().get("RANK") == str(rank) and parent and "RANK" not in parent.environ():
                     return process
         return None
 
@@ -259,5 +260,20 @@ def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+def is_gone(process: psutil.Process) -> bool:
+    """Whether it has ended, its parent's notice aside."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def all_gone(processes: list[psutil.Process]) -> bool:
-    return not any(process.is_running() and process.status() != "zombie" for process in processes)
+    return all(map(is_gone, processes))
+
+
+def is_called(process: psutil.Process, name: str) -> bool:
+    """Whether the process, if it still is one, runs a program of this name."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name() == name
+    return False

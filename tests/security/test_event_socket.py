@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from worker_fleet import Fleet, eventually, family
+from worker_fleet import Fleet, eventually, rank_process
 
 from service.jobs.events import MalformedEvent
 from service.jobs.reporting import connect
@@ -52,10 +52,9 @@ def test_a_process_of_another_group_is_refused() -> None:
 def test_a_stranger_that_calls_itself_rank_77_or_0_is_not_heard(fleet: Fleet) -> None:
     """The stranger knows the secret, as one could who reads the environment of ranks that nothing confines."""
     ref = fleet.submit("until_told")
-    supervisor = fleet.supervise(ref)
+    fleet.supervise(ref)
     eventually(lambda: fleet.events(ref, "metric"))
-    rank = next(each for each in family(supervisor) if "TRIVET_EVENTS_SECRET" in each.environ())
-    variables = rank.environ()
+    variables = rank_process(ref, 0).environ()
     line = b'{"type": "error", "error": "Forged", "message": "", "traceback": ""}\n{"type": "done"}\n'
     for number, secret in ((77, variables["TRIVET_EVENTS_SECRET"]), (0, variables["TRIVET_EVENTS_SECRET"]), (0, "x")):
         connection = connect(variables["TRIVET_EVENTS"], number, "control", secret)

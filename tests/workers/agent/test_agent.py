@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,7 @@ def test_what_is_no_longer_current_is_ended_by_order_of_the_store(fleet: Fleet, 
 
 
 def _supervises(process: psutil.Process, ref: AttemptRef, worker: int) -> bool:
-    if process.ppid() != worker:
-        return False
-    return any(child in processes_of(ref) for child in process.children(recursive=True))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if process.ppid() == worker:
+            return any(child in processes_of(ref) for child in process.children(recursive=True))
+    return False

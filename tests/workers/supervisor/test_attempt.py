@@ -7,7 +7,7 @@ import json
 import signal
 
 import pytest
-from worker_fleet import LIMIT_S, SHORT_LEASES, Fleet, all_gone, eventually, family, processes_of
+from worker_fleet import LIMIT_S, SHORT_LEASES, Fleet, all_gone, eventually, family, is_called, processes_of
 
 from service.jobs.store.keyspace import JOB
 
@@ -147,7 +147,7 @@ def test_cancel_lets_ranks_save_and_leaves_no_process(fleet: Fleet) -> None:
     ref = fleet.submit("endless", ranks=2)
     supervisor = fleet.supervise(ref)
     eventually(lambda: fleet.printed(ref, "working"))
-    eventually(lambda: any("sleep" in process.name() for process in family(supervisor)))
+    eventually(lambda: any(is_called(process, "sleep") for process in family(supervisor)))
     started = family(supervisor)
     fleet.store.jobs.cancel(ref.job_id)
     assert fleet.ended(ref).state == "cancelled"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from worker_fleet import LIMIT_S, all_gone, eventually
+from worker_fleet import LIMIT_S, all_gone, eventually, is_called
 
 from workers.supervisor import keeper
 
@@ -41,17 +40,10 @@ def kept() -> Iterator[list[Kept]]:
         each.process.wait()
 
 
-def sleeps(process: psutil.Process) -> bool:
-    """Not where the process has ended since it was listed, as the forks of ``setsid`` do."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.name() == "sleep"
-    return False
-
-
 def start(kept: list[Kept], script: str, sleepers: int) -> tuple[Kept, list[psutil.Process]]:
     each = Kept(script)
     kept.append(each)
-    eventually(lambda: sum(map(sleeps, each.below())) >= sleepers)
+    eventually(lambda: sum(is_called(process, "sleep") for process in each.below()) >= sleepers)
     return each, each.below()
 
 
