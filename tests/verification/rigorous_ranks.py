@@ -102,10 +102,10 @@ def searches(divided: Callable[[Any], Any], *splits: str) -> dict[str, list[str]
         divided(capture(each, (features,))) for each, features in ((net, 4), (vanishing(27).requires_grad_(False), 1))
     )
     cases = {
-        "verified": (subject, above(4, 1.0, *(most + 0.1 * (most - least)).tolist()), 60.0),
-        "falsified": (subject, above(4, 1.0, *(most - 0.05 * (most - least)).tolist()), 60.0),
+        "verified": (subject, above(4, 1.0, *(most + 0.1 * (most - least)).tolist()), 600.0),
+        "falsified": (subject, above(4, 1.0, *(most - 0.05 * (most - least)).tolist()), 600.0),
         "open": (cancelling, reached, 0.5),
-        "wrong": (replace(cancelling, engine=replace(cancelling.engine, arithmetic=PLAIN)), reached, 60.0),
+        "wrong": (replace(cancelling, engine=replace(cancelling.engine, arithmetic=PLAIN)), reached, 600.0),
     }
     found: dict[str, list[str]] = {}
     for means in (Technique[each] for each in splits):

@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
+from nets import box_around, output_bounds
+
+from service.bounds.methods import CROWN
+from service.bounds.network import prepare
+from service.bounds.stages import InStages, StageLink, prepare_stages
+from service.formats.vnnlib import Disjunct, Halfspace, Query
+from service.jobs.spec.base import ParallelSpec
+from service.jobs.spec.model import MlpConfig
+from service.models import build
+from service.parallel import distributed
+from service.parallel.mesh import Mesh
+from service.parallel.mesh import build as build_mesh
+from service.parallel.tensor import local_copy
+from service.verification.bab.activations import root_bounds as rooted
+from service.verification.bab.activations.domain_bounds import DomainBounds
+from service.verification.bab.driver import decide
+from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.search_group import SearchGroup
+from service.verification.bab.settings import OptimiserSettings, SearchSettings
+from service.verification.bab.specification import specifications
+from service.verification.bab.time_plan import TimePlan
+from service.verification.engine import NetworkEngine, StagesEngine
 
 pytestmark = pytest.mark.distributed
 
@@ -13,98 +37,90 @@ SHARES = {"proved by splits": 0.3, "refuted": -0.05}
 MESHES = [{"pp": 4}, {"pp": 2, "dp_shard": 2}, {"pp": 2, "tp": 2}]
 EPS = 0.1
 
+CONFIG = MlpConfig(in_features=70, hidden=(8, 8, 8, 8), out_features=2)
+PATIENT = SearchSettings(time=TimePlan(quick_seconds=1e9, quick_share=1e9))
+"""One process would tighten what its domains share when it has searched for long, on a busy host at once."""
 
-def decisions() -> dict[str, dict[str, Any]]:
-    """Of the stages, and on the last one also of one process."""
-    from dataclasses import replace
 
-    import torch
-    from nets import box_around, output_bounds
+def built(mesh: Mesh | None) -> torch.nn.Module:
+    module = build(CONFIG, mesh, dtype=torch.float64, seed=3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(2.5)
+    return module.eval().requires_grad_(False)
 
-    from service.bounds.methods import CROWN
-    from service.bounds.network import prepare
-    from service.bounds.stages import InStages, StageLink, prepare_stages
-    from service.jobs.spec.base import ParallelSpec
-    from service.jobs.spec.model import MlpConfig
-    from service.models import build
-    from service.parallel import distributed
-    from service.parallel.mesh import build as build_mesh
-    from service.parallel.tensor import local_copy
-    from service.verification.bab.driver import decide
-    from service.verification.bab.model import ModelUnderVerification
-    from service.verification.bab.search_group import SearchGroup
-    from service.verification.bab.settings import SearchSettings
-    from service.verification.bab.time_plan import TimePlan
-    from service.verification.engine import NetworkEngine, StagesEngine
 
-    device, double = distributed.start("cpu"), torch.float64
-    config = MlpConfig(in_features=70, hidden=(8, 8, 8, 8), out_features=2)
+@dataclass(frozen=True)
+class Problem:
+    """A model in one process and a box of inputs.
 
-    def built(mesh: Any) -> torch.nn.Module:
-        module = build(config, mesh, dtype=double, seed=3)
-        with torch.no_grad():
-            for parameter in module.parameters():
-                parameter.mul_(2.5)
-        return module.eval().requires_grad_(False)
+    ``least`` is an output that is reached in the box, ``most`` is CROWN's bound.
+    """
 
+    whole: ModelUnderVerification
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+    least: float
+    most: float
+
+    def limit(self, share: float) -> float:
+        """Return what lies at this share of the way from the least to the most."""
+        return self.least + share * (self.most - self.least)
+
+    def query(self, limit: float) -> Query:
+        return query_above(self.lower, self.upper, limit)
+
+
+def problem() -> Problem:
     whole = built(None)
-    centre = torch.randn(70, generator=torch.Generator().manual_seed(1), dtype=double)
-    x = centre + EPS * (2 * torch.rand(64, 70, generator=torch.Generator().manual_seed(2), dtype=double) - 1)
+    centre = torch.randn(70, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = centre + EPS * (2 * torch.rand(64, 70, generator=torch.Generator().manual_seed(2), dtype=torch.float64) - 1)
     for step in range(60):
         (gradient,) = torch.autograd.grad(whole(x.requires_grad_())[:, 0].sum(), x)
         x = (x.detach() + EPS * 0.2 * (1 - step / 60) * gradient.sign()).clamp(centre - EPS, centre + EPS)
-    least = float(whole(x)[:, 0].max())
     network = prepare(whole, (70,))
     most = float(output_bounds(network, box_around(centre[None], EPS), "crown").upper[0, 0])
-    lower, upper = tuple((centre - EPS).tolist()), tuple((centre + EPS).tolist())
+    subject = ModelUnderVerification(whole, NetworkEngine(network), whole, None, torch.float64)
+    ends = tuple((centre - EPS).tolist()), tuple((centre + EPS).tolist())
+    return Problem(subject, *ends, float(whole(x)[:, 0].max()), most)
+
+
+def decisions() -> dict[str, dict[str, Any]]:
+    """Decide by the stages of each mesh, and on the last one also in one process."""
+    device, asked = distributed.start("cpu"), problem()
     found: dict[str, dict[str, Any]] = {}
     for degrees in MESHES:
         mesh = build_mesh(ParallelSpec.model_validate(degrees), "cpu")
         line, own = StageLink(mesh, device), built(mesh)
         staged, model = prepare_stages(own, (70,), mesh.tp, line), InStages(own, line)
-        search_group = SearchGroup(mesh.dp)
+        engine, search_group = StagesEngine.of(staged), SearchGroup(mesh.dp)
         subjects = {
-            "stages": ModelUnderVerification(
-                model, StagesEngine.of(staged), local_copy(model), None, double, search_group
-            )
+            "stages": ModelUnderVerification(model, engine, local_copy(model), None, torch.float64, search_group)
         }
         if line.is_last and degrees == MESHES[0]:
-            subjects["one process"] = ModelUnderVerification(whole, NetworkEngine(network), whole, None, double)
+            subjects["one process"] = asked.whole
         for place, subject in subjects.items():
-            margins = domain_margins(subject, query_above(lower, upper, most))
+            margins = domain_margins(subject, asked.query(asked.most))
             found.setdefault(f"domains on {degrees}", {})[place] = margins
         for share, (place, subject) in ((share, each) for share in SHARES for each in subjects.items()):
-            limit = least + SHARES[share] * (most - least)
-            # One process would tighten what its domains share when it has searched for long, on a busy host at once.
-            patient = TimePlan(quick_seconds=1e9, quick_share=1e9)
-            patient_subject = replace(subject, settings=SearchSettings(time=patient))
-            decision = decide(patient_subject, query_above(lower, upper, limit), CROWN, 60.0, restarts=0)
+            limit = asked.limit(SHARES[share])
+            decision = decide(replace(subject, settings=PATIENT), asked.query(limit), CROWN, 60.0, restarts=0)
             case = found.setdefault(f"{share} on {degrees}", {})
             case[place] = [decision.verdict.value, decision.technique.value, decision.domains]
             if decision.counterexample is not None:
-                x = torch.tensor(decision.counterexample, dtype=double)
-                case[f"excess of {place}"] = float(whole(x[None])[0, 0]) - limit
+                x = torch.tensor(decision.counterexample, dtype=torch.float64)
+                case[f"excess of {place}"] = float(asked.whole.module(x[None])[0, 0]) - limit
     distributed.stop()
     return found
 
 
-def query_above(lower: tuple[float, ...], upper: tuple[float, ...], limit: float) -> Any:
-    """Whether the first output reaches a limit."""
-    from service.formats.vnnlib import Disjunct, Halfspace, Query
-
+def query_above(lower: tuple[float, ...], upper: tuple[float, ...], limit: float) -> Query:
+    """Ask whether the first output reaches a limit."""
     return Query(len(lower), 2, (Disjunct(lower, upper, (Halfspace(((0, -1.0),), -limit),)),))
 
 
-def domain_margins(subject: Any, query: Any) -> list[float]:
-    """Of domains that are split at two values each, anywhere, optimised for some steps."""
-    import torch
-
-    from service.bounds.methods import CROWN
-    from service.verification.bab.activations import root_bounds as rooted
-    from service.verification.bab.activations.domain_bounds import DomainBounds
-    from service.verification.bab.settings import OptimiserSettings
-    from service.verification.bab.specification import specifications
-
+def domain_margins(subject: ModelUnderVerification, query: Query) -> list[float]:
+    """Return margins of domains that are split at two values each, anywhere, optimised for some steps."""
     (specification,) = specifications(query, subject.device)
     root = rooted.bound_root(subject, specification, CROWN, float("inf"))
     objective = subject.engine.dual_objective(root.box, root.bounds, root.specification_rows)
