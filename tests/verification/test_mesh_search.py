@@ -79,7 +79,7 @@ def program_margin(model: ModelUnderVerification, specification: Specification) 
         known[node.name] = model.network.interval(node, known)
     lower = {each.value: known[each.value].lower for each in domain_bounds.preactivations.each}
     signs = domain_bounds.preactivations.flattened(lower)[0].sign()
-    number = torch.arange(model.network.exchange.axis.size * len(signs))
+    number = torch.arange(model.network.tp_group.axis.size * len(signs))
     again = neuron_index.everywhere(neuron_index.replicated.double()).bool() & (number >= len(signs))
     sign = torch.where(again, 0, neuron_index.everywhere(signs))[None]
     nothing = torch.zeros_like(sign)
