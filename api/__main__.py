@@ -46,14 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
     except StoreUnavailable as error:
         return _refuse(f"{error}; set {ENV_PREFIX}REDIS_URL, or run 'trivet up', which starts a broker itself")
     try:
-        listening = _inherited(descriptor) if descriptor is not None else _bound(settings)
+        listening = socket.socket(fileno=descriptor) if descriptor is not None else _bound(settings)
     except OSError as error:
         return _refuse(f"cannot bind {settings.host}:{settings.port}: {error.strerror}")
     return _serve(settings, store, listening)
-
-
-def _inherited(descriptor: int) -> socket.socket:
-    return socket.socket(fileno=descriptor)
 
 
 def _bound(settings: Settings) -> socket.socket:

@@ -1,4 +1,4 @@
-"""What handlers are given: the store, the settings, the stream hub. Set once by the application factory."""
+"""Holds what handlers are given: the store, the settings, the stream hub. Set once by the application factory."""
 
 from __future__ import annotations
 

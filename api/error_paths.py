@@ -1,4 +1,4 @@
-"""From pydantic's error locations to the paths that a user wrote.
+"""Translates pydantic's error locations to the paths that a user wrote.
 
 Pydantic names every union member it passed through (``train``, ``model``, ``family``, ``mlp``, ``hidden``, ``0``);
 a user knows ``model.hidden.0``. The validator's own schema says which elements are fields and which are tags.
@@ -18,7 +18,7 @@ _FIELD_KEYS = ("validation_alias", "alias")
 
 @dataclass(frozen=True)
 class ErrorPlace:
-    """Where an error is: the user's path, and the fields that exist beside its last element and those below it."""
+    """Says where an error is: the user's path, and the fields that exist beside its last element and those below it."""
 
     path: tuple[str, ...] = ()
     siblings: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Which exception becomes which problem."""
+"""Decides which exception becomes which problem."""
 
 from __future__ import annotations
 

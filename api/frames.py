@@ -85,7 +85,7 @@ def in_order(found: Iterable[FrameBatch]) -> list[Frame]:
 
 @dataclass
 class Cursor:
-    """How far a subscriber got, per job."""
+    """Says how far a subscriber got, per job."""
 
     base: str = BEGINNING
     """Position in jobs that are not known yet."""
@@ -106,7 +106,7 @@ class Cursor:
 
     @property
     def token(self) -> str:
-        """The composite id of everything delivered so far."""
+        """Return the composite id of everything delivered so far."""
         level = ",".join(f"{job_id}={sequence}" for job_id, sequence in self._level.items())
         return f"{self._millisecond};{level}"
 

@@ -1,4 +1,4 @@
-"""The application factory."""
+"""Builds the application."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _mount_dashboard(app: FastAPI) -> None:
 
 
 def _has_session(request: Request) -> bool:
-    """Whether pages may be shown; what is in them asks the API, which checks the session itself."""
+    """Return whether pages may be shown; what is in them asks the API, which checks the session itself."""
     return session_cookie(request) is not None
 
 

@@ -31,7 +31,7 @@ SECURITY_HEADERS = {
     ),
     "Cache-Control": "no-store",
 }
-HSTS = "max-age=31536000"
+_HSTS = "max-age=31536000"
 
 
 class Hardening:
@@ -74,7 +74,7 @@ def _harden(scope: Scope, headers: MutableHeaders) -> None:
     for name, value in SECURITY_HEADERS.items():
         headers.setdefault(name, value)
     if scope["scheme"] == "https":
-        headers.setdefault("Strict-Transport-Security", HSTS)
+        headers.setdefault("Strict-Transport-Security", _HSTS)
 
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]\s]+)(?::\d*)?")
@@ -88,7 +88,9 @@ def known_names(settings: Settings) -> frozenset[str]:
 
 
 def is_known(host: str, names: frozenset[str]) -> bool:
-    """Whether a ``Host`` header names this service: by an address, one of ``names``, or below one like ``*.site``."""
+    """Return whether a ``Host`` header names this service: by an address, one of ``names``, or below one like
+    ``*.site``.
+    """
     found = _HOST.fullmatch(host.lower())
     if found is None:
         return False

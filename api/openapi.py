@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI derives from the code, with our problems as the errors of every call."""
+"""Assembles the OpenAPI document: what FastAPI derives from the code, with our problems as the errors of every call."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ PageCursor = Annotated[str | None, Query(max_length=200, description="`next_curs
 After = Annotated[str | None, Query(max_length=4000, description="only what came after this event id")]
 Types = Annotated[str | None, Query(max_length=200, description="event types, separated by commas; all when absent")]
 
-EVENT_STREAM = "text/event-stream"
+_EVENT_STREAM = "text/event-stream"
 
 
 def wants_stream(request: Request) -> bool:
-    """Whether the client asked for a live stream."""
-    return EVENT_STREAM in request.headers.get("accept", "")
+    """Return whether the client asked for a live stream."""
+    return _EVENT_STREAM in request.headers.get("accept", "")
 
 
 def refuse(path: str, message: str, got: object, expected: str) -> Exception:

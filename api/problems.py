@@ -37,7 +37,7 @@ class FieldError(BaseModel):
 
 
 class ProblemDetails(BaseModel):
-    """Why a request failed (RFC 9457)."""
+    """Says why a request failed (RFC 9457)."""
 
     type: str = "about:blank"
     title: str

@@ -1,4 +1,4 @@
-"""Who asks, and what they may do.
+"""Finds out who asks, and what they may do.
 
 Every route below ``/v1`` requires an API key as ``Authorization: Bearer``, or a session of the dashboard: its cookie,
 and what proves that a page of this very origin asks.
@@ -22,7 +22,7 @@ SESSION_COOKIE = "trivet_session"
 """HttpOnly and SameSite=Strict; over TLS with the prefix ``__Host-``. Browsers send it to every port of the host."""
 PAGE_HEADER = "X-Trivet-Session"
 """The session's other secret, which only pages of this origin, port included, can know."""
-CSRF_HEADER = "X-Trivet"
+_CSRF_HEADER = "X-Trivet"
 """Sent by scripts, since other sites' pages cannot send it."""
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _IMPLIED: dict[Scope, frozenset[Scope]] = {
@@ -36,7 +36,7 @@ _cookie = APIKeyCookie(name=SESSION_COOKIE, auto_error=False, description="the d
 
 
 class Caller(ApiKey):
-    """The key of a request, and what spoke for it."""
+    """Holds the key of a request, and what spoke for it."""
 
     credential: Credential
 
@@ -104,17 +104,17 @@ def refuse_cross_site(request: Request) -> None:
     """Refuse an unsafe request that a browser may have been talked into by another site, or by another port's page."""
     if request.method in _SAFE_METHODS or _same_origin(request):
         return
-    raise ProblemError(403, f"ask from this service's own pages; a script sends the header '{CSRF_HEADER}: 1'")
+    raise ProblemError(403, f"ask from this service's own pages; a script sends the header '{_CSRF_HEADER}: 1'")
 
 
 def _same_origin(request: Request) -> bool:
-    """Whether one of our own pages sent this, by what every browser says; or else a script, by its header."""
+    """Return whether one of our own pages sent this, by what every browser says; or else a script, by its header."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:
         return site == "same-origin"
     if origin is not None:
         return origin.lower().partition("://")[2] == request.headers.get("host", "").lower()
-    return CSRF_HEADER in request.headers
+    return _CSRF_HEADER in request.headers
 
 
 def require_owner(key: ApiKey, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The API as a server: time limits on what clients send, and a private socket for its own user's commands."""
+"""Serves the API as a server: time limits on what clients send, and a private socket for its own user's commands."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def limited(head_s: float, body_s: float) -> type[_LimitedProtocol]:
 
 @dataclass
 class PrivateSocket:
-    """The data folder's socket, for commands of its owner, and the URL beside it that it stands for."""
+    """Holds the data folder's socket, for commands of its owner, and the URL beside it that it stands for."""
 
     bound: socket.socket
     data: DataLayout

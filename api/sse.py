@@ -20,7 +20,7 @@ from service.jobs.states import TERMINAL, JobState
 from service.jobs.store import Store, StoreUnavailable
 from service.jobs.store.tail import BEGINNING
 
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Server-sent events. `event:` is the event's type, `data:` its JSON with `job` and `id`, and "
@@ -34,7 +34,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 @dataclass
 class _EventStream:
-    """What one client asked to see."""
+    """Holds what one client asked to see."""
 
     hub: Hub
     subscription: Subscription
@@ -109,7 +109,7 @@ class _EventStream:
 
     @property
     def _ended(self) -> bool:
-        """Whether nothing can follow: every job is over. A stream over all jobs never ends."""
+        """Return whether nothing can follow: every job is over. A stream over all jobs never ends."""
         subscription = self.subscription
         return not subscription.everything and all(self.states.get(job_id) in TERMINAL for job_id in subscription.jobs)
 
@@ -159,7 +159,7 @@ def respond(
             async for chunk in stream.chunks():
                 yield chunk
 
-    return StreamingResponse(body(), media_type="text/event-stream", headers=HEADERS)
+    return StreamingResponse(body(), media_type="text/event-stream", headers=_HEADERS)
 
 
 async def wait_terminal(hub: Hub, store: Store, job_id: str, within_s: float, caller: Caller) -> Job:

@@ -1,4 +1,4 @@
-"""The hub: one blocking read per process over all watched streams, fanned out to bounded queues.
+"""Runs the hub: one blocking read per process over all watched streams, fanned out to bounded queues.
 
 A subscriber first catches up with reads of its own; when a read leaves it no further behind than the hub, it joins.
 From then on the hub hands it every new batch. A subscriber whose queue is full is detached, not cut: it catches up
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HubSettings:
-    """How event streams are served."""
+    """Says how event streams are served."""
 
     max_streams: int = 1000
     """Streams open at once, per process: an operator's setting, as is the next."""

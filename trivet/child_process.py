@@ -15,7 +15,7 @@ from service.jobs.processes import ProcessLock
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """How long the parts of this machine's service may take, in seconds."""
+    """Says how long the parts of this machine's service may take, in seconds."""
 
     ready_within_s: float = 60.0
     """For a part to answer after its start."""

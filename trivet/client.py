@@ -1,4 +1,4 @@
-"""The client: every call of the REST interface as a method with typed data in and out."""
+"""Provides the client: every call of the REST interface as a method with typed data in and out."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class Client:
         return schema
 
     def is_ready(self) -> bool:
-        """Whether the service answers and reaches its broker."""
+        """Return whether the service answers and reaches its broker."""
         try:
             return self._connection.send("GET", "/readyz").status_code == 200
         except Exception as error:

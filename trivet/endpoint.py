@@ -1,4 +1,4 @@
-"""Which service a client talks to, and with which key: a key goes only to the service that it was given for.
+"""Finds which service a client talks to, and with which key: a key goes only to the service that it was given for.
 
 Explicit are arguments, environment variables and the file that ``TRIVET_CONFIG`` names. A ``trivet.toml`` that lies in
 the working folder may name a service and its own key for it; it never says where another key goes.
@@ -74,7 +74,7 @@ def resolve(url: str | None, key: str | None) -> Endpoint:
 
 
 def same_service(one: str, other: str) -> bool:
-    """Whether two URLs have the same scheme, host and port; the names of the loopback are one host."""
+    """Return whether two URLs have the same scheme, host and port; the names of the loopback are one host."""
     return _origin(one) == _origin(other)
 
 
@@ -148,7 +148,7 @@ def _choice(name: str, argument: str | None, setting: str | None, chosen: dict[s
 
 
 def _is_found(source: str) -> bool:
-    """Whether this source is a file that merely lay in the working folder."""
+    """Return whether this source is a file that merely lay in the working folder."""
     return source == "trivet.toml" and f"{ENV_PREFIX}CONFIG" not in os.environ
 
 

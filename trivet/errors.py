@@ -1,4 +1,4 @@
-"""What can go wrong between a client and the service."""
+"""Names what can go wrong between a client and the service."""
 
 from __future__ import annotations
 

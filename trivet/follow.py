@@ -11,7 +11,7 @@ import httpx2
 from trivet.connection import Connection
 from trivet.errors import Refused, Unreachable
 
-SILENCE_S = 45.0
+_SILENCE_S = 45.0
 """The service pings every 15 s; a stream that is silent for three of those is dead."""
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
@@ -55,7 +55,7 @@ def _events(
     connection: Connection, path: str, params: Mapping[str, Any], last_id: str
 ) -> Iterator[httpx2.ServerSentEvent]:
     headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
-    timeout = httpx2.Timeout(SILENCE_S, connect=5.0)
+    timeout = httpx2.Timeout(_SILENCE_S, connect=5.0)
     with connection.stream(path, params=params, headers=headers, timeout=timeout) as response:
         yield from httpx2.EventSource(response)
 

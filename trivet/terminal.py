@@ -1,4 +1,4 @@
-"""The one way to standard output and standard error of every command."""
+"""Is the one way to standard output and standard error of every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a supervisor and the ranks of its group say to each other; what arrives is checked like any other input."""
+"""Defines what a supervisor and the ranks of its group say to each other; what arrives is checked like any other
+input.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The devices of this host: GPUs as the driver lists them, and slots for ranks on the CPU."""
+"""Counts the devices of this host: GPUs as the driver lists them, and slots for ranks on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Linux offers and Python does not: the clock of leases, and calls of ``prctl``."""
+"""Provides what Linux offers and Python does not: the clock of leases, and calls of ``prctl``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard: server-rendered shells whose ES modules read the public API; no build step, no other origin."""
+"""Serves the dashboard: server-rendered shells whose ES modules read the public API; no build step, no other origin."""
 
 from api.dashboard.pages import PAGES, Page, mount
 

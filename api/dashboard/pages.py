@@ -1,4 +1,4 @@
-"""The pages of the dashboard and how they hang on an application.
+"""Serves the pages of the dashboard, and mounts them on an application.
 
 A page is a template in ``templates/``, a module in ``static/pages/`` and a line in ``PAGES``. What the middle of a job
 page shows comes from a module that the job's kind declares (``service.jobs.plugins.JobKind.page``). Shells hold no
@@ -22,7 +22,7 @@ from service.jobs.kinds.registry import KINDS
 
 HERE = Path(__file__).parent
 
-COMMON_SHEETS = ("theme.css", "base.css", "controls.css", "panels.css")
+_COMMON_SHEETS = ("theme.css", "base.css", "controls.css", "panels.css")
 _REVALIDATED = {"Cache-Control": "no-cache"}
 """Browsers keep it, and ask whether it is still the newest."""
 
@@ -113,7 +113,7 @@ def _endpoint(page: Page, environment: Environment, signed_in: SignedIn | None) 
         text = template.render(
             page=page,
             navigation=navigation,
-            sheets=COMMON_SHEETS + page.sheets,
+            sheets=_COMMON_SHEETS + page.sheets,
             kinds=tuple(KINDS.provided),
             kinds_with_page=[name for name, kind in KINDS.provided.items() if kind.declaration.page],
             **request.path_params,

@@ -20,7 +20,7 @@ from service.jobs.store.tail import BEGINNING
 
 router = APIRouter(tags=["events"])
 
-MAX_JOBS = 100
+_MAX_JOBS = 100
 
 
 class EventItem(BaseModel):
@@ -100,6 +100,6 @@ async def all_events(
 
 def _states(store: Store, jobs: str) -> dict[str, JobState]:
     ids = list(dict.fromkeys(name.strip() for name in jobs.split(",") if name.strip()))
-    if not 1 <= len(ids) <= MAX_JOBS:
-        raise refuse("jobs", f"{len(ids)} jobs are named", jobs, f"1 to {MAX_JOBS} ids, or no 'jobs' for all")
+    if not 1 <= len(ids) <= _MAX_JOBS:
+        raise refuse("jobs", f"{len(ids)} jobs are named", jobs, f"1 to {_MAX_JOBS} ids, or no 'jobs' for all")
     return {job_id: store.jobs.get(job_id).state for job_id in ids}

@@ -20,7 +20,7 @@ from service.jobs.store import JobFilter, Store
 
 router = APIRouter(tags=["jobs"])
 
-IdempotencyKey = Annotated[
+_IdempotencyKey = Annotated[
     str | None,
     Header(min_length=1, max_length=200, description="the same key and body again give the same job, for a day"),
 ]
@@ -40,7 +40,7 @@ async def submit_job(
     key: Submitter,
     store: StoreDep,
     checker: CheckerDep,
-    idempotency_key: IdempotencyKey = None,
+    idempotency_key: _IdempotencyKey = None,
 ) -> Job:
     """Submit a job. When the answer is 201 the job survives any crash."""
     try:

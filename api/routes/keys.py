@@ -14,7 +14,7 @@ from service.jobs.records import ApiKey, Scope
 
 router = APIRouter(tags=["keys"])
 
-KeyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$")]
+_KeyName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,62}$")]
 
 
 class NewKey(BaseModel):
@@ -22,7 +22,7 @@ class NewKey(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: KeyName
+    name: _KeyName
     scopes: list[Scope] = Field(default=["read"], min_length=1, max_length=3)
 
 

@@ -1,4 +1,4 @@
-"""The kinds of jobs, what they can name, and the schemas of their specs."""
+"""Serves the kinds of jobs, what they can name, and the schemas of their specs."""
 
 from __future__ import annotations
 

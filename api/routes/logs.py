@@ -1,4 +1,4 @@
-"""What the ranks printed."""
+"""Serves what the ranks printed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.jobs.store.tail import BEGINNING
 
 router = APIRouter(tags=["logs"])
 
-LOGS = frozenset({"log"})
+_LOGS = frozenset({"log"})
 _PAGE = 2000
 _WHOLE_LOG = 1_000_000
 
@@ -77,7 +77,7 @@ async def job_logs(
     if wants_stream(request):
         point = resume_point(request, after)
         cursor = Cursor(base=BEGINNING if point is None else stream_id(*point))
-        return sse.respond(hub, key, cursor, {job_id: job.state}, types=LOGS, single=True)
+        return sse.respond(hub, key, cursor, {job_id: job.state}, types=_LOGS, single=True)
     start = stream_id("after", after)
     found = _from_start(store, settings.layout, job_id) if start == BEGINNING else _since(store, job_id, start)
     lines = await run_in_threadpool(_chosen, found, rank, tail)
@@ -92,11 +92,11 @@ def _chosen(lines: Iterator[LogLine], rank: int | None, tail: int | None) -> Ite
 
 
 def _from_start(store: Store, data: DataLayout, job_id: str) -> Iterator[LogLine]:
-    for event in history.events(store, data, job_id, LOGS):
+    for event in history.events(store, data, job_id, _LOGS):
         yield LogLine.model_validate({"id": None, **event})
 
 
 def _since(store: Store, job_id: str, after: str) -> Iterator[LogLine]:
-    while (page := store.events.page(job_id, after=after, types=LOGS, limit=_PAGE)).items:
+    while (page := store.events.page(job_id, after=after, types=_LOGS, limit=_PAGE)).items:
         yield from (LogLine.model_validate({**item.event, "id": item.id}) for item in page.items)
         after = page.next_after

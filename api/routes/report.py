@@ -1,4 +1,4 @@
-"""What came out of a job."""
+"""Serves what came out of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training job's pipeline was planned to do."""
+"""Serves what a training job's pipeline was planned to do."""
 
 from __future__ import annotations
 

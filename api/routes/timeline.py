@@ -1,4 +1,4 @@
-"""When a job's ranks did what: a training job's step by step, and what belongs to no step."""
+"""Serves when a job's ranks did what: a training job's step by step, and what belongs to no step."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class Span(BaseModel):
 
 
 class StepTimeline(BaseModel):
-    """The spans of one step by rank and start, and the steps that have any: the first ones and a sample. ``apart``
-    are the spans that belong to no step, in the order in which they came."""
+    """Holds the spans of one step by rank and start, and the steps that have any: the first ones and a sample.
+    ``apart`` are the spans that belong to no step, in the order in which they came.
+    """
 
     steps: list[int]
     step: int | None

@@ -1,4 +1,4 @@
-"""The compile-check job: is ``torch.compile`` safe for this program, and is it worth it.
+"""Runs the compile-check job: is ``torch.compile`` safe for this program, and is it worth it.
 
 ``job`` climbs a ``ladder`` of rungs in each phase. A rung runs (``run``) a program (``program``) compiled beside its
 uncompiled reference, while ``monitor`` notes what the compiler did and what became of results; ``detectors`` judge

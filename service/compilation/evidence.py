@@ -1,4 +1,4 @@
-"""What the compiler did while a rung ran, as plain data."""
+"""Defines what the compiler did while a rung ran, as plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where a graph ended early. ``line`` is 0 and the rest empty where the compiler told no place."""
+    """Says where a graph ended early. ``line`` is 0 and the rest empty where the compiler told no place."""
 
     reason: str
     file: str = ""
@@ -30,7 +30,7 @@ class Recompile:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why something was done or left out, and how often."""
+    """Says why something was done or left out, and how often."""
 
     reason: str
     count: int = 1
@@ -38,9 +38,9 @@ class Reason:
 
 @dataclass(frozen=True)
 class CudaGraphs:
-    """What became of CUDA graphs. ``captures`` were recorded; ``skips`` were not, and why; ``rerecords`` were recorded
-    again although no new shape asked for it; ``late``: iterations after warm-up that still recorded one; ``recorded``:
-    how many each iteration did.
+    """Holds what became of CUDA graphs. ``captures`` were recorded; ``skips`` were not, and why; ``rerecords`` were
+    recorded again although no new shape asked for it; ``late``: iterations after warm-up that still recorded one;
+    ``recorded``: how many each iteration did.
     """
 
     captures: int = 0
@@ -77,5 +77,5 @@ class CompilerEvidence:
 
     @property
     def fullgraph(self) -> bool:
-        """Whether all that was called ran inside graphs without a break."""
+        """Return whether all that was called ran inside graphs without a break."""
         return self.graphs > 0 and not (self.graph_breaks or self.limit_hits or self.failures)

@@ -1,4 +1,6 @@
-"""The compile-check job: build the program, climb the ladder, look into what failed, prove the detectors, publish."""
+"""Runs the compile-check job: build the program, climb the ladder, look into what failed, prove the detectors,
+publish.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ladder: one entry per rung, from the least to the most that is compiled."""
+"""Defines the ladder: one entry per rung, from the least to the most that is compiled."""
 
 from __future__ import annotations
 

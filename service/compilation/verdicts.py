@@ -1,4 +1,4 @@
-"""What can be said of a rung in a phase, and how the words of several ranks become one."""
+"""Defines what can be said of a rung in a phase, and how the words of several ranks become one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The row that a verification job gives for each instance.
+"""Defines the row that a verification job gives for each instance.
 
 The event that carries it, the line of the resume log, the columns of ``bounds.parquet`` and the model in the OpenAPI
 document are derived from :class:`BoundsRow`. The dashboard's type (``api/dashboard/static/lib/types.js``) repeats its

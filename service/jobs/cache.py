@@ -1,4 +1,4 @@
-"""The folder of what ranks made of uploaded files, kept within a limit."""
+"""Keeps the folder of what ranks made of uploaded files within a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded broker: a real Valkey (or Redis) server on a private unix socket, with its append-only file on.
+"""Runs the embedded broker: a real Valkey (or Redis) server on a private unix socket, with its append-only file on.
 
 Its data outlives it: the next start in the same folder continues where the last one ended. Never listens on a
 network. A folder has one server at a time: the server itself holds the folder's lock, so that one which outlives the
@@ -26,9 +26,9 @@ import redis
 
 from service.jobs.processes import LockedError, ProcessLock, end_processes, holders
 
-MINIMUM_VERSION = (7, 2)
+_MINIMUM_VERSION = (7, 2)
 Fsync = Literal["always", "everysec"]
-LOCK = "lock"
+_LOCK = "lock"
 _LONGEST_SOCKET_PATH = 100
 """``sun_path`` holds 108 bytes on Linux and 104 on macOS."""
 
@@ -80,7 +80,7 @@ class EmbeddedBroker:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         try:
-            lock = ProcessLock(folder / LOCK)
+            lock = ProcessLock(folder / _LOCK)
         except LockedError:
             raise BrokerError(f"another broker already runs in {folder}; stop it, or use another TRIVET_DATA") from None
         socket = _socket_path(folder)
@@ -156,7 +156,7 @@ def end_leftover(folder: Path, within_s: float = 10.0) -> int:
     Nothing that they have answered is lost: it is in the file's pages before the answer leaves, even where SIGKILL is
     needed. Whoever calls this makes sure that no living process means to use them.
     """
-    servers = holders(folder / LOCK)
+    servers = holders(folder / _LOCK)
     end_processes(servers, within_s)
     return len(servers)
 
@@ -216,6 +216,6 @@ def _server_info(client: redis.Redis) -> dict[str, Any]:
 def _check_version(info: Any) -> None:
     text = str(info.get("valkey_version") or info["redis_version"])
     version = tuple(int(part) for part in text.split(".")[:2])
-    if version < MINIMUM_VERSION:
-        needed = ".".join(map(str, MINIMUM_VERSION))
+    if version < _MINIMUM_VERSION:
+        needed = ".".join(map(str, _MINIMUM_VERSION))
         raise BrokerError(f"the broker is version {text}; Trivet needs {needed} or newer")

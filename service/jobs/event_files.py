@@ -1,4 +1,4 @@
-"""The record of an attempt on disk: what its ranks and supervisors reported, an append-only file each.
+"""Keeps the record of an attempt on disk: what its ranks and supervisors reported, an append-only file each.
 
 A rank writes its own, so nothing that happens to its supervisor, the broker or the network loses an event. The
 supervisor relays the file into the job's stream; the API reads the files, and the stream for what they lack.

@@ -1,4 +1,4 @@
-"""What a job reports while it runs, in the form that travels from a rank to the API.
+"""Defines what a job reports while it runs, in the form that travels from a rank to the API.
 
 A rank appends one JSON object a line to a file of its own (:mod:`service.jobs.event_files`); its supervisor relays
 batches into the job's stream, fenced by the attempt number. Every event has ``type``, ``time`` (Unix seconds, float)
@@ -88,7 +88,9 @@ class ProgressEvent(Event):
 
 
 class ErrorEvent(Event):
-    """The exception that ended a rank; ``error`` is its class name, ``traceback`` empty where it would tell nothing."""
+    """Holds the exception that ended a rank; ``error`` is its class name, ``traceback`` empty where it would tell
+    nothing.
+    """
 
     error: str
     message: str

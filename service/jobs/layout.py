@@ -1,4 +1,4 @@
-"""Where the files of a job live under the data directory; one home for every path."""
+"""Says where the files of a job live under the data directory; one home for every path."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class JobPaths:
 
     @property
     def published(self) -> Path:
-        """The content of published files by SHA-256, which nothing writes to any more: names are in the manifest."""
+        """Return the folder of published files by SHA-256, which nothing writes to any more: names are in the
+        manifest.
+        """
         return self.root / "published"
 
     @property
@@ -35,7 +37,7 @@ class JobPaths:
 
 @dataclass(frozen=True)
 class DataLayout:
-    """The data directory that API and workers share."""
+    """Holds the data directory that API and workers share."""
 
     root: Path
 
@@ -46,12 +48,14 @@ class DataLayout:
 
     @property
     def admin_key(self) -> Path:
-        """The first admin key, readable by the service's user only."""
+        """Return the file of the first admin key, readable by the service's user only."""
         return self.root / "admin.key"
 
     @property
     def api_socket(self) -> Path:
-        """The API for this user's own commands: whoever connects knows by the folder's owner who listens."""
+        """Return the socket of the API for this user's own commands: whoever connects knows by the folder's owner who
+        listens.
+        """
         return self.root / "api.sock"
 
     @property
@@ -71,9 +75,9 @@ class DataLayout:
 
     @property
     def cache(self) -> Path:
-        """What ranks made of uploaded files (tokens of a text, the parts of an archive, the weights of an ONNX model).
-        May be deleted at any time when no job is starting; it is made again where it is needed. Workers keep it
-        within ``max_cache_bytes``.
+        """Return the folder of what ranks made of uploaded files (tokens of a text, the parts of an archive, the
+        weights of an ONNX model). May be deleted at any time when no job is starting; it is made again where it is
+        needed. Workers keep it within ``max_cache_bytes``.
         """
         return self.root / "cache"
 

@@ -1,4 +1,4 @@
-"""What only the user who runs the service may read: the data folder, and the socket in it."""
+"""Guards what only the user who runs the service may read: the data folder, and the socket in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which process is meant, and which ones hold a lock: what outlives the process that started it is found again."""
+"""Tells which process is meant, and which ones hold a lock: what outlives the process that started it is found
+again.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Progress(FrozenModel):
 
 
 class HostShare(FrozenModel):
-    """The devices of one host that an attempt holds; ``pool`` says which kind the indices count."""
+    """Holds the devices of one host that an attempt holds; ``pool`` says which kind the indices count."""
 
     host: str
     devices: tuple[int, ...]
@@ -95,7 +95,7 @@ class Holding(FrozenModel):
 
 
 class FailingHost(FrozenModel):
-    """Why a host gets no work for a while: parts that were placed there did not start."""
+    """Says why a host gets no work for a while: parts that were placed there did not start."""
 
     reason: str
     since: datetime
@@ -170,7 +170,7 @@ class AttemptRef:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a supervisor gets when its claim is granted."""
+    """Holds what a supervisor gets when its claim is granted."""
 
     ref: AttemptRef
     spec: CommonSpec
@@ -185,12 +185,12 @@ class Claim:
 
     @property
     def leads(self) -> bool:
-        """Whether this host leads the rendezvous, and runs rank 0."""
+        """Return whether this host leads the rendezvous, and runs rank 0."""
         return self.shares[0].host == self.ref.host
 
     @property
     def ranks(self) -> range:
-        """The ranks of the attempt that run on this host."""
+        """Return the ranks of the attempt that run on this host."""
         before = itertools.takewhile(lambda share: share.host != self.ref.host, self.shares)
         first = sum(len(share.devices) for share in before)
         return range(first, first + len(self.share.devices))
@@ -202,8 +202,9 @@ Directive = Literal["run", "stop", "lost"]
 
 @dataclass(frozen=True)
 class PartOutcome:
-    """How one host's part of an attempt ended. One that was ``interrupted`` is to be done again; so is one that was
-    ``lost`` by no fault of the job's (its supervisor was ended, or found itself unable to go on)."""
+    """Says how one host's part of an attempt ended. One that was ``interrupted`` is to be done again; so is one that
+    was ``lost`` by no fault of the job's (its supervisor was ended, or found itself unable to go on).
+    """
 
     status: Literal["succeeded", "failed", "stopped", "interrupted", "lost"]
     result: dict[str, Any] | None = None

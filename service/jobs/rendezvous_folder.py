@@ -1,4 +1,5 @@
-"""The private folder in which the launchers and ranks of an attempt meet: who may write there is who is in the group.
+"""Makes the private folder in which the launchers and ranks of an attempt meet: who may write there is who is in the
+group.
 
 Torch's own rendezvous listens on every interface, asks nobody who he is, and unpickles what it is told.
 """

@@ -1,4 +1,4 @@
-"""What a rank reports: its events into a file, its last word to the supervisor.
+"""Carries what a rank reports: its events into a file, its last word to the supervisor.
 
 A connection to the supervisor starts with one greeting line (:func:`greeting`) that says which rank speaks on which
 channel. On ``control`` follows the rank's last word, a JSON object: ``{"type": "done"}``, the ``error`` event of the

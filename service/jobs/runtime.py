@@ -1,4 +1,4 @@
-"""What a kind of job gets when it runs on a rank: all that it may know of the service."""
+"""Defines what a kind of job gets when it runs on a rank: all that it may know of the service."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class Reporter(ABC):
 
 
 class Completion(TypedDict):
-    """How much of the work that a spec asks for was done. A kind returns it as ``completed`` beside its result; an
-    attempt succeeds only when ``done`` equals ``total``."""
+    """Says how much of the work that a spec asks for was done. A kind returns it as ``completed`` beside its result; an
+    attempt succeeds only when ``done`` equals ``total``.
+    """
 
     done: int
     total: int

@@ -56,7 +56,7 @@ def _check_trusted(path: Path) -> None:
 
 
 class Settings(BaseSettings):
-    """What an operator may choose."""
+    """Holds what an operator may choose."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
 
@@ -197,12 +197,12 @@ class Settings(BaseSettings):
 
     @property
     def proxies(self) -> list[str]:
-        """The addresses and networks of ``trusted_proxies``."""
+        """Return the addresses and networks of ``trusted_proxies``."""
         return _entries(self.trusted_proxies)
 
     @property
     def allowed_host_names(self) -> list[str]:
-        """The names of ``allowed_hosts``, in lower case."""
+        """Return the names of ``allowed_hosts``, in lower case."""
         return _entries(self.allowed_hosts.lower())
 
     @property
@@ -211,12 +211,12 @@ class Settings(BaseSettings):
 
     @property
     def admin_key_file(self) -> Path:
-        """Where the first admin key is kept, readable by its owner only."""
+        """Return where the first admin key is kept, readable by its owner only."""
         return self.layout.admin_key
 
     @property
     def broker_url(self) -> str:
-        """The broker to connect to: ``redis_url``, else the embedded one's socket in the data folder."""
+        """Return the broker to connect to: ``redis_url``, else the embedded one's socket in the data folder."""
         if self.redis_url is not None:
             return self.redis_url.get_secret_value()
         return f"unix://{self.layout.broker / 'broker.sock'}"

@@ -1,4 +1,4 @@
-"""The states of a job and the moves between them; terminal states are final."""
+"""Defines the states of a job and the moves between them; terminal states are final."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which attempts are supervised on this host: a file each, so that a restarted worker finds what still runs."""
+"""Records which attempts are supervised on this host, a file each, so that a restarted worker finds what still runs."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class SupervisedAttempt:
 
 
 class SupervisorRegistry:
-    """The entries of one host: ``folder/{job}.{attempt}.json``, each a :class:`SupervisedAttempt`. ``trivet up`` reads
-    them too, to end what it started.
+    """Holds the entries of one host: ``folder/{job}.{attempt}.json``, each a :class:`SupervisedAttempt`. ``trivet up``
+    reads them too, to end what it started.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The model families and whole-model weights."""
+"""Provides the model families and whole-model weights."""
 
 from service.models.full_weights import Weights, WeightsError, load_into, trained
 from service.models.registry import FamilyConfig, Model, build

@@ -1,4 +1,4 @@
-"""How a model is compiled: one function, which the compile check judges and a training job applies."""
+"""Defines how a model is compiled: one function, which the compile check judges and a training job applies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.models.cudagraph_params import copying_inductor
 
 @dataclass(frozen=True)
 class CompileMode:
-    """What is given to ``torch.compile``. With ``cuda_graphs`` it captures them, so steps must be marked."""
+    """Holds what is given to ``torch.compile``. With ``cuda_graphs`` it captures them, so steps must be marked."""
 
     backend: str | Callable[..., Any]
     mode: str | None = None

@@ -1,4 +1,4 @@
-"""What a transformer computes from embedded tokens: a function of real numbers, which token ids do not give."""
+"""Computes a transformer from embedded tokens: a function of real numbers, which token ids do not give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compile report holds for; the job that writes a gate and the job that obeys it share this."""
+"""Describes what a compile report holds for; the job that writes a gate and the job that obeys it share this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe that turns a built model into the one that runs on the mesh.
+"""Applies the recipe that turns a built model into the one that runs on the mesh.
 
 A training job applies it, and a compile check applies the same function to the model that it certifies. The steps:
 
@@ -55,7 +55,7 @@ class ModelRecipe:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether FSDP2 manages the model."""
+        """Return whether FSDP2 manages the model."""
         return is_sharded(self.parallel, self.precision)
 
     def exact(self) -> ModelRecipe:

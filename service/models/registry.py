@@ -20,7 +20,7 @@ FamilyConfig = ModelConfig
 
 
 class Model(Protocol):
-    """What every family's module offers beside ``nn.Module``.
+    """Holds what every family's module offers beside ``nn.Module``.
 
     ``output_axis`` is the axis over which the last dimension of the output is divided (size 1: not divided).
     """

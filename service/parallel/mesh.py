@@ -1,4 +1,4 @@
-"""The mesh: which rank does what, as one frozen value.
+"""Defines the mesh: which rank does what, as one frozen value.
 
 Ranks are laid out with ``tp`` fastest, then ``dp_shard``, ``dp_replicate`` and ``pp`` slowest: the collectives that
 run most often stay among neighbouring devices.
@@ -59,12 +59,12 @@ class Mesh:
 
     @property
     def tp_mesh(self) -> DeviceMesh | None:
-        """The 1-D mesh that tensor-parallel parameters live on; ``None`` when they are plain tensors."""
+        """Return the 1-D mesh that tensor-parallel parameters live on; ``None`` when they are plain tensors."""
         return self.device_mesh["tp"] if self.device_mesh is not None and self.tp.size > 1 else None
 
     @property
     def shard_mesh(self) -> DeviceMesh | None:
-        """The mesh for ``fully_shard``: ``(dp_shard,)``, or ``(dp_replicate, dp_shard)`` for HSDP."""
+        """Return the mesh for ``fully_shard``: ``(dp_shard,)``, or ``(dp_replicate, dp_shard)`` for HSDP."""
         if self.device_mesh is None:
             return None
         return (

@@ -1,4 +1,4 @@
-"""How the ranks of a group find each other, and how they know each other's objects.
+"""Lets the ranks of a group find each other, and know each other's objects.
 
 Ranks exchange pickled objects (``all_gather_object``; checkpoint planning does it too) over connections on which anyone
 who reaches a listening port may speak. An object is therefore unpickled only when its message authentication code was
@@ -36,11 +36,11 @@ def authenticate_objects(secret: bytes) -> None:
     if not (hasattr(distributed_c10d, "_pickler") and hasattr(distributed_c10d, "_unpickler")):
         raise RendezvousError("this version of torch pickles objects in another way; Trivet knows 2.11 to 2.13")
     private: Any = distributed_c10d
-    private._pickler = partial(SigningPickler, secret=secret)
-    private._unpickler = partial(CheckingUnpickler, secret=secret)
+    private._pickler = partial(_SigningPickler, secret=secret)
+    private._unpickler = partial(_CheckingUnpickler, secret=secret)
 
 
-class SigningPickler:
+class _SigningPickler:
     """A :class:`pickle.Pickler` that writes an HMAC-SHA256 of the pickle before it."""
 
     def __init__(self, file: IO[bytes], *, secret: bytes) -> None:
@@ -52,8 +52,8 @@ class SigningPickler:
         self._file.write(hmac.digest(self._secret, content, _DIGEST) + content)
 
 
-class CheckingUnpickler:
-    """Reads what :class:`SigningPickler` wrote with the same secret; anything else raises :class:`RendezvousError`."""
+class _CheckingUnpickler:
+    """Reads what :class:`_SigningPickler` wrote with the same secret; anything else raises :class:`RendezvousError`."""
 
     def __init__(self, file: IO[bytes], *, secret: bytes) -> None:
         self._file, self._secret = file, secret

@@ -25,7 +25,7 @@ from service.training.timeline import Timeline, timeline
 
 
 class Engine(Protocol):
-    """How a rank computes its part of a step. ``timeline`` tells what its device did, where that is measured."""
+    """Computes a rank's part of a step. ``timeline`` tells what its device did, where that is measured."""
 
     @property
     def timeline(self) -> Timeline[Any] | None: ...
@@ -46,7 +46,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class AccumulationEngine:
-    """The whole model on this rank (or its tensor-parallel part): micro-batches one after another.
+    """Runs the whole model on this rank (or its tensor-parallel part): micro-batches one after another.
 
     Each loss is divided by the global batch size before its backward; FSDP and accumulation then only add.
     ``before_backward(model, is_last)`` readies FSDP for the backward of a micro-batch. The model is called across

@@ -1,4 +1,4 @@
-"""The finished model in forms that need no knowledge of layouts."""
+"""Writes the finished model in forms that need no knowledge of layouts."""
 
 from __future__ import annotations
 

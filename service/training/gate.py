@@ -1,4 +1,4 @@
-"""What a compile job's report, its gate, allows this training job to compile."""
+"""Decides what a compile job's report, its gate, allows this training job to compile."""
 
 from __future__ import annotations
 

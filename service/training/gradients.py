@@ -1,4 +1,4 @@
-"""The gradient norm over the whole mesh: the same number in every layout."""
+"""Computes the gradient norm over the whole mesh: the same number in every layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training job: from a spec to a trained, published model, on every rank of the mesh."""
+"""Runs the training job: from a spec to a trained, published model, on every rank of the mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop: steps, metrics, checkpoints and evaluation."""
+"""Runs the training loop: steps, metrics, checkpoints and evaluation."""
 
 from __future__ import annotations
 

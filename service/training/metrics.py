@@ -1,4 +1,4 @@
-"""The metrics of one step, by the names of the interface."""
+"""Computes the metrics of one step, by the names of the interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a step took on this rank, in seconds, and for how much of that it waited for its batch."""
+    """Says how long a step took on this rank, in seconds, and for how much of that it waited for its batch."""
 
     seconds: float
     data_wait: float

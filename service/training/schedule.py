@@ -1,4 +1,4 @@
-"""The learning rate of each step."""
+"""Computes the learning rate of each step."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _AUDIT_EVERY = 500
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """What a run starts from before anything is built.
+    """Holds what a run starts from before anything is built.
 
     ``compile_modes`` has a name of ``COMPILE_MODES`` for each compiled phase. ``weights`` replace the drawn ones.
     ``state`` is the type of parameters, gradients and moments; a spec's precision means float32.
@@ -50,7 +50,7 @@ class TrainingInputs:
 
 @dataclass(frozen=True)
 class Training:
-    """The parts of a run on this rank.
+    """Holds the parts of a run on this rank.
 
     ``stages`` are the rank's pipeline stages by number; without a pipeline there is one. ``parameters`` counts the
     elements of the whole model.

@@ -1,4 +1,6 @@
-"""What a checkpoint holds of a training run: model and optimizer tensors under names that no layout changes."""
+"""Collects what a checkpoint holds of a training run: model and optimizer tensors under names that no layout
+changes.
+"""
 
 from __future__ import annotations
 

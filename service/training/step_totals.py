@@ -1,4 +1,4 @@
-"""What a step came to, over all ranks: one small all-reduce per optimizer step.
+"""Sums up what a step came to, over all ranks: one small all-reduce per optimizer step.
 
 A number that ranks add up is declared once, as a field of :class:`RankShare`; its place in the vector follows from it.
 """

@@ -1,4 +1,6 @@
-"""What a rank's device computed in a pipeline's run, and when: the measured counterpart of a schedule's prediction."""
+"""Measures what a rank's device computed in a pipeline's run, and when: the measured counterpart of a schedule's
+prediction.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ class TimedSpan:
     detail: dict[str, Any]
 
 
-class DeviceClock(Protocol[Mark]):
-    """How moments of the device's work are noted, and read once it has passed them."""
+class _DeviceClock(Protocol[Mark]):
+    """Says how moments of the device's work are noted, and read once it has passed them."""
 
     def mark(self) -> Mark: ...
 
@@ -50,7 +52,9 @@ class DeviceClock(Protocol[Mark]):
 
 
 class HostClock:
-    """Where the host does the work itself. Times are of the monotonic clock; the epoch is put to them when read."""
+    """Takes times where the host does the work itself. They are of the monotonic clock; the epoch is put to them when
+    read.
+    """
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -65,7 +69,7 @@ class HostClock:
         return time.time() - (time.perf_counter() - mark)
 
 
-class CudaClock:
+class _CudaClock:
     """Events on the computing stream: they cost the device nothing and make nobody wait, but for :meth:`epoch`."""
 
     def __init__(self, device: torch.device) -> None:
@@ -98,7 +102,7 @@ class _Recording(Generic[Mark]):
 class Timeline(Generic[Mark]):
     """An observer of a pipeline's training runs that keeps the last two; evaluations go unrecorded."""
 
-    def __init__(self, clock: DeviceClock[Mark]) -> None:
+    def __init__(self, clock: _DeviceClock[Mark]) -> None:
         self.clock = clock
         self._current: _Recording[Mark] | None = None
         self._finished: deque[_Recording[Mark]] = deque(maxlen=2)
@@ -152,7 +156,7 @@ class Timeline(Generic[Mark]):
 
 def timeline(device: torch.device) -> Timeline[Any]:
     """Return the timeline of a pipeline on ``device``."""
-    return Timeline[Any](CudaClock(device) if device.type == "cuda" else HostClock())
+    return Timeline[Any](_CudaClock(device) if device.type == "cuda" else HostClock())
 
 
 def bubble_fraction(busy: float, ranks: int, window: float) -> float:

@@ -1,4 +1,4 @@
-"""The ``trivet`` command."""
+"""Provides the ``trivet`` command."""
 
 from trivet.cli.main import main
 

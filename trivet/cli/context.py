@@ -1,4 +1,4 @@
-"""What every command shares: the client, how to print, how to fail."""
+"""Holds what every command shares: the client, how to print, how to fail."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from trivet.terminal import Terminal, paragraph
 
 FAILED = 1
 """The job failed or was cancelled."""
-REFUSED = 2
+_REFUSED = 2
 """The command or its input was refused, or the service is out of reach."""
-INTERRUPTED = 130
+_INTERRUPTED = 130
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="machine-readable output")]
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="a job's id")]
@@ -60,11 +60,11 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
         except UnicodeEncodeError as error:
             err.print(f"{error.object!r} cannot be sent: it is not valid UTF-8 text", style="red")
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(_INTERRUPTED) from None
         except BrokenPipeError:
             sys.stderr.close()
             raise typer.Exit(0) from None
-        raise typer.Exit(REFUSED)
+        raise typer.Exit(_REFUSED)
 
     return wrapped
 
@@ -72,7 +72,7 @@ def fails_well(command: Callable[P, R]) -> Callable[P, R]:
 def refuse(message: str) -> NoReturn:
     """End the command: its input was wrong."""
     err.block(message, style="red")
-    raise typer.Exit(REFUSED)
+    raise typer.Exit(_REFUSED)
 
 
 def print_json(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the service can be asked for."""
+"""Shows what the service can be asked for."""
 
 from __future__ import annotations
 

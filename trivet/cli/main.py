@@ -1,4 +1,4 @@
-"""The command line: one Typer application, its commands in the modules beside this one."""
+"""Assembles the command line: one Typer application, its commands in the modules beside this one."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "runnin
 
 @dataclass
 class _JobView:
-    """What is known of one job from its events."""
+    """Holds what is known of one job from its events."""
 
     state: str = "queued"
     reason: str = ""
@@ -59,19 +59,19 @@ class _JobView:
 
     @property
     def amount(self) -> str:
-        """How much is done; empty before the first report."""
+        """Return how much is done; empty before the first report."""
         return f"{self.done}{'' if self.total is None else f'/{self.total}'} {self.unit}" if self.unit else ""
 
     @property
     def doing(self) -> str:
-        """What the job is doing and how long it is going to take, where it says so."""
+        """Return what the job is doing and how long it is going to take, where it says so."""
         part = "" if self.share is None else f"{self.share:.0%}"
         left = "" if self.left_s is None else f"about {_seconds(self.left_s)} left"
         return ", ".join(filter(None, (self.phase, part, left)))
 
     @property
     def line(self) -> str:
-        """The newest numbers in a line."""
+        """Return the newest numbers in a line."""
         shown = [name for name in _SHOWN_METRICS if name in self.metrics]
         parts = [f"{name} {self.metrics[name]:.4g}" for name in shown[:4]]
         parts += [f"{verdict} {count}" for verdict, count in sorted(Counter(self.verdicts.values()).items())]

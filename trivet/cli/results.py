@@ -1,4 +1,4 @@
-"""What a job printed, measured, proved and produced."""
+"""Shows what a job printed, measured, proved and produced."""
 
 from __future__ import annotations
 

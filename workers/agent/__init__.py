@@ -1,1 +1,1 @@
-"""The worker of a host: places, dispatches, and starts supervisors."""
+"""Runs the worker of a host: places, dispatches, and starts supervisors."""

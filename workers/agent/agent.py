@@ -1,4 +1,6 @@
-"""The worker of a host: reports it, hands out work for the fleet, and starts supervisors for what is placed here."""
+"""Runs the worker of a host: reports it, hands out work for the fleet, and starts supervisors for what is placed
+here.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """How often an agent does its chores, in seconds; of n workers each pauses n times as long where said so."""
+    """Says how often an agent does its chores, in seconds; of n workers each pauses n times as long where said so."""
 
     dispatch_s: float = 0.025
     """Between two looks for work, n times."""

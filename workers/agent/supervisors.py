@@ -52,7 +52,7 @@ class Supervisors:
             self._spares = []
 
     def _give(self, process: subprocess.Popen[bytes], order: SupervisorOrder) -> bool:
-        """Whether the process took the order; one that has ended cannot."""
+        """Return whether the process took the order; one that has ended cannot."""
         assert process.stdin is not None
         try:
             with process.stdin as pipe:

@@ -1,4 +1,4 @@
-"""What a group of ranks may use of its host, planned by the supervisor and put in force by the launcher.
+"""Describes what a group of ranks may use of its host, planned by the supervisor and put in force by the launcher.
 
 Limits always hold, and no program that ranks start gains privileges. Where the host allows it ranks see, besides the
 system and the installed packages, only the files of their own job and those that its spec names, and a job on one host
@@ -36,7 +36,7 @@ class ConfinementError(Exception):
 
 @dataclass(frozen=True)
 class JobLimits:
-    """What each rank may use; ``processes`` counts the threads of a whole group."""
+    """Holds what each rank may use; ``processes`` counts the threads of a whole group."""
 
     memory_gib: float | None = None
     """The host's memory when absent."""
@@ -46,7 +46,7 @@ class JobLimits:
 
 @dataclass(frozen=True)
 class Confinement:
-    """What the launcher puts in force before it starts a rank."""
+    """Holds what the launcher puts in force before it starts a rank."""
 
     mode: Mode = "none"
     limits: JobLimits = field(default_factory=JobLimits)

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 from service.jobs import rendezvous_folder
 
 BACKEND = "folder"
-NO_PORT = 0
+_NO_PORT = 0
 """``MASTER_PORT`` of the ranks, whose store is a file beside that of the launchers."""
 
 
@@ -37,7 +37,7 @@ class _FolderRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(self._store, self._host, self._hosts, RendezvousStoreInfo(self._address, NO_PORT))
+        return RendezvousInfo(self._store, self._host, self._hosts, RendezvousStoreInfo(self._address, _NO_PORT))
 
     def is_closed(self) -> bool:
         return False

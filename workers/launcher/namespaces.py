@@ -26,7 +26,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter_user_namespace() -> bool:
-    """Whether this process, which must have one thread, is now in a user namespace of its own, as the same user."""
+    """Return whether this process, which must have one thread, is now in a user namespace of its own, as the same
+    user.
+    """
     user, group = os.geteuid(), os.getegid()
     if _libc.unshare(_NEW_USER) != 0:
         return False

@@ -21,13 +21,13 @@ from workers.launcher.confinement import Confinement
 from workers.launcher.namespaces import enter_user_namespace
 from workers.linux import die_with_parent
 
-OWN_NAMESPACES = "--own-namespaces"
+_OWN_NAMESPACES = "--own-namespaces"
 
 
 def main() -> int:
     die_with_parent()
     # While this process has one thread; what a namespace is for is known only with the request.
-    inside = OWN_NAMESPACES in sys.argv and enter_user_namespace()
+    inside = _OWN_NAMESPACES in sys.argv and enter_user_namespace()
     # The import is what makes the process warm, so it comes before the wait.
     import torch.distributed.run as torchrun  # noqa: PLC0415
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
@@ -46,7 +46,9 @@ def main() -> int:
         parse: Callable[[list[str]], Any] = torchrun.parse_args
         run(parse(request["arguments"]))
     except ChildFailedError as error:
-        _report(Path(request["report"]), {rank: failure.exitcode for rank, failure in error.failures.items()})
+        # By rank, negative for signals.
+        exit_codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        atomic_write(Path(request["report"]), json.dumps(exit_codes).encode())
         return 1
     return 0
 
@@ -57,8 +59,3 @@ def _read_request() -> dict[str, Any] | None:
     os.dup2(nothing, 0)
     os.close(nothing)
     return json.loads(line) if line else None
-
-
-def _report(path: Path, exit_codes: dict[int, int]) -> None:
-    """Write ``{rank: exit code}``, negative for signals, for the supervisor to find whole."""
-    atomic_write(path, json.dumps(exit_codes).encode())

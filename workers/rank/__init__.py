@@ -1,1 +1,1 @@
-"""The program of every rank, up to the kind of job that it runs."""
+"""Runs the program of every rank, up to the kind of job that it runs."""

@@ -1,4 +1,6 @@
-"""What ends a rank from outside: its supervisor's request, the end of its lease, and SIGTERM, which nobody asks for."""
+"""Obeys what ends a rank from outside: its supervisor's request, the end of its lease, and SIGTERM, which nobody asks
+for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program of every rank: ``python -m workers.rank`` under torchrun.
+"""Runs the program of every rank: ``python -m workers.rank`` under torchrun.
 
 Ties itself to its launcher, gives its output and its events to the supervisor, then hands over to the job's kind.
 Rank 0 leaves what the kind returns in the attempt's ``result.json``.

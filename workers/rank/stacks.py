@@ -1,4 +1,4 @@
-"""Where a rank is that does not come on: its Python stacks, which it writes on request, whatever it is doing."""
+"""Tells where a rank is that does not come on: it writes its Python stacks on request, whatever it is doing."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The process that owns one attempt on this host: its group of ranks, its lease, its events, its outcome."""
+"""Runs the process that owns one attempt on this host: its group of ranks, its lease, its events, its outcome."""

@@ -1,4 +1,4 @@
-"""Who may speak for a rank on a group's event socket, which every process of the service's user can reach."""
+"""Decides who may speak for a rank on a group's event socket, which every process of the service's user can reach."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Admission:
 
 
 def is_descendant(pid: int, root: int) -> bool:
-    """Whether ``root`` is among the ancestors of ``pid``; true of a process that has ended meanwhile."""
+    """Return whether ``root`` is among the ancestors of ``pid``; true of a process that has ended meanwhile."""
     while pid > 1:
         try:
             status = Path(f"/proc/{pid}/stat").read_text()

@@ -61,7 +61,7 @@ async def supervise(order: SupervisorOrder, group: Group, program: Sequence[str]
 
 
 class _PartRun:
-    """The life of one part. Whatever happens first ends it: see :class:`PartEnding`."""
+    """Runs one part from its launch to its report. Whatever happens first ends it: see :class:`PartEnding`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What torchrun and the ranks are started with: pure functions from a claim to arguments and environment."""
+"""Plans what torchrun and the ranks are started with: pure functions from a claim to arguments and environment."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def torchrun_arguments(claim: Claim, meeting: Rendezvous, folder: Path, program:
 
 @dataclass(frozen=True)
 class GroupPaths:
-    """Where the ranks of a group find things on their host."""
+    """Says where the ranks of a group find things on their host."""
 
     data: Path
     events: Path

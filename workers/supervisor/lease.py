@@ -11,8 +11,8 @@ from service.jobs.records import AttemptRef, Directive
 from service.jobs.store import Attempts, StoreUnavailable
 from workers.linux import uptime
 
-RENEWALS_PER_LEASE = 5
-FENCED_AT = 0.8
+_RENEWALS_PER_LEASE = 5
+_FENCED_AT = 0.8
 """Part of the lease after which, without a renewal, the group must be gone: the store gives it away at 1.0."""
 
 News = Directive | Literal["fenced"]
@@ -43,13 +43,15 @@ class Lease:
     ) -> None:
         self._attempts, self._ref, self._lease_s = attempts, ref, lease_s
         self._extend, self._tell = extend, tell
-        self._until = asked_at + FENCED_AT * lease_s
+        self._until = asked_at + _FENCED_AT * lease_s
         self._lapsed = False
         self._ended = threading.Event()
 
     @property
     def is_over(self) -> bool:
-        """Whether the deadline of the group has passed once; it is not to be had back, since the group is gone."""
+        """Return whether the deadline of the group has passed once; it is not to be had back, since the group is
+        gone.
+        """
         return self._lapsed or uptime() >= self._until
 
     def start(self) -> None:
@@ -77,13 +79,13 @@ class Lease:
         try:
             directive = self._attempts.renew(self._ref)
         except StoreUnavailable:
-            return min(self._lease_s / (4 * RENEWALS_PER_LEASE), 1.0)
+            return min(self._lease_s / (4 * _RENEWALS_PER_LEASE), 1.0)
         self._lapsed = self.is_over
         if not self._lapsed and directive != "lost":
-            self._until = sent_at + FENCED_AT * self._lease_s
+            self._until = sent_at + _FENCED_AT * self._lease_s
             self._extend(self._until)
         self._tell(directive)
-        return self._lease_s / RENEWALS_PER_LEASE
+        return self._lease_s / _RENEWALS_PER_LEASE
 
     def _watch(self) -> None:
         """Watch the deadline beside the renewals, one of which may hang for as long as the broker lets it."""

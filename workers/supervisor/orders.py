@@ -1,4 +1,4 @@
-"""What a supervisor is told by the worker that starts it: one line of JSON on standard input."""
+"""Defines what a supervisor is told by the worker that starts it: one line of JSON on standard input."""
 
 from __future__ import annotations
 

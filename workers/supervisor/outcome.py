@@ -43,7 +43,7 @@ _PEER_GONE = re.compile(
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was seen of the ranks of one host until anything was killed from here. Times are in Unix seconds.
+    """Holds what was seen of the ranks of one host until anything was killed from here. Times are in Unix seconds.
 
     In ``errors`` and ``terminated`` times are the ranks' own, so they are in the order of what happened, whatever the
     order of arrival. A time in ``silent`` is when the supervisor noticed the end, which may be long after.
@@ -97,8 +97,8 @@ def judge(evidence: Evidence) -> PartOutcome:
 
 
 def may_be_aftermath(evidence: Evidence) -> bool:
-    """Whether what failed here may have failed in the wake of a rank on another host of the gang: nothing ended a rank
-    here but an exception that says a peer is gone, or SIGTERM, with which torchrun ends the rest of a gang.
+    """Return whether what failed here may have failed in the wake of a rank on another host of the gang: nothing ended
+    a rank here but an exception that says a peer is gone, or SIGTERM, with which torchrun ends the rest of a gang.
     """
     if evidence.cause not in ("exited", "rank_failed") or _killed(evidence) is not None:
         return False

@@ -1,4 +1,4 @@
-"""The supervisor: a process of its own per attempt and host, which outlives the worker that started it.
+"""Runs the supervisor: a process of its own per attempt and host, which outlives the worker that started it.
 
 ``python -m workers.supervisor`` reads one :class:`workers.supervisor.orders.SupervisorOrder` from standard input. It
 starts its group's keeper and launcher before that, so one that waits for its order is a warm spare: everything slow to
@@ -20,10 +20,10 @@ from workers.supervisor.group import Group
 
 HOST_NAMESPACES = "--host-namespaces"
 """The argument with which launchers stay in the namespaces of the host."""
-RANK_PROGRAM: tuple[str, ...] = ("-m", "workers.rank")
+_RANK_PROGRAM: tuple[str, ...] = ("-m", "workers.rank")
 
 
-def main(program: Sequence[str] = RANK_PROGRAM) -> int:
+def main(program: Sequence[str] = _RANK_PROGRAM) -> int:
     """Run until the attempt has ended. ``program`` is what torchrun starts as ranks; no spec can choose it.
 
     SIGINT gives a part back to the queue, as when the service on this host stops; before there is one it just ends.

@@ -1,4 +1,4 @@
-"""The supervisor's end of the group's socket: hears ranks' output and last words, and notices when they die."""
+"""Serves the group's socket for its supervisor: hears ranks' output and last words, and notices when they die."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHUNK = 1 << 16
 
 @dataclass
 class Rank:
-    """What is known of a rank since it greeted; times are in Unix seconds."""
+    """Holds what is known of a rank since it greeted; times are in Unix seconds."""
 
     number: int
     requests: socket.socket
@@ -144,7 +144,7 @@ class Relay:
 
     @property
     def tails(self) -> dict[int, list[str]]:
-        """The last lines that each rank printed."""
+        """Return the last lines that each rank printed."""
         return {number: list(log.tail) for number, log in self._logs.items()}
 
     @property

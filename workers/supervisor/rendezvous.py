@@ -1,4 +1,4 @@
-"""How the supervisors of a gang agree on where their groups meet: the leader makes a private folder for them."""
+"""Lets the supervisors of a gang agree on where their groups meet: the leader makes a private folder for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the launchers and ranks of an attempt meet, and over which network interface of this host ranks talk."""
+    """Says where the launchers and ranks of an attempt meet, and over which network interface of this host ranks
+    talk.
+    """
 
     folder: Path
     """See :mod:`service.jobs.rendezvous_folder`."""

@@ -1,4 +1,4 @@
-"""How a supervisor is tuned: times, periods and amounts that no operator has a reason to choose."""
+"""Defines how a supervisor is tuned: times, periods and amounts that no operator has a reason to choose."""
 
 from __future__ import annotations
 

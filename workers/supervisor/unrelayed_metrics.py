@@ -39,7 +39,7 @@ def unrelayed(
 
 
 def _redone(event: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
-    """Whether the attempt that began with ``first`` reports the same again."""
+    """Return whether the attempt that began with ``first`` reports the same again."""
     if event["step"] == first["step"]:
         return bool(event["values"].keys() & first["values"].keys())
     return bool(event["step"] > first["step"])

@@ -68,7 +68,7 @@ class Uploader:
 
     @property
     def has_room(self) -> bool:
-        """Whether more of what is on record should be relayed now, or wait there."""
+        """Return whether more of what is on record should be relayed now, or wait there."""
         return len(self._queue) < self._settings.upload_full
 
     async def room(self) -> None:

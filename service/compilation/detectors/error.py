@@ -1,4 +1,4 @@
-"""The rung raised."""
+"""Reports a rung that raised."""
 
 from __future__ import annotations
 

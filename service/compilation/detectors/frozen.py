@@ -1,4 +1,4 @@
-"""The model ran and its loss may be right, but training does not reach its parameters."""
+"""Reports parameters that training does not reach, although the model ran and its loss may be right."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from service.parallel.boundary import CallSite, Held
 
 NAMED = 4
 _REMEDY = "copy it at the boundary (kept), outside of compiled code, or consume it before"
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 Group = TypeVar("Group", bound=Hashable)
 
 
@@ -108,8 +108,8 @@ def _stale(site: str, gradients: list[StaleGradient]) -> str:
     )
 
 
-def _grouped(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
-    groups: dict[Group, list[Item]] = {}
+def _grouped(items: Iterable[_Item], key: Callable[[_Item], Group]) -> dict[Group, list[_Item]]:
+    groups: dict[Group, list[_Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups

@@ -1,4 +1,4 @@
-"""What comes after a rung failed: the smallest module that fails, a script that shows it, the compiler's trace."""
+"""Looks into a rung that failed: the smallest module that fails, a script that shows it, the compiler's trace."""
 
 from service.compilation.diagnosis.diagnose import Diagnosis, diagnose
 

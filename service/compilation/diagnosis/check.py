@@ -1,4 +1,6 @@
-"""Whether a captured graph fails when it is compiled. A reproduction's script holds these functions as they are."""
+"""Checks whether a captured graph fails when it is compiled. A reproduction's script holds these functions as
+they are.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any

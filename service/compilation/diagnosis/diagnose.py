@@ -46,9 +46,9 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The cause of a failure of the lowest rung of a phase that failed. ``module`` is the smallest that fails alone
-    (``None``: only several do together), ``fault`` how; ``trace`` is the folder of the compiler's own trace. Paths are
-    names of artifacts.
+    """Holds the cause of a failure of the lowest rung of a phase that failed. ``module`` is the smallest that fails
+    alone (``None``: only several do together), ``fault`` how; ``trace`` is the folder of the compiler's own trace.
+    Paths are names of artifacts.
     """
 
     rung: str

@@ -1,4 +1,4 @@
-"""The graphs of a module as Dynamo captures them, and the smallest part of one that still fails."""
+"""Captures the graphs of a module as Dynamo does, and finds the smallest part of one that still fails."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Captured:
         return len(_body(self.graph))
 
 
-Fails = Callable[[Captured], bool]
+_Fails = Callable[[Captured], bool]
 
 
 def capture(program: Program, case: RungCase, unit: str) -> list[Captured]:
@@ -74,7 +74,7 @@ def check_alone(captured: Captured) -> None:
             raise UnsuitableError(f"its graph holds {node.target}, which needs the program's group")
 
 
-def minimised(captured: Captured, fails: Fails, deadline: float) -> Captured:
+def minimised(captured: Captured, fails: _Fails, deadline: float) -> Captured:
     """Return the smallest run of operators that ``fails`` as the whole does, found by two bisections.
 
     Values that the part takes from before are inputs of it. ``deadline`` is of ``time.monotonic``; what has been found

@@ -1,4 +1,4 @@
-"""The smallest module that fails when it alone is compiled, and everything around it runs eagerly."""
+"""Finds the smallest module that fails when it alone is compiled, and everything around it runs eagerly."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class ScriptOutcome:
-    """How a process ended: whether it showed the fault, and the last line that it printed."""
+    """Says how a process ended: whether it showed the fault, and the last line that it printed."""
 
     shown: bool
     said: str

@@ -1,1 +1,3 @@
-"""What is seen of a run: what the compiler did, and how the program called its compiled modules and kept results."""
+"""Records what is seen of a run: what the compiler did, and how the program called its compiled modules and kept
+results.
+"""

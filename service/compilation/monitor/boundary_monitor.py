@@ -84,7 +84,7 @@ def _intercepted(name: str, unit: nn.Module, monitor: BoundaryMonitor) -> Iterat
 
 
 class BoundaryMonitor:
-    """What was seen so far. ``iteration`` is set by whoever runs the steps; ``generation`` counts replays."""
+    """Holds what was seen so far. ``iteration`` is set by whoever runs the steps; ``generation`` counts replays."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class BoundaryMonitor:
 
     @property
     def others_compile(self) -> bool:
-        """Whether graphs were captured of other functions than the units."""
+        """Return whether graphs were captured of other functions than the units."""
         return graphs_captured() > self._graphs
 
     def entering(self, inputs: Sequence[tuple[Tensor, CallSite | None]]) -> None:
@@ -271,7 +271,7 @@ class _Call:
 
 
 class _Calls(threading.local):
-    """The calls of units that are under way in this thread."""
+    """Holds the calls of units that are under way in this thread."""
 
     current: _Call | None = None
     depth = 0

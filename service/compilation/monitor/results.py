@@ -1,4 +1,4 @@
-"""What compiled calls have made: who still holds it when replays write over it, and who reads it after that."""
+"""Records what compiled calls have made: who still holds it when replays write over it, and who reads it after that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How an uncompiled program calls the modules that are to be compiled: only ``module(...)`` runs compiled code."""
+"""Records how an uncompiled program calls the modules that are to be compiled: only ``module(...)`` runs compiled
+code.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Called:
 
     @property
     def is_bypass(self) -> bool:
-        """Whether the call runs uncompiled although its module is compiled."""
+        """Return whether the call runs uncompiled although its module is compiled."""
         return self.method != _ITSELF and not self.within
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""How a program used its compiled modules: calls, step marks, re-entries, and what outlived its step."""
+"""Records how a program used its compiled modules: calls, step marks, re-entries, and what outlived its step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class StaleGradient:
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """What became of the results of one module's calls: gone before the next replays, copied by the boundary, or
+    """Holds what became of the results of one module's calls: gone before the next replays, copied by the boundary, or
     held over at least one of them.
     """
 

@@ -1,4 +1,4 @@
-"""What is checked: the protocol of a program, and the programs of models and of pipeline stages."""
+"""Defines what is checked: the protocol of a program, and the programs of models and of pipeline stages."""
 
 from service.compilation.program.base import Maker, Parts, Phase, Program, Site, Step
 

@@ -1,4 +1,6 @@
-"""What is compile-checked: modules, and the steps that a program makes of them as the real one would run them."""
+"""Defines what is compile-checked: modules, and the steps that a program makes of them as the real one would run
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ Phase = Literal["train", "inference"]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a program is made of, in one dtype, before anything is compiled.
+    """Holds what a program is made of, in one dtype, before anything is compiled.
 
     ``compiled`` names the modules that the harness compiles; the others run as they are. Results of those named in
     ``kept`` are meant to outlive their step. What the ``optimizers`` hold is meant to train: each of it must get a
@@ -41,7 +43,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step gave, by name, to be compared with the uncompiled program's.
+    """Holds what one step gave, by name, to be compared with the uncompiled program's.
 
     ``inputs`` maps names to what the step was given and what it left of it, where it may update it in place.
     """
@@ -63,7 +65,7 @@ class Program(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the program runs."""
+        """Return where the program runs."""
 
     @property
     def period(self) -> int:
@@ -84,7 +86,7 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """Where a program of an installed package is to run: this rank's device, the job's mesh, seed and files."""
+    """Says where a program of an installed package is to run: this rank's device, the job's mesh, seed and files."""
 
     device: torch.device
     mesh: Mesh

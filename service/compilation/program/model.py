@@ -1,4 +1,4 @@
-"""The program of a built-in or installed model family: one model, batches, a loss, plain gradient descent."""
+"""Defines the program of a built-in or installed model family: one model, batches, a loss, plain gradient descent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program of a model that is cut into pipeline stages: a job's schedule over this rank's part of it."""
+"""Defines the program of a model that is cut into pipeline stages: a job's schedule over this rank's part of it."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class CheckedModel:
 
 @dataclass(frozen=True)
 class Target:
-    """The program of a compile job on this rank, what its gate will hold for, and what its report says of it."""
+    """Holds the program of a compile job on this rank, what its gate will hold for, and what its report says of it."""
 
     program: Program
     fingerprint: Fingerprint

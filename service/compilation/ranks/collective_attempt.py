@@ -1,4 +1,4 @@
-"""What may fail on some ranks while the others wait for them in a collective: tried together, and left together.
+"""Tries together, and leaves together, what may fail on some ranks while the others wait for them in a collective.
 
 A compiler that raises on one rank leaves the others in a collective that it never joins. What became of each rank is
 therefore told past the group, through its store; a rank that failed waits a while for the others, and where they do not
@@ -29,7 +29,7 @@ DECISION, STAYED, LEFT = "decision", "stayed", "left"
 
 @dataclass(frozen=True)
 class WaitLimits:
-    """How long a rank that has ended waits for the others, in seconds.
+    """Says how long a rank that has ended waits for the others, in seconds.
 
     ``failed_s``: one that failed; the others may still be compiling what comes before they miss it. ``done_s``: one
     that is well; less than collectives wait, whose end would be the job's. The store is read every ``poll_s``.

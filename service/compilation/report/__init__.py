@@ -1,1 +1,1 @@
-"""What a compile check publishes: the gate, the summary, and a row for every rung."""
+"""Publishes what comes of a compile check: the gate, the summary, and a row for every rung."""

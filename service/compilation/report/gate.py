@@ -1,4 +1,4 @@
-"""The gate: what a training job may switch on, and whether it should."""
+"""Defines the gate: what a training job may switch on, and whether it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report and what goes with it, among the job's artifacts."""
+"""Publishes the report and what goes with it, among the job's artifacts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: all results as plain data, in the form that the interface promises."""
+"""Writes the report: all results as plain data, in the form that the interface promises."""
 
 from __future__ import annotations
 

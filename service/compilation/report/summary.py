@@ -1,4 +1,4 @@
-"""The report in a few sentences, to be read in ten seconds."""
+"""Writes the report in a few sentences, to be read in ten seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rung costs: compiling from nothing, compiling from a filled cache, and each step."""
+"""Measures what a rung costs: compiling from nothing, compiling from a filled cache, and each step."""
 
 from __future__ import annotations
 

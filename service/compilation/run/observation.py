@@ -1,4 +1,4 @@
-"""What was seen of one rung in one phase; the only thing that detectors look at."""
+"""Defines what was seen of one rung in one phase; the only thing that detectors look at."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.compilation.torch_internals.profile import Profile
 
 @dataclass(frozen=True)
 class TrainingOutcome:
-    """What became of the trainable parameters.
+    """Holds what became of the trainable parameters.
 
     ``unreached``: without a gradient in every iteration, or in one where eager has it; ``unreached_eager``: without one
     in every iteration of eager. ``moved`` and ``moved_eager``: changed by the updates. ``compiled_backwards``: compiled
@@ -36,7 +36,7 @@ class TrainingOutcome:
 
 @dataclass(frozen=True)
 class Timed:
-    """The race of compiled with eager, and a profile of each; ``None`` where the profiler does not work."""
+    """Holds the race of compiled with eager, and a profile of each; ``None`` where the profiler does not work."""
 
     race: Race
     profile: Profile | None = None

@@ -1,4 +1,4 @@
-"""The parity rule: a compiled run is at fault only where it is further from the truth than eager is.
+"""Defines the parity rule: a compiled run is at fault only where it is further from the truth than eager is.
 
 The rule is that of PyTorch's own benchmark suite (``torch._dynamo.utils.same``): a tensor passes if it is close to
 eager's, **or** if its root-mean-square distance from the float64 result is at most ``ratio`` times eager's own
@@ -23,7 +23,7 @@ NOTHING_FINITE = "no finite number to compare"
 
 @dataclass(frozen=True)
 class ParitySettings:
-    """What the rule has besides the tolerance that a spec sets.
+    """Holds what the rule has besides the tolerance that a spec sets.
 
     ``small_tensors``: up to so many elements, the permitted ratio is so much larger. ``noise_limit``, as a part of a
     tensor's scale: with eager runs this far apart, errors of that size could not be seen. ``scale_floor``: smaller
@@ -76,7 +76,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Noise:
-    """How far two eager runs are apart: the largest distance of two elements, and the root mean square of all."""
+    """Says how far two eager runs are apart: the largest distance of two elements, and the root mean square of all."""
 
     peak: float = 0.0
     rms: float = 0.0
@@ -84,7 +84,9 @@ class Noise:
 
 @dataclass(frozen=True)
 class Oracle:
-    """What one compiled tensor is judged by; ``scale`` is its size, as :meth:`ParitySettings.judged_scale` has it."""
+    """Holds what one compiled tensor is judged by; ``scale`` is its size, as :meth:`ParitySettings.judged_scale` has
+    it.
+    """
 
     eager: Tensor
     truth: Tensor | None
@@ -94,12 +96,14 @@ class Oracle:
 
     @property
     def unit(self) -> float:
-        """What multiplies the tolerance: the scale, at most 1, since a part of each element is permitted besides."""
+        """Return what multiplies the tolerance: the scale, at most 1, since a part of each element is permitted
+        besides.
+        """
         return min(1.0, self.scale)
 
     @property
     def bearable(self) -> float:
-        """The most of the noise that is added to the tolerance."""
+        """Return the most of the noise that is added to the tolerance."""
         return self.settings.noise_limit * self.scale
 
 

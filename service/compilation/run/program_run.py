@@ -23,7 +23,7 @@ from service.parallel.boundary import StepBoundary
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one iteration gave, as CPU copies of local tensors or parts of them (``sampling.kept``).
+    """Holds what one iteration gave, as CPU copies of local tensors or parts of them (``sampling.kept``).
 
     ``tensors`` maps ``(kind, name)``, kinds ``loss, output, input, gradient``, to values; ``missing`` names the
     trainable parameters without a gradient; ``overwritten`` the inputs that were updated in place;

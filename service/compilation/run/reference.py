@@ -1,4 +1,4 @@
-"""The uncompiled runs that judge a compiled one: eager, eager again for its noise, and float64 for the truth."""
+"""Makes the uncompiled runs that judge a compiled one: eager, eager again for its noise, and float64 for the truth."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Reference:
 
     @property
     def noise(self) -> float:
-        """How far two eager runs are apart at most, as a part of a tensor's size."""
+        """Return how far two eager runs are apart at most, as a part of a tensor's size."""
         every = (each for index in range(len(self.eager.records) + 1) for each in self.oracles(index).values())
         return max((each.noise.rms / each.scale for each in every if each.noise.rms), default=0.0)
 

@@ -34,7 +34,7 @@ _INTERNALS = str(Path(__file__).parents[1] / "torch_internals")
 
 @dataclass(frozen=True)
 class RunPlan:
-    """How long to look: ``iterations`` are judged; from ``warm_up`` on nothing may be compiled any more, from
+    """Says how long to look: ``iterations`` are judged; from ``warm_up`` on nothing may be compiled any more, from
     ``settled`` on no CUDA graph be recorded. ``agree`` makes of each rank's duration one for all.
     """
 

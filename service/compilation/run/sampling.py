@@ -1,4 +1,6 @@
-"""What is compared of a tensor: all of a small one; of a large one a sample, and signed sums over the whole of it."""
+"""Chooses what is compared of a tensor: all of a small one; of a large one a sample, and signed sums over the whole of
+it.
+"""
 
 from __future__ import annotations
 

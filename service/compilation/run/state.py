@@ -1,4 +1,6 @@
-"""The state of a program's modules and optimizers: what becomes of it, and how it comes back to where it began."""
+"""Saves and restores the state of a program's modules and optimizers: what becomes of it, and how it comes back to
+where it began.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class RaceSettings:
-    """How long a race lasts, and when its result is called noisy.
+    """Says how long a race lasts, and when its result is called noisy.
 
     Calls are timed in blocks of at least ``block_s`` seconds. A round is one block of each program; there are from
     ``fewest_rounds`` to ``most_rounds`` of them, as many as take about ``budget_s`` seconds. A race is noisy where the

@@ -50,7 +50,7 @@ class Disabled(Scorer):
 
 @dataclass
 class FaultyLoop:
-    """What a program has at hand in a step."""
+    """Holds what a program has at hand in a step."""
 
     parts: Parts
     boundary: StepBoundary

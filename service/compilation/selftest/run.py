@@ -20,7 +20,7 @@ PLAN = RunPlan(iterations=5, warm_up=2, settled=5, tolerance=Tolerance(), agree=
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether ``detector`` fired on ``fault``, and with which words; on a sound program it must stay silent."""
+    """Says whether ``detector`` fired on ``fault``, and with which words; on a sound program it must stay silent."""
 
     detector: str
     fault: str

@@ -1,4 +1,4 @@
-"""Whether the backwards that a program runs were compiled."""
+"""Checks whether the backwards that a program runs were compiled."""
 
 from __future__ import annotations
 

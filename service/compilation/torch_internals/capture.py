@@ -1,4 +1,4 @@
-"""What Dynamo records about its compilations.
+"""Keeps what Dynamo records about its compilations.
 
 ``torch._dynamo.utils.counters``, ``get_compilation_metrics`` and ``graph_break_reasons`` exist on torch 2.11 to 2.13.
 They are global to the process: one recording at a time.

@@ -1,4 +1,4 @@
-"""What Inductor's CUDA-graph trees did: recordings, skips with their reasons, recordings made again.
+"""Records what Inductor's CUDA-graph trees did: recordings, skips with their reasons, recordings made again.
 
 No skip that is counted proves nothing: a partitioned graph that is not captured counts none. What proves a capture is
 the recording itself, and launches in a profile. ``torch._inductor.cudagraph_trees`` is private on torch 2.11 to 2.13;

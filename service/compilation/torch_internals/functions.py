@@ -1,4 +1,4 @@
-"""The torch functions that a program calls in eager code, as ``TorchFunctionMode`` shows them."""
+"""Records the torch functions that a program calls in eager code, as ``TorchFunctionMode`` shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whether Dynamo traced into FSDP2's hooks, which gather and reshard parameters and must stay outside of graphs."""
+"""Checks whether Dynamo traced into FSDP2's hooks, which gather and reshard parameters and must stay outside of
+graphs.
+"""
 
 from __future__ import annotations
 

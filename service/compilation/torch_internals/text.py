@@ -1,4 +1,4 @@
-"""What PyTorch says, cut to what a report shows."""
+"""Cuts what PyTorch says to what a report shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The price that a process pays once before its first generated kernel: finding compilers, precompiling headers."""
+"""Pays in advance what the first generated kernel of a process costs: finding compilers, precompiling headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiler's own structured trace, as ``TORCH_TRACE`` writes it; ``tlparse`` reads it."""
+"""Collects the compiler's own structured trace, as ``TORCH_TRACE`` writes it; ``tlparse`` reads it."""
 
 from __future__ import annotations
 

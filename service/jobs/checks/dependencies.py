@@ -1,4 +1,4 @@
-"""The jobs that a spec names, and the model that is behind them."""
+"""Finds the jobs that a spec names, and the model that is behind them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def resolve(model: ModelRef | FromOnnx | None, context: CheckContext) -> ModelCo
 
 
 class _UnreadableError(ValueError):
-    """The model of a job that this installation cannot read, as that of a package that is no longer installed."""
+    """Holds the model of a job that this installation cannot read, as that of a package that is no longer installed."""
 
 
 def _behind(model: ModelRef | FromOnnx, lookup: Lookup) -> ModelRef | FromOnnx:

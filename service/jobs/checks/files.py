@@ -1,4 +1,4 @@
-"""The uploaded files that a spec names, wherever it does."""
+"""Checks that the uploaded files exist which a spec names, wherever it does."""
 
 from __future__ import annotations
 

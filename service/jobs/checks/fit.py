@@ -1,4 +1,4 @@
-"""Whether model, data and property fit each other."""
+"""Checks whether model, data and property fit each other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_property(spec: VerifySpec, config: ModelConfig) -> Iterator[Problem]:
 
 
 def _asks_for_tokens(spec: VerifySpec, config: ModelConfig) -> bool:
-    """Whether it is about embedded tokens, the one box there is for a model that reads ids."""
+    """Return whether it is about embedded tokens, the one box there is for a model that reads ids."""
     asked = spec.property
     about_tokens = isinstance(asked, RobustnessProperty) and isinstance(asked.robustness.data.gives, Tokens)
     return about_tokens and isinstance(config, TransformerConfig)

@@ -1,4 +1,4 @@
-"""Whether the fleet has the devices that a job asks for."""
+"""Checks whether the fleet has the devices that a job asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whether the compile job that a training job names checks what the training job will compile, as far as specs tell."""
+"""Checks whether the compile job that a training job names checks what the training job will compile, as far as specs
+tell.
+"""
 
 from __future__ import annotations
 

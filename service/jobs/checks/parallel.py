@@ -1,4 +1,4 @@
-"""Whether the model can be divided over the mesh, and the pipeline's schedule is proved to run."""
+"""Checks whether the model can be divided over the mesh, and the pipeline's schedule is proved to run."""
 
 from __future__ import annotations
 

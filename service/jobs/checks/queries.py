@@ -1,4 +1,4 @@
-"""Whether uploaded ONNX models and VNN-LIB queries can be read, and fit each other."""
+"""Checks whether uploaded ONNX models and VNN-LIB queries can be read, and fit each other."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 MOST_SHOWN = 10
 """Problems of one archive: what is wrong with the first ones is mostly wrong with all."""
-PathOf = Callable[[str], Path | None]
+_PathOf = Callable[[str], Path | None]
 
 
-def check_queries(spec: VerifySpec, config: ModelConfig | None, path_of: PathOf) -> Iterator[Problem]:
+def check_queries(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf) -> Iterator[Problem]:
     """Yield what is wrong with the uploaded models and queries, and where they do not fit each other."""
     if isinstance(spec.property, InstancesProperty):
         yield from _check_instances(spec.property, path_of, divided=spec.parallel.tp * spec.parallel.pp > 1)
@@ -59,7 +59,7 @@ def _check_rules(path: str, where: str, model: Outline, file: str) -> Iterator[P
         yield Problem(path, message, file, f"a model of {', '.join(sorted(OPERATORS))}")
 
 
-def _check_instances(asked: InstancesProperty, path_of: PathOf, *, divided: bool) -> Iterator[Problem]:
+def _check_instances(asked: InstancesProperty, path_of: _PathOf, *, divided: bool) -> Iterator[Problem]:
     """Yield why an archive's pairs cannot be verified. A model that cannot be bounded makes rows, except where it is
     ``divided`` over ranks, or the only one.
     """
@@ -103,7 +103,7 @@ def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) ->
             yield f"line {pair.line}, {pair.name}: {message}", file, expected
 
 
-def _outline(spec: VerifySpec, config: ModelConfig | None, path_of: PathOf) -> Outline | None:
+def _outline(spec: VerifySpec, config: ModelConfig | None, path_of: _PathOf) -> Outline | None:
     from service.formats.onnx import Outline, outline  # noqa: PLC0415 - brings onnx, which only these jobs need
 
     if isinstance(spec.model, FromOnnx):

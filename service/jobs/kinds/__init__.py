@@ -1,1 +1,1 @@
-"""The kinds of jobs: one declaration each, one registry, and what ``/v1/kinds`` lists of them."""
+"""Defines the kinds of jobs: one declaration each, one registry, and what ``/v1/kinds`` lists of them."""

@@ -1,4 +1,6 @@
-"""What can be asked for: kinds of jobs, families, data sources, objectives and programs, built in or installed."""
+"""Lists what can be asked for: kinds of jobs, families, data sources, objectives and programs, built in or
+installed.
+"""
 
 from __future__ import annotations
 

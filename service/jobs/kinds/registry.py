@@ -1,4 +1,6 @@
-"""The one registry of job kinds: the built-in ones, and those of installed packages (entry points ``trivet.kinds``)."""
+"""Defines the one registry of job kinds: the built-in ones, and those of installed packages (entry points
+``trivet.kinds``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a package brings its own model families, data sources, objectives, programs and kinds of jobs.
+"""Lets a package bring its own model families, data sources, objectives, programs and kinds of jobs.
 
 The stable import path for its author.
 

@@ -1,4 +1,4 @@
-"""What can be named in a spec: the built-in declarations and those of installed packages."""
+"""Defines what can be named in a spec: the built-in declarations and those of installed packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the configurations of families, sources, objectives and programs answer without torch.
+"""Defines what the configurations of families, sources, objectives and programs answer without torch.
 
 What data gives and what a model reads are numbers that must fit each other: :data:`Samples`.
 """
@@ -67,7 +67,7 @@ class ModelConfig(Strict):
     @property
     @abstractmethod
     def reads(self) -> Samples:
-        """The samples that the model is for."""
+        """Return the samples that the model is for."""
 
     def flop_per_sample(self, parameters: int, sequence: int) -> int:
         """Return the floating-point operations to train on one sample, forward and backward, without recomputation.
@@ -102,7 +102,7 @@ class DataConfig(Strict):
     @property
     @abstractmethod
     def gives(self) -> Samples:
-        """What its samples are; a model must read the same."""
+        """Return what its samples are; a model must read the same."""
 
     @property
     def held_out(self) -> int | None:

@@ -24,7 +24,9 @@ from service.jobs.spec.base import CommonSpec
 
 @dataclass(frozen=True)
 class CheckContext:
-    """What is known beside a spec when it is submitted. By default: no host, no other job, and every file unread."""
+    """Holds what is known beside a spec when it is submitted. By default: no host, no other job, and every file
+    unread.
+    """
 
     fleet_capacity: Mapping[str, int] | None = None
     """Devices of the known hosts by pool (``cuda``, ``cpu``); ``None`` where no host is known."""
@@ -64,7 +66,7 @@ class ModelFamily:
 
     @property
     def form(self) -> Any:
-        """The type that a spec's value is read as."""
+        """Return the type that a spec's value is read as."""
         return self.config
 
 
@@ -84,7 +86,7 @@ class DataSource:
 
     @property
     def form(self) -> Any:
-        """The type that a spec's value is read as."""
+        """Return the type that a spec's value is read as."""
         if not self.variants:
             return self.config
         return _by_format((self.config, *self.variants))
@@ -102,7 +104,7 @@ class ObjectiveKind:
 
     @property
     def form(self) -> Any:
-        """The type that a spec's value is read as."""
+        """Return the type that a spec's value is read as."""
         return self.config
 
 
@@ -118,7 +120,7 @@ class ProgramKind:
 
     @property
     def form(self) -> Any:
-        """The type that a spec's value is read as."""
+        """Return the type that a spec's value is read as."""
         return self.config
 
 
@@ -148,12 +150,12 @@ class JobKind:
 
     @property
     def form(self) -> Any:
-        """The type that a spec is read as."""
+        """Return the type that a spec is read as."""
         return self.config
 
     @property
     def page_file(self) -> Path | None:
-        """Where the page's module is; imports the package that holds it."""
+        """Return where the page's module is; imports the package that holds it."""
         if self.page is None:
             return None
         package, _, path = self.page.partition(":")

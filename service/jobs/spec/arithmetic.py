@@ -1,4 +1,6 @@
-"""How a model is computed, whichever kind of job computes it: its types, and what a backward pass computes again."""
+"""Defines how a model is computed, whichever kind of job computes it: its types, and what a backward pass computes
+again.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ class PrecisionSpec(Strict):
 
     @property
     def casts(self) -> bool:
-        """Whether parameters or gradients are computed with in another type than float32."""
+        """Return whether parameters or gradients are computed with in another type than float32."""
         return (self.param, self.reduce) != ("fp32", "fp32")
 
 
 def is_sharded(parallel: ParallelSpec, precision: PrecisionSpec) -> bool:
-    """Whether FSDP2 manages a model: to share it among ranks, or because it is what casts parameters."""
+    """Return whether FSDP2 manages a model: to share it among ranks, or because it is what casts parameters."""
     return parallel.dp > 1 or precision.casts

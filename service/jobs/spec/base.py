@@ -1,4 +1,4 @@
-"""What every spec is made of: strict models, identifiers, the parallel degrees, the fields of any job."""
+"""Defines what every spec is made of: strict models, identifiers, the parallel degrees, the fields of any job."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FileId = Annotated[
 ]
 
 PARALLEL_DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "tp")
-MOST_RANKS = 65_536
+_MOST_RANKS = 65_536
 """Ranks of one job at most; the index of pending jobs covers as many."""
 
 
@@ -85,10 +85,10 @@ class ParallelSpec(Strict):
 
     @model_validator(mode="after")
     def _ranks_have_a_bound(self) -> Self:
-        if self.world_size > MOST_RANKS:
+        if self.world_size > _MOST_RANKS:
             widest = max(PARALLEL_DIMENSIONS, key=lambda name: int(getattr(self, name)))
             message = f"{self.arithmetic} ranks are more than one job may have"
-            raise disagreement(widest, message, getattr(self, widest), f"{MOST_RANKS} ranks at most")
+            raise disagreement(widest, message, getattr(self, widest), f"{_MOST_RANKS} ranks at most")
         return self
 
     @property
@@ -102,15 +102,15 @@ class ParallelSpec(Strict):
 
     @property
     def arithmetic(self) -> str:
-        """The product as a user would check it, e.g. ``pp=2 × dp_replicate=1 × dp_shard=1 × tp=2 = 4``."""
+        """Return the product as a user would check it, e.g. ``pp=2 × dp_replicate=1 × dp_shard=1 × tp=2 = 4``."""
         factors = " × ".join(f"{name}={getattr(self, name)}" for name in PARALLEL_DIMENSIONS)
         return f"{factors} = {self.world_size}"
 
 
 _MOST_ERRORS = 2000
-LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
-LabelValue = Annotated[str, StringConstraints(max_length=120)]
-DeviceChoice = Literal["auto", "cuda", "cpu"]
+_LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
+_LabelValue = Annotated[str, StringConstraints(max_length=120)]
+_DeviceChoice = Literal["auto", "cuda", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class CommonSpec(Strict):
         kind: str
 
     name: str = Field("", max_length=200, description="free text shown in lists; the kind when empty")
-    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
+    labels: dict[_LabelKey, _LabelValue] = Field(default_factory=dict, max_length=32)
     priority: int = Field(0, ge=-100, le=100, description="higher runs first; age decides between equals")
     retries: int = Field(0, ge=0, le=100, description="attempts after the first one")
     timeout_s: float | None = Field(None, gt=0, description="limit on the running time of one attempt, in seconds")
@@ -144,7 +144,7 @@ class CommonSpec(Strict):
     after: list[JobId] = Field(default_factory=list, max_length=64, description="jobs that must succeed first")
     parallel: ParallelSpec = ParallelSpec()
     max_hosts: int = Field(1, ge=1, le=1024, description="how many hosts the ranks may be spread over")
-    device: DeviceChoice = "auto"
+    device: _DeviceChoice = "auto"
     seed: int = Field(0, ge=0, lt=2**63)
 
     @model_validator(mode="wrap")
@@ -172,5 +172,5 @@ class CommonSpec(Strict):
 
     @property
     def gate_job(self) -> str | None:
-        """The id of the compile job whose published artifacts the ranks of this job rely on."""
+        """Return the id of the compile job whose published artifacts the ranks of this job rely on."""
         return None

@@ -1,4 +1,4 @@
-"""The spec of a compile-check job."""
+"""Defines the spec of a compile-check job."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class CompileSpec(CommonSpec):
 
     @property
     def permitted(self) -> Tolerance:
-        """The tolerance; unless the spec says one, a wider one where arithmetic is coarser than float32's."""
+        """Return the tolerance; unless the spec says one, a wider one where arithmetic is coarser than float32's."""
         coarse = self.precision.param != "fp32" or self.precision.float8
         return Tolerance(absolute=1e-3, ratio=3) if coarse and not self._says("tolerance") else self.tolerance
 
@@ -95,5 +95,5 @@ class CompileSpec(CommonSpec):
         return self
 
     def _says(self, name: str) -> bool:
-        """Whether a field holds anything but its default; a spec that was written out holds all of them."""
+        """Return whether a field holds anything but its default; a spec that was written out holds all of them."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from service.jobs.plugins import DataConfig, Features, FileId, Samples, Tokens, disagreement
 
-TestFraction = Annotated[
+_TestFraction = Annotated[
     float, Field(gt=0, lt=1, description="of the samples, from the end, unless there is a test_file")
 ]
 
@@ -29,7 +29,7 @@ class FileTokens(DataConfig):
     sequence: int = Field(ge=1, le=2**20, description="tokens per sample")
     vocabulary: int = Field(ge=2, le=2**24, description="every id is below it")
     test_file: FileId | None = Field(None, description="of the same encoding")
-    test_fraction: TestFraction = 0.1
+    test_fraction: _TestFraction = 0.1
 
     @property
     def gives(self) -> Samples:
@@ -59,7 +59,7 @@ class FileArrays(DataConfig):
     )
     classes: int = Field(ge=2, le=2**20, description="every label is below it")
     test_file: FileId | None = Field(None, description="with arrays inputs and targets")
-    test_fraction: TestFraction = 0.2
+    test_fraction: _TestFraction = 0.2
 
     @property
     def gives(self) -> Samples:

@@ -1,4 +1,4 @@
-"""What training minimises: the built-in objectives, and those of installed packages."""
+"""Defines what training minimises: the built-in objectives, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.jobs.plugins.catalogue import catalogue
 if TYPE_CHECKING:
     from service.jobs.spec.train import TrainSpec
 
-MOST_CLASSES = 128
+_MOST_CLASSES = 128
 
 
 class CrossEntropy(ObjectiveConfig):
@@ -57,9 +57,9 @@ class Certified(ObjectiveConfig):
         if not isinstance(samples, Features):
             message = "token ids have no neighbourhood to certify"
             reasons.append(("objective.name", message, self.name, "cross_entropy, or data of features"))
-        elif samples.classes > MOST_CLASSES:
+        elif samples.classes > _MOST_CLASSES:
             message = f"all pairs of {samples.classes} classes are bounded: {samples.classes**2} rows"
-            reasons.append(("objective.name", message, self.name, f"data of at most {MOST_CLASSES} classes"))
+            reasons.append(("objective.name", message, self.name, f"data of at most {_MOST_CLASSES} classes"))
         elif reason := self._crossed(samples.limits):
             reasons.append(reason)
         if self.bound == "crown-ibp" and spec.parallel.pp > 1:

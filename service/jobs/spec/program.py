@@ -13,7 +13,7 @@ PROGRAMS = catalogue(ProgramKind, ())
 
 
 class NoProgram(ProgramConfig):
-    """Where no installed package brings a program."""
+    """Stands for programs where no installed package brings one."""
 
     @model_validator(mode="before")
     @classmethod

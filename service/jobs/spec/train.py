@@ -1,4 +1,4 @@
-"""The spec of a training job."""
+"""Defines the spec of a training job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
     ScheduleName = Literal[tuple(GENERATORS)]
 
 _WITH_TWO_STAGES = " and ".join(name for name, schedule in GENERATORS.items() if schedule.stages_per_rank == 2)
-Beta = Annotated[float, Field(ge=0, lt=1)]
+_Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSpec(Strict):
@@ -27,7 +27,7 @@ class OptimizerSpec(Strict):
 
     name: Literal["adamw"] = "adamw"
     lr: float = Field(1e-3, gt=0)
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    betas: tuple[_Beta, _Beta] = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float | None = Field(1.0, gt=0, description="limit on the global gradient norm; null switches it off")
@@ -49,7 +49,7 @@ class BatchSpec(Strict):
 
 
 class ShardingSpec(Strict):
-    """What FSDP2 keeps between the micro-batches of a step: memory against traffic."""
+    """Holds what FSDP2 keeps between the micro-batches of a step: memory against traffic."""
 
     reshard: Literal["auto", "always", "never"] = Field(
         "auto", description="free gathered parameters after each use; auto: where a step has one micro-batch only"
@@ -66,7 +66,9 @@ class ShardingSpec(Strict):
 
 
 class PipelineSpec(Strict):
-    """How micro-batches move through the ``parallel.pp`` ranks of a pipeline; nothing of it matters when pp is 1."""
+    """Says how micro-batches move through the ``parallel.pp`` ranks of a pipeline; nothing of it matters when pp
+    is 1.
+    """
 
     schedule: ScheduleName = "1f1b"
     micro_batches: int | None = Field(None, ge=1, description="2·pp when absent")
@@ -90,7 +92,7 @@ class PipelineSpec(Strict):
 
 
 class CompileChoice(Strict):
-    """What to compile; only what the named compile job's gate allows for this very configuration is switched on."""
+    """Holds what to compile; only what the named compile job's gate allows for this configuration is switched on."""
 
     train: bool = False
     inference: bool = False
@@ -116,7 +118,7 @@ class EvaluateSpec(Strict):
 
 
 class ExportSpec(Strict):
-    """What a finished job publishes beside ``model.safetensors``."""
+    """Holds what a finished job publishes beside ``model.safetensors``."""
 
     huggingface: Literal["fp32", "bf16"] | None = Field(
         None, description="a folder that Hugging Face's libraries read, with weights of this type; transformers only"
@@ -165,7 +167,7 @@ class TrainSpec(CommonSpec):
 
     @property
     def gate_job(self) -> str | None:
-        """The id of the compile job whose gate permits what ``compile`` asks for."""
+        """Return the id of the compile job whose gate permits what ``compile`` asks for."""
         return self.compile.gate
 
     def dependencies(self) -> tuple[Dependency, ...]:

@@ -1,4 +1,4 @@
-"""The spec of a verification job."""
+"""Defines the spec of a verification job."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ def _model_form(value: Any) -> str:
     return "onnx" if is_onnx else "reference"
 
 
-VerifiedModel = Annotated[
+_VerifiedModel = Annotated[
     Annotated[FromOnnx, Tag("onnx")] | Annotated[ModelRef, Tag("reference")], Discriminator(_model_form)
 ]
 
 
 class VerifyBudget(Strict):
-    """The most that may be spent; a method that has no use for a part leaves it."""
+    """Holds the most that may be spent; a method that has no use for a part leaves it."""
 
     batch: int = Field(64, ge=1, description="instances bounded together")
     iterations: int = Field(
@@ -165,7 +165,7 @@ class VerifySpec(CommonSpec):
     """Certify ``property`` of ``model`` with bound propagation."""
 
     kind: Literal["verify"] = "verify"
-    model: VerifiedModel | None = Field(None, description="of every property but instances, which bring their own")
+    model: _VerifiedModel | None = Field(None, description="of every property but instances, which bring their own")
     property: Property
     method: Literal["ibp", "crown-ibp", "crown", "alpha-crown", "beta-crown"] = Field(
         "crown",
@@ -182,7 +182,7 @@ class VerifySpec(CommonSpec):
     budget: VerifyBudget = VerifyBudget()
 
     def searches(self) -> bool:
-        """Whether what bounds leave open is searched."""
+        """Return whether what bounds leave open is searched."""
         return isinstance(self.property, VnnlibProperty | InstancesProperty) or self.method == "beta-crown"
 
     def dependencies(self) -> tuple[Dependency, ...]:

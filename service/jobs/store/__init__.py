@@ -1,4 +1,4 @@
-"""The state of record: everything that the service knows, in Redis, behind one facade with a class per noun."""
+"""Keeps the state of record: everything that the service knows, in Redis, behind one facade with a class per noun."""
 
 from __future__ import annotations
 
@@ -67,9 +67,10 @@ class Store:
         return time.perf_counter() - start
 
     def survives_power_loss(self) -> bool:
-        """Whether what the broker has answered outlives a loss of power there: it syncs its append-only file before
-        each answer. Under ``everysec`` up to about a second of answers is lost; ``WAITAOF`` does not help, since many
-        releases answer it before the sync. ``False`` also where the broker does not tell."""
+        """Return whether what the broker has answered outlives a loss of power there: it syncs its append-only file
+        before each answer. Under ``everysec`` up to about a second of answers is lost; ``WAITAOF`` does not help, since
+        many releases answer it before the sync. ``False`` also where the broker does not tell.
+        """
         if not self.client.call("INFO", "persistence")["aof_enabled"]:
             return False
         try:

@@ -1,4 +1,4 @@
-"""What a job published: a manifest in Redis, the bytes in the job's folder.
+"""Keeps what a job published: a manifest in Redis, the bytes in the job's folder.
 
 A file is reached through the manifest only, and never through a symbolic link or outside the folder. What the manifest
 says of it is true at every moment: its bytes are those with the hash, although its job may be writing it anew.
@@ -64,13 +64,10 @@ class ArtifactStore:
 def _content(paths: JobPaths, artifact: Artifact) -> Path | None:
     """Return where the bytes are. A file that was entered without a copy of its own is where its job wrote it."""
     if artifact.media_type == FOLDER:
-        return next((found for home in (paths.artifacts, paths.root) if (found := _folder(home, artifact.name))), None)
+        folders = (_below(home, artifact.name, stat.S_ISDIR) for home in (paths.artifacts, paths.root))
+        return next(filter(None, folders), None)
     own = _below(paths.published, artifact.sha256, stat.S_ISREG) if artifact.sha256 else None
     return own or _below(paths.artifacts, artifact.name, stat.S_ISREG)
-
-
-def _folder(home: Path, name: str) -> Path | None:
-    return _below(home, name, stat.S_ISDIR)
 
 
 def _below(folder: Path, name: str, wanted: Callable[[int], bool]) -> Path | None:

@@ -1,4 +1,4 @@
-"""The one place that speaks to Redis: a thread-safe client with explicit timeouts and the domain's exceptions."""
+"""Speaks to Redis, as nothing else does: a thread-safe client with explicit timeouts and the domain's exceptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNABLE = ("MISCONF", "OOM", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREP
 
 @dataclass(frozen=True)
 class BrokerTimeouts:
-    """How long the broker may take, in seconds, before it counts as unavailable."""
+    """Says how long the broker may take, in seconds, before it counts as unavailable."""
 
     connect_s: float = 2.0
     reply_s: float = 5.0

@@ -1,4 +1,4 @@
-"""From what Redis holds to records: hashes of strings become typed, frozen data."""
+"""Converts what Redis holds to records: hashes of strings become typed, frozen data."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Events:
         items: list[StoredEvent] = []
         last = _checked_id(after)
         gap = self._has_gap(job_id, after)
-        for stream_id, kind, text in self._forward(job_id, after):
+        for stream_id, kind, text in self._entries("XRANGE", job_id, after, "+"):
             if len(items) == limit:
                 break
             last = stream_id
@@ -72,20 +72,14 @@ class Events:
     def tail(self, job_id: str, types: Collection[str] | None, count: int) -> list[StoredEvent]:
         """Return the newest ``count`` events of ``types``, oldest first."""
         found: list[StoredEvent] = []
-        for stream_id, kind, text in self._backward(job_id):
+        for stream_id, kind, text in self._entries("XREVRANGE", job_id, "+", "-"):
             if len(found) == count:
                 break
             if types is None or kind in types:
                 found.append(StoredEvent(stream_id, orjson.loads(text)))
         return found[::-1]
 
-    def _forward(self, job_id: str, after: str) -> Iterator[tuple[str, str, str]]:
-        yield from self._walk("XRANGE", job_id, after, "+")
-
-    def _backward(self, job_id: str) -> Iterator[tuple[str, str, str]]:
-        yield from self._walk("XREVRANGE", job_id, "+", "-")
-
-    def _walk(self, command: str, job_id: str, start: str, end: str) -> Iterator[tuple[str, str, str]]:
+    def _entries(self, command: str, job_id: str, start: str, end: str) -> Iterator[tuple[str, str, str]]:
         """Yield (id, type, JSON) of entries, chunk by chunk; ``start`` itself is left out unless it is an open end."""
         start = start if start == "+" else f"({start}"
         while chunk := self.client.call(command, JOB_EVENTS(job_id), start, end, "COUNT", _CHUNK):
@@ -94,7 +88,7 @@ class Events:
             start = f"({chunk[-1][0]}"
 
     def _has_gap(self, job_id: str, after: str) -> bool:
-        """Whether entries after ``after`` may have been trimmed."""
+        """Return whether entries after ``after`` may have been trimmed."""
         if not self.client.call("EXISTS", JOB_EVENTS(job_id)):
             return False
         info = self.client.call("XINFO STREAM", JOB_EVENTS(job_id))

@@ -18,7 +18,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 @dataclass(frozen=True)
 class HostReport:
-    """What a host says of itself with each heartbeat; ``live`` names the attempts supervised there, ``job:attempt``."""
+    """Holds what a host says of itself with each heartbeat; ``live`` names the attempts supervised there,
+    ``job:attempt``.
+    """
 
     name: str
     address: str
@@ -38,7 +40,7 @@ class HostReport:
 
 @dataclass(frozen=True)
 class HeartbeatReply:
-    """The answer to a heartbeat. ``kill``: attempts supervised there that are no longer current."""
+    """Holds the answer to a heartbeat. ``kill``: attempts supervised there that are no longer current."""
 
     drain: bool
     kill: tuple[AttemptRef, ...]
@@ -46,7 +48,7 @@ class HeartbeatReply:
 
 @dataclass(frozen=True)
 class HostStore:
-    """The fleet. A host's free set is always its declared devices less those that parts on it hold."""
+    """Keeps the fleet. A host's free set is always its declared devices less those that parts on it hold."""
 
     client: BrokerClient
     limits: StoreLimits

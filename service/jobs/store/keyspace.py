@@ -12,7 +12,7 @@ from typing import Literal
 
 PREFIX = "trivet:"
 
-Lifetime = Literal["permanent", "expires"]
+_Lifetime = Literal["permanent", "expires"]
 """``permanent`` keys go when what they describe goes; ``expires`` keys always carry a TTL."""
 
 
@@ -23,19 +23,19 @@ class Key:
     name: str
     template: str
     holds: str
-    lifetime: Lifetime = "permanent"
+    lifetime: _Lifetime = "permanent"
 
     def __call__(self, *parts: str) -> str:
         return PREFIX + self.template.format(*parts)
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """What the keys of this family look like."""
+        """Return what the keys of this family look like."""
         return re.compile(re.escape(PREFIX) + re.escape(self.template).replace(r"\{\}", "(.+)"), re.DOTALL)
 
     @property
     def lua(self) -> str:
-        """The same function in Lua, as a field of the table ``KEY``."""
+        """Return the same function in Lua, as a field of the table ``KEY``."""
         literals = [f'"{piece}"' for piece in (PREFIX + self.template).split("{}")]
         names = [f"part{index}" for index in range(len(literals) - 1)]
         pieces = [piece for pair in zip(literals, [*names, ""], strict=True) for piece in pair if piece]

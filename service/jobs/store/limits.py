@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """What the store's scripts obey. All times are compared on the store's own clock (``lua/lib/core.lua``)."""
+    """Holds what the store's scripts obey. All times are compared on the store's own clock (``lua/lib/core.lua``)."""
 
     lease_s: float = 15.0
     """A claimed part that is not renewed for this long is lost."""
@@ -64,7 +64,7 @@ class StoreLimits:
 
     @cached_property
     def script_argument(self) -> str:
-        """The limits as the scripts read them: JSON, times in integer milliseconds."""
+        """Return the limits as the scripts read them: JSON, times in integer milliseconds."""
         times = ("lease", "claim_deadline", "heartbeat", "redispatch", "idem_ttl", "max_queue_bypass", "forget_host")
         milliseconds = {f"{name}_ms": max(1, round(getattr(self, f"{name}_s") * 1000)) for name in times}
         return orjson.dumps(

@@ -18,13 +18,13 @@ from service.jobs.store.client import BrokerClient
 from service.jobs.store.keys import ApiKeys, Credential
 from service.jobs.store.keyspace import SESSION, SESSION_TICKET, SIGN_INS
 
-TICKET_S = 300
+_TICKET_S = 300
 """How long a ticket admits to its path, for a download or an event stream that is opened again."""
 
 
 @dataclass(frozen=True)
 class SessionSecrets:
-    """What a browser gets when it signs in: the cookie's value, and the secret that pages send in a header."""
+    """Holds what a browser gets when it signs in: the cookie's value, and the secret that pages send in a header."""
 
     cookie: str
     page: str
@@ -59,12 +59,12 @@ class Sessions:
         return self.keys.used(*found) if found else None
 
     def ticket(self, cookie: str, path: str) -> str:
-        """Return what admits the session to ``path`` without the page's secret, for :data:`TICKET_S` seconds: links and
-        event streams cannot send a header.
+        """Return what admits the session to ``path`` without the page's secret, for :data:`_TICKET_S` seconds:
+        links and event streams cannot send a header.
         """
         ticket = secrets.token_urlsafe(32)
         name = SESSION_TICKET(_digest(cookie), _digest(ticket))
-        self.client.call("SET", name, path, "EX", TICKET_S)
+        self.client.call("SET", name, path, "EX", _TICKET_S)
         return ticket
 
     def credential(self, key: ApiKey, cookie: str) -> Credential:

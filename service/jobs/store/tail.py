@@ -20,7 +20,7 @@ BEGINNING = "0-0"
 LARGEST_ID_PART = 2**64 - 1
 """Redis keeps both parts of an id in 64 bits."""
 _ID = re.compile(r"(\d{1,20})(?:-(\d{0,20}))?", re.ASCII)
-MAX_CONNECTIONS = 32
+_MAX_CONNECTIONS = 32
 """However many subscribers catch up at once."""
 
 
@@ -56,7 +56,7 @@ class StreamTail:
     @classmethod
     def connect(cls, url: str) -> StreamTail:
         pool = redis.BlockingConnectionPool.from_url(
-            url, max_connections=MAX_CONNECTIONS, timeout=None, socket_timeout=None, socket_connect_timeout=5.0
+            url, max_connections=_MAX_CONNECTIONS, timeout=None, socket_timeout=None, socket_connect_timeout=5.0
         )
         return cls(redis.Redis.from_pool(pool))
 

@@ -1,1 +1,1 @@
-"""The check of a submitted spec as a whole, and the processes with limits that it runs in."""
+"""Checks a submitted spec as a whole, in the processes with limits that it runs in."""

@@ -1,4 +1,4 @@
-"""The check of a whole spec: what its kind asks, and what holds for any kind."""
+"""Checks a whole spec: what its kind asks, and what holds for any kind."""
 
 from __future__ import annotations
 

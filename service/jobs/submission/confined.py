@@ -1,4 +1,4 @@
-"""The process of one check: its limits, the request that it reads, the answer that it writes."""
+"""Runs the process of one check: its limits, the request that it reads, the answer that it writes."""
 
 from __future__ import annotations
 

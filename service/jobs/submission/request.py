@@ -1,4 +1,4 @@
-"""What a limited process is asked, as messages: whether a job could run, and how its pipeline would."""
+"""Defines what a limited process is asked, as messages: whether a job could run, and how its pipeline would."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from service.jobs.records import FrozenModel, Job, Problem
 from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.check import check
 
-MOST_PROBLEMS = 100
+_MOST_PROBLEMS = 100
 """In one answer; a job with more is refused for the first ones."""
-Opening = Callable[[str], None]
+_Opening = Callable[[str], None]
 """Told the id of each uploaded file before it is read."""
 _plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)
 
 
 class CheckLimits(FrozenModel):
-    """What one request may use: bytes of memory and seconds of processor time."""
+    """Holds what one request may use: bytes of memory and seconds of processor time."""
 
     memory_bytes: int
     processor_s: int
 
 
 class CheckRequest(FrozenModel):
-    """Whether a job could run: its spec as JSON, and all that the check asks for besides, which is the fleet, the jobs
-    that the spec names, and the folder of uploaded files."""
+    """Says whether a job could run: its spec as JSON, and all that the check asks for besides, which is the fleet, the
+    jobs that the spec names, and the folder of uploaded files.
+    """
 
     asks: Literal["check"] = "check"
     spec: str
@@ -50,7 +51,7 @@ class CheckRequest(FrozenModel):
         text = spec.model_dump_json(by_alias=True)
         return cls(spec=text, fleet=fleet, jobs=related(spec, lookup), data=data.root)
 
-    def problems(self, opening: Opening = lambda _: None) -> list[Problem]:
+    def problems(self, opening: _Opening = lambda _: None) -> list[Problem]:
         """Return every reason why the job could never run, up to a number of them."""
         layout = DataLayout(self.data)
 
@@ -73,20 +74,20 @@ class CheckRequest(FrozenModel):
             path_of=path_of,
         )
         problems = check(spec_adapter.validate_json(self.spec), context)
-        return [problem.shortened() for problem in problems[:MOST_PROBLEMS]]
+        return [problem.shortened() for problem in problems[:_MOST_PROBLEMS]]
 
-    def answer(self, opening: Opening) -> bytes:
+    def answer(self, opening: _Opening) -> bytes:
         """Return :meth:`problems` as a JSON list."""
         return json.dumps([asdict(problem) for problem in self.problems(opening)], default=str).encode()
 
 
 class PlanRequest(FrozenModel):
-    """How the pipeline of a training job, whose spec is given as JSON, would run."""
+    """Says how the pipeline of a training job, whose spec is given as JSON, would run."""
 
     asks: Literal["plan"] = "plan"
     spec: str
 
-    def answer(self, opening: Opening) -> bytes:
+    def answer(self, opening: _Opening) -> bytes:
         """Return the :class:`Plan` as JSON; null where the spec has no pipeline."""
         spec = spec_adapter.validate_json(self.spec)
         return _plan_adapter.dump_json(plan(spec) if isinstance(spec, TrainSpec) else None)

@@ -34,7 +34,7 @@ class CheckCommand(FrozenModel):
 
 
 class CheckEnding(FrozenModel):
-    """How a check's process ended: its exit code, negative for a signal's number, and what it had used."""
+    """Says how a check's process ended: its exit code, negative for a signal's number, and what it had used."""
 
     number: int
     code: int

@@ -1,4 +1,4 @@
-"""The batches of one rank, on its device."""
+"""Feeds the batches of one rank, on its device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which a training run visits its samples: a pure function of seed and step."""
+"""Computes the order in which a training run visits its samples: a pure function of seed and step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 6
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """Which samples make up the batch of a step: a pure function, the same for every layout.
+    """Says which samples make up the batch of a step: a pure function, the same for every layout.
 
     The batches cut one endless row of sample indices into pieces of ``global_batch``; each epoch of
     ``samples`` entries in that row is a permutation drawn from ``(seed, epoch)``. A batch may straddle epochs.

@@ -50,7 +50,7 @@ class Samples(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where :meth:`take` leaves what it reads."""
+        """Return the device on which :meth:`take` leaves what it reads."""
 
     def take(self, indices: Tensor) -> Split:
         """Return the samples of these indices (int64, on any device), in their order."""

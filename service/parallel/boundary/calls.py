@@ -1,4 +1,4 @@
-"""Who calls which compiled module, from where, and with what."""
+"""Records who calls which compiled module, from where, and with what."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallSite:
 
 @dataclass(frozen=True)
 class Origin:
-    """The call that made something: of which module, where, in which step (counted from 0)."""
+    """Holds the call that made something: of which module, where, in which step (counted from 0)."""
 
     module: str
     site: CallSite
@@ -55,7 +55,7 @@ class Invocation:
 
 
 class CallCounter:
-    """How often modules were called, by the way of calling; any thread may add."""
+    """Says how often modules were called, by the way of calling; any thread may add."""
 
     def __init__(self) -> None:
         self._counts: Counter[Invocation] = Counter()

@@ -1,4 +1,4 @@
-"""Who keeps a tensor's memory alive, in words: ``lens.hidden``, ``losses[3], a variable of step (loop.py:7)``."""
+"""Names who keeps a tensor's memory alive, in words: ``lens.hidden``, ``losses[3], a variable of step (loop.py:7)``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Known = Sequence[tuple[int, "weakref.ref[Tensor]"]]
 
 @dataclass(frozen=True)
 class Holder:
-    """The ``path`` to a tensor, as ``scores[3]``, and where that begins, as ``, a variable of step (loop.py:7)``.
+    """Holds the ``path`` to a tensor, as ``scores[3]``, and where that begins, as ``, a variable of step (loop.py:7)``.
 
     ``named``: the path begins with a name, and not with the type of something that only the interpreter holds.
     """

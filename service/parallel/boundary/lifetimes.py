@@ -1,4 +1,4 @@
-"""Which results of compiled calls are still in memory, and who holds them."""
+"""Finds which results of compiled calls are still in memory, and who holds them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class CallResult:
 
 
 class LiveResults:
-    """The results noted so far that are still in memory. Keeps none of them alive."""
+    """Holds the results noted so far that are still in memory. Keeps none of them alive."""
 
     def __init__(self) -> None:
         self._outputs: list[CallResult] = []

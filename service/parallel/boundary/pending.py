@@ -40,7 +40,8 @@ class _Ran:
 
 
 class PendingBackwards:
-    """The forwards noted so far whose autograd nodes are alive and have not run. Holds neither tensors nor graphs.
+    """Holds the forwards noted so far whose autograd nodes are alive and have not run. Holds neither tensors nor
+    graphs.
 
     ``on_run`` is told of each when it runs.
     """

@@ -1,4 +1,4 @@
-"""The boundary that a loop owns."""
+"""Defines the boundary that a loop owns."""
 
 from __future__ import annotations
 

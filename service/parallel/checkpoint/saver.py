@@ -1,4 +1,4 @@
-"""When a checkpoint is written: at once, or in the background while training goes on."""
+"""Decides when a checkpoint is written: at once, or in the background while training goes on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Saver(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a write has failed on this rank; the ranks agree on it before any of them raises."""
+        """Return whether a write has failed on this rank; the ranks agree on it before any of them raises."""
 
     def wait(self) -> None:
         """Return when everything that was taken is published; raises :class:`CheckpointError` where a write failed."""

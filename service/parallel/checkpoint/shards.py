@@ -21,8 +21,8 @@ SHARDING, VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
 
 
 class ShardWriter(HuggingFaceStorageWriter):
-    """What torch's writer with ``save_distributed`` writes, without a copy of the whole file in memory: a third of
-    the time. Every rank has one file.
+    """Writes what torch's writer with ``save_distributed`` writes, without a copy of the whole file in memory: a third
+    of the time. Every rank has one file.
     """
 
     def __init__(self, folder: Path) -> None:

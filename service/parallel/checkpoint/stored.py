@@ -22,7 +22,9 @@ Block = tuple[slice, ...]
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What one file has of a tensor: the block that begins at ``offsets``. ``content`` gives parts of it, mapped."""
+    """Holds what one file has of a tensor: the block that begins at ``offsets``. ``content`` gives parts of it,
+    mapped.
+    """
 
     content: Any
     offsets: tuple[int, ...]
@@ -50,7 +52,7 @@ class Stored:
 
     @property
     def shape(self) -> torch.Size:
-        """Where its last piece ends."""
+        """Return where its last piece ends."""
         ends = ([at + length for at, length in zip(each.offsets, each.shape, strict=True)] for each in self.pieces)
         return torch.Size(max(dimension) for dimension in zip(*ends, strict=True))
 

@@ -1,4 +1,4 @@
-"""Which process group carries which messages of a pipeline."""
+"""Decides which process group carries which messages of a pipeline."""
 
 from __future__ import annotations
 

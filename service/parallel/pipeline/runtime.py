@@ -57,7 +57,7 @@ class InstructionError(RuntimeError):
 
 @dataclass(frozen=True)
 class Work:
-    """What a step computes. Every rank names the same ``objective`` and ``key``.
+    """Holds what a step computes. Every rank names the same ``objective`` and ``key``.
 
     ``inputs`` (needed where the first stage is) and ``targets`` (where the last is) have a tensor per micro-batch.
     ``objective(output, target)`` is a scalar where the schedule trains, else any tensor. Each micro-batch's value is
@@ -78,7 +78,7 @@ class Work:
 
 @dataclass
 class _Step:
-    """What is alive during one run."""
+    """Holds what is alive during one run."""
 
     schedule: Schedule
     work: Work

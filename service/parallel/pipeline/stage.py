@@ -25,7 +25,7 @@ class PipelineModel(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Which share of a model a stage has: ``stage`` of ``stages``."""
+    """Says which share of a model a stage has: ``stage`` of ``stages``."""
 
     stage: int = 0
     stages: int = 1

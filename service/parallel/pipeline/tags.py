@@ -28,7 +28,9 @@ DTYPES = (
 
 
 class Direction(IntEnum):
-    """Which way over a boundary: activations, like bounds, go to the next stage; gradients to the one before."""
+    """Says which way a message crosses a boundary: activations, like bounds, go to the next stage; gradients to the one
+    before.
+    """
 
     ACTIVATION = 0
     GRADIENT = 1
@@ -88,7 +90,7 @@ class TagSpace:
 
 @dataclass(frozen=True)
 class TensorKind:
-    """What both sides must agree on before a tensor moves."""
+    """Holds what both sides must agree on before a tensor moves."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

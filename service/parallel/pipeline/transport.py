@@ -36,7 +36,7 @@ _SEND_WINDOW = 8
 
 _UNKNOWN = "unknown shapes"
 
-Route = tuple[int, int, Direction]
+_Route = tuple[int, int, Direction]
 """Sending rank, receiving rank, kind: messages of one route arrive in the order in which they were sent."""
 
 
@@ -80,7 +80,7 @@ class PendingReceive:
 
 @dataclass
 class Inlet:
-    """What arrives over one boundary in one direction: its kind once known, and the header until then."""
+    """Holds what arrives over one boundary in one direction: its kind once known, and the header until then."""
 
     kind: TensorKind | None = None
     header: Tensor | None = None
@@ -96,8 +96,8 @@ class Transport:
         # A transfer waits for what its stream has been given. On the computing stream that would be all work so far;
         # on a stream of their own, receives wait only until their buffer is free.
         self._receiving = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._in_flight: dict[Route, deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
-        self._queued: dict[Route, deque[PendingReceive]] = defaultdict(deque)
+        self._in_flight: dict[_Route, deque[tuple[dist.Work, Tensor]]] = defaultdict(deque)
+        self._queued: dict[_Route, deque[PendingReceive]] = defaultdict(deque)
         self._announced: dict[Hashable, dict[tuple[int, Direction], TensorKind]] = defaultdict(dict)
         self._inlets: dict[Hashable, dict[tuple[int, Direction], Inlet]] = defaultdict(lambda: defaultdict(Inlet))
         self.begin((), 1)
@@ -217,6 +217,6 @@ class Transport:
             while sent and sent[0][0].is_completed():
                 sent.popleft()
 
-    def _route(self, message: Message) -> Route:
+    def _route(self, message: Message) -> _Route:
         below, above = self.owners[message.boundary], self.owners[message.boundary + 1]
         return (below, above, message.kind) if message.kind is Direction.ACTIVATION else (above, below, message.kind)

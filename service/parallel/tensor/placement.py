@@ -1,4 +1,4 @@
-"""Where the parameters of a model lie: which dimension is divided, global shapes, local and global forms.
+"""Says where the parameters of a model lie: which dimension is divided, global shapes, local and global forms.
 
 A layer declares ``sharded: dict[parameter name, dimension]``; what it does not name is replicated. With tp > 1
 *every* parameter becomes a DTensor over the ``tp`` mesh, the replicated ones too, so that FSDP2, optimisers,

@@ -1,4 +1,4 @@
-"""How the residual stream of a tensor-parallel transformer lies on the ranks between its layers.
+"""Defines how the residual stream of a tensor-parallel transformer lies on the ranks between its layers.
 
 Replicated, every rank repeats norms and sums over all tokens (Megatron-LM; Shoeybi et al., 2019). With sequence
 parallelism each rank has a part of the tokens there, which divides that work and its activations by tp and costs

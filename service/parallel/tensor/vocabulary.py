@@ -59,8 +59,8 @@ def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor, axis: Axi
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The forward pass computes the gradient too, a few rows at a time: probabilities in float32 never exist for all
-    rows at once, and the logits need not be kept.
+    """Computes, in the forward pass, the gradient too, a few rows at a time: probabilities in float32 never exist for
+    all rows at once, and the logits need not be kept.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What training minimises and evaluation reports: one file per objective, found by its declaration."""
+"""Holds what training minimises and evaluation reports: one file per objective, found by its declaration."""
 
 from service.training.objective.base import Factory, Objective, ObjectiveContext
 from service.training.objective.table import objective_for

@@ -1,4 +1,4 @@
-"""What every objective offers; a package that brings its own derives from :class:`Objective`."""
+"""Defines what every objective offers; a package that brings its own derives from :class:`Objective`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.parallel.pipeline.stage import Part
 
 @dataclass(frozen=True)
 class ObjectiveContext:
-    """What an objective is for: model, samples and mesh. ``axis`` divides the last dimension of the outputs."""
+    """Holds what an objective is for: model, samples and mesh. ``axis`` divides the last dimension of the outputs."""
 
     config: ModelConfig
     samples: Samples

@@ -29,7 +29,9 @@ from service.training.objective.base import Objective, ObjectiveContext
 
 @dataclass(frozen=True)
 class Level:
-    """How hard training is at one step: the box's radius and the weights of the clean loss and of CROWN's bound."""
+    """Says how hard training is at one step: the box's radius and the weights of the clean loss and of CROWN's
+    bound.
+    """
 
     eps: float
     clean: float

@@ -18,7 +18,7 @@ from service.training.objective.base import Objective, ObjectiveContext
 
 @dataclass(frozen=True)
 class ClassCrossEntropy(Objective):
-    """The cross-entropy of class logits ``(batch, classes)``; evaluation adds the accuracy."""
+    """Computes the cross-entropy of class logits ``(batch, classes)``; evaluation adds the accuracy."""
 
     measures: int = 2
 
@@ -38,7 +38,9 @@ class ClassCrossEntropy(Objective):
 
 @dataclass(frozen=True)
 class TokenCrossEntropy(Objective):
-    """The cross-entropy of token logits ``(batch, seq, vocabulary / size of axis)``; evaluation adds the perplexity."""
+    """Computes the cross-entropy of token logits ``(batch, seq, vocabulary / size of axis)``; evaluation adds the
+    perplexity.
+    """
 
     axis: Axis = SINGLE
     measures: int = 1

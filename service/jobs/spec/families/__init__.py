@@ -1,4 +1,4 @@
-"""The model families: the built-in ones, and those of installed packages."""
+"""Defines the model families: the built-in ones, and those of installed packages."""
 
 from service.jobs.plugins import ModelFamily
 from service.jobs.plugins.catalogue import catalogue

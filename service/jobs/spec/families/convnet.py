@@ -1,4 +1,4 @@
-"""The convolutional classifier."""
+"""Defines the convolutional classifier."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from service.jobs.plugins import Features, ModelConfig, disagreement
 
-Width = Annotated[int, Field(ge=1, le=2**24)]
+_Width = Annotated[int, Field(ge=1, le=2**24)]
 
 
 class ConvnetConfig(ModelConfig):
@@ -23,11 +23,11 @@ class ConvnetConfig(ModelConfig):
     in_channels: int = Field(1, ge=1, le=2**16)
     height: int = Field(ge=1, le=2**16)
     width: int = Field(ge=1, le=2**16)
-    channels: tuple[Width, ...] = Field((16, 32), min_length=1, max_length=1024, fail_fast=True)
+    channels: tuple[_Width, ...] = Field((16, 32), min_length=1, max_length=1024, fail_fast=True)
     kernel: int = Field(3, ge=1, le=1023, description="odd")
     stride: int = Field(1, ge=1, le=64, description="of every convolution")
     pool: int = Field(1, ge=1, le=64, description="window and stride of an average after every activation; 1: none")
-    hidden: tuple[Width, ...] = Field((64,), max_length=1024, fail_fast=True)
+    hidden: tuple[_Width, ...] = Field((64,), max_length=1024, fail_fast=True)
     out_features: int = Field(ge=1, le=2**24)
     activation: Literal["relu", "gelu", "tanh"] = "relu"
 

@@ -1,4 +1,4 @@
-"""The fully connected classifier."""
+"""Defines the fully connected classifier."""
 
 from __future__ import annotations
 

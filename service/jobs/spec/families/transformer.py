@@ -1,4 +1,4 @@
-"""The decoder-only transformer."""
+"""Defines the decoder-only transformer."""
 
 from __future__ import annotations
 
