@@ -19,7 +19,7 @@ from service.models.data import BatchOrder, Dataset
 from service.models.parallelize import ModelRecipe, parallelize
 from service.models.reference import resolve
 from service.parallel import mesh as meshes
-from service.parallel.boundary import Held, StepBoundary
+from service.parallel.boundary import HeldResult, StepBoundary
 from service.parallel.mesh import Mesh
 from service.parallel.pipeline.stage import Part
 from service.schedules.schedule import Schedule
@@ -178,7 +178,7 @@ def _build_boundary(
 ) -> StepBoundary:
     """Build the boundary at which the loop's steps begin, audited where CUDA graphs reuse a step's results."""
 
-    def report_held(held: tuple[Held, ...]) -> None:
+    def report_held(held: tuple[HeldResult, ...]) -> None:
         for result in held:
             context.report.log(f"rank {context.rank}: the next replays overwrite what is still held: {result}")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from service.parallel.boundary import CallSite, Held, LiveResults, Origin, PendingBackwardError, StepBoundary
+from service.parallel.boundary import CallSite, HeldResult, LiveResults, Origin, PendingBackwardError, StepBoundary
 from service.parallel.boundary.holders import holders_of
 
 
@@ -113,8 +113,8 @@ def test_calls_are_counted_by_module_mode_gradients_thread_and_shape(marks: Mark
     }
 
 
-def audited(model: nn.Module, use: Any, kept: tuple[str, ...] = ()) -> list[Held]:
-    found: list[Held] = []
+def audited(model: nn.Module, use: Any, kept: tuple[str, ...] = ()) -> list[HeldResult]:
+    found: list[HeldResult] = []
     boundary = StepBoundary({"model": model}, kept=kept, audit_every=1, on_held=found.extend)
     for _ in range(4):
         boundary.step_boundary()
@@ -153,7 +153,7 @@ def test_an_output_in_the_memory_of_an_input_is_nobodys_result(marks: Marks) -> 
     module = nn.Identity()
     module.compile(backend="eager")
     x = torch.ones(2, 4)
-    found: list[Held] = []
+    found: list[HeldResult] = []
     boundary = StepBoundary({"model": module}, audit_every=1, on_held=found.extend)
     for _ in range(3):
         boundary.step_boundary()
@@ -162,7 +162,7 @@ def test_an_output_in_the_memory_of_an_input_is_nobodys_result(marks: Marks) -> 
 
 
 def test_local_variables_are_named_as_holders_and_not_prolonged(marks: Marks, model: nn.Module) -> None:
-    found: list[Held] = []
+    found: list[HeldResult] = []
     boundary = StepBoundary({"model": model}, audit_every=1, on_held=found.extend)
     boundary.step_boundary()
     with torch.no_grad():

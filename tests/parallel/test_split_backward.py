@@ -65,9 +65,9 @@ def test_a_backward_outside_computes_everything_at_once() -> None:
 
 def test_layers_run_the_plain_operator_where_nothing_is_deferred() -> None:
     module, x = model(), torch.randn(5, 4, dtype=torch.float64)
-    assert "_Linear" not in type(module(x).grad_fn).__name__
+    assert "_SplitBackwardLinear" not in type(module(x).grad_fn).__name__
     with splitting_backward(WeightGradients()):
-        assert "_Linear" in type(module(x).grad_fn).__name__
+        assert "_SplitBackwardLinear" in type(module(x).grad_fn).__name__
         with torch.no_grad():
             assert module(x).grad_fn is None
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from service.compilation.monitor.usage import Mark, Reentry, StaleGradient, StaleRead, Usage
 from service.compilation.run.observation import Observation
 from service.compilation.verdicts import Finding
-from service.parallel.boundary import CallSite, Held
+from service.parallel.boundary import CallSite, HeldResult
 
 NAMED = 4
 _REMEDY = "copy it at the boundary (kept), outside of compiled code, or consume it before"
@@ -81,7 +81,7 @@ def _called_too_early(module: str, site: str, inside: bool, calls: list[Reentry]
     )
 
 
-def _call(held: Held) -> tuple[str, CallSite, tuple[int, ...]]:
+def _call(held: HeldResult) -> tuple[str, CallSite, tuple[int, ...]]:
     return held.origin.module, held.origin.site, held.shape
 
 
@@ -93,7 +93,7 @@ def _read(reads: list[StaleRead]) -> str:
     )
 
 
-def _held(results: list[Held]) -> str:
+def _held(results: list[HeldResult]) -> str:
     first = results[0]
     again = f", and {len(results) - 1} more" if len(results) > 1 else ""
     return f"held over a replay, which overwrites it, and may be read after it: {first}{again}; {_REMEDY}"

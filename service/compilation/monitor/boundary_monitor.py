@@ -262,7 +262,7 @@ class BoundaryMonitor:
 
 
 @dataclass
-class _Call:
+class _UnitCall:
     """A unit's call under way. ``given``: the addresses of its arguments; ``made``: what its graphs have left."""
 
     origin: Origin
@@ -273,12 +273,12 @@ class _Call:
 class _Calls(threading.local):
     """Holds the calls of units that are under way in this thread."""
 
-    current: _Call | None = None
+    current: _UnitCall | None = None
     depth = 0
 
     @contextmanager
     def under_way(self, origin: Origin, given: set[int]) -> Iterator[list[Tensor]]:
-        outer, self.current = self.current, _Call(origin, given)
+        outer, self.current = self.current, _UnitCall(origin, given)
         self.depth += 1
         try:
             yield self.current.made

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from service.compilation.monitor.usage import StaleRead
-from service.parallel.boundary import CallSite, Held, Origin
+from service.parallel.boundary import CallSite, HeldResult, Origin
 from service.parallel.boundary.holders import holders_of
 from service.parallel.boundary.lifetimes import CallResult, LiveResults, address_of, held_by_output, local, located
 from service.parallel.containers import tensors_in
@@ -31,8 +31,8 @@ class ResultLifetimes:
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], trainable: Mapping[str, Tensor]) -> None:
-        self.held: list[Held] = []
-        self.overlapping: list[Held] = []
+        self.held: list[HeldResult] = []
+        self.overlapping: list[HeldResult] = []
         self.reads: list[StaleRead] = []
         self.held_over = Counter[str]()
         self._trainable = trainable
@@ -109,7 +109,7 @@ class ResultLifetimes:
             holders |= dict.fromkeys(found)
         self.reads.append(StaleRead(output.held([tensor], tuple(holders)), iteration, site))
 
-    def _held_now(self, output: CallResult, ignored: Sequence[Any]) -> list[tuple[CallResult, Held]]:
+    def _held_now(self, output: CallResult, ignored: Sequence[Any]) -> list[tuple[CallResult, HeldResult]]:
         return held_by_output([output], located([output]), self._names, ignored)
 
     def _overwritten_at(self, tensor: Tensor) -> CallResult | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from service.parallel.boundary import CallSite, Held, Invocation, Origin, Shapes
+from service.parallel.boundary import CallSite, HeldResult, Invocation, Origin, Shapes
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Reentry:
 class StaleRead:
     """A result that is read at ``site`` although replays that began after its own call have written over it."""
 
-    held: Held
+    held: HeldResult
     iteration: int
     site: CallSite
 
@@ -79,8 +79,8 @@ class Usage:
     marks: tuple[Mark, ...] = ()
     reentries: tuple[Reentry, ...] = ()
     reads: tuple[StaleRead, ...] = ()
-    held: tuple[Held, ...] = ()
-    overlapping: tuple[Held, ...] = ()
+    held: tuple[HeldResult, ...] = ()
+    overlapping: tuple[HeldResult, ...] = ()
     gradients: tuple[StaleGradient, ...] = ()
     lifetimes: Mapping[str, Lifetimes] = field(default_factory=dict)
     shapes: Mapping[str, tuple[frozenset[Shapes], ...]] = field(default_factory=dict)

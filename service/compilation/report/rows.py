@@ -13,7 +13,7 @@ from service.compilation.monitor.usage import Usage
 from service.compilation.run.observation import Cost, Observation
 from service.compilation.run.parity import Comparison
 from service.compilation.torch_internals.profile import Profile
-from service.parallel.boundary import Held, Shapes
+from service.parallel.boundary import HeldResult, Shapes
 
 
 def rung_row(result: Result) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _marks(usage: Usage) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _held(held: Held) -> dict[str, Any]:
+def _held(held: HeldResult) -> dict[str, Any]:
     return {
         "module": held.origin.module,
         "step": held.origin.step,

@@ -6,13 +6,13 @@ what outlives a step, and refuses to begin one while a backward is still to come
 """
 
 from service.parallel.boundary.calls import CallSite, Invocation, Origin, Shapes, caller
-from service.parallel.boundary.lifetimes import Held, LiveResults
+from service.parallel.boundary.lifetimes import HeldResult, LiveResults
 from service.parallel.boundary.pending import PendingBackwardError, PendingBackwards
 from service.parallel.boundary.step import StepBoundary
 
 __all__ = [
     "CallSite",
-    "Held",
+    "HeldResult",
     "Invocation",
     "LiveResults",
     "Origin",

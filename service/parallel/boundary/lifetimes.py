@@ -18,7 +18,7 @@ _NO_NAMES: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldResult:
     """A result that was alive when the step after its own had ended.
 
     ``holders`` are readable, as ``Trainer.losses[3]``; none are known where only the autograd graph holds it.
@@ -49,13 +49,13 @@ class CallResult:
     tensor: weakref.ref[Tensor]
     returned: bool = True
 
-    def held(self, tensors: Sequence[Tensor], holders: tuple[str, ...]) -> Held:
+    def held(self, tensors: Sequence[Tensor], holders: tuple[str, ...]) -> HeldResult:
         """Return it as held by ``holders``; of a result that was not returned only ``tensors``, in its memory, tell
         the shape.
         """
         if self.returned or not tensors:
-            return Held(self.origin, self.shape, self.dtype, holders)
-        return Held(self.origin, tuple(tensors[0].shape), str(tensors[0].dtype), holders)
+            return HeldResult(self.origin, self.shape, self.dtype, holders)
+        return HeldResult(self.origin, tuple(tensors[0].shape), str(tensors[0].dtype), holders)
 
     @property
     def address(self) -> int:
@@ -103,7 +103,7 @@ class LiveResults:
         """Watch no more what is at these addresses."""
         self._outputs = [output for output in self._outputs if output.address not in addresses]
 
-    def held(self, before: int) -> tuple[Held, ...]:
+    def held(self, before: int) -> tuple[HeldResult, ...]:
         """Return those of steps before ``before``, with their holders.
 
         Looks at every object of the process, for 0.1 s or more.
@@ -111,7 +111,7 @@ class LiveResults:
         return _held_of([output for output in self.alive() if output.origin.step < before])
 
 
-def _held_of(outputs: Sequence[CallResult]) -> tuple[Held, ...]:
+def _held_of(outputs: Sequence[CallResult]) -> tuple[HeldResult, ...]:
     """Return who holds the outputs, where it is more than the CUDA graph that made them."""
     alive = [output for output in outputs if output.alive]
     return tuple(held for _, held in held_by_output(alive, located(alive)))
@@ -128,7 +128,7 @@ def held_by_output(
     tensors: Mapping[int, Sequence[Tensor]],
     names: Mapping[int, str] = _NO_NAMES,
     ignored: Sequence[Any] = (),
-) -> list[tuple[CallResult, Held]]:
+) -> list[tuple[CallResult, HeldResult]]:
     """Return what :func:`_held_of` does, each with its output; ``tensors`` as :func:`located`, the rest as in
     ``holders_of``.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from service.parallel.boundary.calls import CallCounter, Invocation, Origin, caller
-from service.parallel.boundary.lifetimes import Held, LiveResults
+from service.parallel.boundary.lifetimes import HeldResult, LiveResults
 from service.parallel.boundary.pending import PendingBackwardError, PendingBackwards
 from service.parallel.containers import map_tensors, tensors_in
 
@@ -34,7 +34,7 @@ class StepBoundary:
         *,
         kept: Collection[str] = (),
         audit_every: int = 0,
-        on_held: Callable[[tuple[Held, ...]], None] = lambda held: None,
+        on_held: Callable[[tuple[HeldResult, ...]], None] = lambda held: None,
     ) -> None:
         unknown = sorted(set(kept) - modules.keys())
         if unknown:
@@ -77,7 +77,7 @@ class StepBoundary:
         """Calls so far, by module, phase, grad mode, thread and shapes."""
         return self._calls_made.counts()
 
-    def held(self) -> tuple[Held, ...]:
+    def held(self) -> tuple[HeldResult, ...]:
         """Audit now and return the results alive that are older than the step before this one."""
         return self._outputs.held(self.step)
 

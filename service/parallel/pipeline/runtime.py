@@ -77,7 +77,7 @@ class Work:
 
 
 @dataclass
-class _Step:
+class _RunState:
     """Holds what is alive during one run."""
 
     schedule: Schedule
@@ -121,7 +121,7 @@ class PipelineRuntime:
         self.split_backwards = 0
         self._kinds: dict[Hashable, TensorKind] = {}
         self._verified: dict[int, tuple[Schedule, str]] = {}
-        self._handlers: dict[Op, Callable[[_Step, Instruction], None]] = {
+        self._handlers: dict[Op, Callable[[_RunState, Instruction], None]] = {
             Op.FORWARD: self._forward,
             Op.BACKWARD: self._backward,
             Op.BACKWARD_INPUT: self._backward,
@@ -143,7 +143,7 @@ class PipelineRuntime:
         self._agree(schedule, work)
         instructions = schedule.ranks[self.mesh.pp.rank]
         split = frozenset(each.stage for each in instructions if each.op is Op.BACKWARD_WEIGHT)
-        step = _Step(schedule, work, split, Counter(each.stage for each in instructions if each.op in BACKWARDS))
+        step = _RunState(schedule, work, split, Counter(each.stage for each in instructions if each.op in BACKWARDS))
         if schedule.trains:
             self.split_backwards = 0
         self.transport.begin((schedule.trains, work.key), schedule.micro_batches)
@@ -217,15 +217,15 @@ class PipelineRuntime:
     def _shapes_of(schedule: Schedule, work: Work) -> Hashable:
         return schedule.trains, work.key, schedule.micro_batches
 
-    def _receive(self, step: _Step, instruction: Instruction) -> None:
+    def _receive(self, step: _RunState, instruction: Instruction) -> None:
         message = _message(instruction)
         step.pending[_place(instruction), message.kind] = self.transport.receive(message)
 
-    def _send(self, step: _Step, instruction: Instruction) -> None:
+    def _send(self, step: _RunState, instruction: Instruction) -> None:
         message = _message(instruction)
         self.transport.send(message, step.outgoing.pop((_place(instruction), message.kind)))
 
-    def _take(self, step: _Step, place: Place, kind: Direction) -> Tensor:
+    def _take(self, step: _RunState, place: Place, kind: Direction) -> Tensor:
         """Return what arrived for a computation: handed over by a stage on this rank, or received into a
         pooled buffer.
         """
@@ -235,7 +235,7 @@ class PipelineRuntime:
         step.buffers[place, kind] = buffer
         return buffer
 
-    def _give(self, step: _Step, source: Place, target: Place, kind: Direction, tensor: Tensor) -> None:
+    def _give(self, step: _RunState, source: Place, target: Place, kind: Direction, tensor: Tensor) -> None:
         """Pass a result on: at once to a stage on this rank, else to the send that the schedule has next."""
         boundary = min(source[0], target[0])
         if step.schedule.is_local(boundary):
@@ -243,12 +243,12 @@ class PipelineRuntime:
         else:
             step.outgoing[source, kind] = tensor
 
-    def _release(self, step: _Step, place: Place) -> None:
+    def _release(self, step: _RunState, place: Place) -> None:
         for kind in Direction:
             if (buffer := step.buffers.pop((place, kind), None)) is not None:
                 self.transport.release(buffer)
 
-    def _splitting_backward(self, step: _Step, place: Place) -> AbstractContextManager[None]:
+    def _splitting_backward(self, step: _RunState, place: Place) -> AbstractContextManager[None]:
         """Split a stage's backward within, where it is to be split; both of its passes set aside what its weights'
         gradients need.
         """
@@ -256,7 +256,7 @@ class PipelineRuntime:
             return nullcontext()
         return splitting_backward(step.weights.setdefault(place, WeightGradients()))
 
-    def _forward(self, step: _Step, instruction: Instruction) -> None:
+    def _forward(self, step: _RunState, instruction: Instruction) -> None:
         place, trains = _place(instruction), step.schedule.trains
         stage, each = place
         x = self._input(step, place)
@@ -274,7 +274,7 @@ class PipelineRuntime:
         else:
             self._release(step, place)
 
-    def _evaluate(self, step: _Step, micro_batch: int, output: Tensor) -> Tensor:
+    def _evaluate(self, step: _RunState, micro_batch: int, output: Tensor) -> Tensor:
         """Return the objective's value, noted for the caller; weighted where it is the root of a backward."""
         work, trains = step.work, step.schedule.trains
         assert work.targets is not None
@@ -285,14 +285,14 @@ class PipelineRuntime:
             return value
         return value * (1 / step.schedule.micro_batches if work.weights is None else work.weights[micro_batch])
 
-    def _input(self, step: _Step, place: Place) -> Tensor:
+    def _input(self, step: _RunState, place: Place) -> Tensor:
         if place[0] == 0:
             assert step.work.inputs is not None
             return step.work.inputs[place[1]]
         x = self._take(step, place, Direction.ACTIVATION).detach()
         return x.requires_grad_(step.schedule.trains and x.is_floating_point())
 
-    def _backward(self, step: _Step, instruction: Instruction) -> None:
+    def _backward(self, step: _RunState, instruction: Instruction) -> None:
         """Compute the gradients of the input and, unless they are left for later, of the weights."""
         place = _place(instruction)
         stage, each = place
@@ -310,14 +310,14 @@ class PipelineRuntime:
         if not is_split:
             self._release(step, place)
 
-    def _backward_weight(self, step: _Step, instruction: Instruction) -> None:
+    def _backward_weight(self, step: _RunState, instruction: Instruction) -> None:
         place = _place(instruction)
         with self.observer.computing(instruction):
             self.split_backwards += step.weights.pop(place).flush()
             absorb_gradients(self.stages[instruction.stage])
         self._release(step, place)
 
-    def _reduce(self, step: _Step, instruction: Instruction) -> None:
+    def _reduce(self, step: _RunState, instruction: Instruction) -> None:
         reduce_gradients(self.stages[instruction.stage])
 
 

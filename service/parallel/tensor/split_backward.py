@@ -72,10 +72,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     own_bias = None if bias is None else local(bias)
     if not is_splitting_backward() or not weight.requires_grad:
         return functional.linear(x, local(weight), own_bias)
-    return _Linear.apply(x, weight, own_bias)  # type: ignore[no-any-return,no-untyped-call]
+    return _SplitBackwardLinear.apply(x, weight, own_bias)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class _Linear(torch.autograd.Function):
+class _SplitBackwardLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # The parameter itself: activation checkpointing would hand back a detached copy, which is nobody's leaf.

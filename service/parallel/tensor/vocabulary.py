@@ -55,10 +55,10 @@ def vocabulary_parallel_cross_entropy(logits: Tensor, targets: Tensor, axis: Axi
     rows, wanted = logits.flatten(0, -2), targets.flatten()
     if axis.size == 1 and torch.compiler.is_compiling():
         return functional.cross_entropy(rows.to(_wide(rows.dtype)), wanted)
-    return _CrossEntropy.apply(rows, wanted, axis.group, axis.rank)  # type: ignore[no-any-return,no-untyped-call]
+    return _VocabularyCrossEntropy.apply(rows, wanted, axis.group, axis.rank)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _VocabularyCrossEntropy(torch.autograd.Function):
     """Computes, in the forward pass, the gradient too, a few rows at a time: probabilities in float32 never exist for
     all rows at once, and the logits need not be kept.
     """
