@@ -262,9 +262,14 @@ def test_b7_compose_names_its_proxy() -> None:
 
 
 def modes(root: Path) -> dict[str, int]:
-    """What other users may do with anything below ``root`` and with itself."""
-    found = [root, *root.rglob("*")]
-    return {str(path): stat.S_IMODE(path.lstat().st_mode) & 0o077 for path in found if not path.is_symlink()}
+    """What other users may do with anything below ``root`` and with itself; what goes away meanwhile is left out."""
+    found = {}
+    for path in [root, *root.rglob("*")]:
+        with contextlib.suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if not stat.S_ISLNK(mode):
+                found[str(path)] = stat.S_IMODE(mode) & 0o077
+    return found
 
 
 @contextmanager
