@@ -45,7 +45,8 @@ class Activation(Elementwise, NonlinearOperator):
     def relax(self, node: Node, bounds: Interval) -> Relaxation:
         """Return linear bounds that hold on ``bounds``; an interval of width 0 is a point.
 
-        The families that α-CROWN optimises are made around them: a subclass overrides this alone.
+        The families that α-CROWN optimises are made around their slopes, with intercepts of their own: a subclass
+        overrides this alone.
         """
 
     @abstractmethod

@@ -42,7 +42,7 @@ ProgressListener = Callable[[SearchProgress], None]
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The end of a search: ``bound`` as in :class:`SearchProgress`, and a counterexample that convinced, if any.
+    """The end of a search: ``bound`` as in :class:`SearchProgress`, and a counterexample that the model confirmed.
 
     ``shortage`` tells of the memory for lack of which something was left undecided.
     """

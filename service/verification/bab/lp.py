@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LpResult:
-    """``margin`` is proved, −inf if nothing is; ``counterexample`` convinced."""
+    """``margin`` is proved, −inf if nothing is; ``counterexample`` was confirmed by the model."""
 
     margin: float
     counterexample: tuple[float, ...] | None = None

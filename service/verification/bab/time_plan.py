@@ -1,4 +1,7 @@
-"""How the seconds of one instance are divided among all that decides it: change a share here, and nowhere else.
+"""Divide the seconds of one instance among the stages that decide it: every share is here.
+
+What a stage does within its share is divided equally there, between the layers that it tightens. Bounds of a whole
+batch come before the clock of any instance starts.
 
 The limit itself is the job's ``budget.seconds``, or what the instance's archive says
 (:mod:`service.verification.search_runner`). :func:`service.verification.bab.driver.decide` spends it from the top of
@@ -25,8 +28,8 @@ class TimePlan:
 
     Intermediate bounds: a search over activations that is not over after ``quick_seconds``, or the share
     ``quick_share`` of its time, tightens what all its domains share, and again whenever it has taken twice as long.
-    The first time optimises relaxations and splits nothing: it may take the share ``optimising`` of what is left, each
-    layer the share ``optimised_layer`` of what is then left of that, of which an iteration takes as long as
+    The first time optimises relaxations and splits nothing: it may take the share ``optimising`` of what is left. Each
+    layer may use the share ``optimised_layer`` of the remainder; one iteration is assumed to cost
     ``passes_per_iteration`` passes without a gradient. Later times, by branch and bound and by INVPROP, each may take
     the share ``refining``, and no more than went by, but INVPROP always ``quick_seconds``. Where the share
     ``settled`` of the relaxations was no longer needed, the next time follows at once and is ``lengthening`` times as

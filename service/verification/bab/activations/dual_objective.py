@@ -73,9 +73,10 @@ class DomainBatch:
     """All that does not change while a batch of ``n`` domains is optimised.
 
     ``number`` and ``splits`` ``(n, depth)`` are the splits over all ranks and this rank's, ``preactivation`` and
-    ``held`` the numbers of the preactivations and the bounds of their entries; ``empty`` ``(n,)`` are the domains in
-    which nothing is. ``bounds`` are by value, ``families`` by node; ``rows`` ``(n, rows, entries)``, ``offsets`` and
-    ``used`` ``(n, rows)`` those of the domains' disjuncts. A multiplier's step is in units of ``scale`` ``(n, depth)``.
+    ``held`` the numbers of the preactivations and the bounds of their entries; ``empty`` ``(n,)`` marks domains whose
+    splits contradict each other. ``bounds`` are by value, ``families`` by node; ``rows`` ``(n, rows, entries)``,
+    ``offsets`` and ``used`` ``(n, rows)`` those of the domains' disjuncts. A multiplier's step is in units of ``scale``
+    ``(n, depth)``.
     ``own`` ``(n, any)`` are entries whose values are added to the rows', with the sign as a factor.
     """
 
@@ -224,10 +225,10 @@ class DualObjective:
         weights.copy_(torch.where(total > 0, weights / total, used))
 
     def descent(self, batch: DomainBatch, margin: Tensor, parameters: DualParameters) -> DualParameters:
-        """Return gradients of the negated margins: 0 where nothing depends on a parameter, perhaps no number without a
+        """Return gradients of the negated margins: 0 where nothing depends on a parameter, maybe NaN beside an infinite
         bound.
 
-        Those of multipliers are numbers, and lead away from a kink.
+        Those of multipliers are always finite, and point in a direction of ascent where the objective has a kink.
         """
         found = torch.autograd.grad(margin.sum().neg(), parameters.each, allow_unused=True, materialize_grads=True)
         slopes, beta, weights = found

@@ -41,7 +41,7 @@ class NeuronIndexing(Protocol):
         """Return ``(n, depth)`` splits as this rank sees them."""
 
     def total(self, number: Tensor, values: Tensor) -> Tensor:
-        """Sum values ``(n, depth)`` of which each entry's is known where it is, on all ranks."""
+        """Sum values ``(n, depth)`` over the ranks; the one that has a split's entry supplies its value, others 0."""
 
     def everywhere(self, values: Tensor) -> Tensor:
         """Gather ``(entries,)`` of this rank to those of all entries, by number."""
