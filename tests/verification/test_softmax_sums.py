@@ -18,6 +18,7 @@ from service.bounds.optimise import Ascent
 from service.bounds.softmax_sums import with_softmax_sums
 from service.bounds.split import Preactivations
 from service.verification.bab.activations.intermediate_bounds import optimised
+from service.verification.bab.settings import SearchSettings
 
 
 class Attention(nn.Module):
@@ -96,7 +97,8 @@ def test_optimised_bounds_of_hidden_values_hold_whatever_time_is_left(seed: int,
     _, network = network_of(Attention(seed), 4)
     box, points = boxed(seed, 4, radius)
     first = Preactivations.of(network).bounds(METHODS["ibp"](network, box, Effort()).inputs)
-    found = optimised(with_softmax_sums(network), box, first, time.monotonic() + left, Effort())
+    deadline = time.monotonic() + left
+    found = optimised(with_softmax_sums(network), box, first, deadline, Effort(), settings=SearchSettings())
     assert bool((found.lower >= first.lower - 1e-9).all())
     assert bool((found.upper <= first.upper + 1e-9).all())
     point = METHODS["ibp"](network, Interval.point(points), Effort())
