@@ -1,4 +1,4 @@
-"""Middleware: by which names the service may be asked, and what every answer carries, whoever wrote it.
+"""Check the Host header of every request, and set the security headers of every response, whoever wrote it.
 
 A page of another site can make its own name lead to this machine (DNS rebinding); the browser then takes the service
 for a part of that site. So a name must be known here. An address needs no check: no site can have another's address as

@@ -28,7 +28,7 @@ class MisdirectedKey(TrivetError):  # noqa: N818
 class Endpoint:
     """An address, ``http://``, ``https://`` or ``unix://``, with the key to send there.
 
-    ``advice`` says where a key was looked for, for whom this one is refused; none where the caller chose both.
+    ``advice`` tells a user whose key was refused where it came from; there is none where the caller chose both.
     """
 
     url: str

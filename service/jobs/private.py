@@ -53,7 +53,7 @@ def check_owned(folder: Path, *, or_for_root: bool = False) -> None:
     """
     found = folder.stat()
     if found.st_uid not in (os.geteuid(), 0) and not (or_for_root and os.geteuid() == 0):
-        raise NotPrivateError(f"{folder} belongs to {user(found.st_uid)}; what is in it is not used for you")
+        raise NotPrivateError(f"{folder} belongs to {user(found.st_uid)}; files in it are not used")
     if found.st_mode & 0o022:
         raise NotPrivateError(f"other users may write to {folder}; close it to them (chmod go-w), or use another")
 

@@ -73,13 +73,15 @@ class Settings(BaseSettings):
     behind_proxy: bool = Field(False, description="a proxy in front of the API ends TLS")
     trusted_proxies: str = Field(
         "127.0.0.1,::1",
-        description="addresses or networks, separated by commas, of proxies that are believed who asks (behind_proxy)",
+        description="proxies whose forwarded client address is trusted: addresses or networks, by comma (behind_proxy)",
     )
     allowed_hosts: str = Field(
         "", description="further names of this service, separated by commas; *.example.org stands for all below it"
     )
     request_head_s: float = Field(15.0, gt=0, description="a request's head must be complete in so long, in seconds")
-    request_body_s: float = Field(30.0, gt=0, description="10 kB of a request's body must come in so long, in seconds")
+    request_body_s: float = Field(
+        30.0, gt=0, description="seconds within which each 10 kB of a request's body must arrive"
+    )
     tls_cert: Path | None = Field(None, description="certificate chain, PEM")
     tls_key: Path | None = Field(None, description="private key, PEM")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="largest JSON body")

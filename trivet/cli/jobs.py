@@ -61,7 +61,7 @@ def show(job_id: JobArgument, as_json: JsonFlag = False) -> None:
         "owner": job.owner,
         "labels": " ".join(f"{key}={value}" for key, value in job.labels.items()),
         "attempt": str(job.attempt),
-        "waits": job.reason or "",
+        "waits" if job.state == "queued" else "reason": job.reason or "",
         "progress": _progress(job),
         "submitted": job.created_at.isoformat(timespec="seconds"),
         "took": _duration(job),

@@ -247,7 +247,7 @@ def _shortfall(evidence: Evidence) -> PartOutcome | None:
         return _failed("NoResult", "the group exited with code 0, but rank 0 left no result")
     match evidence.result.get("completed"):
         case {"done": int(done), "total": int(total), "unit": str(unit)}:
-            said = f"{done} of {total} {unit} were done when the ranks ended, which nobody had asked them to do"
+            said = f"{done} of {total} {unit} were done when the ranks ended without being asked to stop"
             return None if done == total else _failed("Incomplete", said)
     return _failed("NoResult", "rank 0 left a result that does not say how much of the work was done")
 

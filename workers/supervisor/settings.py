@@ -12,7 +12,7 @@ class SupervisorSettings:
     claim_within_s: float = 30.0
     """A broker that is away is asked for a claim for so long; then the part is placed again."""
     report_within_s: float = 600.0
-    """It is told of events, artifacts and the end for so long: far beyond any lease, whose end loses the attempt."""
+    """How long to retry reporting events, artifacts and the outcome; far longer than any lease."""
 
     upload_batch: int = 256
     """Events that are sent in one call."""
