@@ -17,7 +17,7 @@ from worker_fleet import HOST, Fleet, eventually, train_spec
 
 from service.jobs.layout import DataLayout
 from service.jobs.records import ISOLATION_PARTS, AttemptRef, Claim, HostShare
-from workers.launcher import confinement
+from workers.launcher import confinement, namespaces
 from workers.launcher.confinement import Confinement, ConfinementError, JobLimits
 from workers.supervisor.job_policy import JobPolicy
 from workers.supervisor.orders import SupervisorOrder
@@ -220,6 +220,12 @@ print(tries(f"/proc/{os.getppid()}/environ"), tries("/proc/1/environ"))
     assert named == ("ok" if cuda else "PermissionError Permission denied")
     assert settings == "True True"
     assert "ok" not in others
+
+
+def test_processes_that_end_meanwhile_are_no_kernel_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups start while others end, so that a folder of a process may be gone as soon as it was listed."""
+    monkeypatch.setattr(Path, "iterdir", lambda proc: iter([proc / "4194399", proc / "sys"]))
+    assert list(namespaces._kernel_settings()) == [Path("/proc/sys")]
 
 
 @pytest.mark.cuda

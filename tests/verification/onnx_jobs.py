@@ -23,8 +23,9 @@ BOX = "".join(f"(assert (<= X_{index} 1))(assert (>= X_{index} -1))" for index i
 
 def upload(data: DataLayout, content: bytes) -> str:
     name = f"file_{hashlib.sha256(content).hexdigest()}"
-    data.file(name).parent.mkdir(parents=True, exist_ok=True)
-    data.file(name).write_bytes(content)
+    if not data.file(name).exists():  # as when another rank, which may be reading it, has uploaded it
+        data.file(name).parent.mkdir(parents=True, exist_ok=True)
+        data.file(name).write_bytes(content)
     return name
 
 

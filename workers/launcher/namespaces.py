@@ -12,7 +12,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _NEW_NETWORK, _NEW_USER, _NEW_MOUNTS = 0x40000000, 0x10000000, 0x00020000
@@ -64,13 +64,22 @@ def protect_kernel_settings() -> None:
     makes, and Linux 5.12. Raises :class:`OSError`.
     """
     read_only = struct.pack("QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
-    for path in Path("/proc").iterdir():
-        mode = path.lstat().st_mode
-        if path.name.isdecimal() or not (stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and mode & 0o222)):
-            continue
+    for path in _kernel_settings():
         _mount(str(path), path, flags=_MS_BIND | _MS_REC)
         words = (os.fsencode(path), _AT_RECURSIVE, read_only, ctypes.c_size_t(len(read_only)))
         _checked(_libc.syscall(_MOUNT_SETATTR, -1, *words), f"making {path} read-only")
+
+
+def _kernel_settings() -> Iterator[Path]:
+    """Yield the folders and writable files in ``/proc`` that belong to no process. Other processes end meanwhile, and
+    their folders with them: they are told apart by name, before anything is asked of them.
+    """
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            continue
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and mode & 0o222):
+            yield path
 
 
 def _cover(folder: Path, keep: list[Path]) -> None:
