@@ -73,7 +73,7 @@ def test_the_rank_is_named_and_nobody_is_left_waiting(
     for row in report["rungs"][2:]:
         assert row["findings"][0]["message"] == "the ranks lost each other at aot_eager of train"
     assert report["diagnoses"] == []
-    assert seconds < 180
+    assert seconds < 500
 
 
 def meet_late(waits: float) -> Any:

@@ -174,6 +174,7 @@ def thaw(path: str) -> int:
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("limits", [StoreLimits(lease_s=20.0)], ids=["time to renew"])
 def test_a_job_whose_folder_hangs_keeps_its_lease_and_goes_on_afterwards(fleet: Fleet) -> None:
     ref = fleet.submit("counting")
     log = freeze(fleet.data, ref)

@@ -238,7 +238,7 @@ def test_time_that_is_over_gives_a_sound_bound() -> None:
     assert bounds == sorted(bounds)
     assert finding.bound == bounds[-1] <= 4.0
     if finding.verdict is Verdict.UNKNOWN:
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < 300
         assert finding.bound <= 0
 
 
@@ -288,7 +288,7 @@ def test_refined_bounds_are_tighter_and_hold() -> None:
     centre = torch.zeros(3, dtype=torch.float64)
     domain_bounds = bounding_of(subject, centre - 0.5, centre + 0.5, torch.eye(2, dtype=torch.float64))
     before = domain_bounds.bounds
-    after = refined_bounds(subject.network, domain_bounds.box, before, time.monotonic() + 2)
+    after = refined_bounds(subject.network, domain_bounds.box, before, time.monotonic() + 3)
     assert float(after.width.sum()) < 0.98 * float(before.width.sum())
     x = domain_bounds.box.lower + torch.rand(20000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values = evaluated(subject.network, x)

@@ -114,13 +114,13 @@ def test_an_output_that_reaches_its_threshold_does_not_violate_it(trained: DataL
 def test_a_search_ends_with_its_domains(trained: DataLayout) -> None:
     least, most = reach()
     ranked, report = context(trained)
-    budget = {"domains": 2, "restarts": 0, "seconds": 60}
+    budget = {"domains": 2, "restarts": 0, "seconds": 600}
     job.run(specification(trained, query(most + 0.01 * (most - least)), method="ibp", budget=budget), ranked)
     (row,) = report.bounds
     assert (row["verdict"], row["decided_by"]) == ("unknown", None)
     assert row["reason"] == "budget.domains: 2 were bounded"
     assert row["domains"] < 2000
-    assert row["seconds"] < 50
+    assert row["seconds"] < 500
     assert report.searches[-1]["open"] > 0
 
 
