@@ -16,7 +16,7 @@ from api.main import create_app
 from api.serving import ApiServer, PrivateSocket, limited
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.settings import ENV_PREFIX, LOOPBACK, Settings
-from service.jobs.store import Store, StoreLimits, StoreUnavailable
+from service.jobs.store import Store, StoreUnavailable
 from service.jobs.text import log_to_stderr, visible
 
 _SHUTDOWN_S = 5
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     log_to_stderr(settings.log_level, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     if was_open:
         logging.getLogger("api").warning("closed %s to other users, who could read it", settings.layout.root)
-    store = Store.connect(settings.broker_url, settings.layout, StoreLimits.of(settings))
+    store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
     try:
         _announce_admin_key(settings, store)
     except StoreUnavailable as error:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _DETAILS = {
     404: "there is nothing at this address",
     405: "this address does not take {method}; see the Allow header",
-    413: "the body is larger than {limit} bytes, the limit of this address",
+    413: "the body is larger than {limit} bytes, the limit of this address ({setting})",
     416: "the requested range is outside the file",
 }
 
@@ -51,14 +51,17 @@ def plain_detail(status: int, scope: Scope, text: str = "") -> str:
     """Return the detail of an answer to the request of ``scope`` whose text is a library's own."""
     known = _DETAILS.get(status)
     if known is not None and text in ("", HTTPStatus(status).phrase, "Content Too Large"):
-        return known.format(method=scope["method"], limit=_body_limit(scope))
+        limit, setting = _body_limit(scope)
+        return known.format(method=scope["method"], limit=limit, setting=setting)
     return text or HTTPStatus(status).phrase
 
 
-def _body_limit(scope: Scope) -> int:
+def _body_limit(scope: Scope) -> tuple[int, str]:
+    """Return the most bytes of a body at this address, and the setting that an operator changes for more."""
     settings = context_of(scope["app"]).settings
-    is_upload = scope["path"] == scope["app"].url_path_for("upload_file")
-    return settings.max_file_bytes if is_upload else settings.max_body_bytes
+    if scope["path"] == scope["app"].url_path_for("upload_file"):
+        return settings.max_file_bytes, "TRIVET_MAX_FILE_BYTES"
+    return settings.max_body_bytes, "TRIVET_MAX_BODY_BYTES"
 
 
 def _problem(request: Request, error: Exception) -> Response:

@@ -37,10 +37,8 @@ from api.routes import (
 from api.security import authenticated, session_cookie
 from api.stream import Hub, HubSettings
 from service.jobs.settings import Settings
-from service.jobs.store import Store, StoreLimits
+from service.jobs.store import Store
 from service.jobs.store.tail import StreamTail
-
-RESOURCES = (jobs, events, metrics, logs, bounds, report, schedule, timeline, artifacts, hosts, kinds, keys)
 
 
 def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
@@ -55,7 +53,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
         redirect_slashes=False,
     )
     connected = (
-        store if store is not None else Store.connect(settings.broker_url, settings.layout, StoreLimits.of(settings))
+        store if store is not None else Store.connect(settings.broker_url, settings.layout, settings.store_limits)
     )
     hub = Hub(
         StreamTail.connect(settings.broker_url),
@@ -78,9 +76,22 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
 def _v1(settings: Settings) -> APIRouter:
     """Return the routes that need a key: the dependency sits on the router, so that no route can forget it."""
     router = APIRouter(prefix="/v1", dependencies=[Security(authenticated)])
-    for resource in RESOURCES:
-        router.include_router(resource.router)
-    router.include_router(files.build_router(settings.max_file_bytes))
+    for resource in (
+        jobs.router,
+        events.router,
+        metrics.router,
+        logs.router,
+        bounds.router,
+        report.router,
+        schedule.router,
+        timeline.router,
+        artifacts.router,
+        hosts.router,
+        kinds.router,
+        keys.router,
+        files.build_router(settings.max_file_bytes),
+    ):
+        router.include_router(resource)
     return router
 
 

@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HubSettings:
-    """Says how event streams are served."""
+    """Tunes how event streams are served; the two limits without a default are an operator's settings."""
 
-    max_streams: int = 1000
-    """Streams open at once, per process: an operator's setting, as is the next."""
-    max_streams_per_key: int = 100
+    max_streams: int
+    """Streams open at once, per process."""
+    max_streams_per_key: int
     page: int = 512
     """Events per job in one read."""
     queue_frames: int = 4096

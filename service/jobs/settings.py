@@ -24,6 +24,7 @@ from pydantic_settings import (
 
 from service.jobs.layout import DataLayout
 from service.jobs.private import user
+from service.jobs.store_limits import StoreLimits
 
 ENV_PREFIX = "TRIVET_"
 _DAY_S = 86_400.0
@@ -47,7 +48,7 @@ def config_file() -> Path | None:
 
 def _check_trusted(path: Path) -> None:
     """Refuse a file that somebody else put into the working folder, or could have."""
-    strangers = {found.st_uid for found in (path.lstat(), path.stat())} - {os.geteuid(), 0}
+    strangers = {status.st_uid for status in (path.lstat(), path.stat())} - {os.geteuid(), 0}
     if strangers or path.stat().st_mode & 0o002:
         reason = f"belongs to {user(strangers.pop())}" if strangers else "may be written by every user"
         raise PermissionError(
@@ -56,7 +57,7 @@ def _check_trusted(path: Path) -> None:
 
 
 class Settings(BaseSettings):
-    """Holds what an operator may choose."""
+    """Lets an operator choose; each field is a setting with its default, its bounds and its description."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
 
@@ -85,7 +86,7 @@ class Settings(BaseSettings):
     tls_cert: Path | None = Field(None, description="certificate chain, PEM")
     tls_key: Path | None = Field(None, description="private key, PEM")
     max_body_bytes: int = Field(1 << 20, ge=1024, description="largest JSON body")
-    max_file_bytes: int = Field(1 << 30, ge=1024, description="largest uploaded file")
+    max_file_bytes: int = Field(StoreLimits.max_file_bytes, ge=1024, description="largest uploaded file")
     check_memory_gib: float = Field(
         2.0, ge=0.125, description="memory to check one submitted job and its files, in GiB"
     )
@@ -97,10 +98,12 @@ class Settings(BaseSettings):
     max_streams_per_key: int = Field(100, ge=1, description="event streams open at once, per API key")
 
     session_idle_s: float = Field(
-        3600.0, gt=0, description="a session of the dashboard ends when it was not used for so long, in seconds"
+        StoreLimits.session_idle_s,
+        gt=0,
+        description="a session of the dashboard ends when it was not used for so long, in seconds",
     )
     session_s: float = Field(
-        43_200.0, gt=0, description="a session of the dashboard ends after so long in any case, in seconds"
+        StoreLimits.session_s, gt=0, description="a session of the dashboard ends after so long in any case, in seconds"
     )
 
     worker_name: str = Field(
@@ -141,23 +144,32 @@ class Settings(BaseSettings):
     )
 
     lease_s: float = Field(
-        15.0, ge=1, le=_DAY_S, description="a running part that is silent for so long is lost, in seconds"
+        StoreLimits.lease_s,
+        ge=1,
+        le=_DAY_S,
+        description="a running part that is silent for so long is lost, in seconds",
     )
     starting_lease_s: float = Field(
-        60.0,
+        StoreLimits.claim_deadline_s,
         ge=1,
         le=_DAY_S,
         description="a placed part that nobody claims for so long is taken back, in seconds",
     )
     heartbeat_s: float = Field(
-        10.0, ge=1, le=_DAY_S, description="a host that is silent for so long gets no work, in seconds"
+        StoreLimits.heartbeat_s,
+        ge=1,
+        le=_DAY_S,
+        description="a host that is silent for so long gets no work, in seconds",
     )
     max_queue_bypass_s: float = Field(
-        600.0, ge=0, le=365 * _DAY_S, description="a job that has waited for longer is never overtaken, in seconds"
+        StoreLimits.max_queue_bypass_s,
+        ge=0,
+        le=365 * _DAY_S,
+        description="a job that has waited for longer is never overtaken, in seconds",
     )
 
     max_lost_attempts: int = Field(
-        5,
+        StoreLimits.max_lost_attempts,
         ge=0,
         le=1000,
         description="attempts of a job that hosts or the broker may lose before it fails; retries are extra",
@@ -210,6 +222,20 @@ class Settings(BaseSettings):
     @property
     def layout(self) -> DataLayout:
         return DataLayout(self.data.resolve())
+
+    @property
+    def store_limits(self) -> StoreLimits:
+        """Return the limits of the store that the operator chose; the others are not an operator's to choose."""
+        return StoreLimits(
+            lease_s=self.lease_s,
+            claim_deadline_s=self.starting_lease_s,
+            heartbeat_s=self.heartbeat_s,
+            max_queue_bypass_s=self.max_queue_bypass_s,
+            max_lost_attempts=self.max_lost_attempts,
+            max_file_bytes=self.max_file_bytes,
+            session_idle_s=self.session_idle_s,
+            session_s=self.session_s,
+        )
 
     @property
     def admin_key_file(self) -> Path:

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from api.main import create_app
 from service.jobs.settings import Settings
-from service.jobs.store import Store, StoreLimits
+from service.jobs.store import Store
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def settings(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="session")
 def connected(settings: Settings) -> Iterator[Store]:
-    store = Store.connect(settings.broker_url, settings.layout, StoreLimits.of(settings))
+    store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
     yield store
     store.close()
 

@@ -43,7 +43,8 @@ def test_a_file_beyond_the_limit_leaves_nothing(client: TestClient, settings: Se
     assert form.status_code == 413
     for refused in (answer, form):
         assert refused.json()["detail"] == (
-            f"the upload is larger than {settings.max_file_bytes} bytes, the limit of this service"
+            f"the upload is larger than {settings.max_file_bytes} bytes, "
+            "the limit of this service (TRIVET_MAX_FILE_BYTES)"
         )
     assert sorted(path for path in settings.layout.files.rglob("*") if path.is_file()) == before
 
@@ -58,11 +59,15 @@ def test_a_file_as_large_as_the_limit_is_taken_raw_and_in_a_form(client: TestCli
 def test_a_body_that_is_refused_unread_is_told_the_limit(
     client: TestClient, settings: Settings, *, chunked: bool
 ) -> None:
-    for path, limit in (("/v1/files", settings.max_file_bytes), ("/v1/jobs", settings.max_body_bytes)):
+    limits = (("/v1/files", "MAX_FILE_BYTES"), ("/v1/jobs", "MAX_BODY_BYTES"))
+    for path, name in limits:
+        limit = getattr(settings, name.lower())
         content = b" " * (limit + (1 << 20))
         answer = client.post(path, content=iter([content]) if chunked else content)
         assert answer.status_code == 413
-        assert f"larger than {limit} bytes" in answer.json()["detail"]
+        assert answer.json()["detail"] == (
+            f"the body is larger than {limit} bytes, the limit of this address (TRIVET_{name})"
+        )
 
 
 @pytest.mark.parametrize(

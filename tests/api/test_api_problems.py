@@ -207,6 +207,7 @@ def test_a_body_beyond_the_limit_is_refused(client: TestClient, settings: Settin
     assert answer.status_code == 413
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["status"] == 413
+    assert answer.json()["detail"].endswith("(TRIVET_MAX_BODY_BYTES)")
 
 
 def test_a_deeply_nested_body_is_refused_not_crashed_on(client: TestClient) -> None:

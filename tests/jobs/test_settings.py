@@ -81,9 +81,9 @@ def test_every_setting_is_listed_with_a_description_and_no_secret(monkeypatch: p
 def test_the_store_obeys_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIVET_LEASE_S", "7.5")
     monkeypatch.setenv("TRIVET_MAX_FILE_BYTES", "2048")
-    limits = StoreLimits.of(Settings())
+    limits = Settings().store_limits
     assert (limits.lease_s, limits.max_file_bytes, limits.heartbeat_s) == (7.5, 2048, 10.0)
     assert '"lease_ms":7500' in limits.script_argument
     monkeypatch.delenv("TRIVET_LEASE_S")
     monkeypatch.delenv("TRIVET_MAX_FILE_BYTES")
-    assert StoreLimits.of(Settings()) == StoreLimits()
+    assert Settings().store_limits == StoreLimits()

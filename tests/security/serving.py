@@ -20,7 +20,7 @@ from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.records import Problem, Rejected
 from service.jobs.settings import Settings
-from service.jobs.store import Store, StoreLimits
+from service.jobs.store import Store
 from service.jobs.submission.request import CheckRequest
 
 PATIENT = CheckerSettings(clock_ratio=1000)
@@ -44,7 +44,7 @@ class Service:
 @contextmanager
 def serving(settings: Settings) -> Iterator[Service]:
     """The API of these settings on a free port of the loopback."""
-    store = Store.connect(settings.broker_url, settings.layout, StoreLimits.of(settings))
+    store = Store.connect(settings.broker_url, settings.layout, settings.store_limits)
     app = create_app(settings, store)
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)

@@ -22,7 +22,7 @@ from service.jobs.plugins.catalogue import house_version
 from service.jobs.private import NotPrivateError, close_to_others
 from service.jobs.records import AttemptRef, NotFound
 from service.jobs.settings import Settings
-from service.jobs.store import HostReport, Store, StoreLimits, StoreUnavailable
+from service.jobs.store import HostReport, Store, StoreUnavailable
 from service.jobs.supervisor_registry import SupervisorRegistry
 from service.jobs.text import log_to_stderr
 from workers.agent.celery_app import Dispatcher, create_app, serve
@@ -63,7 +63,7 @@ class Agent:
 
     def __init__(self, settings: Settings, chores: AgentSettings, supervisor: Sequence[str] = SUPERVISOR) -> None:
         self._settings, self._chores = settings, chores
-        self._limits = StoreLimits.of(settings)
+        self._limits = settings.store_limits
         self._host = settings.worker_name
         self._store = Store.connect(settings.broker_url, settings.layout, self._limits)
         self._app = create_app(settings.broker_url)

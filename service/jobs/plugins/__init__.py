@@ -1,6 +1,6 @@
 """Lets a package bring its own model families, data sources, objectives, programs and kinds of jobs.
 
-The stable import path for its author.
+Its author imports from here only: these names stay.
 
 A package declares what it brings without importing torch, since the API reads the declaration too, and names it as an
 entry point whose name is the one that jobs will use::
@@ -39,11 +39,13 @@ from service.jobs.plugins.configs import (
 )
 from service.jobs.plugins.declarations import CheckContext, DataSource, JobKind, ModelFamily, ObjectiveKind, ProgramKind
 from service.jobs.records import Problem
+from service.jobs.runtime import Completion, RunContext
 from service.jobs.spec.base import CommonSpec, Dependency, FileId, ParallelSpec, Strict, disagreement
 
 __all__ = [
     "CheckContext",
     "CommonSpec",
+    "Completion",
     "DataConfig",
     "DataSource",
     "Dependency",
@@ -59,6 +61,7 @@ __all__ = [
     "ProgramConfig",
     "ProgramKind",
     "Reason",
+    "RunContext",
     "Samples",
     "Strict",
     "Tokens",

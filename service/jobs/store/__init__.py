@@ -17,8 +17,8 @@ from service.jobs.store.gauges import Gauges
 from service.jobs.store.hosts import HeartbeatReply, HostReport, HostStore
 from service.jobs.store.jobs import JobFilter, Jobs
 from service.jobs.store.keys import ApiKeys, Credential
-from service.jobs.store.limits import StoreLimits
 from service.jobs.store.sessions import Sessions, SignIns
+from service.jobs.store_limits import StoreLimits
 
 
 @dataclass(frozen=True)

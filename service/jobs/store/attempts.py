@@ -32,7 +32,7 @@ from service.jobs.spec.base import CommonSpec
 from service.jobs.store import decode, stubs
 from service.jobs.store.artifacts import checked_name
 from service.jobs.store.client import BrokerClient
-from service.jobs.store.limits import StoreLimits
+from service.jobs.store_limits import StoreLimits
 
 _BATCH = 256
 """Outbox entries, and ended leases, handled in one script call."""

@@ -46,7 +46,8 @@ class FileWriter:
         """Append a chunk. Raises :class:`TooLarge` as soon as the limit is passed."""
         self._bytes += len(chunk)
         if self._bytes > self._max_file_bytes:
-            raise TooLarge(f"the upload is larger than {self._max_file_bytes} bytes, the limit of this service")
+            limit = f"{self._max_file_bytes} bytes, the limit of this service (TRIVET_MAX_FILE_BYTES)"
+            raise TooLarge(f"the upload is larger than {limit}")
         self._hash.update(chunk)
         self._file.write(chunk)
 

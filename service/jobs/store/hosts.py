@@ -11,7 +11,7 @@ import orjson
 from service.jobs.records import AttemptRef, FailingHost, Holding, Host, NotFound
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
-from service.jobs.store.limits import StoreLimits
+from service.jobs.store_limits import StoreLimits
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 

@@ -20,7 +20,7 @@ from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store.hosts import HostStore
 from service.jobs.store.keyspace import IDEMPOTENCY, JOB, JOBS_BY
-from service.jobs.store.limits import StoreLimits
+from service.jobs.store_limits import StoreLimits
 from service.jobs.submission.request import CheckRequest
 
 _ID = re.compile(r"job_[0-9a-z]{20}")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from service.jobs.runtime import Completion, RunContext
+from service.jobs.plugins import Completion, RunContext
 from service.parallel import distributed
 from trivet_example.estimate import EstimateSpec
 

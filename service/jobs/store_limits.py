@@ -1,20 +1,19 @@
-"""Times and bounds of the store, in seconds where not said otherwise."""
+"""Bounds what the store keeps and for how long, in seconds where not said otherwise.
+
+What an operator may choose of it is a field of :class:`service.jobs.settings.Settings`, which takes its default here.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import orjson
-
-if TYPE_CHECKING:
-    from service.jobs.settings import Settings
 
 
 @dataclass(frozen=True)
 class StoreLimits:
-    """Holds what the store's scripts obey. All times are compared on the store's own clock (``lua/lib/core.lua``)."""
+    """Limits the store's scripts. All times are compared on the store's own clock (``store/lua/lib/core.lua``)."""
 
     lease_s: float = 15.0
     """A claimed part that is not renewed for this long is lost."""
@@ -47,20 +46,6 @@ class StoreLimits:
     """A session of the dashboard that is not used for this long is over."""
     session_s: float = 43_200.0
     """A session is over after this long, however much it is used."""
-
-    @classmethod
-    def of(cls, settings: Settings) -> StoreLimits:
-        """Return the limits that an operator chose."""
-        return cls(
-            lease_s=settings.lease_s,
-            claim_deadline_s=settings.starting_lease_s,
-            heartbeat_s=settings.heartbeat_s,
-            max_queue_bypass_s=settings.max_queue_bypass_s,
-            max_lost_attempts=settings.max_lost_attempts,
-            max_file_bytes=settings.max_file_bytes,
-            session_idle_s=settings.session_idle_s,
-            session_s=settings.session_s,
-        )
 
     @cached_property
     def script_argument(self) -> str:
