@@ -305,6 +305,18 @@ def test_cancel_asks_first_and_retry_brings_back(page: Page, fleet: Fleet) -> No
     expect(page.locator(LOSS)).to_have_attribute("data-points", "1")
 
 
+def test_a_queued_job_tells_why_it_waits_as_the_hosts_change(page: Page, fleet: Fleet) -> None:
+    fleet.run(train_spec("holds every slot", parallel={"dp_replicate": 4}))
+    job = fleet.submit(train_spec())
+    fleet.store.attempts.place()
+    page.goto(f"/jobs/{job.id}")
+    reason = page.locator(".jobhead .reason")
+    expect(reason).to_have_text("waits for 1 free cpu devices on one host")
+    fleet.store.hosts.drain("cpu-a")
+    fleet.store.attempts.place()
+    expect(reason).to_have_text("no hosts that take work have 1 free cpu devices on one host, even when idle")
+
+
 def test_a_queued_job_is_cancelled_from_the_list(page: Page, fleet: Fleet) -> None:
     job = fleet.submit(train_spec("not wanted"))
     page.goto("/")

@@ -18,6 +18,8 @@ import { Stream } from "../ui/stream.js";
 /** @typedef {import("../job/section.js").Section} Section */
 
 const RETRY_MS = 2000;
+/** How often a queued job is asked why it waits: that changes with the hosts, of which its events do not tell. */
+const QUEUED_POLL_MS = 5000;
 
 const place = byId("job");
 const id = place.dataset.job ?? "";
@@ -54,6 +56,9 @@ class JobPage {
       h("aside", { class: "stack", "aria-label": "About this job" }, ...this.side.map((section) => section.element))));
     this.show();
     void this.begin();
+    window.setInterval(() => {
+      if (this.job.state === "queued" && !document.hidden) void this.refresh();
+    }, QUEUED_POLL_MS);
   }
 
   /**
@@ -112,7 +117,7 @@ class JobPage {
     if (job && mine === this.fresh) this.set(job);
   }
 
-  /** What an action answered is newer than any look that is under way. @param {Job} job */
+  /** What an action answered is newer than any refresh that is under way. @param {Job} job */
   acted(job) {
     this.fresh += 1;
     this.set(job);
