@@ -104,6 +104,14 @@ class FailingHost(FrozenModel):
     """Seconds until it is tried with one part; 0 while it may be."""
 
 
+class FleetCapacity(FrozenModel):
+    """Counts the devices of all hosts that are heard of, drained ones among them, by pool (``cuda``, ``cpu``)."""
+
+    devices: dict[str, int]
+    auto_pool: Literal["cuda", "cpu"]
+    """The pool that the device ``auto`` stands for at present (``store/lua/lib/fleet.lua``)."""
+
+
 class Host(FrozenModel):
     """A worker host as it last reported itself."""
 
@@ -117,7 +125,7 @@ class Host(FrozenModel):
     free: dict[str, tuple[int, ...]]
     """Free device indices by pool (``cuda``, ``cpu``)."""
     running: tuple[str, ...]
-    """Ids of the jobs that hold devices here."""
+    """Ids of the jobs that hold devices here: parts that start, run, or are lost and not yet confirmed as gone."""
     held: tuple[Holding, ...] = ()
     """What they hold; together with ``free`` all devices."""
     failing: FailingHost | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 from pydantic import Field
 from typing_extensions import TypeAliasType
@@ -29,7 +29,9 @@ class CheckContext:
     """
 
     fleet_capacity: Mapping[str, int] | None = None
-    """Devices of the known hosts by pool (``cuda``, ``cpu``); ``None`` where no host is known."""
+    """Devices of the known hosts, drained ones among them, by pool (``cuda``, ``cpu``); ``None`` where no host is
+    known.
+    """
     lookup: Callable[[str], Job | None] = lambda _: None
     """Returns another job by its id."""
     has_file: Callable[[str], bool] = lambda _: True
@@ -40,6 +42,8 @@ class CheckContext:
     """
     path_of: Callable[[str], Path | None] = lambda _: None
     """Returns where the content of an uploaded file is, by its id; ``None`` where it is not known."""
+    auto_pool: Literal["cuda", "cpu"] = "cpu"
+    """The pool that the device ``auto`` stands for at present: ``cuda`` where a host that is not drained has any."""
 
 
 def one_of(forms: tuple[Any, ...]) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from service.jobs.records import AttemptRef, FailingHost, Holding, Host, NotFound
+from service.jobs.records import AttemptRef, FailingHost, FleetCapacity, Holding, Host, NotFound
 from service.jobs.store import decode, stubs
 from service.jobs.store.client import BrokerClient
 from service.jobs.store_limits import StoreLimits
@@ -86,13 +86,17 @@ class HostStore:
         stubs.drain(self.client, name, "0")
         return self._get(name)
 
-    def capacity(self) -> dict[str, int]:
-        """Count the declared devices of the hosts that are heard of, by pool; empty when there are none."""
-        total: Counter[str] = Counter()
-        for host in self.list():
-            if host.alive:
-                total.update({"cuda": len(host.cuda), "cpu": host.cpu_slots})
-        return {pool: count for pool, count in total.items() if count}
+    def capacity(self) -> FleetCapacity | None:
+        """Count the declared devices of the hosts that are heard of; ``None`` when they have none."""
+        devices: Counter[str] = Counter()
+        has_cuda_for_auto = False
+        for alive, record, *_ in stubs.list_hosts(self.client, self.limits.script_argument, ""):
+            fields = decode.fields_of(record)
+            if alive == "1":
+                devices.update({"cuda": len(orjson.loads(fields["cuda"])), "cpu": int(fields["devices:cpu"])})
+            has_cuda_for_auto = has_cuda_for_auto or "draws_auto_to_cuda" in fields
+        present = {pool: count for pool, count in devices.items() if count}
+        return FleetCapacity(devices=present, auto_pool="cuda" if has_cuda_for_auto else "cpu") if present else None
 
     def _get(self, name: str) -> Host:
         for entry in stubs.list_hosts(self.client, self.limits.script_argument, name):

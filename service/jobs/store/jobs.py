@@ -107,7 +107,7 @@ class Jobs:
 
     def check_request(self, spec: CommonSpec) -> CheckRequest:
         """Return the spec with the fleet and the jobs that its check asks for."""
-        return CheckRequest.of(spec, self.hosts.capacity() or None, self._lookup, self.data)
+        return CheckRequest.of(spec, self.hosts.capacity(), self._lookup, self.data)
 
     def accept(self, submission: _Submission) -> tuple[Job, bool]:
         """Accept a job that was checked; once this returns, the job survives any crash, and a loss of power where the

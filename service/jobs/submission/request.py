@@ -16,7 +16,7 @@ from service.jobs.kinds.registry import spec_adapter
 from service.jobs.layout import DataLayout
 from service.jobs.plan import Plan, plan
 from service.jobs.plugins import CheckContext, CommonSpec, ModelConfig
-from service.jobs.records import FrozenModel, Job, Problem
+from service.jobs.records import FleetCapacity, FrozenModel, Job, Problem
 from service.jobs.spec.train import TrainSpec
 from service.jobs.submission.check import check
 
@@ -41,12 +41,12 @@ class CheckRequest(FrozenModel):
 
     asks: Literal["check"] = "check"
     spec: str
-    fleet: dict[str, int] | None
+    fleet: FleetCapacity | None
     jobs: dict[str, Job]
     data: Path
 
     @classmethod
-    def of(cls, spec: CommonSpec, fleet: dict[str, int] | None, lookup: Lookup, data: DataLayout) -> CheckRequest:
+    def of(cls, spec: CommonSpec, fleet: FleetCapacity | None, lookup: Lookup, data: DataLayout) -> CheckRequest:
         """Return the request about a spec; ``lookup`` is asked for every job that the check may need."""
         text = spec.model_dump_json(by_alias=True)
         return cls(spec=text, fleet=fleet, jobs=related(spec, lookup), data=data.root)
@@ -67,7 +67,8 @@ class CheckRequest(FrozenModel):
             return None if path is None else uploaded_config(path)
 
         context = CheckContext(
-            fleet_capacity=self.fleet,
+            fleet_capacity=None if self.fleet is None else self.fleet.devices,
+            auto_pool="cpu" if self.fleet is None else self.fleet.auto_pool,
             lookup=self.jobs.get,
             has_file=lambda file_id: layout.file(file_id).is_file(),
             uploaded=uploaded,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,15 +51,27 @@ def spec(kind: str, **fields: Any) -> Any:
     return spec_adapter.validate_python({"kind": kind, **base[kind], **fields})
 
 
-def found(given_spec: Any, *jobs: Job, fleet: Mapping[str, int] | None = None) -> list[tuple[str, Any, str]]:
+def fleet_context(fleet: Mapping[str, int] | None, drained: Mapping[str, int] | None = None) -> CheckContext:
+    """Return what is known of hosts with such devices, and of drained hosts with further ones."""
+    devices = None if fleet is None else dict(Counter(fleet) + Counter(drained or {}))
+    return CheckContext(devices, auto_pool="cuda" if fleet and fleet.get("cuda") else "cpu")
+
+
+def found(
+    given_spec: Any,
+    *jobs: Job,
+    fleet: Mapping[str, int] | None = None,
+    drained: Mapping[str, int] | None = None,
+) -> list[tuple[str, Any, str]]:
     """Of all jobs, and so of those alone that :func:`related` finds."""
     known = {each.id: each for each in jobs}
-    problems = check(given_spec, CheckContext(fleet, known.get))
-    assert check(given_spec, CheckContext(fleet, related(given_spec, known.get).get)) == problems
+    context = fleet_context(fleet, drained)
+    problems = check(given_spec, replace(context, lookup=known.get))
+    assert check(given_spec, replace(context, lookup=related(given_spec, known.get).get)) == problems
     return [(problem.path, problem.got, problem.expected) for problem in problems]
 
 
 def message(given_spec: Any, *jobs: Job, fleet: Mapping[str, int] | None = None) -> str:
     known = {each.id: each for each in jobs}
-    (problem,) = check(given_spec, CheckContext(fleet, known.get))
+    (problem,) = check(given_spec, replace(fleet_context(fleet), lookup=known.get))
     return problem.message

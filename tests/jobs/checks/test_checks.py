@@ -17,6 +17,7 @@ from checked_specs import (
     A,
     B,
     C,
+    fleet_context,
     found,
     job,
     message,
@@ -292,6 +293,15 @@ def test_float8_needs_gpus() -> None:
     given_spec = spec("train", precision={"float8": True})
     assert found(given_spec, fleet={"cpu": 8}) == [("precision.float8", True, "false")]
     assert found(given_spec, fleet={"cpu": 8, "cuda": 1}) == found(given_spec) == []
+    assert found(given_spec, fleet={"cpu": 8}, drained={"cuda": 8}) == [("precision.float8", True, "false")]
+
+
+def test_a_job_fits_where_auto_stands_now_or_will_once_drained_hosts_are_resumed() -> None:
+    wide = spec("train", parallel={"dp_replicate": 4}, batch={"global": 4})
+    assert found(wide, fleet={"cpu": 4}, drained={"cuda": 2}) == []
+    assert found(wide, fleet={"cpu": 2}, drained={"cuda": 4}) == []
+    assert found(wide, fleet={"cpu": 2, "cuda": 2}, drained={"cuda": 2}) == []
+    assert found(wide, fleet={"cpu": 2}, drained={"cuda": 3}) == [("parallel", 4, "at most 3 ranks")]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +314,7 @@ def test_float8_needs_gpus() -> None:
     ],
 )
 def test_auto_means_cuda_where_there_is_any(device: str, fleet: dict[str, int], pool: str) -> None:
-    assert pool_of(spec("train", device=device), fleet) == pool
+    assert pool_of(spec("train", device=device), fleet_context(fleet)) == pool
 
 
 degrees = st.integers(1, 4)

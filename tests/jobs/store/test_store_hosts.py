@@ -9,7 +9,7 @@ import pytest
 import redis as redis_py
 from store_builders import train
 
-from service.jobs.records import AttemptRef, Holding, Job, NotFound, PartOutcome
+from service.jobs.records import AttemptRef, FleetCapacity, Holding, Job, NotFound, PartOutcome, Rejected
 from service.jobs.store import HostReport, Store
 from service.jobs.store.keyspace import HOSTS
 
@@ -35,16 +35,49 @@ def test_a_host_shows_what_it_reported(store: Store, beat: Any, submit: Callable
     assert host.held == (Holding(job=job.id, attempt=1, pool="cuda", devices=(0,)),)
     assert other.held == ()
     assert host.versions == {"trivet": "0"}
-    assert store.hosts.capacity() == {"cuda": 2, "cpu": 13}
+    assert store.hosts.capacity() == FleetCapacity(devices={"cuda": 2, "cpu": 13}, auto_pool="cuda")
 
 
 def test_capacity_counts_only_hosts_that_are_heard_of(store: Store, beat: Any, silence: Callable[[str], None]) -> None:
-    assert store.hosts.capacity() == {}
+    assert store.hosts.capacity() is None
     beat("a", cpu=4)
     beat("b", cpu=2)
     silence("a")
-    assert store.hosts.capacity() == {"cpu": 2}
+    assert store.hosts.capacity() == FleetCapacity(devices={"cpu": 2}, auto_pool="cpu")
     assert [host.alive for host in store.hosts.list()] == [False, True]
+
+
+def test_auto_stands_for_cuda_as_long_as_a_host_with_it_is_heard_of_and_not_drained(
+    store: Store, beat: Any, silence: Callable[[str], None]
+) -> None:
+    def capacity() -> tuple[dict[str, int], str]:
+        fleet = store.hosts.capacity()
+        assert fleet is not None
+        return fleet.devices, fleet.auto_pool
+
+    beat("a", cpu=0, cuda=2)
+    beat("b", cpu=2)
+    assert capacity() == ({"cuda": 2, "cpu": 2}, "cuda")
+    store.hosts.drain("a")
+    assert capacity() == ({"cuda": 2, "cpu": 2}, "cpu")
+    store.hosts.resume("a")
+    assert capacity() == ({"cuda": 2, "cpu": 2}, "cuda")
+    silence("a")
+    assert capacity() == ({"cpu": 2}, "cpu")
+
+
+def test_float8_on_auto_is_refused_while_the_hosts_with_cuda_are_drained(
+    store: Store, beat: Any, submit: Callable[..., Job]
+) -> None:
+    beat("a", cpu=0, cuda=1)
+    beat("b", cpu=2)
+    store.hosts.drain("a")
+    with pytest.raises(Rejected, match="this job would run on cpu"):
+        submit(device="auto", precision={"float8": True})
+    submit(device="auto")
+    submit(device="cuda", precision={"float8": True})
+    store.hosts.resume("a")
+    submit(device="auto", precision={"float8": True})
 
 
 def test_a_restarted_agent_neither_frees_twice_nor_leaks(

@@ -7,7 +7,7 @@
 -- told. The cost does not grow with the number of pending jobs, nor with that of their shapes. What was left is found by
 -- the next call, in the same order. A call that leaves nothing to do says so, and until a job, a device or a host is
 -- added or freed (or a second has passed) the next ones return at once.
--- USES: core jobs queue search devices ending
+-- USES: core jobs queue search devices fleet ending
 -- ARGV: limits: json
 -- RETURNS: ids placed
 
@@ -32,8 +32,7 @@ for _, name in ipairs(redis.call("ZRANGE", KEY.hosts(), "(" .. whole(now), "+inf
     host.free[pool] = host.total[pool] > 0 and redis.call("SCARD", KEY.host_free(name, pool)) or 0
   end
   local is_drained = known[3]
-  -- Only an operator ends a drain, so `auto` does not wait for that; a failing host is tried again by itself.
-  fleet_has_cuda = fleet_has_cuda or (host.total.cuda > 0 and not is_drained)
+  fleet_has_cuda = fleet_has_cuda or draws_auto_to_cuda(host.total.cuda, is_drained)
   -- A failing host is left alone for a while, then tried with one part.
   local retry_at = tonumber(known[4] or 0)
   host.on_trial = retry_at > 0
