@@ -44,7 +44,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 @dataclass(frozen=True)
 class CheckerSettings:
-    """Says how many checks wait, and for how long."""
+    """Tunes how many checks wait, and for how long."""
 
     most_waiting: int = 256
     """Requests that wait for their turn; more are refused."""

@@ -1,4 +1,4 @@
-"""Holds what handlers are given: the store, the settings, the stream hub. Set once by the application factory."""
+"""Gives handlers the store, the settings and the stream hub, which the application factory attaches once."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _FIELD_KEYS = ("validation_alias", "alias")
 
 @dataclass(frozen=True)
 class ErrorPlace:
-    """Says where an error is: the user's path, and the fields that exist beside its last element and those below it."""
+    """Locates an error: the user's path, and the fields that exist beside its last element and those below it."""
 
     path: tuple[str, ...] = ()
     siblings: tuple[str, ...] = ()

@@ -57,7 +57,7 @@ class FrameBatch:
 
     @cached_property
     def encoded(self) -> bytes:
-        """All frames with plain ids; shared by every subscriber of this one job."""
+        """Encode all frames with plain ids; shared by every subscriber of this one job."""
         return b"".join(b"id: %b\n%b" % (frame.id.encode(), frame.body) for frame in self.frames)
 
 
@@ -85,7 +85,7 @@ def in_order(found: Iterable[FrameBatch]) -> list[Frame]:
 
 @dataclass
 class Cursor:
-    """Says how far a subscriber got, per job."""
+    """Remembers how far a subscriber got, per job."""
 
     base: str = BEGINNING
     """Position in jobs that are not known yet."""

@@ -1,4 +1,4 @@
-"""A job's events of some types, all of them: what is on record of each attempt, and what only its stream has."""
+"""Reads all of a job's events of some types: those on record of each attempt, and those that only its stream has."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class FieldError(BaseModel):
 
 
 class ProblemDetails(BaseModel):
-    """Says why a request failed (RFC 9457)."""
+    """Explains why a request failed (RFC 9457)."""
 
     type: str = "about:blank"
     title: str

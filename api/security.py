@@ -36,7 +36,7 @@ _cookie = APIKeyCookie(name=SESSION_COOKIE, auto_error=False, description="the d
 
 
 class Caller(ApiKey):
-    """Holds the key of a request, and what spoke for it."""
+    """Identifies who sent a request: its key, and what spoke for it."""
 
     credential: Credential
 

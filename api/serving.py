@@ -108,7 +108,7 @@ def limited(head_s: float, body_s: float) -> type[_LimitedProtocol]:
 
 @dataclass
 class PrivateSocket:
-    """Holds the data folder's socket, for commands of its owner, and the URL beside it that it stands for."""
+    """Keeps the data folder's socket, for commands of its owner, and the URL beside it that it stands for."""
 
     bound: socket.socket
     data: DataLayout

@@ -34,7 +34,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 @dataclass
 class _EventStream:
-    """Holds what one client asked to see."""
+    """Streams what one client subscribed to."""
 
     hub: Hub
     subscription: Subscription

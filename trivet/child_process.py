@@ -1,4 +1,4 @@
-"""A part of this machine's service: a process that is started, watched, started again if need be, and ended."""
+"""Starts, watches, restarts and ends a process that is part of this machine's service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.jobs.processes import ProcessLock
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """Says how long the parts of this machine's service may take, in seconds."""
+    """Bounds how long the parts of this machine's service may take, in seconds."""
 
     ready_within_s: float = 60.0
     """For a part to answer after its start."""

@@ -1,4 +1,4 @@
-"""Is the one way to standard output and standard error of every command."""
+"""Writes the standard output and standard error of every command."""
 
 from __future__ import annotations
 

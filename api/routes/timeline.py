@@ -33,7 +33,7 @@ class Span(BaseModel):
 
 
 class StepTimeline(BaseModel):
-    """Holds the spans of one step by rank and start, and the steps that have any: the first ones and a sample.
+    """Lists the spans of one step by rank and start, and the steps that have any: the first ones and a sample.
     ``apart`` are the spans that belong to no step, in the order in which they came.
     """
 

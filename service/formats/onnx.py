@@ -1,4 +1,4 @@
-"""What an ONNX file holds, as far as it can be told without torch and without running it."""
+"""Reads what an ONNX file holds, as far as it can be told without torch and without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many fields a protobuf message has, told from its bytes before any object is made of it."""
+"""Counts the fields of a protobuf message from its bytes, before any object is made of it."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class ProgressEvent(Event):
 
 
 class ErrorEvent(Event):
-    """Holds the exception that ended a rank; ``error`` is its class name, ``traceback`` empty where it would tell
+    """Reports the exception that ended a rank; ``error`` is its class name, ``traceback`` empty where it would tell
     nothing.
     """
 

@@ -1,4 +1,4 @@
-"""Says where the files of a job live under the data directory; one home for every path."""
+"""Defines where every file lives under the data directory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JobPaths:
 
 @dataclass(frozen=True)
 class DataLayout:
-    """Holds the data directory that API and workers share."""
+    """Names the files of the data directory that API and workers share."""
 
     root: Path
 
@@ -60,7 +60,7 @@ class DataLayout:
 
     @property
     def api_address(self) -> Path:
-        """Holds the URL of the API that has the socket."""
+        """Return the file with the URL of the API that has the socket."""
         return self.root / "api.url"
 
     @property

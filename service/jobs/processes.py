@@ -1,4 +1,4 @@
-"""Tells which process is meant, and which ones hold a lock: what outlives the process that started it is found
+"""Identifies processes, and those that hold a lock: what outlives the process that started it is found
 again.
 """
 

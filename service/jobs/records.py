@@ -33,7 +33,7 @@ class Progress(FrozenModel):
 
 
 class HostShare(FrozenModel):
-    """Holds the devices of one host that an attempt holds; ``pool`` says which kind the indices count."""
+    """Lists the devices of one host that an attempt holds; ``pool`` says which kind the indices count."""
 
     host: str
     devices: tuple[int, ...]
@@ -95,7 +95,7 @@ class Holding(FrozenModel):
 
 
 class FailingHost(FrozenModel):
-    """Says why a host gets no work for a while: parts that were placed there did not start."""
+    """Explains why a host gets no work for a while: parts that were placed there did not start."""
 
     reason: str
     since: datetime
@@ -178,7 +178,7 @@ class AttemptRef:
 
 @dataclass(frozen=True)
 class Claim:
-    """Holds what a supervisor gets when its claim is granted."""
+    """Grants a supervisor its part: the spec, the devices and the lease that come with a claim."""
 
     ref: AttemptRef
     spec: CommonSpec
@@ -210,7 +210,7 @@ Directive = Literal["run", "stop", "lost"]
 
 @dataclass(frozen=True)
 class PartOutcome:
-    """Says how one host's part of an attempt ended. One that was ``interrupted`` is to be done again; so is one that
+    """Reports how one host's part of an attempt ended. One that was ``interrupted`` is to be done again; so is one that
     was ``lost`` by no fault of the job's (its supervisor was ended, or found itself unable to go on).
     """
 

@@ -64,8 +64,8 @@ class Reporter(ABC):
 
 
 class Completion(TypedDict):
-    """Says how much of the work that a spec asks for was done. A kind returns it as ``completed`` beside its result; an
-    attempt succeeds only when ``done`` equals ``total``.
+    """Counts how much of the work that a spec asks for was done. A kind returns it as ``completed`` beside its result,
+    and an attempt succeeds only when ``done`` equals ``total``.
     """
 
     done: int
@@ -74,7 +74,7 @@ class Completion(TypedDict):
 
 
 class RefusedError(Exception):
-    """What the spec asks for cannot be done: the message is all that its author needs, no traceback."""
+    """The spec asks for something that cannot be done: the message is all that its author needs, no traceback."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class SupervisedAttempt:
 
 
 class SupervisorRegistry:
-    """Holds the entries of one host: ``folder/{job}.{attempt}.json``, each a :class:`SupervisedAttempt`. ``trivet up``
+    """Keeps the entries of one host: ``folder/{job}.{attempt}.json``, each a :class:`SupervisedAttempt`. ``trivet up``
     reads them too, to end what it started.
     """
 

@@ -1,4 +1,4 @@
-"""Holds what every command shares: the client, how to print, how to fail."""
+"""Gives every command the client, a way to print and a way to fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's life as it happens, in a terminal: state, progress bar, last metrics, bounds."""
+"""Shows a job's life as it happens, in a terminal: state, progress bar, last metrics, bounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "runnin
 
 @dataclass
 class _JobView:
-    """Holds what is known of one job from its events."""
+    """Follows one job by its events."""
 
     state: str = "queued"
     reason: str = ""

@@ -1,4 +1,4 @@
-"""A pipeline's schedule as text: a row per rank, a letter and a micro-batch per computation."""
+"""Draws a pipeline's schedule as text: a row per rank, a letter and a micro-batch per computation."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """Says how often an agent does its chores, in seconds; of n workers each pauses n times as long where said so."""
+    """Tunes how often an agent does its chores, in seconds; of n workers each pauses n times as long where said so."""
 
     dispatch_s: float = 0.025
     """Between two looks for work, n times."""

@@ -1,1 +1,1 @@
-"""A torchrun that waits for its order, confined before it starts ranks."""
+"""Runs torchrun, which waits for its order and is confined before it starts ranks."""

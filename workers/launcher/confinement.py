@@ -36,7 +36,7 @@ class ConfinementError(Exception):
 
 @dataclass(frozen=True)
 class JobLimits:
-    """Holds what each rank may use; ``processes`` counts the threads of a whole group."""
+    """Limits each rank; ``processes`` counts the threads of a whole group."""
 
     memory_gib: float | None = None
     """The host's memory when absent."""
@@ -46,7 +46,7 @@ class JobLimits:
 
 @dataclass(frozen=True)
 class Confinement:
-    """Holds what the launcher puts in force before it starts a rank."""
+    """Confines ranks: what the launcher puts in force before it starts one."""
 
     mode: Mode = "none"
     limits: JobLimits = field(default_factory=JobLimits)
@@ -106,7 +106,7 @@ class Confinement:
 
 
 def _may_change_kernel_settings() -> bool:
-    """Whether what ranks may write below ``/proc`` is more than what belongs to their processes: as root, outside a
+    """Return whether ranks may write more below ``/proc`` than what belongs to their processes: as root, outside a
     namespace or container that forbids it.
     """
     return os.access("/proc/sys/kernel/core_pattern", os.W_OK)

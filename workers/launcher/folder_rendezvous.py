@@ -1,4 +1,4 @@
-"""A rendezvous of torchrun that opens no port: the launchers of a group meet over a file in a private folder."""
+"""Gives torchrun a rendezvous that opens no port: the launchers of a group meet over a file in a private folder."""
 
 from __future__ import annotations
 

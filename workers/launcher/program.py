@@ -1,4 +1,4 @@
-"""A torchrun that is imported before it is needed: ``python -m workers.launcher``.
+"""Imports torchrun before it is needed: ``python -m workers.launcher``.
 
 Importing torch takes about as long as everything else in a start, so a supervisor starts this process at once and
 sends it the request when the attempt is claimed: one JSON line on standard input, ``{"arguments": [torchrun's

@@ -1,4 +1,4 @@
-"""Tells where a rank is that does not come on: it writes its Python stacks on request, whatever it is doing."""
+"""Shows where a rank hangs: it writes its Python stacks on request, whatever it is doing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One claimed part of an attempt, from its launch to its report: what a supervisor does."""
+"""Runs one claimed part of an attempt, from its launch to its report, which is what a supervisor is for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from workers.supervisor.uploader import Uploader
 
 logger = logging.getLogger(__name__)
 
-_NOT_THE_RANKS = ("fenced", "lost", "interrupted", "terminated", "fault")
+_NOT_THE_RANKS = ("lease_expired", "lost", "interrupted", "terminated", "fault")
 """What ends a group from outside, and takes nothing from work that is done."""
 
 
@@ -210,7 +210,7 @@ class _PartRun:
 
     async def _watch(self, exited: asyncio.Task[int]) -> None:
         await asyncio.wait({exited})
-        self._ending.end("fenced" if exited.result() != 0 and self._lease.is_over else "exited")
+        self._ending.end("lease_expired" if exited.result() != 0 and self._lease.is_over else "exited")
 
     async def _keep_files_fresh(self) -> None:
         while True:
@@ -281,7 +281,7 @@ class _PartRun:
         if leads:
             await self._disk.run(lambda: result.append(_read_json(self._folder / "result.json")))
         return Evidence(
-            cause="fenced" if ending == "lost" else ending,
+            cause="lease_expired" if ending == "lost" else ending,
             launcher_code=None if self._ended_here else launcher_code,
             exit_codes=self._group.exit_codes(),
             errors=relay.errors,

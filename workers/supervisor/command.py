@@ -55,7 +55,7 @@ def torchrun_arguments(claim: Claim, meeting: Rendezvous, folder: Path, program:
 
 @dataclass(frozen=True)
 class GroupPaths:
-    """Says where the ranks of a group find things on their host."""
+    """Names the files and folders of a group's ranks on their host."""
 
     data: Path
     events: Path

@@ -1,4 +1,4 @@
-"""Holds what ended a part: whatever happened first."""
+"""Decides what ended a part: whatever happened first."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PartEnding:
     def end(self, ending: Ending) -> None:
         """End the part, unless it is ending already."""
         if not self._first.done():
-            self._first.set_result("fenced" if ending == "rank_failed" and self._lease_is_over() else ending)
+            self._first.set_result("lease_expired" if ending == "rank_failed" and self._lease_is_over() else ending)
 
     def fail(self, error: BaseException, ending: Literal["fault", "disk_full"] = "fault", message: str = "") -> None:
         """End the part by an error of the supervisor's own, unless it is ending already."""
@@ -63,9 +63,9 @@ class PartEnding:
         match news:
             case "lost":
                 self.lose()
-            case "fenced":
+            case "lease_expired":
                 self.urgent.set()
-                self.end("fenced")
+                self.end("lease_expired")
             case "stop":
                 self.end("stop")
 

@@ -1,4 +1,4 @@
-"""One torchrun group as its supervisor holds it: a keeper, behind it a launcher, behind that the ranks."""
+"""Starts and ends one torchrun group: a keeper, behind it a launcher, behind that the ranks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from workers.launcher.confinement import Confinement, JobLimits, Mode
 
 @dataclass(frozen=True)
 class JobPolicy:
-    """Holds the choices in the settings of the host's worker."""
+    """Carries the choices in the settings of the host's worker."""
 
     isolation: Mode = "auto"
     limits: JobLimits = field(default_factory=JobLimits)

@@ -12,10 +12,10 @@ from service.jobs.store import Attempts, StoreUnavailable
 from workers.linux import uptime
 
 _RENEWALS_PER_LEASE = 5
-_FENCED_AT = 0.8
+_RENEWAL_DEADLINE = 0.8
 """Part of the lease after which, without a renewal, the group must be gone: the store gives it away at 1.0."""
 
-News = Directive | Literal["fenced"]
+News = Directive | Literal["lease_expired"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Lease:
 
     ``extend`` gets, at once and after every renewal, the :func:`uptime` until which the group may run: whoever holds
     that deadline ends the group by itself, even if this process does not run. ``tell`` gets every directive, and
-    ``fenced`` when the deadline has passed. Both are called in threads of this object.
+    ``lease_expired`` when the deadline has passed. Both are called in threads of this object.
 
     ``asked_at`` is the :func:`uptime` just before the claim was sent. The store grants the lease at some later moment,
     so the group, whose deadline counts from here, is gone before the lease is given away.
@@ -43,7 +43,7 @@ class Lease:
     ) -> None:
         self._attempts, self._ref, self._lease_s = attempts, ref, lease_s
         self._extend, self._tell = extend, tell
-        self._until = asked_at + _FENCED_AT * lease_s
+        self._until = asked_at + _RENEWAL_DEADLINE * lease_s
         self._lapsed = False
         self._ended = threading.Event()
 
@@ -82,7 +82,7 @@ class Lease:
             return min(self._lease_s / (4 * _RENEWALS_PER_LEASE), 1.0)
         self._lapsed = self.is_over
         if not self._lapsed and directive != "lost":
-            self._until = sent_at + _FENCED_AT * self._lease_s
+            self._until = sent_at + _RENEWAL_DEADLINE * self._lease_s
             self._extend(self._until)
         self._tell(directive)
         return self._lease_s / _RENEWALS_PER_LEASE
@@ -91,5 +91,5 @@ class Lease:
         """Watch the deadline beside the renewals, one of which may hang for as long as the broker lets it."""
         while not self._ended.wait(max(0.0, self._until - uptime())):
             if self.is_over:
-                self._tell("fenced")
+                self._tell("lease_expired")
                 return

@@ -74,7 +74,7 @@ class GrowingFile:
 
 
 class RankLog:
-    """Holds the output of one rank: ``rank-<r>.log`` up to ``file_bytes``, the last lines, and what may go on live."""
+    """Keeps the output of one rank: ``rank-<r>.log`` up to ``file_bytes``, the last lines, and what may go on live."""
 
     def __init__(self, path: Path, *, file_bytes: int = 256 << 20, rate: float = 200.0, burst: float = 2000.0) -> None:
         self._name = path.name

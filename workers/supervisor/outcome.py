@@ -20,7 +20,7 @@ Cause = Literal[
     "stalled",
     "interrupted",
     "terminated",
-    "fenced",
+    "lease_expired",
     "disk_full",
     "fault",
 ]
@@ -31,7 +31,7 @@ record; an error of the supervisor's own."""
 _LONGEST_MESSAGE = 4000
 _HOSTS_FAULTS = {
     "terminated": ("SupervisorTerminated", "the supervisor got SIGTERM, as when a host shuts down"),
-    "fenced": ("LeaseLost", "the broker was out of reach for most of the lease, so the group was ended"),
+    "lease_expired": ("LeaseLost", "the broker was out of reach for most of the lease, so the group was ended"),
 }
 _PEER_GONE = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|error|timeout)|remote peer|peer.*gone"
@@ -43,7 +43,7 @@ _PEER_GONE = re.compile(
 
 @dataclass(frozen=True)
 class Evidence:
-    """Holds what was seen of the ranks of one host until anything was killed from here. Times are in Unix seconds.
+    """Gathers what was seen of the ranks of one host until anything was killed from here. Times are in Unix seconds.
 
     In ``errors`` and ``terminated`` times are the ranks' own, so they are in the order of what happened, whatever the
     order of arrival. A time in ``silent`` is when the supervisor noticed the end, which may be long after.
@@ -115,7 +115,7 @@ def _from_outside(evidence: Evidence) -> PartOutcome | None:
             return PartOutcome(
                 "interrupted", error=JobError(type="Interrupted", message="the service on its host stopped")
             )
-        case "terminated" | "fenced" as cause:
+        case "terminated" | "lease_expired" as cause:
             return _lost(*_HOSTS_FAULTS[cause])
         case "fault":
             return _lost("SupervisorFault", evidence.fault)

@@ -24,7 +24,7 @@ from workers.supervisor.settings import SupervisorSettings
 
 
 class UnusableArtifact(Exception):  # noqa: N818
-    """What was announced as an artifact is not one; the message says why."""
+    """Something was announced as an artifact and is none; the message says why."""
 
 
 def publish(

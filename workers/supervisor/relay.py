@@ -27,7 +27,7 @@ _CHUNK = 1 << 16
 
 @dataclass
 class Rank:
-    """Holds what is known of a rank since it greeted; times are in Unix seconds."""
+    """Records what is known of a rank since it greeted; times are in Unix seconds."""
 
     number: int
     requests: socket.socket

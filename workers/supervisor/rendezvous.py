@@ -17,7 +17,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Says where the launchers and ranks of an attempt meet, and over which network interface of this host ranks
+    """Locates where the launchers and ranks of an attempt meet, and over which network interface of this host ranks
     talk.
     """
 

@@ -1,4 +1,4 @@
-"""The question of a VNN-LIB file, as plain data."""
+"""Defines the query of a VNN-LIB file as plain data."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def resolve(model: ModelRef | FromOnnx | None, context: CheckContext) -> ModelCo
 
 
 class _UnreadableError(ValueError):
-    """Holds the model of a job that this installation cannot read, as that of a package that is no longer installed."""
+    """Stands for a job's model that this installation cannot read, as when its package is no longer installed."""
 
 
 def _behind(model: ModelRef | FromOnnx, lookup: Lookup) -> ModelRef | FromOnnx:

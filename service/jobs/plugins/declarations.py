@@ -24,7 +24,7 @@ from service.jobs.spec.base import CommonSpec
 
 @dataclass(frozen=True)
 class CheckContext:
-    """Holds what is known beside a spec when it is submitted. By default: no host, no other job, and every file
+    """Gives checks what is known beside a spec when it is submitted. By default: no host, no other job, and every file
     unread.
     """
 

@@ -43,7 +43,7 @@ else:
 
 
 class FromJob(Strict):
-    """Holds the model that a training job produced."""
+    """Names the model that a training job produced."""
 
     job: JobId
     step: Literal["latest"] | Annotated[int, Field(ge=0)] = "latest"

@@ -49,7 +49,7 @@ class BatchSpec(Strict):
 
 
 class ShardingSpec(Strict):
-    """Holds what FSDP2 keeps between the micro-batches of a step: memory against traffic."""
+    """Chooses what FSDP2 keeps between the micro-batches of a step: memory against traffic."""
 
     reshard: Literal["auto", "always", "never"] = Field(
         "auto", description="free gathered parameters after each use; auto: where a step has one micro-batch only"
@@ -66,7 +66,7 @@ class ShardingSpec(Strict):
 
 
 class PipelineSpec(Strict):
-    """Says how micro-batches move through the ``parallel.pp`` ranks of a pipeline; nothing of it matters when pp
+    """Chooses how micro-batches move through the ``parallel.pp`` ranks of a pipeline; nothing of it matters when pp
     is 1.
     """
 
@@ -92,7 +92,7 @@ class PipelineSpec(Strict):
 
 
 class CompileChoice(Strict):
-    """Holds what to compile; only what the named compile job's gate allows for this configuration is switched on."""
+    """Chooses what to compile; only what the named compile job's gate allows for this configuration is switched on."""
 
     train: bool = False
     inference: bool = False
@@ -118,7 +118,7 @@ class EvaluateSpec(Strict):
 
 
 class ExportSpec(Strict):
-    """Holds what a finished job publishes beside ``model.safetensors``."""
+    """Chooses what a finished job publishes beside ``model.safetensors``."""
 
     huggingface: Literal["fp32", "bf16"] | None = Field(
         None, description="a folder that Hugging Face's libraries read, with weights of this type; transformers only"

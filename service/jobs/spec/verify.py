@@ -86,7 +86,7 @@ class VnnlibProperty(Strict):
 
     @property
     def files(self) -> tuple[tuple[str, FileId], ...]:
-        """Each file under the path of its field."""
+        """Return each file under the path of its field."""
         if isinstance(self.vnnlib, str):
             return (("property.vnnlib", self.vnnlib),)
         return tuple((f"property.vnnlib.{index}", file) for index, file in enumerate(self.vnnlib))
@@ -139,7 +139,7 @@ _VerifiedModel = Annotated[
 
 
 class VerifyBudget(Strict):
-    """Holds the most that may be spent; a method that has no use for a part leaves it."""
+    """Bounds what may be spent; a method that has no use for a part leaves it."""
 
     batch: int = Field(64, ge=1, description="instances bounded together")
     iterations: int = Field(

@@ -19,7 +19,7 @@ _UNABLE = ("MISCONF", "OOM", "READONLY", "LOADING", "BUSY", "MASTERDOWN", "NOREP
 
 @dataclass(frozen=True)
 class BrokerTimeouts:
-    """Says how long the broker may take, in seconds, before it counts as unavailable."""
+    """Bounds how long the broker may take, in seconds, before it counts as unavailable."""
 
     connect_s: float = 2.0
     reply_s: float = 5.0

@@ -1,4 +1,4 @@
-"""A job's event stream as history; live reading is in :mod:`service.jobs.store.tail`."""
+"""Reads a job's event stream as history; live reading is in :mod:`service.jobs.store.tail`."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 @dataclass(frozen=True)
 class HostReport:
-    """Holds what a host says of itself with each heartbeat; ``live`` names the attempts supervised there,
+    """Describes a host as it reports itself with each heartbeat; ``live`` names the attempts supervised there,
     ``job:attempt``.
     """
 
@@ -40,7 +40,7 @@ class HostReport:
 
 @dataclass(frozen=True)
 class HeartbeatReply:
-    """Holds the answer to a heartbeat. ``kill``: attempts supervised there that are no longer current."""
+    """Answers a heartbeat. ``kill``: attempts supervised there that are no longer current."""
 
     drain: bool
     kill: tuple[AttemptRef, ...]

@@ -31,7 +31,7 @@ _CHUNK = 200
 
 @dataclass(frozen=True)
 class JobFilter:
-    """Holds what a listing shows; ``label`` is ``key`` or ``key=value``, ``q`` part of an id, a name or a label."""
+    """Filters a listing; ``label`` is ``key`` or ``key=value``, ``q`` part of an id, a name or a label."""
 
     kind: str | None = None
     state: str | None = None
@@ -58,7 +58,7 @@ class _Submission:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Holds the jobs of the service. Every change is one atomic script."""
+    """Keeps the jobs of the service. Every change is one atomic script."""
 
     client: BrokerClient
     limits: StoreLimits

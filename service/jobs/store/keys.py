@@ -28,7 +28,7 @@ _NO_ENTRY = orjson.dumps({"id": "0" * 16, "name": "", "scopes": ["read"], "diges
 
 @dataclass(frozen=True)
 class Credential:
-    """Holds what a request was admitted by: a key, and the session that spoke for it, if any."""
+    """Names what a request was admitted by: a key, and the session that spoke for it, if any."""
 
     key_id: str
     session: str = ""
@@ -40,7 +40,7 @@ class Credential:
 
 @dataclass(frozen=True)
 class ApiKeys:
-    """Holds the service's API keys. A secret is ``tvt_<id>_<random>`` and is shown once, when it is made."""
+    """Keeps the service's API keys. A secret is ``tvt_<id>_<random>`` and is shown once, when it is made."""
 
     client: BrokerClient
 

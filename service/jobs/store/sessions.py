@@ -24,7 +24,7 @@ _TICKET_S = 300
 
 @dataclass(frozen=True)
 class SessionSecrets:
-    """Holds what a browser gets when it signs in: the cookie's value, and the secret that pages send in a header."""
+    """Carries what a browser gets when it signs in: the cookie's value, and the secret that pages send in a header."""
 
     cookie: str
     page: str

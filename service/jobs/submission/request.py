@@ -28,14 +28,14 @@ _plan_adapter: TypeAdapter[Plan | None] = TypeAdapter(Plan | None)
 
 
 class CheckLimits(FrozenModel):
-    """Holds what one request may use: bytes of memory and seconds of processor time."""
+    """Bounds what one request may use: bytes of memory and seconds of processor time."""
 
     memory_bytes: int
     processor_s: int
 
 
 class CheckRequest(FrozenModel):
-    """Says whether a job could run: its spec as JSON, and all that the check asks for besides, which is the fleet, the
+    """Asks whether a job could run: its spec as JSON, and all that the check asks for besides, which is the fleet, the
     jobs that the spec names, and the folder of uploaded files.
     """
 
@@ -83,7 +83,7 @@ class CheckRequest(FrozenModel):
 
 
 class PlanRequest(FrozenModel):
-    """Says how the pipeline of a training job, whose spec is given as JSON, would run."""
+    """Asks how the pipeline of a training job, whose spec is given as JSON, would run."""
 
     asks: Literal["plan"] = "plan"
     spec: str

@@ -34,7 +34,7 @@ class CheckCommand(FrozenModel):
 
 
 class CheckEnding(FrozenModel):
-    """Says how a check's process ended: its exit code, negative for a signal's number, and what it had used."""
+    """Reports how a check's process ended: its exit code, negative for a signal's number, and what it had used."""
 
     number: int
     code: int

@@ -50,7 +50,7 @@ def test_the_first_task_that_fails_is_the_fault_and_a_cancelled_one_is_none() ->
     assert asyncio.run(work()) == ("fault", "ValueError: first")
 
 
-@pytest.mark.parametrize(("is_over", "expected"), [(True, "fenced"), (False, "rank_failed")])
+@pytest.mark.parametrize(("is_over", "expected"), [(True, "lease_expired"), (False, "rank_failed")])
 def test_a_rank_that_fails_after_the_lease_was_ended_by_it(is_over: bool, expected: Ending) -> None:
     async def work() -> Ending:
         ending = PartEnding(lambda: is_over)

@@ -148,7 +148,7 @@ def test_work_that_ended_early_without_a_request_is_no_success(unit: str) -> Non
     [
         ("timeout", "failed", "TimeoutExceeded"),
         ("terminated", "lost", "SupervisorTerminated"),
-        ("fenced", "lost", "LeaseLost"),
+        ("lease_expired", "lost", "LeaseLost"),
         ("fault", "lost", "SupervisorFault"),
     ],
 )

@@ -194,7 +194,7 @@ def test_a_job_whose_folder_hangs_keeps_its_lease_and_goes_on_afterwards(fleet: 
 
 
 @pytest.mark.distributed
-def test_a_group_is_fenced_although_its_folder_and_the_broker_hang(outage: Fleet, mortal: MortalBroker) -> None:
+def test_a_group_ends_itself_although_its_folder_and_the_broker_hang(outage: Fleet, mortal: MortalBroker) -> None:
     ref = outage.submit("endless")
     log = freeze(outage.data, ref)
     supervisor = outage.supervise(ref)
