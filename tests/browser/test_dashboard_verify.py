@@ -141,6 +141,22 @@ def test_a_counterexample_is_copied_to_the_last_digit(page: Page, context: Brows
     assert json.loads(page.evaluate("navigator.clipboard.readText()")) == values
 
 
+def test_a_margin_above_zero_does_not_say_that_its_instance_is_verified(page: Page, fleet: Fleet) -> None:
+    attempt = fleet.run(verify_spec(method="beta-crown"))
+    attempt.bound(0, 1e-7, "unknown", decided_by=None, reason="the bounds do not decide it")
+    attempt.bound(1, 0.0, "verified")  # its boxes were cut until nothing was left of them
+    attempt.search(1, domains=10, open=0, bound=0.0, seconds=1.0)
+    page.goto(f"/jobs/{attempt.job_id}")
+    expect(page.locator("#verify tbody .state")).to_have_text(["unknown", "verified"])
+    units = page.locator("#verify figure .unit, #search figure .unit")
+    margin, bound = "lower bound, in the colour of the verdict", "of the margin, over all domains"
+    expect(units).to_have_text([margin, "bounded, and still open", bound])
+    attempt.bound(2, None, "falsified")
+    expect(page.locator("#verify figure .unit")).to_have_text(
+        "lower bound, in the colour of the verdict; × has no margin"
+    )
+
+
 def test_what_is_falsified_without_a_margin_has_its_place_in_the_picture(page: Page, fleet: Fleet) -> None:
     attempt = fleet.run(verify_spec())
     for instance, margin in enumerate([0.5, None, 0.25]):

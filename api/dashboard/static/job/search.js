@@ -23,7 +23,7 @@ export class Search extends Section {
     this.chosen = null;
     const crosshair = new Crosshair();
     this.domains = new Chart({ title: "Domains", unit: "bounded, and still open", log: true }, crosshair, AXIS);
-    this.bound = new Chart({ title: "Proved bound", unit: "above zero is certified", log: false }, crosshair, AXIS);
+    this.bound = new Chart({ title: "Proved bound", unit: "of the margin, over all domains", log: false }, crosshair, AXIS);
     this.choice = h("select", { "aria-label": "Instance" });
     this.choice.addEventListener("change", () => this.choose(this.choice.value === "" ? null : Number(this.choice.value)));
     this.aside.append(this.choice);

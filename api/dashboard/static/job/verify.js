@@ -108,7 +108,7 @@ export class Verify extends Section {
     this.count(all);
     this.remark([method(this.spec), question(this.spec.property ?? {}, all), all.length > 0 && many(all.length, "row")].filter(Boolean).join(" · "));
     this.margins.set(all);
-    setText(this.unit, all.every((row) => isNumber(row.margin)) ? "above zero is certified" : "above zero is certified, × has no margin");
+    setText(this.unit, `lower bound, in the colour of the verdict${all.every((row) => isNumber(row.margin)) ? "" : "; × has no margin"}`);
     this.scale = extent([...all.map((row) => span(row).filter(isNumber)), [0]]) ?? [0, 1];
     const names = all.map((row) => this.named(row));
     this.short = { model: telling(names.map(([model]) => model)), query: telling(names.map(([, query]) => query)) };
