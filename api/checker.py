@@ -92,7 +92,7 @@ class _CheckServer:
         """Send a command. Raises :class:`CheckUnavailable` where the server is gone."""
         try:
             message = command.model_dump_json().encode()
-            socket.send_fds(self.control, [message], [each.fileno() for each in connections])
+            socket.send_fds(self.control, [message], [connection.fileno() for connection in connections])
         except OSError as error:
             raise CheckUnavailable(f"the check server does not answer: {error}") from error
 
@@ -184,12 +184,12 @@ class Checker:
         with theirs:
             server.send(CheckCommand(number=number, limits=self._limits), theirs)
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=self._settings.longest_line)
-        said: dict[str, bytes] = {}
+        reply: dict[str, bytes] = {}
         ending: CheckEnding | None = None
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.processor_s * self._settings.clock_ratio):
-                    await _exchange(reader, writer, request.model_dump_json().encode(), said)
+                    await _exchange(reader, writer, request.model_dump_json().encode(), reply)
                     ending = await asyncio.shield(ended)
         finally:
             writer.close()
@@ -197,12 +197,12 @@ class Checker:
                 with contextlib.suppress(CheckUnavailable):
                     server.send(CheckCommand(number=number, limits=None))
                     await ended
-        if "answer" in said:
-            return said["answer"]
-        if "failed" in said:
-            raise RuntimeError(f"the check failed:\n{json.loads(said['failed'])}")
+        if "answer" in reply:
+            return reply["answer"]
+        if "failed" in reply:
+            raise RuntimeError(f"the check failed:\n{json.loads(reply['failed'])}")
         raise Rejected(
-            [_over_limit(request, said.get("opening", b"").decode(), ending, self._limits, self._settings.clock_ratio)]
+            [_over_limit(request, reply.get("opening", b"").decode(), ending, self._limits, self._settings.clock_ratio)]
         )
 
 
@@ -211,7 +211,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
 
     The request's body must have been read.
     """
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -223,20 +223,20 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def _exchange(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, said: dict[str, bytes]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes, reply: dict[str, bytes]
 ) -> None:
-    """Send the request and note in ``said`` what the process says until its end, the latest under each word."""
+    """Send the request and note in ``reply`` what the process answers until its end: the latest line of each word."""
     with contextlib.suppress(ConnectionError):
         writer.write(LENGTH.pack(len(request)) + request)
         while line := await reader.readline():
             word, _, content = line.rstrip(b"\n").partition(b" ")
-            said[word.decode()] = content
+            reply[word.decode()] = content
 
 
 def _over_limit(
@@ -258,7 +258,7 @@ def _over_limit(
     if ending is not None:
         reason += f"; it used {ending.processor_s:.1f} s and {ending.memory_bytes / 2**30:.2f} GiB"
     named = files_of(spec_adapter.validate_json(request.spec))
-    path = next((path for path, each in named if each == file_id), "")
+    path = next((path for path, named_file in named if named_file == file_id), "")
     message = f"{'reading it' if path else 'the job'} {reason}"
     return Problem(path, message, file_id or None, f"what is checked within {memory} and {processor}")
 

@@ -76,10 +76,10 @@ def batches(read: Mapping[str, Sequence[RawEvent]], count: int) -> tuple[FrameBa
     return tuple(FrameBatch(job_id, frames) for job_id, frames in kept.items() if frames)
 
 
-def in_order(found: Iterable[FrameBatch]) -> list[Frame]:
+def in_order(frame_batches: Iterable[FrameBatch]) -> list[Frame]:
     """Return the frames of several jobs by time."""
     return sorted(
-        (frame for batch in found for frame in batch.frames), key=lambda frame: (frame.position, frame.job_id)
+        (frame for batch in frame_batches for frame in batch.frames), key=lambda frame: (frame.position, frame.job_id)
     )
 
 

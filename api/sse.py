@@ -100,12 +100,12 @@ class _EventStream:
             return False
         return True
 
-    def _delivered(self, found: list[FrameBatch]) -> list[FrameBatch]:
-        for batch in found:
+    def _delivered(self, delivered: list[FrameBatch]) -> list[FrameBatch]:
+        for batch in delivered:
             for frame in batch.frames:
                 if frame.state is not None:
                     self.states[batch.job_id] = frame.state
-        return found
+        return delivered
 
     @property
     def _ended(self) -> bool:
@@ -113,17 +113,17 @@ class _EventStream:
         subscription = self.subscription
         return not subscription.everything and all(self.states.get(job_id) in TERMINAL for job_id in subscription.jobs)
 
-    def _encode(self, found: list[FrameBatch]) -> bytes:
+    def _encode(self, delivered: list[FrameBatch]) -> bytes:
         cursor = self.subscription.cursor
         if self.composite:
-            return b"".join(self._compose(cursor, frame) for frame in in_order(found))
-        for batch in found:
+            return b"".join(self._compose(cursor, frame) for frame in in_order(delivered))
+        for batch in delivered:
             cursor.advance(batch.frames[-1])
         if self.types is None:
-            return b"".join(batch.encoded for batch in found)
+            return b"".join(batch.encoded for batch in delivered)
         return b"".join(
             b"id: %b\n%b" % (frame.id.encode(), frame.body)
-            for batch in found
+            for batch in delivered
             for frame in batch.frames
             if frame.type in self.types
         )

@@ -64,12 +64,12 @@ class Subscription:
     _queue: deque[FrameBatch] = field(default_factory=deque)
     _queued: int = 0
 
-    def offer(self, found: Sequence[FrameBatch]) -> bool:
+    def offer(self, incoming: Sequence[FrameBatch]) -> bool:
         """Queue what the hub read; ``False`` when there is no room."""
-        size = sum(len(batch.frames) for batch in found)
+        size = sum(len(batch.frames) for batch in incoming)
         if self._queued + size > self.most_frames:
             return False
-        self._queue.extend(found)
+        self._queue.extend(incoming)
         self._queued += size
         self.wake.set()
         return True
@@ -82,10 +82,10 @@ class Subscription:
         self.wake.clear()
         return taken
 
-    def fresh(self, found: Iterable[FrameBatch]) -> list[FrameBatch]:
+    def fresh(self, incoming: Iterable[FrameBatch]) -> list[FrameBatch]:
         """Return the batches without the frames that lie at or before the cursor."""
         kept = []
-        for batch in found:
+        for batch in incoming:
             cursor = parse_id(self.cursor.of(batch.job_id))
             if batch.frames[0].position > cursor:
                 kept.append(batch)
@@ -219,9 +219,9 @@ class Hub:
                 continue
             self._dispatch(batches(read, settings.page))
 
-    def _dispatch(self, found: tuple[FrameBatch, ...]) -> None:
+    def _dispatch(self, incoming: tuple[FrameBatch, ...]) -> None:
         addressed: dict[Subscription, list[FrameBatch]] = {}
-        for batch in found:
+        for batch in incoming:
             if batch.job_id in self._cursors:
                 self._cursors[batch.job_id] = batch.frames[-1].id
             for subscription in self._watchers.get(batch.job_id, ()):

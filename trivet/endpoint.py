@@ -104,8 +104,8 @@ def _of_data_folder(data: DataLayout, secret: _ChosenSetting | None) -> Endpoint
     only.
     """
     url = f"unix://{data.api_socket}"
-    own = _own_key(data)
-    if secret is None and own is None:
+    admin_key = _admin_key(data)
+    if secret is None and admin_key is None:
         here = "run it from the folder of `trivet up`, or set TRIVET_DATA, or TRIVET_URL and TRIVET_KEY"
         return Endpoint(url, None, advice=f"no key in {data.admin_key}; {here}")
     if secret is not None and secret.found:
@@ -118,7 +118,7 @@ def _of_data_folder(data: DataLayout, secret: _ChosenSetting | None) -> Endpoint
     except NotPrivateError as error:
         raise MisdirectedKey(f"the key was not sent: {error}") from None
     named = f"that of {_named('key', secret)}" if secret else f"that in {data.admin_key}"
-    return Endpoint(url, secret.value if secret else own, advice=f"the key is {named}")
+    return Endpoint(url, secret.value if secret else admin_key, advice=f"the key is {named}")
 
 
 def _known_here(data: DataLayout, address: _ChosenSetting, ca_cert: Path | None) -> Endpoint:
@@ -129,11 +129,11 @@ def _known_here(data: DataLayout, address: _ChosenSetting, ca_cert: Path | None)
     if recorded is not None and same_service(recorded, address.value):
         return _of_data_folder(data, None)
     there = f"; the key in {data.admin_key} is for {recorded or 'the service of that folder'} only"
-    missing = f"no key for {address.value}: set TRIVET_KEY{there if _own_key(data) else ''}"
+    missing = f"no key for {address.value}: set TRIVET_KEY{there if _admin_key(data) else ''}"
     return Endpoint(address.value, None, ca_cert, missing)
 
 
-def _own_key(data: DataLayout) -> str | None:
+def _admin_key(data: DataLayout) -> str | None:
     return read_private(data.admin_key) if data.root.is_dir() else None
 
 
@@ -143,17 +143,17 @@ def _choice(name: str, argument: str | None, setting: str | None, chosen: dict[s
     if not setting:
         return None
     return _ChosenSetting(
-        setting.rstrip("/") if name == "url" else setting, chosen[name], found=_is_found(chosen[name])
+        setting.rstrip("/") if name == "url" else setting, chosen[name], found=_lies_in_working_folder(chosen[name])
     )
 
 
-def _is_found(source: str) -> bool:
+def _lies_in_working_folder(source: str) -> bool:
     """Return whether this source is a file that merely lay in the working folder."""
     return source == "trivet.toml" and f"{ENV_PREFIX}CONFIG" not in os.environ
 
 
 def _same_side(source: str | None, address: _ChosenSetting) -> bool:
-    return source is not None and _is_found(source) == address.found
+    return source is not None and _lies_in_working_folder(source) == address.found
 
 
 def _named(name: str, choice: _ChosenSetting) -> str:

@@ -67,7 +67,7 @@ class LocalService:
             raise StartError(str(error)) from None
         had_key = self.settings.admin_key_file.exists()
         try:
-            self.lock = self._own_the_data()
+            self.lock = self._lock_data_folder()
             self._end_leftover("API")  # it may hold the port
             self.listening = _listener(self.settings)
             self._end_leftover("worker")
@@ -138,7 +138,7 @@ class LocalService:
         if self.lock is not None:
             self.lock.close()
 
-    def _own_the_data(self) -> ProcessLock:
+    def _lock_data_folder(self) -> ProcessLock:
         root = self.settings.layout.root
         try:
             return ProcessLock(root / "up.lock")

@@ -20,7 +20,7 @@ from service.jobs.submission.request import PlanRequest
 router = APIRouter(tags=["schedule"])
 
 
-def _asked(job_id: str, store: StoreDep) -> PlanRequest:
+def _plan_request(job_id: str, store: StoreDep) -> PlanRequest:
     """Return the request about a job that has a pipeline; refuse any other job."""
     job = store.jobs.get(job_id)
     try:
@@ -34,11 +34,15 @@ def _asked(job_id: str, store: StoreDep) -> PlanRequest:
 
 @router.get("/jobs/{job_id}/schedule", response_model=Plan)
 async def job_schedule(
-    job_id: str, asked: Annotated[PlanRequest, Depends(_asked)], key: Reader, checker: CheckerDep, request: Request
+    job_id: str,
+    plan_request: Annotated[PlanRequest, Depends(_plan_request)],
+    key: Reader,
+    checker: CheckerDep,
+    request: Request,
 ) -> Response:
     """Return the schedule of one step of a pipeline, with its predicted times and costs, in units of one forward."""
-    found = await while_connected(request, checker.answer(asked, key.name))
-    return Response(found, media_type="application/json")
+    plan = await while_connected(request, checker.answer(plan_request, key.name))
+    return Response(plan, media_type="application/json")
 
 
 def _why_none(job: Job) -> str:

@@ -81,25 +81,25 @@ def _step(span: Mapping[str, Any]) -> int | None:
     return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
-def newest(found: Steps) -> int | None:
+def newest(steps: Steps) -> int | None:
     """Return the last step of which more is known than what followed it: a checkpoint, an evaluation."""
     whole = [
-        step for step, ranks in found.items() if any(span["name"] == FIRST for rank in ranks.values() for span in rank)
+        step for step, ranks in steps.items() if any(span["name"] == FIRST for rank in ranks.values() for span in rank)
     ]
-    return max(whole or found, default=None)
+    return max(whole or steps, default=None)
 
 
 def _by_step(events: Iterable[Mapping[str, Any]]) -> Steps:
     """Return ``step -> rank -> spans``. A rank that begins a step again, in a later attempt, replaces what it had of
     it.
     """
-    found: Steps = {}
+    steps: Steps = {}
     for event in events:
         step = _step(event)
         if step is None:
             continue
-        ranks = found.setdefault(step, {})
+        ranks = steps.setdefault(step, {})
         if event["name"] == FIRST:
             ranks[event["rank"]] = []
         ranks.setdefault(event["rank"], []).append(event)
-    return found
+    return steps

@@ -46,47 +46,47 @@ def schedule(
         out.print(line)
 
 
-def lines(found: Plan, width: int | None = None) -> Iterator[Text]:
+def lines(plan: Plan, width: int | None = None) -> Iterator[Text]:
     """Yield what the plan costs, then its rows; cut into blocks of columns where they are wider than ``width``."""
     yield Text(
-        f"{found.schedule}: {found.ranks} ranks, {found.stages} stages, {found.micro_batches} micro-batches; "
-        f"predicted bubble {found.bubble:.1%}"
+        f"{plan.schedule}: {plan.ranks} ranks, {plan.stages} stages, {plan.micro_batches} micro-batches; "
+        f"predicted bubble {plan.bubble:.1%}"
     )
-    unit = min(cell.end - cell.start for row in found.rows for cell in row.cells)
-    columns = len(str(found.micro_batches - 1)) + 2
-    rows = [_row(row, found, columns / unit) for row in found.rows]
-    labels = [f"rank {row.rank}  " for row in found.rows]
+    unit = min(cell.end - cell.start for row in plan.rows for cell in row.cells)
+    columns = len(str(plan.micro_batches - 1)) + 2
+    rows = [_row(row, plan, columns / unit) for row in plan.rows]
+    labels = [f"rank {row.rank}  " for row in plan.rows]
     room = max(width - max(map(len, labels)), columns) if width else max(map(len, rows))
     for start in range(0, max(map(len, rows)), room):
         yield Text()
         for label, row in zip(labels, rows, strict=True):
             yield Text(label.ljust(max(map(len, labels))), style="bold") + row[start : start + room]
     yield Text()
-    yield from _legend(found)
+    yield from _legend(plan)
 
 
-def _row(row: PlannedRank, found: Plan, scale: float) -> Text:
+def _row(row: PlannedRank, plan: Plan, scale: float) -> Text:
     text = Text()
     for cell in row.cells:
         start, end = round(cell.start * scale), round(cell.end * scale)
         text.append(_IDLE * (start - len(text)), style="dim")
-        text.append(_label(cell, found).ljust(end - start), style=_STYLES.get(cell.op, ""))
+        text.append(_label(cell, plan).ljust(end - start), style=_STYLES.get(cell.op, ""))
     return text
 
 
-def _label(cell: PlannedCell, found: Plan) -> str:
+def _label(cell: PlannedCell, plan: Plan) -> str:
     letter = _LETTERS.get(cell.op, "?")
-    return f"{letter if cell.stage // found.ranks % 2 == 0 else letter.lower()}{cell.micro_batch}"
+    return f"{letter if cell.stage // plan.ranks % 2 == 0 else letter.lower()}{cell.micro_batch}"
 
 
-def _legend(found: Plan) -> Iterator[Text]:
-    ops = {cell.op for row in found.rows for cell in row.cells}
+def _legend(plan: Plan) -> Iterator[Text]:
+    ops = {cell.op for row in plan.rows for cell in row.cells}
     named = ", ".join(f"{letter} {op.replace('_', ' ')}" for op, letter in _LETTERS.items() if op in ops)
-    every_other = "; small letters: a rank's every other stage" if found.stages > found.ranks else ""
+    every_other = "; small letters: a rank's every other stage" if plan.stages > plan.ranks else ""
     yield Text(f"{named} of a micro-batch{every_other}")
     for what, values in (
-        ("activations kept at most", [row.peak_activations for row in found.rows]),
-        ("receive buffers at most", [row.peak_buffers for row in found.rows]),
+        ("activations kept at most", [row.peak_activations for row in plan.rows]),
+        ("receive buffers at most", [row.peak_buffers for row in plan.rows]),
     ):
         yield Text(f"{what}, by rank: {', '.join(map(str, values))}")
 

@@ -30,8 +30,10 @@ def check_property(spec: VerifySpec, config: ModelConfig) -> Iterator[Problem]:
 
 def _asks_for_tokens(spec: VerifySpec, config: ModelConfig) -> bool:
     """Return whether it is about embedded tokens, the one box there is for a model that reads ids."""
-    asked = spec.property
-    about_tokens = isinstance(asked, RobustnessProperty) and isinstance(asked.robustness.data.gives, Tokens)
+    checked_property = spec.property
+    about_tokens = isinstance(checked_property, RobustnessProperty) and isinstance(
+        checked_property.robustness.data.gives, Tokens
+    )
     return about_tokens and isinstance(config, TransformerConfig)
 
 

@@ -24,7 +24,7 @@ def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContex
 
     What only its ranks know, as the device, they compare themselves.
     """
-    if spec.compile.gate is None or not _asked(spec):
+    if spec.compile.gate is None or not _compiled_phases(spec):
         return
     checked = _spec_of(spec.compile.gate, context)
     if checked is None:  # told by the check of dependencies, or not known
@@ -40,7 +40,7 @@ def check_gate(spec: TrainSpec, config: ModelConfig | None, context: CheckContex
     yield from _models(spec, config, resolve(checked.model, context))
 
 
-def _asked(spec: TrainSpec) -> list[str]:
+def _compiled_phases(spec: TrainSpec) -> list[str]:
     return [phase for phase in ("train", "inference") if getattr(spec.compile, phase)]
 
 
@@ -55,7 +55,7 @@ def _spec_of(job_id: str, context: CheckContext) -> CompileSpec | None:
 
 
 def _phases(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
-    for phase in _asked(spec):
+    for phase in _compiled_phases(spec):
         if phase not in checked.phases:
             message = f"the gate's job checks {' and '.join(checked.phases)} only"
             yield Problem(f"compile.{phase}", message, True, f"false, or a compile job with the phase {phase}")
@@ -64,11 +64,11 @@ def _phases(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
 
 
 def _differences(spec: TrainSpec, checked: CompileSpec) -> Iterator[Problem]:
-    own, theirs = _known(spec), _known(checked)
-    for path in own.keys() & theirs.keys():
-        if own[path] != theirs[path]:
-            message = f"the gate's job was run with {theirs[path]}, and this one comes to {own[path]}"
-            yield Problem(path, message, own[path], f"{theirs[path]}, or another compile.gate")
+    ours, theirs = _known(spec), _known(checked)
+    for path in ours.keys() & theirs.keys():
+        if ours[path] != theirs[path]:
+            message = f"the gate's job was run with {theirs[path]}, and this one comes to {ours[path]}"
+            yield Problem(path, message, ours[path], f"{theirs[path]}, or another compile.gate")
     stages = spec.parallel.pp
     if checked.parallel.pp not in {1, stages}:
         message = f"the gate's job was run with {checked.parallel.pp}"
@@ -89,10 +89,10 @@ def _known(spec: TrainSpec | CompileSpec) -> dict[str, str | int | bool]:
     return known
 
 
-def _models(spec: TrainSpec, own: ModelConfig | None, theirs: ModelConfig | None) -> Iterator[Problem]:
-    if own is None or theirs is None or own == theirs:
+def _models(spec: TrainSpec, ours: ModelConfig | None, theirs: ModelConfig | None) -> Iterator[Problem]:
+    if ours is None or theirs is None or ours == theirs:
         return
-    here, there = own.model_dump(mode="json"), theirs.model_dump(mode="json")
+    here, there = ours.model_dump(mode="json"), theirs.model_dump(mode="json")
     name = next(name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name))
     path = f"model.{name}" if isinstance(spec.model, ModelConfig) and name in here else GATE
     message = f"the gate's job checks a model with {name}={there.get(name)!r}, and this one has {here.get(name)!r}"

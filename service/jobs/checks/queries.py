@@ -59,24 +59,26 @@ def _check_rules(path: str, where: str, model: Outline, file: str) -> Iterator[P
         yield Problem(path, message, file, f"a model of {', '.join(sorted(OPERATORS))}")
 
 
-def _check_instances(asked: InstancesProperty, path_of: _PathOf, *, divided: bool) -> Iterator[Problem]:
+def _check_instances(instances: InstancesProperty, path_of: _PathOf, *, divided: bool) -> Iterator[Problem]:
     """Yield why an archive's pairs cannot be verified. A model that cannot be bounded makes rows, except where it is
     ``divided`` over ranks, or the only one.
     """
-    if (content := path_of(asked.instances)) is None:
+    if (content := path_of(instances.instances)) is None:
         return
     expected = "a zip or an uncompressed tar of instances.csv and the ONNX and VNN-LIB files that it names"
     try:
         with bundle(content) as opened:
             models: dict[str, Outline | None] = {}
-            misfits = (Problem("property.instances", *each) for each in _misfits_of(opened, asked.instances, models))
+            misfits = (
+                Problem("property.instances", *each) for each in _misfits_of(opened, instances.instances, models)
+            )
             yield from islice(misfits, MOST_SHOWN)
             without = [(name, model) for name, model in models.items() if model is not None and model.unsupported]
             if divided or len(without) == len(models):
                 for name, model in without[:MOST_SHOWN]:
-                    yield from _check_rules("property.instances", f"{name}: ", model, asked.instances)
+                    yield from _check_rules("property.instances", f"{name}: ", model, instances.instances)
     except VnnlibError as error:
-        yield Problem("property.instances", str(error), asked.instances, expected)
+        yield Problem("property.instances", str(error), instances.instances, expected)
 
 
 def _misfits_of(opened: Bundle, file: str, models: dict[str, Outline | None]) -> Iterator[tuple[str, str, str]]:
@@ -148,22 +150,24 @@ def _misfits(query: Query, model: Outline | None) -> Iterator[tuple[str, str]]:
     yield message, f"X_0 to X_{model.inputs - 1}{last}"
 
 
-def _check_sizes(asked: BoxProperty | RobustnessProperty, model: Outline) -> Iterator[Problem]:
-    if isinstance(asked, BoxProperty):
-        if (given := len(asked.box.lower)) != model.inputs:
+def _check_sizes(checked_property: BoxProperty | RobustnessProperty, model: Outline) -> Iterator[Problem]:
+    if isinstance(checked_property, BoxProperty):
+        if (given := len(checked_property.box.lower)) != model.inputs:
             message = f"the box has {given} dimensions, the model takes {model.inputs} inputs"
             yield Problem("property.box.lower", message, given, f"{model.inputs} numbers")
-        for index, halfspace in enumerate(asked.box.output):
+        for index, halfspace in enumerate(checked_property.box.output):
             if model.outputs not in (None, length := len(halfspace.coefficients)):
                 message = f"{length} coefficients, the model gives {model.outputs} outputs"
                 path = f"property.box.output.{index}.coefficients"
                 yield Problem(path, message, length, f"{model.outputs} numbers")
         return
-    data = asked.robustness.data
+    data = checked_property.robustness.data
     gives = data.gives
-    if data.held_out is not None and asked.robustness.count > data.held_out:
+    if data.held_out is not None and checked_property.robustness.count > data.held_out:
         message = f"the test split of {data.source} has {data.held_out} samples"
-        yield Problem("property.robustness.count", message, asked.robustness.count, f"at most {data.held_out}")
+        yield Problem(
+            "property.robustness.count", message, checked_property.robustness.count, f"at most {data.held_out}"
+        )
     path = "property.robustness.data.source"
     if not isinstance(gives, Features):
         yield Problem(path, "the data has no classes", data.source, "a source of labelled features")

@@ -64,7 +64,7 @@ def all_kinds() -> Kinds:
         items=tuple(
             KindEntry(
                 kind=name,
-                description=_said(provided.declaration.config),
+                description=_description(provided.declaration.config),
                 distribution=provided.distribution,
                 version=provided.version,
             )
@@ -82,7 +82,7 @@ def _choices(catalogue: Catalogue[Any]) -> tuple[Choice, ...]:
     return tuple(
         Choice(
             name=name,
-            description=_said(each.declaration.config),
+            description=_description(each.declaration.config),
             distribution=each.distribution,
             version=each.version,
             schema=TypeAdapter(each.declaration.form).json_schema(),
@@ -91,5 +91,5 @@ def _choices(catalogue: Catalogue[Any]) -> tuple[Choice, ...]:
     )
 
 
-def _said(documented: type) -> str:
+def _description(documented: type) -> str:
     return inspect.cleandoc(documented.__doc__ or "")
