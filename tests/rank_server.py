@@ -34,7 +34,6 @@ BEFOREHAND = (
     "service.compilation.job",
     "service.training.job",
     "service.verification.job",
-    "sklearn.datasets",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.experimental",

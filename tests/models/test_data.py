@@ -26,6 +26,16 @@ def test_digits_are_real_images_with_the_last_fifth_held_out() -> None:
     assert digits.test.targets.bincount(minlength=10).min() > 20
 
 
+def test_digits_are_what_scikit_learn_loads() -> None:
+    from sklearn.datasets import load_digits
+
+    digits, theirs = data.load(DigitsData()), load_digits()
+    for part in ("inputs", "targets"):
+        ours = torch.cat([getattr(digits.train, part), getattr(digits.test, part)])
+        expected = torch.from_numpy(theirs.data).float() / 16 if part == "inputs" else torch.from_numpy(theirs.target)
+        assert torch.equal(ours, expected)
+
+
 def test_targets_are_the_next_token_and_no_sample_is_in_both_splits() -> None:
     tokens = data.load(TokensData(sequence=32))
     inputs = torch.cat([tokens.train.inputs, tokens.test.inputs])
