@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 AT_A_TIME := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? 3 : n > 8 ? 8 : n)))
 
-.PHONY: demo test up check format browser constraints clean
+.PHONY: demo test tests types style up check format browser constraints clean
 
 demo: $(STAMP)
 	$(BIN)/trivet demo
@@ -18,17 +18,28 @@ demo: $(STAMP)
 up: $(STAMP)
 	$(BIN)/trivet up
 
-# What some thousand processes import is compiled once and not by each of them. Tests wait part of their time, those that
-# start groups of ranks much of it: on two cores three files at a time, and four of groups, leave no core idle.
-test: check browser
+# The checker of types takes one core for half a minute, so tests run beside it.
+test: style browser
+	$(MAKE) --no-print-directory --jobs=2 types tests
+
+# What some thousand processes import is compiled once and not by each of them, what pytest makes of test files as well:
+# that is left in __pycache__ by a collection, which writes it whatever the environment says. Tests wait part of their
+# time, those that start groups of ranks much of it: on two cores three files at a time, and four of groups, leave no
+# core idle.
+tests: $(STAMP)
 	$(BIN)/python -m compileall -q service workers api trivet tests
+	-@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -qq > /dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not distributed" --numprocesses $(AT_A_TIME) --dist loadfile --durations=15
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m distributed --numprocesses 4 --dist loadfile --durations=15
 
-check: $(STAMP)
+check: style types
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+
+types: $(STAMP)
 	$(BIN)/mypy
 
 format: $(STAMP)
