@@ -1,4 +1,4 @@
-"""Landlock: a process gives up, for itself and all that it starts, the files that it was not granted (Linux 5.19).
+"""Confines a process by Landlock (Linux 5.19): it gives up, with all that it starts, the files that it was not granted.
 
 Needs no privilege. Only grants exist: what lies below a granted path is granted with it.
 """

@@ -1,4 +1,4 @@
-"""Linux namespaces: a network and a view of the files of a group's own, without privilege where the host allows it.
+"""Gives a group a network and a view of the files of its own, by Linux namespaces, unprivileged where the host allows.
 
 A user namespace comes first, while the process has one thread: in it the process may make the others. It keeps its
 user, and gives up all that it may do in the namespace once they are made.

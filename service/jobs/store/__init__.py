@@ -1,4 +1,11 @@
-"""Keeps the state of record: everything that the service knows, in Redis, behind one facade with a class per noun."""
+"""Keeps the state of record: everything that the service knows, in Redis, behind one facade with a class per noun.
+
+Every change is one script in ``lua/``, called through a stub in ``stubs``; the classes turn arguments into JSON and
+answers into records (``decode``). The rules are in ``lua/lib``: ``jobs`` (a job's state and events, and why it waits),
+``queue`` and ``search`` (the pending jobs), ``fleet`` (where ``auto`` runs), ``devices`` (what parts hold), ``fencing``
+(who may write), ``ending`` (how attempts and jobs end), ``health`` (hosts that start nothing). Placement is
+``lua/place.lua``; what an operator or a test may set is :class:`~service.jobs.store_limits.StoreLimits`.
+"""
 
 from __future__ import annotations
 

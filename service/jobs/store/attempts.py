@@ -1,4 +1,4 @@
-"""Attempts as workers handle them: placed, dispatched, claimed, renewed, ended, reaped.
+"""Handles attempts as workers do: places, dispatches, claims, renews, ends and reaps them.
 
 Every write carries an :class:`AttemptRef`. It is refused with :class:`Superseded` unless the job is active at that
 very attempt and the host's part of it was claimed and not given up since. A part that was given up for lost may write

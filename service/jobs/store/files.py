@@ -1,4 +1,4 @@
-"""Uploaded files: streamed to disk, addressed by the hash of their content."""
+"""Stores uploaded files: streamed to disk, addressed by the hash of their content."""
 
 from __future__ import annotations
 

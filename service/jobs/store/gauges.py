@@ -1,4 +1,4 @@
-"""Numbers about the whole service, for monitoring."""
+"""Measures the whole service, for monitoring."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker hosts: what they have, what they hold, whether they are heard of."""
+"""Keeps the worker hosts: what they have, what they hold, whether they are heard of."""
 
 from __future__ import annotations
 

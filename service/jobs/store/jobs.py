@@ -1,4 +1,4 @@
-"""Jobs as users handle them: submit, look at, list, cancel, retry, delete."""
+"""Handles jobs as users do: submits, shows, lists, cancels, retries and deletes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys: 256-bit secrets, of which only a peppered digest is kept.
+"""Keeps API keys: 256-bit secrets, of which only a peppered digest is kept.
 
 A digest without salt is right for secrets that cannot be guessed; the pepper (random, made once, kept in Redis)
 makes a leaked digest useless elsewhere.

@@ -1,4 +1,4 @@
-"""Atomic scripts: one Lua file each, called through a typed Python stub that is checked against the file at import.
+"""Loads atomic scripts: one Lua file each, called through a typed stub that is checked against the file at import.
 
 A script's header names its arguments and the library files that it uses::
 

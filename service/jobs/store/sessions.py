@@ -1,4 +1,4 @@
-"""Sessions of the dashboard: what a browser holds instead of an API key.
+"""Keeps the sessions of the dashboard: what a browser holds instead of an API key.
 
 A session has two secrets. One is in a cookie, which the browser also sends to whatever else listens on this host, since
 cookies know no ports. The other stays with the pages of the service's own origin, port included, and they send it

@@ -1,4 +1,4 @@
-"""Typed stubs of the scripts in ``lua/``; each is checked against its file's header when this module is imported."""
+"""Declares typed stubs of the scripts in ``lua/``; each is checked against its file's header at import."""
 
 # mypy: disable-error-code="empty-body"
 # A stub declares a signature; its body is the Lua file.

@@ -1,4 +1,4 @@
--- A job's record: its view, its events, its state. Needs core.
+-- A job's record: its view, with why it waits, its events, its state. Needs core.
 
 local function field(id, name)
   return redis.call("HGET", KEY.job(id), name) or nil
@@ -11,7 +11,7 @@ end
 local capacity_seen
 
 -- Why a pending job was not placed yet, from what placement last saw of the fleet (see place.lua).
-local function waits_for(id, shape)
+local function waiting_reason(id, shape)
   capacity_seen = capacity_seen or redis.call("GET", KEY.capacity()) or "{}"
   local capacity = type(capacity_seen) == "string" and cjson.decode(capacity_seen) or capacity_seen
   capacity_seen = capacity
@@ -63,7 +63,7 @@ local function view(id, without)
   local shape = field(id, "shape")
   if shape and redis.call("ZSCORE", KEY.pending(), id) then
     record[#record + 1] = "waiting"
-    record[#record + 1] = waits_for(id, shape)
+    record[#record + 1] = waiting_reason(id, shape)
   end
   return record
 end
