@@ -63,3 +63,12 @@ def redis(broker: str) -> Iterator[redis_py.Redis]:
 @pytest.fixture
 def data(tmp_path: Path) -> DataLayout:
     return DataLayout(tmp_path / "data")
+
+
+@pytest.fixture(scope="session")
+def parity() -> Path:
+    """Networks with another verifier's bounds: data that is kept outside of the repository."""
+    shared = Path(os.environ.get("TRIVET_SHARED", Path(__file__).parents[2] / "shared"))
+    if not (shared / "parity").is_dir():
+        pytest.skip("the parity data (TRIVET_SHARED/parity) is not on this machine; it is not part of the repository")
+    return shared / "parity"

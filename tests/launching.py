@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[1]
+HELPERS = Path(__file__).parent / "helpers"
 RANK_MAIN, RANK_SERVER = (Path(__file__).parent / name for name in ("rank_main.py", "rank_server.py"))
 NVIDIA = Path("/dev/nvidiactl")
 LIMIT_SECONDS = 600.0
@@ -72,7 +73,7 @@ def _environment() -> dict[str, str]:
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(HELPERS), os.environ.get("PYTHONPATH", "")]),
     }
     environment.pop("PYTEST_CURRENT_TEST", None)
     return environment

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from limited_memory import OPTIMISTIC, Claims, LimitedMemory, RandomFailures, size_of
 from nets import mlp, prepared
-from scarcity import OPTIMISTIC, Claims, LimitedMemory, RandomFailures, size_of
 from search_problems import exact_minimum, specification_of, specification_of_cases, subject_from
 from torch import Tensor, nn
 

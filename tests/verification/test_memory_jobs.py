@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from limited_memory import LimitedMemory
 from onnx_jobs import BOX, DECLARED, upload
 from onnx_models import dense
 from pydantic import ValidationError
-from scarcity import LimitedMemory
 from verify_jobs import context, specification
 
 from service.bounds.memory import SystemMeter
@@ -124,8 +124,8 @@ def searches_and_bounds_with_little_memory() -> dict[str, Any]:
     import time
     from dataclasses import replace
 
+    from limited_memory import OPTIMISTIC, Claims, size_of
     from nets import mlp
-    from scarcity import OPTIMISTIC, Claims, size_of
     from search_problems import exact_minimum, specification_of, subject_from
     from torch import nn
 

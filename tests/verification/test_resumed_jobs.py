@@ -49,7 +49,7 @@ def test_a_killed_job_goes_on_where_it_was(tmp_path: Path) -> None:
     program = f"import test_resumed_jobs as t; t.first_attempt({str(tmp_path)!r})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     running = subprocess.Popen([sys.executable, "-c", program], env=environment)
-    limit = time.monotonic() + 100
+    limit = time.monotonic() + 300
     while len(written(data)) < 5 and running.poll() is None and time.monotonic() < limit:
         time.sleep(0.002)
     running.send_signal(signal.SIGKILL)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limited_memory import Claims
 from nets import Residual, box_around, mlp, prepared, redraw
 from operator_groups import GROUPS, made
-from rehearsal import Rehearsed
-from scarcity import Claims
+from recording_without_device import Rehearsed
 from torch import Tensor, nn
 from verify_jobs import robustness
 

@@ -27,15 +27,15 @@ def largest_bytes(run: Callable[[], Any]) -> int:
     return _counted(run).largest
 
 
-def _counted(run: Callable[[], Any]) -> Census:
-    census = Census()
-    with census:
+def _counted(run: Callable[[], Any]) -> StorageCount:
+    count = StorageCount()
+    with count:
         run()
-    return census
+    return count
 
 
 def peak_allocated(run: Callable[[], Any], folder: Path) -> int:
-    """The same, by torch's allocator of CPU memory: also where tracers run, whose tensors a census would meet.
+    """The same, by torch's allocator of CPU memory: also where tracers run, whose tensors StorageCount would meet.
 
     Tensors in mapped files of ``folder`` take no memory that is not the system's to drop. The allocator tells of them
     by the files' sizes alone, and they are left out.
@@ -49,7 +49,7 @@ def peak_allocated(run: Callable[[], Any], folder: Path) -> int:
     return max(accumulate(size for size in sizes if abs(size) not in mapped), default=0)
 
 
-class Census(TorchDispatchMode):
+class StorageCount(TorchDispatchMode):
     """Bytes of the tensors that are alive of those made while it is entered."""
 
     def __init__(self) -> None:

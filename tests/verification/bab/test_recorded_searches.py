@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rehearsal import Rehearsed
+from recording_without_device import Rehearsed
 from search_problems import NETS, bounding_and_batches, subject_of
 
 from service.bounds.interval import Interval

@@ -25,7 +25,7 @@ BOX = {"box": {"lower": [0.0] * 64, "upper": [0.1] * 64}}
 
 def peaks_of_loading(folder: str) -> list[float]:
     """On this rank, as shares of the model: checkpoints that each layout saved, verified on each."""
-    from census import peak_allocated
+    from peak_storage import peak_allocated
 
     from service.jobs.spec.train import TrainSpec
     from service.jobs.spec.verify import VerifySpec
@@ -62,7 +62,7 @@ def test_a_checkpoint_of_any_layout_is_never_held_whole(tmp_path: Path, torchrun
 
 def peaks_of_onnx(folder: str, file: str, whole: int) -> list[float]:
     """On this rank, as shares of the model in its bounds' type: of each layout, and of rigorous bounds on stages."""
-    from census import peak_allocated
+    from peak_storage import peak_allocated
 
     from service.jobs.spec.verify import VerifySpec
     from service.parallel import distributed

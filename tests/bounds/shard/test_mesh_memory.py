@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from census import largest_bytes, peak_bytes
 from nets import box_around
+from peak_storage import largest_bytes, peak_bytes
 from torch import nn
 
 from service.bounds.interval import Interval

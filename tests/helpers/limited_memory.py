@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from census import Census
+from peak_storage import StorageCount
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from service.bounds.memory import MemoryBudget, Meter
 
 
-class LimitedMemory(Census, Meter):
+class LimitedMemory(StorageCount, Meter):
     """While it is entered, an operation fails whose results would make the tensors alive take more than ``limit``.
 
     Tensors count from the operation that made them, those of ``modules`` from the start. ``refused`` counts failures.
