@@ -69,7 +69,7 @@ class _AffineTraversal(ForwardTraversal):
             self.intervals[name] = self.intervals[name].meet(self.forms[name].bounds())
         operator = self.network.operator_of(node)
         if operator.pieces(node) is not None:
-            self.intervals[node.inputs[0]] = _settled(self.backward, node, self.effort)
+            self.intervals[node.inputs[0]] = _tightened_by_rows(self.backward, node, self.effort)
         bounds, inputs = self.bounds_of_inputs(node), [self.forms[name] for name in node.inputs]
         relaxed = self.relaxations[node.name] = operator.relax_on(node, bounds)
         self.forms[node.name] = _relaxed(self.network, node, relaxed, inputs, bounds)
@@ -145,8 +145,11 @@ def _parallel(network: Network, node: Node, relaxed: Relaxation, bounds: Interva
     return slope, Interval(below - middle - radius, above + middle + radius)
 
 
-def _settled(backward: Pass, node: Node, effort: Effort) -> Interval:
-    """Bound the entries of the input whose sign is open in some instance by rows of their own."""
+def _tightened_by_rows(backward: Pass, node: Node, effort: Effort) -> Interval:
+    """Return the bounds of a node's input, met with rows of a backward pass for entries open in some instance.
+
+    With more than ``MOST_ROWS`` of them the bounds stay as they are.
+    """
     network, name = backward.network, node.inputs[0]
     before = backward.intervals[name]
     wanted = network.operator_of(node).unstable_on(node, [before])[0].flatten(1)

@@ -37,7 +37,7 @@ class FoldedForm:
 
 @dataclass(frozen=True, eq=False)
 class FoldedOperator:
-    """A non-linear node; ``names`` are the values that it reads, each a form of :attr:`Folded.forms`."""
+    """A non-linear node; ``names`` are the values that it reads, each a form of :attr:`FoldedNetwork.forms`."""
 
     node: Node
     operator: NonlinearOperator
@@ -52,7 +52,7 @@ class FoldedOperator:
 
 
 @dataclass(frozen=True, eq=False)
-class Folded:
+class FoldedNetwork:
     """``operators`` in execution order; ``forms`` by the name of the value; ``output`` is the network's."""
 
     network: Network
@@ -65,7 +65,7 @@ class Folded:
         return self.network.graph.input.name
 
 
-def fold(network: Network, like: Tensor) -> Folded | None:
+def fold(network: Network, like: Tensor) -> FoldedNetwork | None:
     """Fold a network, in the dtype and on the device of ``like``.
 
     ``None`` where the matrices would be large, or where the network is divided over ranks.
@@ -80,7 +80,7 @@ def fold(network: Network, like: Tensor) -> Folded | None:
         return None
     forms = {name: _form(network, name, sources, like) for name in wanted}
     operators = tuple(FoldedOperator(node, network.operator_of(node)) for node in nodes)
-    return Folded(network, operators, forms, forms[network.graph.output.name])
+    return FoldedNetwork(network, operators, forms, forms[network.graph.output.name])
 
 
 def _form(network: Network, name: str, sources: set[str], like: Tensor) -> FoldedForm:

@@ -35,7 +35,14 @@ class ForwardTraversal:
             self.intervals[node.name] = self.propagate(node)
 
     def refine(self, node: Node, index: int) -> None:
-        """Tighten the bounds of an input of ``node``, the first non-linear node that reads it."""
+        """Tighten the bounds of an input of ``node``, the first non-linear node that reads it.
+
+        Subclasses do so by rows of backward passes, for the entries on which the relaxation depends:
+        :mod:`service.bounds.methods.layers` by rows that may differ among instances, also in place of the interval;
+        :mod:`service.bounds.rigorous.method` by common rows, each used only by the instances that want it, so that
+        bounds do not depend on the batch; :mod:`service.bounds.affine_forward` by a few common rows that all instances
+        use, beside their affine forms.
+        """
 
     def relax(self, node: Node) -> None:
         """Relax a non-linear node on the bounds of its inputs, for passes from later layers."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bounds.folded import Folded, FoldedOperator
+from service.bounds.folded import FoldedNetwork, FoldedOperator
 from service.bounds.interval import Interval
 from service.bounds.linear.traversal import traverse_backward
 from service.bounds.relaxation import Relaxation, Relaxed
@@ -52,7 +52,7 @@ class BoxPlanes:
     reached, and refined by rows that differ from box to box.
     """
 
-    folded: Folded
+    folded: FoldedNetwork
     box: Interval
     known: Known
 

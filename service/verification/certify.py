@@ -1,4 +1,9 @@
-"""Verdicts of instances from one batch of bounds."""
+"""Verdicts of instances from one batch of bounds.
+
+:func:`certify` evaluates the witnesses (:mod:`.counterexamples`), bounds a batch by one method and compares the margins
+with what rounding may explain. An instance that it leaves unknown may go to a search (:mod:`.search_runner`), whose
+bounds allow for rounding by the same two constants.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,7 @@ from service.verification.counterexamples import CounterexampleChecker
 from service.verification.progress import PhaseTimes
 from service.verification.properties import InstanceBatch
 
+# A property of the dtypes, shared by everything that closes a subproblem in plain arithmetic; see _proved.
 RELATIVE_MARGIN = {torch.float32: 2e-5, torch.float64: 1e-10}
 ABSOLUTE_MARGIN = {torch.float32: 1e-5, torch.float64: 1e-12}
 

@@ -33,7 +33,7 @@ from service.verification.results import NonlinearLayer
 if TYPE_CHECKING:
     from service.bounds.onnx.model import Running
 
-FLOATS = 8
+FLOATS_PER_VALUE = 8
 """Numbers held for each value of an instance: its bounds, the lines of its relaxation, and what finds them."""
 
 
@@ -120,7 +120,7 @@ class Task(Assignment):
     @property
     def _at_once(self) -> int:
         """Return how many instances a batch has; all ranks that bound them ask."""
-        each = FLOATS * sum(node.size for node in self.engine.network.graph.nodes) * self.like.element_size()
+        each = FLOATS_PER_VALUE * sum(node.size for node in self.engine.network.graph.nodes) * self.like.element_size()
         with suppress(MemoryShortageError):
             return self.memory.plan(self.device, each, self.spec.budget.batch, share=2, least=self.engine.least)
         return 1

@@ -1,4 +1,4 @@
-"""Whether kernels can be built for a device."""
+"""Find out whether kernels can be built for a device."""
 
 from __future__ import annotations
 

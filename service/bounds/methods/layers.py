@@ -88,14 +88,14 @@ class _LayerBounds(ForwardTraversal):
     def refine(self, node: Node, index: int) -> None:
         name = node.inputs[index]
         if name not in self.exact:
-            refined = self._refined(name, *self.choose(self.backward, node, index))
+            refined = self._tightened_by_rows(name, *self.choose(self.backward, node, index))
             self.intervals[name] = self.network.agreed(name, refined)
 
     def relax(self, node: Node) -> None:
         bounds = self.bounds_of_inputs(node)
         self.relaxations[node.name] = self.network.operator_of(node).relax_on(node, bounds)
 
-    def _refined(self, name: str, wanted: Tensor, index: Tensor) -> Interval:
+    def _tightened_by_rows(self, name: str, wanted: Tensor, index: Tensor) -> Interval:
         """Return tighter bounds of a value, entry by entry where they matter to the instance."""
         before, effort = self.intervals[name], self.effort
         if effort.progress is not None:

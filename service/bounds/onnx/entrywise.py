@@ -52,7 +52,7 @@ def clip(call: Call, values: Values, shape: Shape) -> Tensor:
 
 
 def shrink(call: Call, values: Values, shape: Shape) -> Tensor:
-    """Only where it has no jump."""
+    """Return the operator as two ReLUs, where it has no jump; refuse it elsewhere."""
     at, bias = float(call.attributes.get("lambd", 0.5)), float(call.attributes.get("bias", 0.0))
     if at != bias:
         raise call.refuse(f"lambd {at} and bias {bias}: it jumps; the same number twice is supported")

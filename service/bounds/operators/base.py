@@ -96,7 +96,7 @@ class LinearOperator(BackwardRules, Operator):
 
     @abstractmethod
     def roundings(self, node: Node) -> Roundings:
-        """How often :meth:`backward` rounds on the way to a coefficient and to the bias."""
+        """Return how often :meth:`backward` rounds on the way to a coefficient and to the bias."""
 
     def widened(self, node: Node, inputs: Sequence[Interval], computed: Interval, tp_group: RankGroup) -> Interval:
         """Return the computed :meth:`interval` so that it holds in real arithmetic; as it is where nothing is

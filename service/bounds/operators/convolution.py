@@ -106,7 +106,7 @@ class Convolution(LinearOperator):
         return widened_by_magnitude(node, computed, *self.error(node, inputs, tp_group))
 
     def shard(self, node: Node, cuts: Mapping[str, Cut], ranks: int) -> Cut | Whole:
-        """Where each channel is by itself, as in an average pool."""
+        """Return the input's cut where each channel is by itself, as in an average pool."""
         cut, groups = cuts[node.inputs[0]], int(node.arguments["groups"])
         by_itself = cut.dim == 0 and groups == cut.length == node.shape[0]
         return cut if by_itself else Whole("it joins channels, or pixels that are divided")

@@ -275,8 +275,9 @@ def _clamped(point: float, bounds: Interval) -> Tensor:
 def _pairs(
     bounds: Interval, first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of all pairs of points with values, each ``(pairs, batch, *shape)``: the chord's slope, its height at the
-    interval's middle, and whether there is a chord that goes over it."""
+    """Return the chords between all pairs of points with values, each ``(pairs, batch, *shape)``: the slope, the height
+    at the interval's middle, and whether there is a chord that goes over it.
+    """
     (point, value), (points, values), middle = (each.unsqueeze(1) for each in first), second, bounds.centre
     smallest = 16 * torch.finfo(middle.dtype).eps * torch.maximum(bounds.lower.abs(), bounds.upper.abs())
     run = points - point

@@ -158,7 +158,7 @@ class _RigorousLayerBounds(ForwardTraversal):
         if name in self.linear:
             wanted = self.network.operator_of(node).unstable_on(node, self.bounds_of_inputs(node))[index]
             with plain_convolutions():
-                self.intervals[name] = self._met(name, self.intervals[name], wanted.flatten(1))
+                self.intervals[name] = self._tightened_by_rows(name, self.intervals[name], wanted.flatten(1))
 
     def relax(self, node: Node) -> None:
         operator, bounds = self.network.operator_of(node), self.bounds_of_inputs(node)
@@ -172,9 +172,11 @@ class _RigorousLayerBounds(ForwardTraversal):
             interval = OPERATORS[node.operator].rigorous_interval(node, bounds, tp_group)
             if node.name not in self.ball_values:
                 return interval
-            return self._met(node.name, interval, torch.ones_like(interval.lower, dtype=torch.bool).flatten(1))
+            return self._tightened_by_rows(
+                node.name, interval, torch.ones_like(interval.lower, dtype=torch.bool).flatten(1)
+            )
 
-    def _met(self, name: str, interval: Interval, wanted: Tensor) -> Interval:
+    def _tightened_by_rows(self, name: str, interval: Interval, wanted: Tensor) -> Interval:
         """Return the interval of a value, met with linear bounds of the entries ``wanted``, bool ``(batch, n)``.
 
         Rows are those that any instance wants. One that does not keeps its interval, so that its bounds are the same

@@ -36,7 +36,7 @@ def attack(
     settings = model.settings.attack
     restarts = settings.restarts if restarts is None else restarts
     samples = max(restarts, min(settings.samples, settings.values // model.engine.entries))
-    made = _Attack(model, specification, deadline, seed, max(restarts, 2 * specification.disjuncts))
+    made = _Attack(model, specification, deadline, seed, max(restarts, 2 * specification.disjunct_count))
     return halving(samples, made.everywhere, model.device, alone=model.engine.is_alone)
 
 
@@ -45,7 +45,7 @@ def attack_nearby(
 ) -> Counterexample | None:
     """Attack by short steps from the best of very many random inputs: counterexamples may be rare."""
     made = _Attack(
-        model, specification, deadline, seed, 4 * max(model.settings.attack.restarts, specification.disjuncts)
+        model, specification, deadline, seed, 4 * max(model.settings.attack.restarts, specification.disjunct_count)
     )
     return halving(samples, made.nearby, model.device, alone=model.engine.is_alone)
 
@@ -71,11 +71,11 @@ class _Attack:
         self.deadline, self.settings = deadline, model.settings.attack
         self.at_once = inputs_at_once(model)
         self.generator = torch.Generator().manual_seed(seed)
-        self.aim = torch.arange(restarts, device=model.device) % specification.disjuncts
+        self.aim = torch.arange(restarts, device=model.device) % specification.disjunct_count
 
     def everywhere(self, samples: int) -> Counterexample | None:
         x, excess = self._sampled(samples)
-        if found := self._convinced(x, self.specification.per_disjunct(excess).amin(dim=1)):
+        if found := self._first_confirmed(x, self.specification.per_disjunct(excess).amin(dim=1)):
             return found
         scale, sizes = _spread(excess), self._sizes(0.02, 0.2)
         if found := self._descend(self._best(x, excess / scale), scale, sizes):
@@ -85,7 +85,7 @@ class _Attack:
 
     def nearby(self, samples: int) -> Counterexample | None:
         x, excess = self._sampled(samples)
-        if found := self._convinced(x, self.specification.per_disjunct(excess).amin(dim=1)):
+        if found := self._first_confirmed(x, self.specification.per_disjunct(excess).amin(dim=1)):
             return found
         return self._descend(self._best(x, excess), torch.ones_like(excess[0]), self._sizes(0.001, 0.05))
 
@@ -98,7 +98,7 @@ class _Attack:
 
     def _sizes(self, least: float, most: float) -> Tensor:
         """Return the first steps, as shares of the width: eight sizes for each disjunct's starts."""
-        turn = torch.arange(len(self.aim), device=self.aim.device) // self.specification.disjuncts
+        turn = torch.arange(len(self.aim), device=self.aim.device) // self.specification.disjunct_count
         return (least * (most / least) ** ((turn % 8) / 7)).unsqueeze(1).to(self.model.dtype)
 
     def _random(self, *shape: int) -> Tensor:
@@ -108,16 +108,16 @@ class _Attack:
     def _inside(self, shares: Tensor) -> Tensor:
         return inside(self.box.lower + shares * self.box.width, self.box)
 
-    def _convinced(self, x: Tensor, values: Tensor) -> Counterexample | None:
+    def _first_confirmed(self, x: Tensor, values: Tensor) -> Counterexample | None:
         if not bool((values <= 0).any()):
             return None
-        return self.model.convinced(self.specification, x[worst_first(values, self.settings.candidates)])
+        return self.model.first_confirmed(self.specification, x[worst_first(values, self.settings.candidates)])
 
     def _best(self, samples: Tensor, excess: Tensor) -> Tensor:
         """Return for every start the next best sample of the disjunct that it aims at."""
-        each, turns = self.specification.per_disjunct(excess), -(-len(self.aim) // self.specification.disjuncts)
+        each, turns = self.specification.per_disjunct(excess), -(-len(self.aim) // self.specification.disjunct_count)
         order = each.topk(min(turns, len(each)), dim=0, largest=False).indices
-        turn = torch.arange(len(self.aim), device=self.aim.device) // self.specification.disjuncts
+        turn = torch.arange(len(self.aim), device=self.aim.device) // self.specification.disjunct_count
         return samples[order[turn.clamp(max=len(order) - 1), self.aim]]
 
     def _diversified(self, x: Tensor) -> Tensor:
@@ -139,13 +139,13 @@ class _Attack:
         ahead = _BallDirection(self.box) if isinstance(self.box, Ball) else _AdamDirection(self.box)
         for step in range(self.settings.steps):
             values, gradient = descent(self.model, self.specification, x, self.at_once, aim=self.aim, scale=scale)
-            if found := self._convinced(x, values):
+            if found := self._first_confirmed(x, values):
                 return found
             if self.model.engine.late(self.deadline):
                 return None
             size = sizes * ((1 - step / self.settings.steps) ** 2 + 0.002)
             x = inside(x - size * ahead(gradient), self.box)
-        return self._convinced(x, descent(self.model, self.specification, x, self.at_once, aim=self.aim)[0])
+        return self._first_confirmed(x, descent(self.model, self.specification, x, self.at_once, aim=self.aim)[0])
 
 
 class _AdamDirection:
@@ -225,7 +225,7 @@ def descend(
     for step in range(model.settings.attack.box_steps):
         values, gradient = descent(model, specification, x, at_once)
         if bool((values <= 0).any()):
-            found = model.convinced(specification, x[worst_first(values, model.settings.attack.candidates)])
+            found = model.first_confirmed(specification, x[worst_first(values, model.settings.attack.candidates)])
             if found is not None:
                 return found
         x = inside(x - across(box, gradient) / 2 ** (step + 1), box)

@@ -83,10 +83,10 @@ def _once(specification: Specification, cut: LinearCut, box: Interval, left: Ten
 
 def _of_disjuncts(specification: Specification, ends: Tensor, which: str) -> Tensor:
     """Combine ``(batch, rows, features)`` to ``(batch, disjuncts, features)``: all rows of a disjunct hold at once."""
-    if specification.disjuncts == ends.shape[1]:
+    if specification.disjunct_count == ends.shape[1]:
         return ends[:, specification.disjunct.argsort()]
     index = specification.disjunct[None, :, None].expand_as(ends)
     start = ends.new_full(
-        (ends.shape[0], specification.disjuncts, ends.shape[2]), torch.inf if which == "amin" else -torch.inf
+        (ends.shape[0], specification.disjunct_count, ends.shape[2]), torch.inf if which == "amin" else -torch.inf
     )
     return start.scatter_reduce(1, index, ends, which)

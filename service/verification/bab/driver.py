@@ -214,9 +214,9 @@ def _bound_whole(
                 bound = max(bound, model.together(STAGE, partial(_least_margin, model, specification, bounding)))
             except MemoryShortageError as error:
                 shortage = error
-    listener(SearchProgress(specification.disjuncts, 0 if bound > 0 else specification.disjuncts, bound))
+    listener(SearchProgress(specification.disjunct_count, 0 if bound > 0 else specification.disjunct_count, bound))
     return SearchResult(
-        Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, specification.disjuncts, bound, shortage
+        Verdict.VERIFIED if bound > 0 else Verdict.UNKNOWN, None, specification.disjunct_count, bound, shortage
     )
 
 

@@ -103,7 +103,7 @@ class LinearPrograms:
         margin, is_there, *point = tp_group.agree(torch.from_numpy(said).to(self.model.device)).tolist()
         if not is_there:
             return LpResult(margin)
-        return LpResult(margin, self.model.convinced(self.specification, self._inputs(np.array([point]))))
+        return LpResult(margin, self.model.first_confirmed(self.specification, self._inputs(np.array([point]))))
 
     @cached_property
     def _neuron_index(self) -> NeuronIndex:

@@ -103,7 +103,7 @@ class ModelUnderVerification:
         return tp_group.agree(self.module(tp_group.agree(x)))
 
     @torch.no_grad()
-    def convinced(self, specification: Specification, candidates: Tensor) -> tuple[float, ...] | None:
+    def first_confirmed(self, specification: Specification, candidates: Tensor) -> tuple[float, ...] | None:
         """Return the first candidate ``(n, features)`` that violates the property in float64 and in onnxruntime, or
         ``None``.
 

@@ -20,8 +20,6 @@ from service.bounds.rank_group import RankGroup
 from service.parallel.mesh import SINGLE, Axis
 
 Counterexample = tuple[float, ...]
-AT_MOST = 512
-"""The most subproblems that one rank hands over in a round."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,13 @@ class WorkTransfer(Protocol):
 
 @dataclass(frozen=True)
 class SearchGroup:
-    """The ranks of ``axis``; every one calls the same methods in the same order."""
+    """The ranks of ``axis``; every one calls the same methods in the same order.
+
+    In a round, one rank hands over at most ``most_moved`` subproblems to another.
+    """
 
     axis: Axis = SINGLE
+    most_moved: int = 512
 
     @property
     def is_first(self) -> bool:
@@ -114,7 +116,8 @@ class SearchGroup:
         everyone = SearchStatus(
             int(sum(opens)), int(sum(domains)), min(bounds), any(stuck), any(late), any(is_slow), int(max(widths))
         )
-        return GroupState(everyone, self.first(found, device), plan_moves([int(count) for count in opens]))
+        moves = plan_moves([int(count) for count in opens], self.most_moved)
+        return GroupState(everyone, self.first(found, device), moves)
 
     def rebalance(self, state: GroupState, transfer: WorkTransfer, device: torch.device) -> list[Tensor]:
         """Carry out the moves that were planned, and return the rows that this rank is to receive.
@@ -148,13 +151,16 @@ class SearchGroup:
 SINGLE_RANK = SearchGroup()
 
 
-def plan_moves(opens: Sequence[int]) -> tuple[Move, ...]:
-    """Plan who hands over how much: ranks without domains get half of what the ones with the most have."""
+def plan_moves(opens: Sequence[int], most: int) -> tuple[Move, ...]:
+    """Plan who hands over how much: a rank without domains gets half of what another has, and at most ``most``.
+
+    The rank that has the most hands over.
+    """
     left = list(opens)
     found = []
     for receiver in (rank for rank, count in enumerate(opens) if not count):
         sender = max(range(len(left)), key=lambda rank: left[rank])
-        count = min(left[sender] // 2, AT_MOST)
+        count = min(left[sender] // 2, most)
         if not count:
             break
         left[sender] -= count

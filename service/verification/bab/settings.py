@@ -1,4 +1,4 @@
-"""What tunes a decision: a frozen dataclass for each algorithm. None of it decides what is true."""
+"""Settings of a decision: a frozen dataclass for each algorithm. None of them decides what is true."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class AttackSettings:
 class OptimiserSettings:
     """Gradient ascent of the parameters of domains.
 
-    The steps are in units of the range of the ``slopes``, of the coefficients that arrive for the ``multipliers``, and
-    of the ``weights``; all are multiplied by ``decay`` after each iteration. The ascent ends early at ``deadline``
-    (``time.monotonic``), but not where others take part, who may see another time. Whether all domains are proved is
-    looked at every ``check_every`` iterations, since each look waits for the device. ``adam_decays`` and
-    ``adam_epsilon`` are those of the multipliers' Adam (Kingma and Ba, 2015).
+    ``slope_step`` is in units of the range of the slopes, ``multiplier_step`` of the coefficients that arrive at the
+    split entries, and ``weight_step`` of the rows' weights; all are multiplied by ``decay`` after each iteration. The
+    ascent ends early at ``deadline`` (``time.monotonic``), but not where others take part, who may see another time.
+    Whether all domains are proved is looked at every ``check_every`` iterations, since each look waits for the device.
+    ``adam_decays`` and ``adam_epsilon`` are those of the multipliers' Adam (Kingma and Ba, 2015).
     """
 
     iterations: int
-    slopes: float
-    multipliers: float = 0.1
-    weights: float = 0.1
+    slope_step: float
+    multiplier_step: float = 0.1
+    weight_step: float = 0.1
     decay: float = 0.97
     deadline: float = inf
     check_every: int = 5
@@ -164,13 +164,13 @@ class IntermediateSettings:
     """Tighter intermediate bounds for all domains of a search: optimised, and then by branch and bound.
 
     A layer's bounds are optimised by at least ``fewest_iterations``, or not at all. Branch and bound optimises roots by
-    ``from_scratch`` and halves by ``onward``, and keeps at most ``most_leaves`` times as many leaves as are optimised
-    together, since each takes many times as much; ``batches`` are entries whose ends are bounded together.
+    ``from_scratch`` and halves by ``warm_start``, and keeps at most ``most_leaves`` times as many leaves as are
+    optimised together, since each takes many times as much; ``batches`` are entries whose ends are bounded together.
     """
 
     fewest_iterations: int = 3
-    from_scratch: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(20, slopes=0.2))
-    onward: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(10, slopes=0.02))
+    from_scratch: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(20, slope_step=0.2))
+    warm_start: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(10, slope_step=0.02))
     most_leaves: int = 16
     batches: EntryBatchSettings = field(default_factory=EntryBatchSettings)
 
@@ -186,7 +186,7 @@ class InvpropSettings:
     together.
     """
 
-    optimiser: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(20, slopes=0.1))
+    optimiser: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(20, slope_step=0.1))
     pressure: float = 0.3
     least_lacking: float = 1e-6
     least_layer_gain: float = 0.01
@@ -199,12 +199,12 @@ class ActivationSearchSettings:
     """Branch and bound over activations.
 
     Whole boxes are optimised by ``from_scratch``, and halves, whose parameters begin where those of the whole were
-    best, by ``onward``. A round bounds at most ``largest_batch`` domains and looks for a counterexample by descent from
-    ``starts`` of their minimisers.
+    best, by ``warm_start``. A round bounds at most ``largest_batch`` domains and looks for a counterexample by descent
+    from ``starts`` of their minimisers.
     """
 
-    from_scratch: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(60, slopes=0.1))
-    onward: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(5, slopes=0.03))
+    from_scratch: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(60, slope_step=0.1))
+    warm_start: OptimiserSettings = field(default_factory=lambda: OptimiserSettings(5, slope_step=0.03))
     largest_batch: int = 8192
     starts: int = 16
     branching: BranchingSettings = field(default_factory=BranchingSettings)

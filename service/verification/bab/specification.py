@@ -59,7 +59,7 @@ class Specification:
         return None if self.ball is None else self.ball.distance
 
     @cached_property
-    def disjuncts(self) -> int:
+    def disjunct_count(self) -> int:
         return int(self.disjunct.max()) + 1
 
     def box(self, dtype: torch.dtype) -> Interval:
@@ -124,7 +124,7 @@ class Specification:
     def per_disjunct(self, values: Tensor) -> Tensor:
         """Return the largest of each disjunct's rows, ``(n, rows)`` to ``(n, disjuncts)``: all must be ≤ 0 at once."""
         index = self.disjunct.expand(len(values), -1)
-        start = values.new_full((len(values), self.disjuncts), -torch.inf)
+        start = values.new_full((len(values), self.disjunct_count), -torch.inf)
         return start.scatter_reduce(1, index, values, "amax")
 
 

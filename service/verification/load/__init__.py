@@ -1,4 +1,4 @@
-"""What a verification job loads, by source: a trained job's model, an ONNX file, or an archive of instances.
+"""Load a verification job by its source: a trained job's model, an ONNX file, or an archive of instances.
 
 Each source has a file of its own, which reads the model and its property, checks that they fit each other, and
 prepares the model for bounding; :mod:`.task_loader` is what they share.

@@ -1,4 +1,4 @@
-"""Attacks: they find what is there, stay inside, and only say what convinced."""
+"""Attacks: they find what is there, stay inside, and return only confirmed counterexamples."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ from service.verification.engine import NetworkEngine
 
 pytestmark = pytest.mark.distributed
 
-ONCE = OptimiserSettings(1, slopes=0.1)
-WEAK = SearchSettings(activations=ActivationSearchSettings(from_scratch=ONCE, onward=ONCE))
+ONCE = OptimiserSettings(1, slope_step=0.1)
+WEAK = SearchSettings(activations=ActivationSearchSettings(from_scratch=ONCE, warm_start=ONCE))
 """Bounds that are hardly optimised leave the most to splits."""
 Pair = tuple[ModelUnderVerification, ModelUnderVerification]
 """A model that one process has whole, and the same model divided over the ranks."""

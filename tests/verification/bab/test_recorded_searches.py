@@ -46,7 +46,7 @@ BATCHES = [(5, 3), (8, 2), (1, 1), (7, 0), (12, 3), (3, 0)]
 def test_what_is_replayed_is_what_would_run(name: str) -> None:
     """To the last bit, of batches that share a record and hold other domains each time."""
     domain_bounds, batches = bounding_and_batches(name, BATCHES)
-    settings = OptimiserSettings(7, slopes=0.1)
+    settings = OptimiserSettings(7, slope_step=0.1)
     rehearsed, plain = (of_records(domain_bounds, kind) for kind in (Rehearsed, Plain))
     for domains in batches:
         replayed, run = (each.optimised(domains, settings, domain_bounds.scale) for each in (rehearsed, plain))
@@ -64,7 +64,7 @@ def test_domains_that_are_proved_end_a_replayed_ascent_early() -> None:
     domain_bounds, (domains,) = bounding_and_batches("relu", [(4, 1)])
     domain_bounds.specification_rows.offsets.fill_(-100)
     rehearsed = of_records(domain_bounds, Rehearsed)
-    found = rehearsed.optimised(domains, OptimiserSettings(50, slopes=0.1), domain_bounds.scale)
+    found = rehearsed.optimised(domains, OptimiserSettings(50, slope_step=0.1), domain_bounds.scale)
     assert (found.margin > 0).all()
     (optimiser,) = rehearsed._kept.values()
     assert optimiser.stepping.runs == 5
@@ -87,7 +87,7 @@ def test_what_needs_the_host_or_counts_in_python_would_be_noticed() -> None:
 
 def test_records_that_were_not_used_for_longest_make_room() -> None:
     domain_bounds, batches = bounding_and_batches("relu", [(8, 1), (16, 1), (32, 1), (8, 1), (64, 1)])
-    settings = OptimiserSettings(2, slopes=0.1)
+    settings = OptimiserSettings(2, slope_step=0.1)
     # A quarter of what is free, as it is without records, holds 50 domains at a time.
     records = of_records(domain_bounds, Plain)
     records.free = lambda: 200 - sum(size.count for size in records._kept)
@@ -113,7 +113,7 @@ def test_a_batch_is_filled_up_to_one_of_few_sizes(count: int, least: int) -> Non
 @pytest.mark.parametrize("name", NETS)
 def test_records_of_a_device_give_what_runs_there(name: str) -> None:
     domain_bounds, batches = bounding_and_batches(name, BATCHES)
-    device, settings = torch.device("cuda", 0), OptimiserSettings(7, slopes=0.1)
+    device, settings = torch.device("cuda", 0), OptimiserSettings(7, slope_step=0.1)
     objective = moved(name, device)
     scale = domain_bounds.scale.to(device)
     recorded = RecordedOptimisation(objective, 1, lambda: 2**40, lambda memory: Recorded(device, memory))
@@ -141,7 +141,7 @@ def test_records_share_their_memory_until_they_are_forgotten() -> None:
         return Plain()
 
     records = RecordedOptimisation(domain_bounds.objective, 1, lambda: 2**40, repeat)
-    settings = OptimiserSettings(1, slopes=0.1)
+    settings = OptimiserSettings(1, slope_step=0.1)
     for domains in batches:
         records.optimised(domains, settings, domain_bounds.scale)
     assert len(used) == 2 * len(batches)

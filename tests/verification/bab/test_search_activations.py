@@ -64,7 +64,7 @@ def test_a_bound_with_splits_is_below_every_sample_that_satisfies_them(
     domain_bounds = bounding_of(subject, centre - 0.4, centre + 0.4, rows)
     domains = random_domains(domain_bounds, 12, depth, generator)
     if optimised:
-        domains = domain_bounds.optimised(domains, OptimiserSettings(15, slopes=0.1))
+        domains = domain_bounds.optimised(domains, OptimiserSettings(15, slope_step=0.1))
         margins = domains.margin
     else:
         margins = domain_bounds.margins(domains)
@@ -81,7 +81,7 @@ def test_multipliers_of_the_wrong_sign_would_be_noticed(monkeypatch: pytest.Monk
     domains = random_domains(domain_bounds, 64, 2, generator)
     right = Multipliers.coefficients
     monkeypatch.setattr(Multipliers, "coefficients", lambda self, entries: -right(self, entries))
-    wrong = domain_bounds.optimised(domains, OptimiserSettings(30, slopes=0.1))
+    wrong = domain_bounds.optimised(domains, OptimiserSettings(30, slope_step=0.1))
     assert bool((wrong.margin > least_sampled(domain_bounds, wrong, 3000, generator) + 1e-2).any())
 
 
@@ -100,11 +100,13 @@ def test_optimised_multipliers_reach_the_minimum_over_the_halfspace() -> None:
     zero, up = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
     half = root.split_further(zero, up, 0 * up, 0 * up)
     # The least x0 with x0 + x1 ≥ 0 on the square is −1; with x0 + x1 ≥ 1 it would be 0.
-    assert float(domain_bounds.optimised(half, OptimiserSettings(100, slopes=0.1)).margin) == pytest.approx(
+    assert float(domain_bounds.optimised(half, OptimiserSettings(100, slope_step=0.1)).margin) == pytest.approx(
         -1, abs=1e-6
     )
     half = root.split_further(zero, up, up, 0 * up)
-    assert float(domain_bounds.optimised(half, OptimiserSettings(200, slopes=0.1)).margin) == pytest.approx(0, abs=0.02)
+    assert float(domain_bounds.optimised(half, OptimiserSettings(200, slope_step=0.1)).margin) == pytest.approx(
+        0, abs=0.02
+    )
 
 
 @pytest.mark.parametrize(("activation", "slope"), [(nn.ReLU(), 0.0), (nn.LeakyReLU(0.2), 0.2)])
@@ -146,7 +148,7 @@ def test_programs_that_take_long_leave_the_others_to_later_rounds(monkeypatch: p
         return by_programs(self, domains)
 
     usual = ActivationSearchSettings()
-    hasty = replace(usual, onward=replace(usual.onward, iterations=1))
+    hasty = replace(usual, warm_start=replace(usual.warm_start, iterations=1))
     monkeypatch.setattr(activations._ActivationSearch, "_reoptimised", lambda self, domains: domains)
     monkeypatch.setattr(activations._ActivationSearch, "_by_programs", counted)
     subject = replace(
@@ -184,8 +186,8 @@ def test_an_ascent_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None
     roots = domain_bounds.roots(torch.full((1, 2), -torch.inf, dtype=torch.float64))
     steps, descent = [], DualObjective.descent
     monkeypatch.setattr(DualObjective, "descent", lambda *given: (steps.append(1), descent(*given))[1])
-    found = domain_bounds.optimised(roots, replace(OptimiserSettings(1000, slopes=0.1), deadline=time.monotonic()))
-    assert len(steps) == OptimiserSettings(1000, slopes=0.1).check_every
+    found = domain_bounds.optimised(roots, replace(OptimiserSettings(1000, slope_step=0.1), deadline=time.monotonic()))
+    assert len(steps) == OptimiserSettings(1000, slope_step=0.1).check_every
     assert bool(found.margin.isfinite().all())
 
 
@@ -244,7 +246,7 @@ def test_time_that_is_over_gives_a_sound_bound() -> None:
 
 @given(st.integers(1, 500))
 def test_a_longer_ascent_takes_smaller_steps_to_the_same_end(iterations: int) -> None:
-    usual = OptimiserSettings(60, slopes=0.1)
+    usual = OptimiserSettings(60, slope_step=0.1)
     settings = usual.within(Effort(ascent=Ascent(iterations=iterations)))
     assert settings.iterations == 3 * iterations
     assert settings.decay**settings.iterations == pytest.approx(usual.decay**usual.iterations)

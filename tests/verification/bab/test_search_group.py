@@ -22,7 +22,6 @@ from service.bounds.methods import CROWN
 from service.parallel.mesh import Axis
 from service.verification.bab.inputs.boxes import Boxes, BoxPool, BoxTransfer
 from service.verification.bab.search_group import (
-    AT_MOST,
     SINGLE_RANK,
     GroupState,
     SearchGroup,
@@ -32,20 +31,21 @@ from service.verification.bab.search_group import (
 from service.verification.bab.settings import InputSearchSettings
 
 CPU = torch.device("cpu")
+MOST = SINGLE_RANK.most_moved
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=8))
 def test_those_without_domains_get_half_of_what_the_most_have(opens: list[int]) -> None:
     left = list(opens)
-    for move in plan_moves(opens):
+    for move in plan_moves(opens, MOST):
         assert opens[move.receiver] == 0
-        assert 0 < move.count <= min(AT_MOST, left[move.sender] // 2)
+        assert 0 < move.count <= min(MOST, left[move.sender] // 2)
         assert left[move.sender] == max(left)
         left[move.sender] -= move.count
         left[move.receiver] += move.count
     assert sum(left) == sum(opens)
     if max(opens) > 1:
-        assert (0 in opens) == bool(plan_moves(opens))
+        assert (0 in opens) == bool(plan_moves(opens, MOST))
 
 
 def test_a_group_of_one_rank_waits_for_nobody() -> None:
@@ -112,7 +112,7 @@ def test_subproblems_stay_where_memory_does_not_suffice_to_hand_them_over(
     pools[0].put(Boxes(Interval(lower, lower + 1), -torch.ones(4), torch.ones(4, 2, dtype=torch.bool), {}))
     kinds = [NoMemoryToGive if short_of_memory == "the sender" else BoxTransfer, BoxTransfer]
     transfers = [kind(pool, 2, 3, torch.float32) for kind, pool in zip(kinds, pools, strict=True)]
-    state = GroupState(SearchStatus(open=4, width=transfers[0].width), None, plan_moves([4, 0]))
+    state = GroupState(SearchStatus(open=4, width=transfers[0].width), None, plan_moves([4, 0], MOST))
     collectives = LockStep()
 
     def rebalance(rank: int) -> None:

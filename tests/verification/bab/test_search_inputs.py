@@ -219,7 +219,7 @@ def test_clipping_loses_no_counterexample(seed: int, disjuncts: int) -> None:
     box = specification.box(torch.float64)
     coefficients, bias = torch.randn(1, 3, 2, dtype=torch.float64), 0.5 * torch.randn(1, 3, dtype=torch.float64)
     cut = LinearCut.of(specification, box, coefficients, bias)
-    left = torch.ones(1, specification.disjuncts, dtype=torch.bool)
+    left = torch.ones(1, specification.disjunct_count, dtype=torch.bool)
     smaller, margins, left = clipped(specification, cut, box, left, 3)
     x = 2 * torch.rand(500, 2, dtype=torch.float64) - 1
     each = specification.per_disjunct((x[:, None] * coefficients).sum(dim=2) + bias)

@@ -43,7 +43,7 @@ def backward_least(a, centre, radius, onto, to_a, n, rows, a_batch, a_row, BLOCK
 
 @triton.jit
 def _shown(e, here, instance, down, across, channels, tall, broad, height, width):
-    """Where entries ``e`` of a patch ``(channels, height, width)`` are in its image, and which are."""
+    """Return where entries ``e`` of a patch ``(channels, height, width)`` are in its image, and which are."""
     channel, rest = e // (height * width), e % (height * width)
     y, x = down + rest // width, across + rest % width
     inside = here & (y >= 0) & (y < tall) & (x >= 0) & (x < broad)

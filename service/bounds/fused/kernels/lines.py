@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def _start(a, index, a_batch, a_row, index_batch, instance, row, n, pairs, INDEXED: tl.constexpr):
-    """Where a row begins and its sign. Indexed rows are rows of a matrix, and the same again negated."""
+    """Return where a row begins and its sign. Indexed rows are rows of a matrix, and the same again negated."""
     if INDEXED:
         picked = tl.load(index + instance * index_batch + row % pairs)
         return a + picked * n, tl.where(row < pairs, 1.0, -1.0)

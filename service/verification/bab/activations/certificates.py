@@ -65,7 +65,7 @@ class Certificates:
             name: each.arranged(lambda end: end.expand(count, *end.shape[1:]))
             for name, each in backward.intervals.items()
         }
-        # Of a ball, what is left of it after splits of inputs.
+        # What splits of inputs leave of an L2 ball.
         intervals |= {
             name: replace(intervals[name], lower=each.lower, upper=each.upper) for name, each in within.items()
         }

@@ -127,7 +127,7 @@ class _Problems:
     ) -> None:
         self.branching, self.disjunct, self.known, self.settings = branching, disjunct, known, settings
         self.domain_bounds = domain_bounds = branching.domain_bounds
-        first, self.onward = (each.within(effort) for each in (settings.from_scratch, settings.onward))
+        first, self.warm_start = (each.within(effort) for each in (settings.from_scratch, settings.warm_start))
         self.leaves = self._optimised(domain_bounds.roots(known[:, None]).rows(disjunct), first)
         domain_bounds.calibrate(self.leaves)
 
@@ -165,7 +165,7 @@ class _Problems:
             branched = self.branching.split(part, self.domain_bounds.inspected(part))
             yield branched.whole
             if len(branched.halves):
-                yield self._optimised(branched.halves, self.onward)
+                yield self._optimised(branched.halves, self.warm_start)
 
     def _optimised(self, domains: Domains, settings: OptimiserSettings) -> Domains:
         return Domains.joined(

@@ -28,7 +28,7 @@ class MultiplierAdam:
         steps = torch.arange(1, settings.iterations + 1, dtype=torch.float64)
         (first, second), self.epsilon = settings.adam_decays, settings.adam_epsilon
         self.decays = first, second
-        sizes = settings.multipliers * (1 - second**steps).sqrt() / (1 - first**steps) * settings.decay**steps
+        sizes = settings.multiplier_step * (1 - second**steps).sqrt() / (1 - first**steps) * settings.decay**steps
         self.sizes = sizes.to(like)
 
     def restart(self) -> None:
@@ -66,9 +66,9 @@ class DomainOptimiser:
         self.moving = DualParameters(*(each.clone().requires_grad_() for each in DualParameters.of(domains).each))
         self.kept = DualParameters(*(each.clone() for each in DualParameters.of(domains).each))
         self.best = torch.where(batch.empty, torch.inf, domains.margin)
-        self.slopes = Adam([self.moving.slopes], settings.slopes, settings.decay)
+        self.slopes = Adam([self.moving.slopes], settings.slope_step, settings.decay)
         self.beta = MultiplierAdam(domains.beta, settings)
-        self.weights = Adam([self.moving.weights], settings.weights, settings.decay)
+        self.weights = Adam([self.moving.weights], settings.weight_step, settings.decay)
 
     def keep(self) -> None:
         """Copy what does not change into tensors of its own, so that :meth:`restart` may overwrite it."""

@@ -76,7 +76,7 @@ def _asked(
     place = torch.stack(
         [(specification.disjunct[:index] == own).sum() for index, own in enumerate(specification.disjunct)]
     )
-    shape = specification.disjuncts, int(place.max()) + 1
+    shape = specification.disjunct_count, int(place.max()) + 1
     used = torch.zeros(shape, dtype=torch.bool, device=rows.device)
     used[specification.disjunct, place] = True
     specification_rows = DisjunctRows(

@@ -84,8 +84,8 @@ class _ActivationSearch:
         self.is_over = False
         self.proved, self.stuck = inf, inf
         self.pace, self.most = 0.0, self.settings.largest_batch
-        self.first, self.onward = (
-            each.within(model.effort, deadline) for each in (settings.from_scratch, settings.onward)
+        self.first, self.warm_start = (
+            each.within(model.effort, deadline) for each in (settings.from_scratch, settings.warm_start)
         )
         self.started = now = time.monotonic()
         self.refine_at = self.time.first_refinement(now, deadline)
@@ -174,7 +174,7 @@ class _ActivationSearch:
             self.pool.put(parents)
             return found
         branched = self.branching.split(parents, inspection)
-        self._settle(self._certified(branched.halves), self.onward)
+        self._settle(self._certified(branched.halves), self.warm_start)
         self.pace = (time.monotonic() - started) / len(parents)
         return self._ended(branched.whole)
 

@@ -1,4 +1,4 @@
-"""What a branching score for activations is, and what it may read of the subproblems that it scores."""
+"""The interface of a branching score for activations, and the view of the subproblems that it scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a branching score for inputs is, and what it may read of the boxes that it scores."""
+"""The interface of a branching score for inputs, and the view of the boxes that it scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an input's width costs the rows that are still to be proved."""
+"""Score inputs by what their width costs the rows that are still to be proved."""
 
 from __future__ import annotations
 

@@ -140,13 +140,13 @@ class BoxTransfer:
     """
 
     pool: BoxPool
-    disjuncts: int
+    disjunct_count: int
     features: int
     dtype: torch.dtype
 
     @property
     def width(self) -> int:
-        return 1 + self.disjuncts + 2 * self.features
+        return 1 + self.disjunct_count + 2 * self.features
 
     def give(self, count: int, width: int) -> Tensor:
         def rows(boxes: Boxes) -> Tensor:
@@ -156,7 +156,7 @@ class BoxTransfer:
         return self.pool.take_as(rows, count)
 
     def receive(self, rows: Tensor) -> None:
-        sizes = [1, self.disjuncts, self.features, self.features]
+        sizes = [1, self.disjunct_count, self.features, self.features]
         margins, left, lower, upper = torch.split(rows, sizes, dim=1)
         box = Interval(lower.to(self.dtype), upper.to(self.dtype))
         self.pool.put(Boxes(box, margins[:, 0].to(self.dtype), left > 0, {}))

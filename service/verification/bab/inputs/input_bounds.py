@@ -17,7 +17,7 @@ from torch import Tensor
 
 from service.bounds.affine_forward import affine_forward
 from service.bounds.effort import Effort, affordable
-from service.bounds.folded import Folded, fold
+from service.bounds.folded import FoldedNetwork, fold
 from service.bounds.interval import Interval
 from service.bounds.linear.plain import Pass
 from service.bounds.methods import IntermediateBounds, Method
@@ -26,9 +26,10 @@ from service.bounds.network import Network
 from service.bounds.planes import BoxPlanes, Known, Planes, minimum
 from service.bounds.stages import Staged
 
-PAIRS, SLOPES, FORMS, ENDS = 10, 4, 8, 8
-"""Numbers that are held at a time: for each entry of a pair of rows, for each slope of an entry, for each entry of a
-value that is propagated forward, and for the bounds and the relaxation of each entry."""
+FLOATS_PER_PAIR, FLOATS_PER_SLOPE, FLOATS_PER_FORM, FLOATS_PER_BOUND = 10, 4, 8, 8
+"""Numbers that the code below holds at a time: for each entry of a pair of rows, for each slope of an entry, for each
+entry of a value that is propagated forward, and for the bounds and the relaxation of each entry. They are counted from
+the code, and no setting of the search."""
 
 
 class InputBounds(Protocol):
@@ -71,7 +72,7 @@ def factories_of(network: Network, method: Method, whole: Interval, effort: Effo
 
 @dataclass(frozen=True, eq=False)
 class FoldedInputBounds:
-    folded: Folded
+    folded: FoldedNetwork
 
     @property
     def entries(self) -> int:
@@ -85,7 +86,8 @@ class FoldedInputBounds:
         sizes = [operator.node.size for operator in self.folded.operators]
         features = self.folded.network.graph.input.size
         widest = max(sizes, default=1)
-        return PAIRS * widest * max(widest, features) + SLOPES * sum(sizes) * features + ENDS * sum(sizes)
+        rows = FLOATS_PER_PAIR * widest * max(widest, features)
+        return rows + (FLOATS_PER_SLOPE * features + FLOATS_PER_BOUND) * sum(sizes)
 
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
         return BoxPlanes(self.folded, box, known).planes(rows)
@@ -111,7 +113,7 @@ class PassInputBounds:
     @property
     def floats(self) -> int:
         sizes = [node.size for node in self.network.graph.nodes]
-        return self.forms * FORMS * self.network.widest + ENDS * sum(sizes)
+        return self.forms * FLOATS_PER_FORM * self.network.widest + FLOATS_PER_BOUND * sum(sizes)
 
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:
         graph = self.network.graph
@@ -173,7 +175,7 @@ def _slope(least: Tensor, ends: Interval) -> Tensor:
 
 
 STAGE_COPIES = 64
-"""Of the widest value, that a box takes in a stage."""
+"""Copies of the widest value that a box takes in a stage; counted like the numbers above."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +192,7 @@ class StagedInputBounds:
 
     @property
     def floats(self) -> int:
-        return self.staged.widest * STAGE_COPIES + self.staged.entries * ENDS
+        return self.staged.widest * STAGE_COPIES + self.staged.entries * FLOATS_PER_BOUND
 
     @torch.no_grad()
     def planes(self, box: Interval, known: Known, rows: Tensor) -> Planes:

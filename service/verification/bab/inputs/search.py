@@ -81,9 +81,9 @@ class _InputSearch:
         places[0] = 0.5
         self.places, self.at_once = places.to(self.model.device), inputs_at_once(self.model)
         self.pool = BoxPool(self.model.device, self.settings.crowded_entries)
-        self.transfer = BoxTransfer(self.pool, self.specification.disjuncts, self.width.shape[1], self.model.dtype)
+        self.transfer = BoxTransfer(self.pool, self.specification.disjunct_count, self.width.shape[1], self.model.dtype)
         margins = torch.full_like(whole.lower[:, 0], -torch.inf)
-        left = torch.ones(1, self.specification.disjuncts, dtype=torch.bool, device=self.model.device)
+        left = torch.ones(1, self.specification.disjunct_count, dtype=torch.bool, device=self.model.device)
         if self.model.search_group.is_first:
             self.pool.put(Boxes(whole, margins, left, {}))
         self._take_factory()
