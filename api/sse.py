@@ -48,13 +48,16 @@ class _EventStream:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the stream as bytes, from the cursor until its end, the client's or the service's."""
         yield frames.RETRY
+        clock = asyncio.get_running_loop().time
+        sent_at = clock()
         async for found in self.rounds():
-            if found is None:
-                yield frames.PING
-            elif isinstance(found, bytes):
-                yield found
-            elif chunk := self._encode(found):
+            chunk = found if isinstance(found, bytes) else self._encode(found or [])
+            # Events of types that the client did not ask for end no silence.
+            if found is None or (not chunk and clock() - sent_at >= self.hub.settings.ping_s):
+                chunk = frames.PING
+            if chunk:
                 yield chunk
+                sent_at = clock()
         yield frames.BYE if self.hub.closing.is_set() or self.subscription.revoked else frames.END
 
     async def rounds(self) -> AsyncIterator[list[FrameBatch] | bytes | None]:

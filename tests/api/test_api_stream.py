@@ -244,6 +244,34 @@ def test_silence_is_filled_with_pings(server: Server, secret: str, monkeypatch: 
         assert ": ping" in itertools.islice(lines, 20)
 
 
+def test_events_that_are_filtered_out_end_no_silence(
+    server: Server, secret: str, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the logs are followed of a job that reports metrics and prints nothing."""
+    hub = server.app.state.context.hub
+    monkeypatch.setattr(hub, "settings", replace(hub.settings, ping_s=2.0))
+    job_id = submit(server, secret)
+    ref = worker.start(job_id)
+    pinged = threading.Event()
+
+    def report() -> None:
+        while not pinged.wait(0.02):
+            worker.metrics(ref, [1.0])
+
+    reporting = threading.Thread(target=report)
+    headers = {"Accept": "text/event-stream", **bearer(secret)}
+    url = f"{server.url}/v1/jobs/{job_id}/events?types=log"
+    with httpx2.stream("GET", url, headers=headers, timeout=300) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("retry: ")
+        reporting.start()
+        try:
+            assert next(line for line in lines if line) == ": ping"
+        finally:
+            pinged.set()
+            reporting.join()
+
+
 def test_a_closing_service_says_goodbye(server: Server, secret: str) -> None:
     job_id = submit(server, secret)
     with listening(f"{server.url}/v1/jobs/{job_id}/events", secret) as events:
