@@ -1,9 +1,9 @@
 """Reading VNN-LIB 1 (https://www.vnnlib.org).
 
-The file declares reals ``X_i`` and ``Y_j`` and asserts ``<=`` and ``>=`` between sums of them and numbers, under
-``and`` and ``or`` nested to any depth, of inputs and outputs alike. All assertions together hold for a counterexample;
-the property holds if there is none. Numbers are the rationals that their decimals say, and are added and multiplied
-without rounding.
+The file declares reals ``X_i`` and ``Y_j``, as ``(declare-const X_0 Real)`` or ``(declare-fun X_0 () Real)``, and
+asserts ``<=`` and ``>=`` between sums of them and numbers, under ``and`` and ``or`` nested to any depth, of inputs and
+outputs alike. All assertions together hold for a counterexample; the property holds if there is none. Numbers are the
+rationals that their decimals say, and are added and multiplied without rounding.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ MOST_COMPARISONS = 2_000_000
 MOST_ENDS = 20_000_000
 """Numbers in the boxes of all disjuncts together."""
 
+_STATEMENTS = "declare-const, declare-fun or assert"
 Conjunction = tuple[LinearConstraint, ...]
 ONE, MINUS_ONE = Fraction(1), Fraction(-1)
 
@@ -105,22 +106,36 @@ def _statement(
 ) -> None:
     head, rest = (tree[0] if tree else []), tree[1:]
     if not isinstance(head, Token):
-        raise first(tree).refuse("declare-const or assert")
+        raise first(tree).refuse(_STATEMENTS)
     if head.text == "assert":
         if len(rest) != 1:
             raise head.refuse(f"one formula, not {len(rest)},")
         assertions.append(_formula(rest[0], declared, expansion, head))
     elif head.text in ("declare-const", "declare-fun"):
-        name = rest[0] if rest else head
-        match = _VARIABLE.fullmatch(name.text) if isinstance(name, Token) else None
-        kind = rest[-1] if rest else head
-        if match is None or not isinstance(kind, Token):
-            raise first([name, head]).refuse("a name X_i or Y_i")
-        if kind.text != "Real":
-            raise kind.refuse("Real")
-        declared.lines[match.group(1)][int(match.group(2))] = head.line
+        name, index = _declaration(head, rest)
+        declared.lines[name][index] = head.line
     else:
-        raise head.refuse("declare-const or assert")
+        raise head.refuse(_STATEMENTS)
+
+
+def _declaration(head: Token, rest: Sequence[Tree]) -> tuple[str, int]:
+    """Parse ``X_i Real`` after ``declare-const``, or ``X_i () Real`` after ``declare-fun``: a name and its index."""
+    variable, *kind = rest or [head]
+    match = _VARIABLE.fullmatch(variable.text) if isinstance(variable, Token) else None
+    if match is None:
+        raise first([variable, head]).refuse("a name X_i or Y_i")
+    if head.text == "declare-fun":
+        if not kind or kind[0] != []:
+            raise first([*kind, head]).refuse(
+                f"() after {match.group()}, since a variable takes no arguments, and Real"
+            )
+        kind = kind[1:]
+    sort = kind[0] if kind else variable
+    if not isinstance(sort, Token) or sort.text != "Real":
+        raise first([sort, head]).refuse(f"Real, the sort of {match.group()}")
+    if len(kind) > 1:
+        raise first([*kind[1:], head]).refuse("nothing after Real")
+    return match.group(1), int(match.group(2))
 
 
 def _formula(tree: Tree, declared: _Declared, expansion: _Expansion, near: Token) -> list[Conjunction]:

@@ -62,12 +62,15 @@ def trees(text: str) -> Iterator[list[Tree]]:
 
 def first(tree: Sequence[Tree | None]) -> Token:
     """Return the first token within, for a message."""
+    return next(_tokens(tree), Token("()", 0))
+
+
+def _tokens(tree: Sequence[Tree | None]) -> Iterator[Token]:
     for part in tree:
         if isinstance(part, Token):
-            return part
-        if part:
-            return first(part)
-    return Token("()", 0)
+            yield part
+        elif part:
+            yield from _tokens(part)
 
 
 _NUMBER = re.compile(r"([+-]?)(\d*)(?:\.(\d*))?(?:[eE]([+-]?\d+))?", re.ASCII)

@@ -158,7 +158,7 @@ class VerifyBudget(Strict):
         description="GiB of memory that each rank may take: on a CUDA device what torch allocates, on a CPU all of "
         "the process; none: what is free",
     )
-    restarts: int = Field(64, ge=0, le=10**6, description="starts of the attack that comes before a search")
+    restarts: int = Field(64, ge=0, le=10**6, description="starts of the attack that comes before a search; 0: none")
 
 
 class VerifySpec(CommonSpec):

@@ -31,22 +31,27 @@ def attack(
 ) -> Counterexample | None:
     """Return a confirmed counterexample in the specification's box, or none until ``deadline`` (``time.monotonic``).
 
-    There are ``restarts`` starts, or as many as the settings say. Raises as :func:`inputs_at_once` does.
+    There are ``restarts`` starts, or as many as the settings say, and at least ``restarts_per_disjunct`` for each
+    disjunct. Raises as :func:`inputs_at_once` does.
     """
     settings = model.settings.attack
     restarts = settings.restarts if restarts is None else restarts
     samples = max(restarts, min(settings.samples, settings.values // model.engine.entries))
-    made = _Attack(model, specification, deadline, seed, max(restarts, 2 * specification.disjunct_count))
+    restarts = max(restarts, settings.restarts_per_disjunct * specification.disjunct_count)
+    made = _Attack(model, specification, deadline, seed, restarts)
     return halving(samples, made.everywhere, model.device, alone=model.engine.is_alone)
 
 
 def attack_nearby(
     model: ModelUnderVerification, specification: Specification, samples: int, seed: int, deadline: float
 ) -> Counterexample | None:
-    """Attack by short steps from the best of very many random inputs: counterexamples may be rare."""
-    made = _Attack(
-        model, specification, deadline, seed, 4 * max(model.settings.attack.restarts, specification.disjunct_count)
-    )
+    """Attack by short steps from the best of very many random inputs: counterexamples may be rare.
+
+    It is part of a search over inputs, whatever a job says of the attack before it.
+    """
+    settings = model.settings.attack
+    restarts = max(settings.search_restarts, settings.search_restarts_per_disjunct * specification.disjunct_count)
+    made = _Attack(model, specification, deadline, seed, restarts)
     return halving(samples, made.nearby, model.device, alone=model.engine.is_alone)
 
 

@@ -55,9 +55,12 @@ def decide(
 ) -> Decision:
     """Decide the query within about ``limit`` seconds and the model's memory; *unknown* where they do not suffice.
 
-    The attack has ``restarts`` starts, or as many as the model's settings say, and at least two for each disjunct; with
-    0 there is none. What ``progress`` raises ends the search.
+    The attack before the search has ``restarts`` starts, or as many as the model's settings say, and at least
+    ``restarts_per_disjunct`` for each disjunct; with 0 there is none. A search tries inputs of its own all the same.
+    What ``progress`` raises ends the search. Raises ``ValueError`` for a query without disjuncts.
     """
+    if not query.disjuncts:
+        raise ValueError("query.disjuncts: got none, expected one or more: nothing could be a counterexample")
     started = time.monotonic()
     asked = [_allowing(model, specification, method) for specification in specifications(query, model.device)]
     run = _Decider(model, asked, method, started, limit, progress)
@@ -130,13 +133,14 @@ class _Decider:
 
     def searched(self) -> Decision:
         """Search all specifications, one after the other; the first counterexample ends it."""
-        verdict, technique = Verdict.VERIFIED, Technique.ATTACK
+        verdicts: list[tuple[Verdict, Technique]] = []
         for specification in self.specifications:
-            result, by = self._decided(specification)
+            result, technique = self._decided(specification)
             if result.verdict is Verdict.FALSIFIED:
-                return self.end(Verdict.FALSIFIED, by, result.counterexample)
-            if verdict is Verdict.VERIFIED or result.verdict is Verdict.UNKNOWN:
-                verdict, technique = result.verdict, by
+                return self.end(Verdict.FALSIFIED, technique, result.counterexample)
+            verdicts.append((result.verdict, technique))
+        undecided = [each for each in verdicts if each[0] is Verdict.UNKNOWN]
+        verdict, technique = (undecided or verdicts)[-1]
         return self.end(verdict, technique)
 
     def _decided(self, specification: Specification) -> tuple[SearchResult, Technique]:

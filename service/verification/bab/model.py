@@ -114,7 +114,7 @@ class ModelUnderVerification:
         exact = tp_group.agree(specification.nearest(candidates.double()))
         outputs = tp_group.agree(self.float64_module(exact))
         suspects = specification.per_disjunct(specification.excess(outputs)).amin(dim=1) <= 0
-        for instance, found in zip(exact[suspects][:8], outputs[suspects][:8], strict=True):
+        for instance, found in zip(exact[suspects], outputs[suspects], strict=True):
             x = instance.tolist()
             if specification.reached(x, Interval.point(found)) and self._confirmed(specification, instance, found):
                 return tuple(x)

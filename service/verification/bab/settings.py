@@ -15,12 +15,16 @@ from service.verification.bab.time_plan import TimePlan
 class AttackSettings:
     """Projected gradient descent for counterexamples.
 
-    Before a search, ``samples`` random inputs are evaluated, and ``restarts`` of them descend for ``steps`` steps;
-    other starts are first moved by ``diversifying_steps`` steps of ODI. ``values`` are the entries of all of the
-    network's values that the samples may take.
+    Before a search, ``samples`` random inputs are evaluated, and the best ``restarts`` of them descend for ``steps``
+    steps, or ``restarts_per_disjunct`` for each disjunct where that is more; as many other starts are first moved by
+    ``diversifying_steps`` steps of ODI. ``values`` are the entries of all of the network's values that the samples may
+    take. A job says ``restarts`` itself, as ``budget.restarts``.
 
-    In a search, the best ``box_starts`` points of a round's boxes take ``box_steps`` steps, each half as long as the
-    one before. ``candidates`` is how many inputs that seem to violate the property are looked at in float64 at a time.
+    In a search over inputs, the whole box is attacked again from ``search_restarts`` starts, or
+    ``search_restarts_per_disjunct``; and the best ``box_starts`` points of a round's boxes take ``box_steps`` steps,
+    each half as long as the one before. None of these is the job's to say: without them a search would falsify nothing.
+
+    ``candidates`` is how many inputs that seem to violate the property are looked at in float64 at a time.
 
     At most ``largest_batch`` inputs go through the network together, and all samples in at most ``largest_parts`` such
     batches: fewer are drawn where memory makes the batches small. ``value_copies`` and ``input_copies`` are how many
@@ -28,6 +32,9 @@ class AttackSettings:
     """
 
     restarts: int = 64
+    restarts_per_disjunct: int = 2
+    search_restarts: int = 256
+    search_restarts_per_disjunct: int = 4
     steps: int = 60
     diversifying_steps: int = 5
     samples: int = 4096

@@ -34,6 +34,12 @@ class RobustSamples:
     norm: Literal["inf", 2] = "inf"
     has_labels: bool = True
 
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise PropertyError(
+                f"property.robustness: the model gives {self.classes} output, expected 2 classes or more"
+            )
+
     @property
     def count(self) -> int:
         return len(self.samples)

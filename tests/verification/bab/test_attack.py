@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
 import torch
 from search_problems import specification_of_cases
@@ -14,7 +16,11 @@ from service.bounds.interval import Interval
 from service.bounds.network import prepare
 from service.verification.bab.attack import attack, attack_boxes, attack_nearby
 from service.verification.bab.model import ModelUnderVerification
+from service.verification.bab.settings import AttackSettings, SearchSettings
 from service.verification.engine import NetworkEngine
+
+if TYPE_CHECKING:
+    from service.bounds.onnx.model import Running
 
 CPU = torch.device("cpu")
 
@@ -65,6 +71,40 @@ def test_rare_counterexamples_need_many_samples(wells: ModelUnderVerification) -
     found = attack_nearby(wells, nearly, 20_000, 1, time.monotonic() + 600)
     assert found is not None
     assert all(abs(each - 0.3) < 1e-3 for each in found)
+
+
+def test_a_search_attacks_from_as_many_starts_whatever_the_attack_before_it_has(wells: ModelUnderVerification) -> None:
+    class Counting(Wells):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batches: list[int] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.batches.append(len(x))
+            return super().forward(x)
+
+    never = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, -9.0)])
+    for restarts in (0, 1, 1000):
+        module = Counting()
+        under = replace(wells, module=module, settings=SearchSettings(attack=AttackSettings(restarts=restarts)))
+        assert attack_nearby(under, never, 2_000, 1, time.monotonic() + 600) is None
+        assert module.batches == [2_000] + [256] * 61
+
+
+def test_as_many_candidates_are_looked_at_as_the_caller_has(wells: ModelUnderVerification) -> None:
+    """The first nine of twelve are denied by the other runtime."""
+
+    class Denying:
+        calls = 0
+
+        def flat(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            self.calls += 1
+            return np.full(2, 1.0 if self.calls <= 9 else -1.0)
+
+    specification = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 0.1)])
+    candidates = torch.full((12, 2), 0.3, dtype=torch.float64)
+    runtime = cast("Running", Denying())
+    assert replace(wells, runtime=runtime).first_confirmed(specification, candidates) is not None
 
 
 def test_boxes_are_tried_one_by_one(wells: ModelUnderVerification) -> None:

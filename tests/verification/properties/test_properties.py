@@ -19,11 +19,12 @@ from service.bounds.methods import METHODS, Effort
 from service.bounds.rank_group import RankGroup
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import BoxProperty
+from service.models.data import Split
 from service.verification.certify import Verdict, certify
 from service.verification.counterexamples import CounterexampleChecker
 from service.verification.properties import InstanceBatch, PropertyError, read
 from service.verification.properties.base import below
-from service.verification.properties.robustness import margin_rows
+from service.verification.properties.robustness import RobustSamples, margin_rows
 
 LIKE = torch.empty(0)
 
@@ -79,6 +80,12 @@ def test_a_property_that_does_not_fit_is_refused(spec: Any, features: int, class
     with pytest.raises(PropertyError) as refused:
         read(spec, features, classes)
     assert message in str(refused.value)
+
+
+def test_one_class_cannot_be_mistaken_for_another() -> None:
+    samples = Split(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(PropertyError, match=r"property\.robustness: the model gives 1 output, expected 2 classes"):
+        RobustSamples(samples, 1, eps=0.1)
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from math import inf, nextafter
 
@@ -40,6 +41,11 @@ def test_disjunctions_multiply() -> None:
     assert [len(case.halfspaces) for case in read.disjuncts] == [1, 1, 0] * 2
 
 
+def test_a_variable_may_be_declared_as_a_function_without_arguments() -> None:
+    text = f"{DECLARED}\n{BOX}\n(assert (<= Y_0 Y_1))"
+    assert parse(re.sub(r"\(declare-const (\w+) Real\)", r"(declare-fun \1 () Real)", text)) == parse(text)
+
+
 def test_boxes_may_stand_in_the_disjunction_alone() -> None:
     read = parse(f"{DECLARED}(assert (or (and (>= X_0 0) (<= X_0 1) (>= X_1 0) (<= X_1 1) (>= Y_0 1))))")
     assert read.disjuncts[0].upper == (1.0, 1.0)
@@ -68,9 +74,21 @@ def test_sums_and_products() -> None:
         ("(assert (<= (+ X_0 Y_1) 0))", "only boxes of inputs are supported"),
         ("(assert (<= (* Y_0 Y_1) 0))", "line 7: got '*', expected a product with at most one variable"),
         ("(assert (<= Y_0))", "expected two sides, not 1"),
-        ("(check-sat)", "line 7: got 'check-sat', expected declare-const or assert"),
+        ("(assert (()))", "line 7: got 'assert', expected (and …)"),
+        ("(check-sat)", "line 7: got 'check-sat', expected declare-const, declare-fun or assert"),
         ("(declare-const Z Real)", "line 7: got 'Z', expected a name X_i or Y_i"),
         ("(declare-const Y_2 Int)", "line 7: got 'Int', expected Real"),
+        ("(declare-const Y_2)", "line 7: got 'Y_2', expected Real"),
+        ("(declare-const Y_2 () Real)", "line 7: got 'declare-const', expected Real, the sort of Y_2"),
+        ("(declare-const Y_2 Real Real)", "line 7: got 'Real', expected nothing after Real"),
+        (
+            "(declare-fun Y_2 (Int) Real)",
+            "line 7: got 'Int', expected () after Y_2, since a variable takes no arguments",
+        ),
+        ("(declare-fun Y_2 (()) Real)", "line 7: got 'Real', expected () after Y_2"),
+        ("(declare-fun Y_2 Real)", "line 7: got 'Real', expected () after Y_2"),
+        ("(declare-fun Y_2 () Int)", "line 7: got 'Int', expected Real"),
+        ("(declare-fun Y_2 ())", "line 7: got 'Y_2', expected Real"),
         ("(declare-const X_3 Real)", "X_2 is not declared"),
         ("(declare-const X_2 Real)", "X_2 has no lower bound"),
         ("word", "line 7: got 'word', expected '('"),
@@ -178,8 +196,9 @@ def test_no_time_is_no_verdict(network: ModelUnderVerification) -> None:
     assert decide(network, asked, IBP, 0.0).verdict is Verdict.UNKNOWN
 
 
-def test_a_query_without_cases_holds(network: ModelUnderVerification) -> None:
-    assert decide(network, query("(assert (<= 1 0))"), CROWN, 1.0).verdict is Verdict.VERIFIED
+def test_a_query_without_cases_is_not_decided(network: ModelUnderVerification) -> None:
+    with pytest.raises(ValueError, match=r"query\.disjuncts: got none, expected one or more"):
+        decide(network, query("(assert (<= 1 0))"), CROWN, 1.0)
 
 
 @pytest.mark.parametrize(("factor", "end"), [("3.0", "0.1"), ("-3.0", "0.1"), ("7.0", "1e-300"), ("0.1", "0.3")])
