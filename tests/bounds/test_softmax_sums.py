@@ -17,7 +17,7 @@ from service.bounds.network import Network, prepare
 from service.bounds.optimise import Ascent
 from service.bounds.softmax_sums import with_softmax_sums
 from service.bounds.split import Preactivations
-from service.verification.bab.activations.intermediate_bounds import optimised
+from service.verification.bab.activations.intermediate_bounds import optimise_intermediate_bounds
 from service.verification.bab.settings import SearchSettings
 
 
@@ -98,7 +98,9 @@ def test_optimised_bounds_of_hidden_values_hold_whatever_time_is_left(seed: int,
     box, points = boxed(seed, 4, radius)
     first = Preactivations.of(network).bounds(METHODS["ibp"](network, box, Effort()).inputs)
     deadline = time.monotonic() + left
-    found = optimised(with_softmax_sums(network), box, first, deadline, Effort(), settings=SearchSettings())
+    found = optimise_intermediate_bounds(
+        with_softmax_sums(network), box, first, deadline, Effort(), settings=SearchSettings()
+    )
     assert bool((found.lower >= first.lower - 1e-9).all())
     assert bool((found.upper <= first.upper + 1e-9).all())
     point = METHODS["ibp"](network, Interval.point(points), Effort())

@@ -1,8 +1,17 @@
-"""Searching for a counterexample by gradients, before and inside a branch and bound.
+"""Attacks: the search for a counterexample by gradients, before a branch and bound and inside it.
 
-Projected gradient descent (Madry et al., 2018) on how far an input is from one disjunct, with many starts for each
-disjunct: the best of many random inputs, and inputs that first went where a random combination of the outputs grows,
-so that the starts differ in what the network makes of them (ODI, Tashiro et al., 2020).
+:func:`attack` comes before a search: projected gradient descent (PGD, Madry et al., 2018) on the distance of an input
+from one disjunct. Each disjunct has many starts: the best of many random inputs, and inputs that first went where a
+random combination of the outputs grows, so that the starts differ in what the network makes of them (output-diversified
+initialization, ODI, Tashiro et al., 2020).
+
+Inside a search over inputs, :func:`attack_from_many_samples` attacks the whole box now and then, and
+:func:`attack_boxes` the open boxes of every round; a search over activations attacks the minimisers of its bounds by
+:func:`descend_to_nearest_disjunct`. How many starts and steps each of them takes is in
+:class:`~service.verification.bab.settings.AttackSettings`. All confirm what they find by
+:meth:`~service.verification.bab.model.ModelUnderVerification.first_confirmed`.
+
+The distance of an input from a disjunct is the largest of its rows' ``rows · y − thresholds``: 0 or less satisfies it.
 """
 
 from __future__ import annotations
@@ -17,9 +26,7 @@ from service.bounds.ball import Ball
 from service.bounds.interval import Interval
 from service.bounds.memory import halving
 from service.verification.bab.model import ModelUnderVerification, worst_first
-from service.verification.bab.specification import Specification
-
-Counterexample = tuple[float, ...]
+from service.verification.bab.specification import Counterexample, Specification
 
 
 def attack(
@@ -32,17 +39,17 @@ def attack(
     """Return a confirmed counterexample in the specification's box, or none until ``deadline`` (``time.monotonic``).
 
     There are ``restarts`` starts, or as many as the settings say, and at least ``restarts_per_disjunct`` for each
-    disjunct. Raises as :func:`inputs_at_once` does.
+    disjunct. Raises as :func:`gradient_batch_size` does.
     """
     settings = model.settings.attack
     restarts = settings.restarts if restarts is None else restarts
     samples = max(restarts, min(settings.samples, settings.values // model.engine.entries))
     restarts = max(restarts, settings.restarts_per_disjunct * specification.disjunct_count)
-    made = _Attack(model, specification, deadline, seed, restarts)
-    return halving(samples, made.everywhere, model.device, alone=model.engine.is_alone)
+    descent = _ProjectedGradientDescent(model, specification, deadline, seed, restarts)
+    return halving(samples, descent.from_samples_and_diversified_starts, model.device, alone=model.engine.is_alone)
 
 
-def attack_nearby(
+def attack_from_many_samples(
     model: ModelUnderVerification, specification: Specification, samples: int, seed: int, deadline: float
 ) -> Counterexample | None:
     """Attack by short steps from the best of very many random inputs: counterexamples may be rare.
@@ -51,138 +58,158 @@ def attack_nearby(
     """
     settings = model.settings.attack
     restarts = max(settings.search_restarts, settings.search_restarts_per_disjunct * specification.disjunct_count)
-    made = _Attack(model, specification, deadline, seed, restarts)
-    return halving(samples, made.nearby, model.device, alone=model.engine.is_alone)
+    descent = _ProjectedGradientDescent(model, specification, deadline, seed, restarts)
+    return halving(samples, descent.from_best_samples, model.device, alone=model.engine.is_alone)
 
 
-def inputs_at_once(model: ModelUnderVerification) -> int:
-    """Return how many inputs' gradients are found together; all ranks that have the model call it.
+def gradient_batch_size(model: ModelUnderVerification) -> int:
+    """Return for how many inputs gradients are computed together; all ranks that have the model call it.
 
     Raises :class:`~service.bounds.memory.MemoryShortageError` where there is no memory for one.
     """
     settings = model.settings.attack
     floats = settings.value_copies * model.engine.entries + settings.input_copies * model.network.graph.input.size
-    each = floats * torch.finfo(model.dtype).bits // 8
-    return model.memory.plan(model.device, each, settings.largest_batch, share=2, least=model.engine.least)
+    bytes_per_input = floats * torch.finfo(model.dtype).bits // 8
+    return model.memory.plan(model.device, bytes_per_input, settings.largest_batch, share=2, least=model.engine.least)
 
 
-class _Attack:
-    """Everything random comes from one generator on the host, so that ranks and devices do the same."""
+class _ProjectedGradientDescent:
+    """Descent in one specification's box from ``restarts`` starts, which take turns at the disjuncts as their targets.
+
+    ``targets`` ``(restarts,)`` are the disjuncts that the starts descend to. Everything random comes from one generator
+    on the host, so that ranks and devices do the same.
+    """
 
     def __init__(
         self, model: ModelUnderVerification, specification: Specification, deadline: float, seed: int, restarts: int
     ) -> None:
         self.model, self.specification, self.box = model, specification, specification.box(model.dtype)
         self.deadline, self.settings = deadline, model.settings.attack
-        self.at_once = inputs_at_once(model)
+        self.batch_size = gradient_batch_size(model)
         self.generator = torch.Generator().manual_seed(seed)
-        self.aim = torch.arange(restarts, device=model.device) % specification.disjunct_count
+        order = torch.arange(restarts, device=model.device)
+        self.targets, self.turns = order % specification.disjunct_count, order // specification.disjunct_count
 
-    def everywhere(self, samples: int) -> Counterexample | None:
-        x, excess = self._sampled(samples)
-        if found := self._first_confirmed(x, self.specification.per_disjunct(excess).amin(dim=1)):
-            return found
-        scale, sizes = _spread(excess), self._sizes(0.02, 0.2)
-        if found := self._descend(self._best(x, excess / scale), scale, sizes):
-            return found
-        starts = self._inside(self._random(len(self.aim), x.shape[1]))
-        return self._descend(self._diversified(starts), scale, sizes)
+    def from_samples_and_diversified_starts(self, samples: int) -> Counterexample | None:
+        """Descend from the best of ``samples`` random inputs, and then from as many diversified ones."""
+        x, excess = self._sample(samples)
+        if (counterexample := self._confirm(x, self.specification.distance_to_nearest(excess))) is not None:
+            return counterexample
+        scale, first_steps = _spread(excess), self._first_steps(self.settings.first_steps)
+        counterexample = self._descend(self._best_samples(x, excess / scale), scale, first_steps)
+        if counterexample is not None:
+            return counterexample
+        starts = self._points(self._uniform(len(self.targets), x.shape[1]))
+        return self._descend(self._diversified(starts), scale, first_steps)
 
-    def nearby(self, samples: int) -> Counterexample | None:
-        x, excess = self._sampled(samples)
-        if found := self._first_confirmed(x, self.specification.per_disjunct(excess).amin(dim=1)):
-            return found
-        return self._descend(self._best(x, excess), torch.ones_like(excess[0]), self._sizes(0.001, 0.05))
+    def from_best_samples(self, samples: int) -> Counterexample | None:
+        """Descend from the best of ``samples`` random inputs by short steps."""
+        x, excess = self._sample(samples)
+        if (counterexample := self._confirm(x, self.specification.distance_to_nearest(excess))) is not None:
+            return counterexample
+        first_steps = self._first_steps(self.settings.search_first_steps)
+        return self._descend(self._best_samples(x, excess), torch.ones_like(excess[0]), first_steps)
 
-    def _sampled(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return random inputs and the box's centre, with their excess."""
-        count = min(count, max(len(self.aim), self.settings.largest_parts * self.at_once))
-        x = self._inside(self._random(count, self.box.lower.shape[1]))
+    def _sample(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return random inputs and the box's centre, ``(count, features)``, with their excess ``(count, rows)``."""
+        count = min(count, max(len(self.targets), self.settings.largest_parts * self.batch_size))
+        x = self._points(self._uniform(count, self.box.lower.shape[1]))
         x[0] = self.box.centre[0]
-        return x, excess_of(self.model, self.specification, x, self.at_once)
+        return x, excess_at(self.model, self.specification, x, self.batch_size)
 
-    def _sizes(self, least: float, most: float) -> Tensor:
-        """Return the first steps, as shares of the width: eight sizes for each disjunct's starts."""
-        turn = torch.arange(len(self.aim), device=self.aim.device) // self.specification.disjunct_count
-        return (least * (most / least) ** ((turn % 8) / 7)).unsqueeze(1).to(self.model.dtype)
+    def _first_steps(self, between: tuple[float, float]) -> Tensor:
+        """Return the lengths of the first steps ``(restarts, 1)`` as shares of the box's width: eight for each target,
+        in geometric order.
+        """
+        shortest, longest = between
+        steps = shortest * (longest / shortest) ** ((self.turns % 8) / 7)
+        return steps.unsqueeze(1).to(self.model.dtype)
 
-    def _random(self, *shape: int) -> Tensor:
-        random = torch.rand(*shape, generator=self.generator, dtype=self.model.dtype)
-        return random.to(self.model.device)
+    def _uniform(self, *shape: int) -> Tensor:
+        """Return random numbers from 0 to 1, in the bounds' dtype."""
+        return torch.rand(*shape, generator=self.generator, dtype=self.model.dtype).to(self.model.device)
 
-    def _inside(self, shares: Tensor) -> Tensor:
-        return inside(self.box.lower + shares * self.box.width, self.box)
+    def _points(self, shares: Tensor) -> Tensor:
+        """Return the inputs ``(n, features)`` at ``shares`` of the box's width from its lower ends."""
+        return self.box.nearest(self.box.lower + shares * self.box.width)
 
-    def _first_confirmed(self, x: Tensor, values: Tensor) -> Counterexample | None:
-        if not bool((values <= 0).any()):
-            return None
-        return self.model.first_confirmed(self.specification, x[worst_first(values, self.settings.candidates)])
+    def _confirm(self, x: Tensor, distances: Tensor) -> Counterexample | None:
+        return confirm_nearest(self.model, self.specification, x, distances)
 
-    def _best(self, samples: Tensor, excess: Tensor) -> Tensor:
-        """Return for every start the next best sample of the disjunct that it aims at."""
-        each, turns = self.specification.per_disjunct(excess), -(-len(self.aim) // self.specification.disjunct_count)
-        order = each.topk(min(turns, len(each)), dim=0, largest=False).indices
-        turn = torch.arange(len(self.aim), device=self.aim.device) // self.specification.disjunct_count
-        return samples[order[turn.clamp(max=len(order) - 1), self.aim]]
+    def _best_samples(self, samples: Tensor, excess: Tensor) -> Tensor:
+        """Return for every start the next best sample of its target, ``(restarts, features)``."""
+        distances = self.specification.per_disjunct(excess)
+        starts_per_target = -(-len(self.targets) // self.specification.disjunct_count)
+        order = distances.topk(min(starts_per_target, len(distances)), dim=0, largest=False).indices
+        return samples[order[self.turns.clamp(max=len(order) - 1), self.targets]]
 
     def _diversified(self, x: Tensor) -> Tensor:
-        towards = 2 * self._random(len(x), self.specification.rows.shape[1]) - 1
+        """Return ``x`` ``(n, features)`` after steps along which random combinations of the outputs grow (ODI)."""
+        directions = 2 * self._uniform(len(x), self.specification.rows.shape[1]) - 1
         for _ in range(self.settings.diversifying_steps):
-            signs = self.model.in_parts(len(x), self.at_once, partial(self._rising, x, towards))
-            x = inside(x + 0.25 * torch.cat(signs) * self.box.width, self.box)
+            signs = self.model.in_parts(len(x), self.batch_size, partial(self._ascent_signs, x, directions))
+            x = self.box.nearest(x + self.settings.diversifying_step * torch.cat(signs) * self.box.width)
         return x
 
-    def _rising(self, x: Tensor, towards: Tensor, part: slice) -> Tensor:
-        """Return the signs of the gradients of ``towards · outputs`` at a part of the inputs."""
+    def _ascent_signs(self, x: Tensor, directions: Tensor, part: slice) -> Tensor:
+        """Return the signs of the gradients of ``directions · outputs`` at a part of the inputs."""
         with torch.enable_grad():
-            own = x[part].detach().requires_grad_()
-            (gradient,) = torch.autograd.grad((towards[part] * self.model.outputs(own)).sum(), own)
+            inputs = x[part].detach().requires_grad_()
+            (gradient,) = torch.autograd.grad((directions[part] * self.model.outputs(inputs)).sum(), inputs)
         return gradient.sign()
 
-    def _descend(self, x: Tensor, scale: Tensor, sizes: Tensor) -> Counterexample | None:
-        """Descend on the rows of the aim that are still positive."""
-        ahead = _BallDirection(self.box) if isinstance(self.box, Ball) else _AdamDirection(self.box)
+    def _descend(self, x: Tensor, scale: Tensor, first_steps: Tensor) -> Counterexample | None:
+        """Take projected gradient steps from ``x`` ``(restarts, features)``, along all rows of each start's target that
+        are still positive, in units of ``scale`` ``(rows,)``.
+        """
+        optimiser = _MomentumOfBall(self.box) if isinstance(self.box, Ball) else _AdamOfBox(self.box)
+        model, specification = self.model, self.specification
         for step in range(self.settings.steps):
-            values, gradient = descent(self.model, self.specification, x, self.at_once, aim=self.aim, scale=scale)
-            if found := self._first_confirmed(x, values):
-                return found
-            if self.model.engine.late(self.deadline):
+            distances, gradient = distances_and_gradients(
+                model, specification, x, self.batch_size, targets=self.targets, scale=scale
+            )
+            if (counterexample := self._confirm(x, distances)) is not None:
+                return counterexample
+            if model.engine.late(self.deadline):
                 return None
-            size = sizes * ((1 - step / self.settings.steps) ** 2 + 0.002)
-            x = inside(x - size * ahead(gradient), self.box)
-        return self._first_confirmed(x, descent(self.model, self.specification, x, self.at_once, aim=self.aim)[0])
+            size = first_steps * ((1 - step / self.settings.steps) ** 2 + self.settings.last_step)
+            x = self.box.nearest(x - size * optimiser.step(gradient))
+        distances, _ = distances_and_gradients(model, specification, x, self.batch_size, targets=self.targets)
+        return self._confirm(x, distances)
 
 
-class _AdamDirection:
-    """Gives ways as long as a box is wide, from all gradients so far (Kingma and Ba, 2015), in units of its width."""
+class _AdamOfBox:
+    """Adam (Kingma and Ba, 2015) in units of a box's width, from gradients of which the largest entry is 1."""
 
     def __init__(self, box: Interval) -> None:
-        self.width, self.times = box.width, 0
-        self.first, self.second = torch.zeros_like(box.lower), torch.zeros_like(box.lower)
+        self.width, self.count = box.width, 0
+        self.mean, self.mean_square = torch.zeros_like(box.lower), torch.zeros_like(box.lower)
 
-    def __call__(self, gradient: Tensor) -> Tensor:
+    def step(self, gradient: Tensor) -> Tensor:
+        """Return steps ``(n, features)`` about as long as the box is wide, from all gradients so far."""
         gradient = gradient * self.width
         gradient = gradient / gradient.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
-        self.first, self.second = 0.7 * self.first + 0.3 * gradient, 0.9 * self.second + 0.1 * gradient**2
-        self.times += 1
-        deviation = (self.second / (1 - 0.9**self.times)).sqrt() + 1e-8
-        return self.first / (1 - 0.7**self.times) / deviation * self.width
+        self.mean, self.mean_square = 0.7 * self.mean + 0.3 * gradient, 0.9 * self.mean_square + 0.1 * gradient**2
+        self.count += 1
+        deviation = (self.mean_square / (1 - 0.9**self.count)).sqrt() + 1e-8
+        return self.mean / (1 - 0.7**self.count) / deviation * self.width
 
 
-class _BallDirection:
-    """Gives ways as long as a ball is wide, along the gradients: its inputs are not bounded one by one."""
+class _MomentumOfBall:
+    """Gradient descent with momentum for a ball, whose inputs are not bounded one by one."""
 
     def __init__(self, ball: Ball) -> None:
         self.ball = ball
         self.mean = torch.zeros_like(ball.lower)
 
-    def __call__(self, gradient: Tensor) -> Tensor:
+    def step(self, gradient: Tensor) -> Tensor:
+        """Return steps ``(n, features)`` as long as the ball is wide, from all gradients so far."""
         self.mean = 0.5 * self.mean + 0.5 * _unit(gradient)
-        return across(self.ball, self.mean)
+        return _steepest_crossing(self.ball, self.mean)
 
 
-def across(box: Interval, gradient: Tensor) -> Tensor:
-    """Return the way through the set, at its widest, along which a linear function of this gradient grows most."""
+def _steepest_crossing(box: Interval, gradient: Tensor) -> Tensor:
+    """Return the step from one end of the set to the other along which a function of this gradient grows most."""
     return 2 * box.distance * _unit(gradient) if isinstance(box, Ball) else gradient.sign() * box.width
 
 
@@ -192,88 +219,98 @@ def _unit(vectors: Tensor) -> Tensor:
 
 
 def _spread(excess: Tensor) -> Tensor:
-    """Return a unit for each row."""
+    """Return a unit for each row ``(rows,)``: the standard deviation of its excess ``(n, rows)`` over the samples."""
     least = 1e-6 * excess.abs().amax().nan_to_num() + 1e-30
     return excess.std(dim=0).nan_to_num(nan=0.0).clamp(min=least)
 
 
 @torch.no_grad()
 def attack_boxes(
-    model: ModelUnderVerification, specification: Specification, box: Interval, shares: Tensor, at_once: int
+    model: ModelUnderVerification, specification: Specification, boxes: Interval, shares: Tensor, batch_size: int
 ) -> Counterexample | None:
-    """Attack from the best of some points of each of the boxes ``(n, features)``, a few long steps to the nearest
-    disjunct.
+    """Attack from the best of some points of each of ``boxes`` ``(n, features)``, without leaving the point's box.
 
-    ``shares`` ``(points, features)`` are places in a box, from 0 to 1.
+    ``shares`` ``(points, features)`` are places in a box, from 0 at its lower ends to 1.
     """
-    points = (box.lower + shares[:, None] * box.width).flatten(0, 1)
-    excess = excess_of(model, specification, points, at_once)
-    best = torch.tensor(
-        worst_first(specification.per_disjunct(excess).amin(dim=1), model.settings.attack.box_starts),
-        device=points.device,
-    )
-    home = box.map(lambda end: end[best % len(end)])
-    return descend(model, specification, home, inside(points[best], home), at_once)
+    points = (boxes.lower + shares[:, None] * boxes.width).flatten(0, 1)
+    distances = specification.distance_to_nearest(excess_at(model, specification, points, batch_size))
+    best = torch.tensor(worst_first(distances, model.settings.attack.box_starts), device=points.device)
+    boxes_of_best = boxes.map(lambda end: end[best % len(end)])
+    starts = boxes_of_best.nearest(points[best])
+    return descend_to_nearest_disjunct(model, specification, boxes_of_best, starts, batch_size)
 
 
-@torch.no_grad()
-def excess_of(model: ModelUnderVerification, specification: Specification, x: Tensor, at_once: int) -> Tensor:
-    """Return the :meth:`Specification.excess` at inputs ``(n, features)``, +inf where the outputs are no numbers."""
-    found = model.in_parts(len(x), at_once, lambda part: specification.excess(model.outputs(x[part])))
-    return torch.cat(found).nan_to_num(nan=torch.inf)
-
-
-def descend(
-    model: ModelUnderVerification, specification: Specification, box: Interval, x: Tensor, at_once: int
+def descend_to_nearest_disjunct(
+    model: ModelUnderVerification, specification: Specification, box: Interval, x: Tensor, batch_size: int
 ) -> Counterexample | None:
-    """Take some long steps from each of ``x`` ``(n, features)`` in boxes ``(n, features)``, to the nearest disjunct."""
+    """Descend from each of ``x`` ``(n, features)`` in its box, of ``(n, features)`` or of one for all, to the disjunct
+    that is nearest at every step.
+
+    The first step is half as long as the box is wide, and each half as long as the one before.
+    """
     for step in range(model.settings.attack.box_steps):
-        values, gradient = descent(model, specification, x, at_once)
-        if bool((values <= 0).any()):
-            found = model.first_confirmed(specification, x[worst_first(values, model.settings.attack.candidates)])
-            if found is not None:
-                return found
-        x = inside(x - across(box, gradient) / 2 ** (step + 1), box)
+        distances, gradient = distances_and_gradients(model, specification, x, batch_size)
+        if (counterexample := confirm_nearest(model, specification, x, distances)) is not None:
+            return counterexample
+        x = box.nearest(x - _steepest_crossing(box, gradient) / 2 ** (step + 1))
     return None
 
 
-def descent(
+def confirm_nearest(
+    model: ModelUnderVerification, specification: Specification, x: Tensor, distances: Tensor
+) -> Counterexample | None:
+    """Return the first of ``x`` ``(n, features)`` that the model confirms, if ``distances`` ``(n,)`` from a disjunct
+    show any: as many as :class:`AttackSettings` calls ``candidates`` are tried, the nearest first.
+    """
+    if not bool((distances <= 0).any()):
+        return None
+    return model.first_confirmed(specification, x[worst_first(distances, model.settings.attack.candidates)])
+
+
+@torch.no_grad()
+def excess_at(model: ModelUnderVerification, specification: Specification, x: Tensor, batch_size: int) -> Tensor:
+    """Return the :meth:`Specification.excess` ``(n, rows)`` at inputs ``(n, features)``, +inf where the outputs are no
+    numbers.
+    """
+    parts = model.in_parts(len(x), batch_size, lambda part: specification.excess(model.outputs(x[part])))
+    return torch.cat(parts).nan_to_num(nan=torch.inf)
+
+
+def distances_and_gradients(
     model: ModelUnderVerification,
     specification: Specification,
     x: Tensor,
-    at_once: int,
+    batch_size: int,
     *,
-    aim: Tensor | None = None,
+    targets: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return how far each input is from violating the disjunct it aims at, or its nearest one; and the way there.
+    """Return the distances ``(n,)`` of inputs ``(n, features)`` from their ``targets`` ``(n,)``, or from their nearest
+    disjuncts, and gradients ``(n, features)``.
 
-    The way is the gradient of that distance; with ``scale`` ``(rows,)`` of the sum of all of the disjunct's rows
-    that are positive, in these units.
+    The gradients are those of the distances; with ``scale`` ``(rows,)``, of the sum of all of the disjunct's rows that
+    are positive, in these units.
     """
-    found = model.in_parts(
-        len(x), at_once, lambda part: _descent(model, specification, x[part], None if aim is None else aim[part], scale)
-    )
-    values, gradients = zip(*found, strict=True)
-    return torch.cat(values), torch.cat(gradients)
+
+    def of_part(part: slice) -> tuple[Tensor, Tensor]:
+        chosen = None if targets is None else targets[part]
+        return _distances_and_gradients(model, specification, x[part], chosen, scale)
+
+    distances, gradients = zip(*model.in_parts(len(x), batch_size, of_part), strict=True)
+    return torch.cat(distances), torch.cat(gradients)
 
 
-def _descent(
-    model: ModelUnderVerification, specification: Specification, x: Tensor, aim: Tensor | None, scale: Tensor | None
+def _distances_and_gradients(
+    model: ModelUnderVerification, specification: Specification, x: Tensor, targets: Tensor | None, scale: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         excess = specification.excess(model.outputs(x))
-        each = specification.per_disjunct(excess)
-        nearest = each.argmin(dim=1) if aim is None else aim
-        values = each.gather(1, nearest[:, None]).squeeze(1)
-        slope = values
+        by_disjunct = specification.per_disjunct(excess)
+        targets = by_disjunct.argmin(dim=1) if targets is None else targets
+        distances = objective = by_disjunct.gather(1, targets[:, None]).squeeze(1)
         if scale is not None:
-            rows = specification.disjunct == nearest[:, None]
-            slope = ((excess.clamp(min=0) / scale) * rows).sum(dim=1)
-        (gradient,) = torch.autograd.grad(slope.sum(), x)
-    return values.detach(), gradient.nan_to_num(nan=0.0)
-
-
-def inside(x: Tensor, box: Interval) -> Tensor:
-    return box.nearest(x)
+            is_targeted = specification.disjunct == targets[:, None]
+            objective = ((excess.clamp(min=0) / scale) * is_targeted).sum(dim=1)
+        (gradient,) = torch.autograd.grad(objective.sum(), x)
+    return distances.detach(), gradient.nan_to_num(nan=0.0)

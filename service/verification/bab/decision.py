@@ -10,7 +10,7 @@ from typing import Protocol
 from service.bounds.memory import MemoryShortageError
 from service.bounds.methods import Method
 from service.verification.bab.model import ModelUnderVerification
-from service.verification.bab.specification import Specification
+from service.verification.bab.specification import Counterexample, Specification
 from service.verification.certify import Verdict
 
 
@@ -48,7 +48,7 @@ class SearchResult:
     """
 
     verdict: Verdict
-    counterexample: tuple[float, ...] | None
+    counterexample: Counterexample | None
     domains: int
     bound: float
     shortage: MemoryShortageError | None = None
@@ -80,7 +80,7 @@ class Decision:
     """
 
     verdict: Verdict
-    counterexample: tuple[float, ...] | None
+    counterexample: Counterexample | None
     domains: int
     seconds: float
     bound: float

@@ -27,7 +27,7 @@ from service.verification.bab.decision import (
 )
 from service.verification.bab.inputs.search import split_inputs
 from service.verification.bab.model import ModelUnderVerification
-from service.verification.bab.specification import Specification, specifications
+from service.verification.bab.specification import Counterexample, Specification, specifications
 from service.verification.bab.time_plan import share_of_rest
 from service.verification.certify import Verdict
 
@@ -62,13 +62,15 @@ def decide(
     if not query.disjuncts:
         raise ValueError("query.disjuncts: got none, expected one or more: nothing could be a counterexample")
     started = time.monotonic()
-    asked = [_allowing(model, specification, method) for specification in specifications(query, model.device)]
-    run = _Decider(model, asked, method, started, limit, progress)
-    found = None if restarts == 0 else run.attacked(restarts)
-    return run.searched() if found is None else run.end(Verdict.FALSIFIED, Technique.ATTACK, found)
+    allowing = [_with_roundings(model, specification, method) for specification in specifications(query, model.device)]
+    decider = _Decider(model, allowing, method, started, limit, progress)
+    counterexample = None if restarts == 0 else decider.attack(restarts)
+    if counterexample is not None:
+        return decider.end(Verdict.FALSIFIED, Technique.ATTACK, counterexample)
+    return decider.search()
 
 
-def _allowing(model: ModelUnderVerification, specification: Specification, method: Method) -> Specification:
+def _with_roundings(model: ModelUnderVerification, specification: Specification, method: Method) -> Specification:
     """Raise the thresholds to make up for coefficients that are rounded, in float64 or in the bounds' type."""
     unbounded = torch.full_like(specification.rows[0], inf)
     if not bool(specification.lost(model.dtype, unbounded).any()):
@@ -80,12 +82,14 @@ def _allowing(model: ModelUnderVerification, specification: Specification, metho
 
 
 def technique_for(specification: Specification, most_inputs: int) -> Technique:
-    """Choose what to split: halving an input gains nothing where more than ``most_inputs`` vary."""
-    few = _free(specification) <= most_inputs and specification.distance is None  # halves of a ball are none
+    """Choose what to split: inputs, where at most ``most_inputs`` vary in a box, since halving one of many gains
+    nothing; activations otherwise, and over a ball, whose halves are no balls.
+    """
+    few = _varying_inputs(specification) <= most_inputs and specification.distance is None
     return Technique.INPUTS if few else Technique.ACTIVATIONS
 
 
-def _free(specification: Specification) -> int:
+def _varying_inputs(specification: Specification) -> int:
     return int((specification.upper > specification.lower).sum())
 
 
@@ -108,20 +112,18 @@ class _Decider:
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
-    def attacked(self, restarts: int | None) -> tuple[float, ...] | None:
+    def attack(self, restarts: int | None) -> Counterexample | None:
         """Attack all specifications; each rank of a search group starts from other inputs."""
         search_group = self.model.search_group
         deadline = self.model.settings.time.attack_deadline(self.started, self.limit)
         for specification in self.specifications:
-            found = search_group.first(self._attacked(specification, deadline, restarts), self.model.device)
+            counterexample = search_group.first(self._attack(specification, deadline, restarts), self.model.device)
             self.attacking = self.seconds
-            if found is not None:
-                return found
+            if counterexample is not None:
+                return counterexample
         return None
 
-    def _attacked(
-        self, specification: Specification, deadline: float, restarts: int | None
-    ) -> tuple[float, ...] | None:
+    def _attack(self, specification: Specification, deadline: float, restarts: int | None) -> Counterexample | None:
         """Attack one specification; without the memory for it there is no attack, which proves nothing anyway."""
         try:
             return attack(self.model, specification, deadline, self.model.search_group.axis.rank, restarts)
@@ -131,11 +133,12 @@ class _Decider:
         make_room(self.model.device)
         return None
 
-    def searched(self) -> Decision:
+    def search(self) -> Decision:
         """Search all specifications, one after the other; the first counterexample ends it."""
         verdicts: list[tuple[Verdict, Technique]] = []
         for specification in self.specifications:
-            result, technique = self._decided(specification)
+            result, technique = self._decide(specification)
+            self.bounds.append(result.bound)
             if result.verdict is Verdict.FALSIFIED:
                 return self.end(Verdict.FALSIFIED, technique, result.counterexample)
             verdicts.append((result.verdict, technique))
@@ -143,34 +146,29 @@ class _Decider:
         verdict, technique = (undecided or verdicts)[-1]
         return self.end(verdict, technique)
 
-    def _decided(self, specification: Specification) -> tuple[SearchResult, Technique]:
+    def _decide(self, specification: Specification) -> tuple[SearchResult, Technique]:
+        """Search one specification by the technique for it; where several inputs vary, by activations first."""
         settings = self.model.settings
         technique, known = technique_for(specification, settings.inputs.most_inputs), -inf
-        if technique is Technique.INPUTS and _free(specification) > settings.several_inputs:
-            looked = self._search(specification, Technique.ACTIVATIONS, settings.time.activations_first, known)
-            known = looked.bound
-            if looked.verdict is not Verdict.UNKNOWN:
-                return self._kept(looked), Technique.ACTIVATIONS
-        return self._kept(self._search(specification, technique, 1.0, known)), technique
-
-    def _kept(self, result: SearchResult) -> SearchResult:
-        self.bounds.append(result.bound)
-        return result
+        if technique is Technique.INPUTS and _varying_inputs(specification) > settings.several_inputs:
+            first = self._search(specification, Technique.ACTIVATIONS, settings.time.activations_first, known)
+            if first.verdict is not Verdict.UNKNOWN:
+                return first, Technique.ACTIVATIONS
+            known = first.bound
+        return self._search(specification, technique, 1.0, known), technique
 
     def _search(self, specification: Specification, technique: Technique, share: float, known: float) -> SearchResult:
         """Search in a share of the time that is left; ``known`` bounds the margin from below."""
 
-        def heard(progress: SearchProgress) -> None:
+        def listen(progress: SearchProgress) -> None:
             least = self._least([*self.bounds, max(known, progress.bound)])
             self.progress(DecisionProgress(self.domains + progress.domains, progress.open, least, self.seconds))
 
-        whole = technique is Technique.ACTIVATIONS and not _has_activations(self.model)
-        search = _bound_whole if whole else SEARCHES[technique]
-        now = time.monotonic()
+        nothing_to_split = technique is Technique.ACTIVATIONS and not _has_activations(self.model)
+        search = _bound_without_splits if nothing_to_split else SEARCHES[technique]
+        deadline = share_of_rest(time.monotonic(), self.started + self.limit, share)
         try:
-            result = search(
-                self.model, specification, self.method, share_of_rest(now, self.started + self.limit, share), heard
-            )
+            result = search(self.model, specification, self.method, deadline, listen)
         except Exception as error:
             agreed = isinstance(error, MemoryShortageError) or self.model.search_group.axis.size == 1
             if not agreed or not self.model.engine.survives(error):
@@ -185,7 +183,7 @@ class _Decider:
         """Return the least bound over all specifications: nothing is known of those whose turn has not come."""
         return min(bounds, default=inf) if len(bounds) == len(self.specifications) else -inf
 
-    def end(self, verdict: Verdict, technique: Technique, counterexample: tuple[float, ...] | None = None) -> Decision:
+    def end(self, verdict: Verdict, technique: Technique, counterexample: Counterexample | None = None) -> Decision:
         least = self._least(self.bounds)
         shortage = self.shortage if verdict is Verdict.UNKNOWN else None
         return Decision(verdict, counterexample, self.domains, self.seconds, least, technique, self.attacking, shortage)
@@ -193,12 +191,12 @@ class _Decider:
 
 def _has_activations(model: ModelUnderVerification) -> bool:
     """Return whether every stage of the model has some; all ranks must ask together."""
-    own = torch.tensor([Preactivations.of(model.network).entries])
-    return bool(model.engine.gathered(own).all())
+    entries = torch.tensor([Preactivations.of(model.network).entries])
+    return bool(model.engine.gathered(entries).all())
 
 
 @torch.no_grad()
-def _bound_whole(
+def _bound_without_splits(
     model: ModelUnderVerification,
     specification: Specification,
     method: Method,

@@ -22,7 +22,7 @@ from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DomainBatch, DualObjective
 from service.verification.bab.activations.intermediate_bab import after_relaxations
-from service.verification.bab.activations.intermediate_bounds import wanted
+from service.verification.bab.activations.intermediate_bounds import unstable_entries
 from service.verification.bab.activations.neuron_index import LocalSplits
 from service.verification.bab.settings import DomainBoundsSettings, EntryBatchSettings, InvpropSettings
 
@@ -101,7 +101,9 @@ class Invprop:
             if time.monotonic() > deadline:
                 break
             before = self._bounds(disjunct)
-            entries = preactivation.offset + wanted(self.objective.network, before, preactivation).nonzero().squeeze(1)
+            entries = preactivation.offset + unstable_entries(
+                self.objective.network, before, preactivation
+            ).nonzero().squeeze(1)
             after = self._of_entries(disjunct, entries, before, deadline)
             if bool(self.objective.empty(after)):
                 return None

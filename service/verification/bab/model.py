@@ -17,7 +17,7 @@ from service.bounds.network import Network, prepare
 from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.search_group import SINGLE_RANK, SearchGroup
 from service.verification.bab.settings import SearchSettings
-from service.verification.bab.specification import Specification
+from service.verification.bab.specification import Counterexample, Specification
 from service.verification.engine import BoundingEngine, NetworkEngine
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ModelUnderVerification:
         """
         shortage = None
         try:
-            found = run()
+            result = run()
         except Exception as error:
             if not self.engine.survives(error):
                 raise
@@ -92,7 +92,7 @@ class ModelUnderVerification:
             make_room(self.device)
         if self.search_group.anywhere(shortage is not None, self.device):
             raise shortage or MemoryShortageError("there was not enough for another rank of the search", stage)
-        return found
+        return result
 
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs for inputs ``(n, features)``, differentiable.
@@ -103,7 +103,7 @@ class ModelUnderVerification:
         return tp_group.agree(self.module(tp_group.agree(x)))
 
     @torch.no_grad()
-    def first_confirmed(self, specification: Specification, candidates: Tensor) -> tuple[float, ...] | None:
+    def first_confirmed(self, specification: Specification, candidates: Tensor) -> Counterexample | None:
         """Return the first candidate ``(n, features)`` that violates the property in float64 and in onnxruntime, or
         ``None``.
 
@@ -113,36 +113,38 @@ class ModelUnderVerification:
         tp_group = self.network.tp_group
         exact = tp_group.agree(specification.nearest(candidates.double()))
         outputs = tp_group.agree(self.float64_module(exact))
-        suspects = specification.per_disjunct(specification.excess(outputs)).amin(dim=1) <= 0
-        for instance, found in zip(exact[suspects], outputs[suspects], strict=True):
-            x = instance.tolist()
-            if specification.reached(x, Interval.point(found)) and self._confirmed(specification, instance, found):
-                return tuple(x)
+        suspects = specification.distance_to_nearest(specification.excess(outputs)) <= 0
+        for x, outputs_at_x in zip(exact[suspects], outputs[suspects], strict=True):
+            violates = specification.reached(x.tolist(), Interval.point(outputs_at_x))
+            if violates and self._is_confirmed(specification, x, outputs_at_x):
+                return tuple(x.tolist())
         return None
 
-    def _confirmed(self, specification: Specification, instance: Tensor, outputs: Tensor) -> bool:
+    def _is_confirmed(self, specification: Specification, x: Tensor, outputs: Tensor) -> bool:
+        """Return whether onnxruntime agrees that ``x`` ``(features,)`` violates the property, and all outputs that
+        rounding, or what ``x`` misses of the exact box, leaves possible beside ``outputs`` ``(outputs,)``.
+        """
         if self.runtime is not None:
-            there = torch.from_numpy(self.runtime.flat(np.asarray(instance.cpu()))).to(instance.device)
-            if not specification.reached(instance.tolist(), Interval.point(self.network.tp_group.agree(there))):
+            runtime_outputs = torch.from_numpy(self.runtime.flat(np.asarray(x.cpu()))).to(x.device)
+            if not specification.reached(x.tolist(), Interval.point(self.network.tp_group.agree(runtime_outputs))):
                 return False
         missed = specification.missed > 0
         if (enclose := self.engine.enclosure(self.effort)) is not None:
-            around = Interval(
-                torch.where(missed, specification.lower, instance), torch.where(missed, specification.upper, instance)
-            )
+            around = Interval(torch.where(missed, specification.lower, x), torch.where(missed, specification.upper, x))
             enclosed = enclose(around.map(lambda end: end[None]))
         elif bool(missed.any()):
-            enclosed = self._drifted(instance, outputs, specification.missed)
+            enclosed = self._moved_outputs(x, outputs, specification.missed)
         else:
             return True
-        return specification.reached(instance.tolist(), enclosed)
+        return specification.reached(x.tolist(), enclosed)
 
-    def _drifted(self, instance: Tensor, outputs: Tensor, missed: Tensor) -> Interval:
+    def _moved_outputs(self, x: Tensor, outputs: Tensor, missed: Tensor) -> Interval:
         """Bound where outputs ``(outputs,)`` go, to first order and twice that, when the input moves by ``missed``."""
         with torch.enable_grad():
-            x = instance[None].to(self.dtype).requires_grad_()
-            found = self.outputs(x)[0]
-            slopes = [torch.autograd.grad(each, x, retain_graph=True)[0][0] for each in found]
+            inputs = x[None].to(self.dtype).requires_grad_()
+            slopes = [
+                torch.autograd.grad(output, inputs, retain_graph=True)[0][0] for output in self.outputs(inputs)[0]
+            ]
         drift = 2 * self.network.tp_group.agree(torch.stack(slopes).double().abs() @ missed)
         far = torch.full_like(outputs, torch.inf)
         return Interval(torch.nextafter(outputs - drift, -far), torch.nextafter(outputs + drift, far))

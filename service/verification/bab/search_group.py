@@ -18,8 +18,7 @@ from torch import Tensor
 from service.bounds.memory import is_out_of_memory
 from service.bounds.rank_group import RankGroup
 from service.parallel.mesh import SINGLE, Axis
-
-Counterexample = tuple[float, ...]
+from service.verification.bab.specification import Counterexample
 
 
 @dataclass(frozen=True)

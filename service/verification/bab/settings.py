@@ -13,16 +13,19 @@ from service.verification.bab.time_plan import TimePlan
 
 @dataclass(frozen=True)
 class AttackSettings:
-    """Projected gradient descent for counterexamples.
+    """Attacks: projected gradient descent for counterexamples, in :mod:`service.verification.bab.attack`.
 
     Before a search, ``samples`` random inputs are evaluated, and the best ``restarts`` of them descend for ``steps``
     steps, or ``restarts_per_disjunct`` for each disjunct where that is more; as many other starts are first moved by
     ``diversifying_steps`` steps of ODI. ``values`` are the entries of all of the network's values that the samples may
-    take. A job says ``restarts`` itself, as ``budget.restarts``.
+    take. A job says ``restarts`` itself, as ``budget.restarts``. ``first_steps`` are the shortest and the longest first
+    step as shares of the box's width, of which the last one keeps the share ``last_step``; a step of ODI is
+    ``diversifying_step`` of the width.
 
     In a search over inputs, the whole box is attacked again from ``search_restarts`` starts, or
-    ``search_restarts_per_disjunct``; and the best ``box_starts`` points of a round's boxes take ``box_steps`` steps,
-    each half as long as the one before. None of these is the job's to say: without them a search would falsify nothing.
+    ``search_restarts_per_disjunct``, by ``search_first_steps``; and the best ``box_starts`` points of a round's boxes
+    take ``box_steps`` steps, each half as long as the one before. None of these is the job's to say: without them a
+    search would falsify nothing.
 
     ``candidates`` is how many inputs that seem to violate the property are looked at in float64 at a time.
 
@@ -36,7 +39,11 @@ class AttackSettings:
     search_restarts: int = 256
     search_restarts_per_disjunct: int = 4
     steps: int = 60
+    first_steps: tuple[float, float] = (0.02, 0.2)
+    search_first_steps: tuple[float, float] = (0.001, 0.05)
+    last_step: float = 0.002
     diversifying_steps: int = 5
+    diversifying_step: float = 0.25
     samples: int = 4096
     values: int = 2**25
     box_starts: int = 32
@@ -226,14 +233,14 @@ class InputSearchSettings:
     """Branch and bound over boxes of inputs.
 
     It is for at most ``most_inputs`` inputs that vary: halving one of many gains nothing. A round has at most
-    ``largest_batch`` boxes, whose rows take at most ``entries`` numbers, by kind of device. A box is not cut below the
+    ``largest_batch`` boxes, whose rows take at most ``entries`` numbers, by kind of device. No input is split below the
     share ``smallest_width`` of the whole width, and is clipped to where a counterexample may be ``clipping_rounds``
     times. Beyond ``crowded_entries`` of a pool, by kind of device, boxes leave the device and wait without what is
     known of their values.
 
-    Of every open box ``places`` points are tried as counterexamples. After ``first_attack`` boxes all of the box is
-    attacked again, and then whenever there are ``later_attacks`` times as many, by ``samples_per_box`` samples for
-    every box that was bounded, up to ``most_samples``.
+    Of every open box ``points_per_box`` points are tried as counterexamples. After ``first_attack`` boxes all of the
+    box is attacked again, and then whenever there are ``later_attacks`` times as many, by ``samples_per_box`` samples
+    for every box that was bounded, up to ``most_samples``.
     """
 
     most_inputs: int = 64
@@ -242,7 +249,7 @@ class InputSearchSettings:
     smallest_width: float = 1e-9
     clipping_rounds: int = 3
     crowded_entries: Mapping[str, int] = field(default_factory=lambda: {"cpu": 2**26, "cuda": 2**30})
-    places: int = 3
+    points_per_box: int = 3
     first_attack: int = 2048
     later_attacks: int = 6
     samples_per_box: int = 32

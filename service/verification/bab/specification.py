@@ -20,6 +20,9 @@ from service.bounds.interval import Interval
 from service.formats.vnnlib import Disjunct, Halfspace, L2Ball, Number, Query, rounded_down, rounded_up
 from service.verification.certify import ABSOLUTE_MARGIN, RELATIVE_MARGIN
 
+Counterexample = tuple[float, ...]
+"""An input's numbers, in float64."""
+
 UNSCALED = 64
 """Binary orders of magnitude from 1 at which a row's largest coefficient is left as it is."""
 
@@ -126,6 +129,12 @@ class Specification:
         index = self.disjunct.expand(len(values), -1)
         start = values.new_full((len(values), self.disjunct_count), -torch.inf)
         return start.scatter_reduce(1, index, values, "amax")
+
+    def distance_to_nearest(self, excess: Tensor) -> Tensor:
+        """Return how far inputs of an :meth:`excess` ``(n, rows)`` are from satisfying the nearest disjunct, ``(n,)``:
+        0 or less satisfies it.
+        """
+        return self.per_disjunct(excess).amin(dim=1)
 
 
 def specifications(query: Query, device: torch.device) -> list[Specification]:

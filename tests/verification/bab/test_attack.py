@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from service.bounds.interval import Interval
 from service.bounds.network import prepare
-from service.verification.bab.attack import attack, attack_boxes, attack_nearby
+from service.verification.bab.attack import attack, attack_boxes, attack_from_many_samples
 from service.verification.bab.model import ModelUnderVerification
 from service.verification.bab.settings import AttackSettings, SearchSettings
 from service.verification.engine import NetworkEngine
@@ -68,7 +68,7 @@ def test_counterexamples_stay_in_the_box_and_on_fixed_inputs(wells: ModelUnderVe
 
 def test_rare_counterexamples_need_many_samples(wells: ModelUnderVerification) -> None:
     nearly = specification_of_cases([-1.0, -1.0], [1.0, 1.0], [({0: 1.0}, 1e-7)])
-    found = attack_nearby(wells, nearly, 20_000, 1, time.monotonic() + 600)
+    found = attack_from_many_samples(wells, nearly, 20_000, 1, time.monotonic() + 600)
     assert found is not None
     assert all(abs(each - 0.3) < 1e-3 for each in found)
 
@@ -87,7 +87,7 @@ def test_a_search_attacks_from_as_many_starts_whatever_the_attack_before_it_has(
     for restarts in (0, 1, 1000):
         module = Counting()
         under = replace(wells, module=module, settings=SearchSettings(attack=AttackSettings(restarts=restarts)))
-        assert attack_nearby(under, never, 2_000, 1, time.monotonic() + 600) is None
+        assert attack_from_many_samples(under, never, 2_000, 1, time.monotonic() + 600) is None
         assert module.batches == [2_000] + [256] * 61
 
 

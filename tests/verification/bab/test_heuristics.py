@@ -108,7 +108,7 @@ def test_intermediate_bounds_branch_by_a_score_of_the_users_own(monkeypatch: pyt
     search = activation_search._ActivationSearch(own, specification, 1e9, lambda _: None, root)
     search.is_optimised = True  # what comes first splits nothing
     shapes.clear()
-    search._better_bounds(100.0)
+    search._tighter_bounds(100.0)
     assert shapes, "the score was asked"
     assert {shape[1] for shape in shapes} == {16}
 

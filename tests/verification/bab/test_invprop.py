@@ -177,12 +177,12 @@ def test_a_search_supposes_nothing_when_its_time_is_over(monkeypatch: pytest.Mon
 
     def slowly(search: activations._ActivationSearch, *_: object) -> Interval:
         time.sleep(max(0, search.deadline - time.monotonic()) + 0.01)
-        return search.shared
+        return search.shared_bounds
 
     def suppose(*given: object) -> None:
         supposed.append(given)
 
-    monkeypatch.setattr(activations._ActivationSearch, "_better_bounds", slowly)
+    monkeypatch.setattr(activations._ActivationSearch, "_tighter_bounds", slowly)
     monkeypatch.setattr(activations._ActivationSearch, "_tighten_disjunct", suppose)
     net, one = mlp([3, 7, 6, 2], nn.ReLU(), 0).double().requires_grad_(False), torch.ones(3, dtype=torch.float64)
     finding, _ = searched(
@@ -201,7 +201,7 @@ def test_a_search_goes_on_without_the_memory_for_better_bounds(monkeypatch: pyte
         refused.append(given)
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(activations, "optimised", refuse)
+    monkeypatch.setattr(activations, "optimise_intermediate_bounds", refuse)
     monkeypatch.setattr(Invprop, "tighten", refuse)
     net = mlp([3, 9, 8, 2], nn.ReLU(), 0).double().requires_grad_(False)
     lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
@@ -226,10 +226,10 @@ class Looking(activations._ActivationSearch):
         self.started, self.is_optimised = time.monotonic() - 1, True
         self.relaxed, self.seconds = iter(relaxed), list[float]()
 
-    def _relaxed(self) -> int:
+    def _count_inexact_relaxations(self) -> int:
         return next(self.relaxed)
 
-    def _better_bounds(self, seconds: float) -> Interval:
+    def _tighter_bounds(self, seconds: float) -> Interval:
         self.seconds.append(seconds)
         return Interval(torch.zeros(1), torch.zeros(1))
 

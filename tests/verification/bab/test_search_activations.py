@@ -40,7 +40,7 @@ from service.verification.bab.activations.branching import ActivationBranching
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains
 from service.verification.bab.activations.dual_objective import DisjunctRows, DualObjective
-from service.verification.bab.activations.intermediate_bab import _Problems, refined
+from service.verification.bab.activations.intermediate_bab import _Problems, refine_intermediate_bounds
 from service.verification.bab.decision import Technique
 from service.verification.bab.heuristics import Heuristics
 from service.verification.bab.lp import LinearPrograms
@@ -141,7 +141,7 @@ def test_programs_that_take_long_leave_the_others_to_later_rounds(monkeypatch: p
     lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     row = torch.tensor([1.0, -1.0], dtype=torch.float64)
     least, waited = exact_minimum(net, lower, upper, row), []
-    by_programs = activations._ActivationSearch._by_programs
+    by_programs = activations._ActivationSearch._solve_programs
 
     def counted(self: Any, domains: Domains) -> Any:
         waited.append(len(domains))
@@ -149,8 +149,8 @@ def test_programs_that_take_long_leave_the_others_to_later_rounds(monkeypatch: p
 
     usual = ActivationSearchSettings()
     hasty = replace(usual, warm_start=replace(usual.warm_start, iterations=1))
-    monkeypatch.setattr(activations._ActivationSearch, "_reoptimised", lambda self, domains: domains)
-    monkeypatch.setattr(activations._ActivationSearch, "_by_programs", counted)
+    monkeypatch.setattr(activations._ActivationSearch, "_optimise_from_scratch", lambda self, domains: domains)
+    monkeypatch.setattr(activations._ActivationSearch, "_solve_programs", counted)
     subject = replace(
         subject_from(net, 3), settings=SearchSettings(time=TimePlan(program_seconds=-1.0), activations=hasty)
     )
@@ -282,7 +282,7 @@ def test_a_job_tells_its_searches_how_long_to_optimise(trained: DataLayout, monk
 def refined_bounds(network: Network, box: Interval, bounds: Interval, deadline: float) -> Interval:
     """Branch and bound for intermediate bounds as searches do it unless they are told otherwise."""
     scores, settings = Heuristics().activations, ActivationSearchSettings()
-    return refined(network, box, bounds, deadline, Effort(), scores=scores, settings=settings)
+    return refine_intermediate_bounds(network, box, bounds, deadline, Effort(), scores=scores, settings=settings)
 
 
 def test_refined_bounds_are_tighter_and_hold() -> None:

@@ -22,10 +22,10 @@ from service.verification.bab.settings import BranchingSettings
 
 @dataclass(frozen=True, eq=False)
 class Branched:
-    """``halves`` of the domains that could be split, first all of one side; ``whole`` are those that could not."""
+    """``halves`` of the domains that could be split, first all of one side; ``unsplit`` are those that could not."""
 
     halves: Domains
-    whole: Domains
+    unsplit: Domains
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,16 +69,16 @@ class ActivationBranching:
         nominated, index, *found = (torch.cat(each, dim=1) for each in zip(*chosen, strict=True))
         possible = nominated > -torch.inf
         able = possible.any(dim=1)
-        whole = domains.rows(~able)
+        unsplit = domains.rows(~able)
         domains, possible = domains.rows(able), possible[able]
         if not len(domains):
-            return Branched(domains, whole)
+            return Branched(domains, unsplit)
         # Repeating a domain's best candidate is harmless where it has fewer.
         index, at, upper, lower, prior = (
             torch.where(possible, each[able], each[able][:, :1]) for each in (index, *found)
         )
         return Branched(
-            self._in_parts(domains, _Candidates(index, at, upper, lower, self.settings.prior_weight * prior)), whole
+            self._in_parts(domains, _Candidates(index, at, upper, lower, self.settings.prior_weight * prior)), unsplit
         )
 
     def _in_parts(self, domains: Domains, tried: _Candidates) -> Domains:
@@ -124,7 +124,7 @@ class ActivationBranching:
     def _scores(self, inspection: DomainInspection, points: Tensor) -> list[Tensor]:
         """Return each score's values ``(n, entries)``; −inf where a split is of no use."""
         view = ActivationView(
-            self.network, self.preactivations, self.domain_bounds.objective.relaxed, inspection, points
+            self.network, self.preactivations, self.domain_bounds.objective.relaxed_nodes, inspection, points
         )
         useful = self._useful(inspection, view.lower, view.upper)
         return [torch.where(useful, score.scores(view).nan_to_num(), -torch.inf) for score in self.scores]
@@ -134,7 +134,7 @@ class ActivationBranching:
             preactivation.value: torch.zeros_like(inspection.bounds[preactivation.value].lower, dtype=torch.bool)
             for preactivation in self.preactivations.each
         }
-        for node in self.domain_bounds.objective.relaxed:
+        for node in self.domain_bounds.objective.relaxed_nodes:
             masks = self.network.operator_of(node).unstable_on(node, [inspection.bounds[name] for name in node.inputs])
             for name, mask in zip(node.inputs, masks, strict=True):
                 wanted[name] = wanted[name] | mask
@@ -160,9 +160,9 @@ class ActivationBranching:
             for preactivation in self.preactivations.each
         }
         lower = dict(upper)
-        for node in self.domain_bounds.objective.relaxed:
+        for node in self.domain_bounds.objective.relaxed_nodes:
             pieces = self.network.operator_of(node).pieces(node)
-            relaxed, name = inspection.relaxed[node.name], node.inputs[0]
+            relaxed, name = inspection.relaxations[node.name], node.inputs[0]
             if node.name in inspection.coefficients and pieces is not None:
                 assert isinstance(relaxed, Lines)
                 arrived = inspection.coefficients[node.name]

@@ -27,8 +27,8 @@ T = TypeVar("T")
 class DomainInspection:
     """An inspection of bounded domains: what arrives at each non-linear operator, and where the bound is attained.
 
-    ``coefficients`` ``(n, 1, *shape)`` by node, at its output; ``families``, ``relaxed`` and ``bounds`` are those of
-    the operators, by node, and of the values that they read, by value; ``minimiser`` ``(n, *input shape)`` is the
+    ``coefficients`` ``(n, 1, *shape)`` by node, at its output; ``families``, ``relaxations`` and ``bounds`` are those
+    of the operators, by node, and of the values that they read, by value; ``minimiser`` ``(n, *input shape)`` is the
     input with the least value of the linear bound over the box, or near it over a ball. ``reached`` ``(n, entries)``
     are the values of all preactivations there, if every operator were the line that bounds it.
     """
@@ -36,7 +36,7 @@ class DomainInspection:
     margin: Tensor
     coefficients: Mapping[str, Tensor]
     families: Mapping[str, Family]
-    relaxed: Mapping[str, Relaxed]
+    relaxations: Mapping[str, Relaxed]
     bounds: Mapping[str, Interval]
     minimiser: Tensor
     reached: Tensor
@@ -44,14 +44,14 @@ class DomainInspection:
 
 @dataclass(frozen=True, eq=False)
 class _CoefficientRecorder(Interval):
-    """``whole``, and the coefficients ``(n, rows, *shape)`` that it was asked about."""
+    """The set ``box``, and the coefficients ``(n, rows, *shape)`` of which it was asked for the least value."""
 
-    whole: Interval
+    box: Interval
     arrived: list[Tensor]
 
     def least(self, coefficients: Tensor) -> Tensor:
         self.arrived.append(coefficients)
-        return self.whole.least(coefficients)
+        return self.box.least(coefficients)
 
 
 class DomainBounds:
@@ -190,7 +190,7 @@ class DomainBounds:
         """Take the size of the multipliers' steps from the coefficients that arrive in some domains."""
         inspection = self.inspected(domains)
         sizes = {value: torch.zeros_like(each.lower[0]) for value, each in inspection.bounds.items()}
-        for node in self.objective.relaxed:
+        for node in self.objective.relaxed_nodes:
             if node.name in inspection.coefficients and len(node.inputs) == 1:
                 sizes[node.inputs[0]] += inspection.coefficients[node.name].abs().mean(dim=(0, 1))
         for value, size in sizes.items():

@@ -109,9 +109,9 @@ class DualObjective:
         self._site_of = self.preactivations.numbers(box.lower.device)
         self.neuron_index = self._indexed(box.lower.device)
         before = {node.name for node in network.graph.until(specification_rows.start)}
-        self.relaxed = tuple(node for node in network.nonlinear if node.name in before)
+        self.relaxed_nodes = tuple(node for node in network.nonlinear if node.name in before)
         root = self.shaped(bounds)
-        self.slope_parameters = SlopeParameters(network, self.relaxed, root)
+        self.slope_parameters = SlopeParameters(network, self.relaxed_nodes, root)
         self._common = self._drifting()
         self._reach = self.preactivations.flattened(_largest(root))[0]
 

@@ -22,14 +22,14 @@ from service.verification.bab.activations.branching import ActivationBranching
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import Domains
 from service.verification.bab.activations.dual_objective import DualObjective
-from service.verification.bab.activations.intermediate_bounds import wanted
+from service.verification.bab.activations.intermediate_bounds import unstable_entries
 from service.verification.bab.heuristics import ActivationScore
 from service.verification.bab.settings import ActivationSearchSettings, IntermediateSettings, OptimiserSettings
 from service.verification.bab.time_plan import share_of_rest
 
 
 @torch.no_grad()
-def refined(
+def refine_intermediate_bounds(
     network: Network,
     box: Interval,
     bounds: Interval,
@@ -48,7 +48,7 @@ def refined(
         now = time.monotonic()
         if now > deadline:
             break
-        entries = wanted(network, bounds, preactivation).nonzero().squeeze(1)
+        entries = unstable_entries(network, bounds, preactivation).nonzero().squeeze(1)
         if len(entries):
             ends = _Ends(preactivation.value, preactivation.size, entries, bounds.lower)
             # Later layers have more before them, and what is gained in earlier ones helps them.
@@ -163,7 +163,7 @@ class _Problems:
                 yield part
                 continue
             branched = self.branching.split(part, self.domain_bounds.inspected(part))
-            yield branched.whole
+            yield branched.unsplit
             if len(branched.halves):
                 yield self._optimised(branched.halves, self.warm_start)
 

@@ -24,7 +24,7 @@ from service.verification.bab.settings import SearchSettings
 
 
 @torch.no_grad()
-def optimised(
+def optimise_intermediate_bounds(
     network: Network, box: Interval, bounds: Interval, deadline: float, effort: Effort, *, settings: SearchSettings
 ) -> Interval:
     """Return ``bounds`` ``(1, entries)`` of all preactivations, tightened until about ``deadline``
@@ -32,8 +32,10 @@ def optimised(
     """
     preactivations = Preactivations.of(network)
     known = {preactivation.value: _part(bounds, preactivation) for preactivation in preactivations.each}
-    open_ = {preactivation.value: wanted(network, bounds, preactivation) for preactivation in preactivations.each}
-    refine = _OptimisedBounds(known, open_, deadline, settings)
+    unstable = {
+        preactivation.value: unstable_entries(network, bounds, preactivation) for preactivation in preactivations.each
+    }
+    refine = _OptimisedBounds(known, unstable, deadline, settings)
     analysis = bound_layers(network, box, effort.within(box.lower.device), refine)
     found = {
         preactivation.value: analysis.intervals[preactivation.value].map(lambda end: end.flatten(1))
@@ -50,33 +52,35 @@ def _part(bounds: Interval, preactivation: Preactivation) -> Interval:
     return bounds.arranged(lambda end: end[:, preactivation.offset : preactivation.offset + preactivation.size])
 
 
-def wanted(network: Network, bounds: Interval, preactivation: Preactivation) -> Tensor:
-    """Return the entries, bool ``(size,)``, whose tighter bounds would tighten a relaxation."""
+def unstable_entries(network: Network, bounds: Interval, preactivation: Preactivation) -> Tensor:
+    """Return which entries ``(size,)`` of a preactivation are unstable: tighter bounds would tighten a relaxation."""
     preactivations = Preactivations.of(network)
     lower, upper = preactivations.unflattened(bounds.lower), preactivations.unflattened(bounds.upper)
-    found = torch.zeros_like(lower[preactivation.value], dtype=torch.bool)
+    unstable = torch.zeros_like(lower[preactivation.value], dtype=torch.bool)
     for node in network.nonlinear:
         if preactivation.value in node.inputs:
             known = [Interval(lower[name], upper[name]) for name in node.inputs]
             masks = network.operator_of(node).unstable_on(node, known)
             for name, mask in zip(node.inputs, masks, strict=True):
                 if name == preactivation.value:
-                    found |= mask
-    return found.flatten()
+                    unstable |= mask
+    return unstable.flatten()
 
 
 @dataclass(frozen=True, eq=False)
 class _OptimisedBounds:
-    """A :data:`~service.bounds.methods.layers.Refine` of one box, by value: what is known and which entries matter."""
+    """A :data:`~service.bounds.methods.layers.Refine` of one box, by value: what is known, and which entries are
+    unstable.
+    """
 
     known: Mapping[str, Interval]
-    wanted: Mapping[str, Tensor]
+    unstable: Mapping[str, Tensor]
     deadline: float
     settings: SearchSettings
 
     def __call__(self, backward: Pass, name: str, index: Tensor, effort: Effort) -> Interval:
         before = self.known[name].arranged(lambda end: end.gather(1, index))
-        (place,) = self.wanted[name][index[0]].nonzero(as_tuple=True)
+        (place,) = self.unstable[name][index[0]].nonzero(as_tuple=True)
         if not len(place):
             return before
         found = self._bounded(backward, name, index[:, place], effort)

@@ -24,22 +24,21 @@ from service.bounds.methods import Method
 from service.verification.bab.activations.branching import ActivationBranching
 from service.verification.bab.activations.domain_bounds import DomainBounds
 from service.verification.bab.activations.domains import DomainPool, Domains, DomainTransfer
-from service.verification.bab.activations.intermediate_bab import after_relaxations, refined
-from service.verification.bab.activations.intermediate_bounds import optimised, wanted
+from service.verification.bab.activations.intermediate_bab import after_relaxations, refine_intermediate_bounds
+from service.verification.bab.activations.intermediate_bounds import optimise_intermediate_bounds, unstable_entries
 from service.verification.bab.activations.root_bounds import RootBounds, bound_root
-from service.verification.bab.attack import descend, excess_of, inputs_at_once
+from service.verification.bab.attack import descend_to_nearest_disjunct, excess_at, gradient_batch_size
 from service.verification.bab.decision import ProgressListener, SearchProgress, SearchResult
 from service.verification.bab.invprop import Invprop
 from service.verification.bab.lp import LinearPrograms, LpResult
 from service.verification.bab.model import ModelUnderVerification, worst_first
 from service.verification.bab.search_group import SearchStatus
 from service.verification.bab.settings import OptimiserSettings
-from service.verification.bab.specification import Specification
+from service.verification.bab.specification import Counterexample, Specification
 from service.verification.bab.time_plan import share_of_rest
 from service.verification.certify import Verdict
 
 T = TypeVar("T")
-Counterexample = tuple[float, ...]
 ROOTS, DOMAINS, PROGRAMS = "the bounds of whole boxes", "the search over activations", "linear programs"
 """Where memory may be short."""
 
@@ -58,7 +57,11 @@ def split_activations(
 
 
 class _ActivationSearch:
-    """The search of one specification, on one rank."""
+    """The search of one specification, on one rank.
+
+    Of the domains that left the pool, ``least_proved`` is the least margin of those that are proved, and
+    ``least_stuck`` of those that were given up; ``is_over`` says that memory ended the search.
+    """
 
     def __init__(
         self,
@@ -75,34 +78,36 @@ class _ActivationSearch:
         self.domain_bounds = DomainBounds(objective, model.memory, settings.domain_bounds)
         self.branching = ActivationBranching(self.domain_bounds, model.heuristics.activations, settings.branching)
         self.certificates = model.engine.certificates(self.domain_bounds, root.analysis)
-        self.linear_programs, self.at_once = LinearPrograms(model, specification), inputs_at_once(model)
+        self.linear_programs = LinearPrograms(model, specification)
+        self.attack_batch_size = gradient_batch_size(model)
         self.margins = root.margins
         self.roots = self.domain_bounds.roots(self.margins)
         self.pool = DomainPool(self.roots, model.memory, settings.pool)
         self.domains, self.bound = 0, -inf
         self.shortage: MemoryShortageError | None = None
         self.is_over = False
-        self.proved, self.stuck = inf, inf
-        self.pace, self.most = 0.0, self.settings.largest_batch
-        self.first, self.warm_start = (
+        self.least_proved, self.least_stuck = inf, inf
+        self.seconds_per_domain, self.largest_batch = 0.0, self.settings.largest_batch
+        self.from_scratch, self.warm_start = (
             each.within(model.effort, deadline) for each in (settings.from_scratch, settings.warm_start)
         )
         self.started = now = time.monotonic()
         self.refine_at = self.time.first_refinement(now, deadline)
-        self.shared, self.is_optimised = root.bounds, False
+        self.shared_bounds, self.is_optimised = root.bounds, False
         self.specification_rows = root.specification_rows
 
     @torch.no_grad()
     def run(self) -> SearchResult:
-        search_group, device, found = self.model.search_group, self.model.device, None
-        self._if_possible(lambda: self._settle(self.roots, self.first), losing=ROOTS)
-        self._if_possible(lambda: self.domain_bounds.calibrate(self.roots))
+        search_group, device = self.model.search_group, self.model.device
+        counterexample: Counterexample | None = None
+        self._if_memory_allows(lambda: self._bound_and_keep_open(self.roots, self.from_scratch), losing=ROOTS)
+        self._if_memory_allows(lambda: self.domain_bounds.calibrate(self.roots))
         if not search_group.is_first:  # every rank has bounded the roots; one searches on from there
             self.pool = DomainPool(self.roots, self.model.memory, self.settings.pool)
             self.domains = 0
         while True:
             transfer = DomainTransfer(self.pool, self.roots)
-            state = search_group.synchronise(self._status(transfer.width), found, device)
+            state = search_group.synchronise(self._status(transfer.width), counterexample, device)
             everyone = state.all
             self._report(everyone)
             if state.found is not None:
@@ -112,17 +117,17 @@ class _ActivationSearch:
                 verdict = Verdict.VERIFIED if decided else Verdict.UNKNOWN
                 return SearchResult(verdict, None, everyone.domains, self.bound, self.shortage)
             for rows in search_group.rebalance(state, transfer, device):
-                self._if_possible(partial(transfer.receive, rows), losing=DOMAINS)
+                self._if_memory_allows(partial(transfer.receive, rows), losing=DOMAINS)
             if everyone.is_slow and self.model.engine.refines:
-                self._if_possible(self._refine_in_time)
-            found = self._round() if len(self.pool) else None
+                self._if_memory_allows(self._refine_in_time)
+            counterexample = self._round() if len(self.pool) else None
 
     def _status(self, width: int) -> SearchStatus:
         return SearchStatus(
             len(self.pool),
             self.domains,
-            min(self.pool.bound, self.stuck, self.proved),
-            stuck=self.stuck < inf or self.is_over,
+            min(self.pool.bound, self.least_stuck, self.least_proved),
+            stuck=self.least_stuck < inf or self.is_over,
             late=self.model.engine.late(self.deadline) or self.is_over,
             is_slow=time.monotonic() > self.refine_at,
             width=width,
@@ -133,11 +138,15 @@ class _ActivationSearch:
         left = max(self.deadline - started, 0)
         count, parents = 1, None
         try:
-            count = min(self.most, self.domain_bounds.capacity // 2, int(left / self.pace) if self.pace else 1)
+            count = min(
+                self.largest_batch,
+                self.domain_bounds.capacity // 2,
+                int(left / self.seconds_per_domain) if self.seconds_per_domain else 1,
+            )
             count = self.domain_bounds.neuron_index.least(max(1, count))
             parents = self.pool.take(count)
             count = len(parents)
-            return self._worked_off(parents.to(self.model.device), started)
+            return self._branch_and_bound(parents.to(self.model.device), started)
         except Exception as error:
             # Whatever was free may have gone to another process since.
             if not self.model.engine.survives(error):
@@ -145,12 +154,12 @@ class _ActivationSearch:
             if count == 1:
                 self.shortage, self.is_over = self.model.memory.shortage(DOMAINS, self.model.device, error), True
         self.domain_bounds.make_room()
-        self.most = max(1, count // 2)
+        self.largest_batch = max(1, count // 2)
         if parents is not None:
-            self._if_possible(partial(self.pool.put, parents), losing=DOMAINS)
+            self._if_memory_allows(partial(self.pool.put, parents), losing=DOMAINS)
         return None
 
-    def _if_possible(self, run: Callable[[], T], losing: str | None = None) -> T | None:
+    def _if_memory_allows(self, run: Callable[[], T], losing: str | None = None) -> T | None:
         """Return the result of ``run``, or nothing where memory runs out.
 
         Where domains are lost then, ``losing`` names what was done with them: the search is over, undecided.
@@ -162,21 +171,22 @@ class _ActivationSearch:
                 raise
             if losing is not None:
                 self.shortage = self.model.memory.shortage(losing, self.model.device, error)
-                self.is_over, self.stuck = True, -inf
+                self.is_over, self.least_stuck = True, -inf
         # Not in the handler: the error's traceback holds what the failed step had.
         self.domain_bounds.make_room()
         return None
 
-    def _worked_off(self, parents: Domains, started: float) -> Counterexample | None:
+    def _branch_and_bound(self, parents: Domains, started: float) -> Counterexample | None:
+        """Attack where the parents' bounds are attained, split them, and bound the halves."""
         inspection = self.domain_bounds.inspected(parents)
-        found = self._if_possible(lambda: self._tried(inspection.minimiser))
-        if found is not None:
+        counterexample = self._if_memory_allows(lambda: self._attack_minimisers(inspection.minimiser))
+        if counterexample is not None:
             self.pool.put(parents)
-            return found
+            return counterexample
         branched = self.branching.split(parents, inspection)
-        self._settle(self._certified(branched.halves), self.warm_start)
-        self.pace = (time.monotonic() - started) / len(parents)
-        return self._ended(branched.whole)
+        self._bound_and_keep_open(self._certified(branched.halves), self.warm_start)
+        self.seconds_per_domain = (time.monotonic() - started) / len(parents)
+        return self._decide_unsplit(branched.unsplit)
 
     def _certified(self, domains: Domains) -> Domains:
         """Return domains with margins that hold in real arithmetic, if they have to."""
@@ -191,16 +201,17 @@ class _ActivationSearch:
     def _refine(self, seconds: float) -> bool:
         """Refine for ``seconds``; return whether twice that is better spent on the same than on splits."""
         self.domain_bounds.make_room()  # what comes has use for the memory
-        before, first = self._relaxed(), not self.is_optimised
-        self._if_possible(lambda: self._tighten(self._better_bounds(seconds)))
-        self._if_possible(lambda: self._tighten_by_invprop(seconds))
-        return not first and self.time.is_refinement_worthwhile(before, self._relaxed())
+        before, first = self._count_inexact_relaxations(), not self.is_optimised
+        self._if_memory_allows(lambda: self._tighten(self._tighter_bounds(seconds)))
+        self._if_memory_allows(lambda: self._tighten_by_invprop(seconds))
+        return not first and self.time.is_refinement_worthwhile(before, self._count_inexact_relaxations())
 
-    def _relaxed(self) -> int:
+    def _count_inexact_relaxations(self) -> int:
         """Count the values whose relaxation is not exact."""
         network = self.domain_bounds.network
         return sum(
-            int(wanted(network, self.shared, preactivation).sum()) for preactivation in after_relaxations(network)
+            int(unstable_entries(network, self.shared_bounds, preactivation).sum())
+            for preactivation in after_relaxations(network)
         )
 
     @cached_property
@@ -210,32 +221,34 @@ class _ActivationSearch:
         objective, memory = self.domain_bounds.objective, self.model.memory
         return Invprop(objective, self.specification_rows, settings, memory, self.settings.domain_bounds)
 
-    def _better_bounds(self, seconds: float) -> Interval:
+    def _tighter_bounds(self, seconds: float) -> Interval:
         """Return tighter bounds of all preactivations: optimised the first time, by branch and bound later."""
         now, model = time.monotonic(), self.model
-        network, box, bounds = self.domain_bounds.network, self.domain_bounds.box, self.shared
+        network, box, bounds = self.domain_bounds.network, self.domain_bounds.box, self.shared_bounds
         if not self.is_optimised:
             self.is_optimised = True
             until = share_of_rest(now, self.deadline, self.time.optimising)
-            return optimised(network, box, bounds, until, model.effort, settings=model.settings)
+            return optimise_intermediate_bounds(network, box, bounds, until, model.effort, settings=model.settings)
         until = self.time.refinement_deadline(now, self.deadline, seconds)
         scores = model.heuristics.activations
-        return refined(network, box, bounds, until, model.effort, scores=scores, settings=self.settings)
+        return refine_intermediate_bounds(
+            network, box, bounds, until, model.effort, scores=scores, settings=self.settings
+        )
 
     def _tighten(self, bounds: Interval) -> None:
         """Take bounds that all domains share."""
-        self.shared = bounds
+        self.shared_bounds = bounds
         self.domain_bounds.objective.tighten(self.domain_bounds.bounds.meet(bounds))
-        self._begin_again(self.pool.disjuncts)
+        self._bound_roots_again(self.pool.disjuncts)
 
-    def _begin_again(self, disjuncts: Tensor) -> Domains:
+    def _bound_roots_again(self, disjuncts: Tensor) -> Domains:
         """Bound the whole box again; a disjunct that gains more that way than by all its splits starts over."""
         roots = self.domain_bounds.roots(torch.full_like(self.margins, -torch.inf))
-        roots = self._optimised(roots.rows(disjuncts.to(roots.margin.device)), self.first)
+        roots = self._optimised(roots.rows(disjuncts.to(roots.margin.device)), self.from_scratch)
         self.domains += len(roots)
         for index, disjunct in enumerate(disjuncts.tolist()):
             if float(roots.margin[index]) > self.pool.bound_of(disjunct):
-                self.pool.replace(disjunct, self._without_proved(roots.rows(slice(index, index + 1))))
+                self.pool.replace(disjunct, self._drop_proved(roots.rows(slice(index, index + 1))))
         self.domain_bounds.calibrate(roots)
         return roots
 
@@ -252,9 +265,11 @@ class _ActivationSearch:
 
     def _tighten_disjunct(self, disjunct: Tensor, deadline: float) -> None:
         """Tighten one disjunct as long as that brings the whole box nearer to a proof."""
-        self.proved = min(self.proved, 0.0)  # of inputs that satisfy the property no more is known from here on
+        self.least_proved = min(
+            self.least_proved, 0.0
+        )  # of inputs that satisfy the property no more is known from here on
         margin, before, preactivations = (
-            float(self._begin_again(disjunct[None]).margin),
+            float(self._bound_roots_again(disjunct[None]).margin),
             -inf,
             self.invprop.preactivations,
         )
@@ -265,13 +280,13 @@ class _ActivationSearch:
                 self.pool.drop(int(disjunct))
                 return
             before, preactivations = margin, left
-            margin = float(self._begin_again(disjunct[None]).margin)
+            margin = float(self._bound_roots_again(disjunct[None]).margin)
 
-    def _settle(self, domains: Domains, settings: OptimiserSettings) -> None:
-        """Bound domains; those that stay open go to the pool, all at the end."""
-        count, domains = len(domains), self._without_proved(domains) if len(domains) else domains
+    def _bound_and_keep_open(self, domains: Domains, settings: OptimiserSettings) -> None:
+        """Bound domains, and put those that stay open into the pool, all at the end."""
+        count, domains = len(domains), self._drop_proved(domains) if len(domains) else domains
         if len(domains):
-            self._keep(self._certified(self._optimised(domains, settings)))
+            self.pool.put(self._drop_proved(self._certified(self._optimised(domains, settings))))
         self.domains += count
 
     def _optimised(self, domains: Domains, settings: OptimiserSettings) -> Domains:
@@ -282,27 +297,26 @@ class _ActivationSearch:
         )
         return Domains.joined(parts)
 
-    def _keep(self, domains: Domains) -> None:
-        self.pool.put(self._without_proved(domains))
-
-    def _without_proved(self, domains: Domains) -> Domains:
+    def _drop_proved(self, domains: Domains) -> Domains:
         proved = domains.margin > 0
-        self.proved = min(self.proved, float(torch.where(proved, domains.margin, torch.inf).amin()))
+        self.least_proved = min(self.least_proved, float(torch.where(proved, domains.margin, torch.inf).amin()))
         return domains.rows(~proved)
 
-    def _ended(self, domains: Domains) -> Counterexample | None:
-        """Decide domains that no split makes tighter; most lack only better multipliers."""
+    def _decide_unsplit(self, domains: Domains) -> Counterexample | None:
+        """Decide domains that no split makes tighter, of which most lack only better multipliers: by linear programs
+        where the model is piecewise linear, or give them up.
+        """
         if self.linear_programs.applies and len(domains):
-            return self._by_programs(self._reoptimised(domains))
+            return self._solve_programs(self._optimise_from_scratch(domains))
         for margin in domains.margin.tolist():
-            self._given_up(margin)
+            self._give_up(margin)
         return None
 
-    def _reoptimised(self, domains: Domains) -> Domains:
-        better = self._if_possible(lambda: self._certified(self._optimised(domains, self.first)))
-        return self._without_proved(domains if better is None else better)
+    def _optimise_from_scratch(self, domains: Domains) -> Domains:
+        better = self._if_memory_allows(lambda: self._certified(self._optimised(domains, self.from_scratch)))
+        return self._drop_proved(domains if better is None else better)
 
-    def _by_programs(self, domains: Domains) -> Counterexample | None:
+    def _solve_programs(self, domains: Domains) -> Counterexample | None:
         """Solve domains one by one, as far as they get in a moment."""
         until = self.time.programs_deadline(time.monotonic(), self.deadline)
         for index in range(len(domains)):
@@ -310,14 +324,14 @@ class _ActivationSearch:
             if self.model.engine.late(until if index else self.deadline):
                 self.pool.put(domains.rows(slice(index, None)))
                 return None
-            solved = self._solved(domain)
+            solved = self._solve(domain)
             if solved.counterexample is not None:
                 self.pool.put(domains.rows(slice(index, None)))
                 return solved.counterexample
-            self._given_up(max(float(domain.margin), solved.margin if self.certificates is None else -inf))
+            self._give_up(max(float(domain.margin), solved.margin if self.certificates is None else -inf))
         return None
 
-    def _solved(self, domain: Domains) -> LpResult:
+    def _solve(self, domain: Domains) -> LpResult:
         """Solve a domain as a linear program; nothing is proved without the memory for it."""
         try:
             return self.linear_programs.solved(domain, self.domain_bounds.objective.known(domain.disjunct))
@@ -328,19 +342,19 @@ class _ActivationSearch:
         self.domain_bounds.make_room()
         return LpResult(-inf)
 
-    def _given_up(self, margin: float) -> None:
+    def _give_up(self, margin: float) -> None:
         if margin > 0:
-            self.proved = min(self.proved, margin)
+            self.least_proved = min(self.least_proved, margin)
         else:
             # What is no number proves nothing, and must not be lost in a comparison.
-            self.stuck = min(self.stuck, -inf if isnan(margin) else margin)
+            self.least_stuck = min(self.least_stuck, -inf if isnan(margin) else margin)
 
-    def _tried(self, x: Tensor) -> Counterexample | None:
-        """Try the points where bounds are attained, and those to which the gradient leads from the best of them."""
-        x = x.flatten(1)
-        values = self.specification.per_disjunct(excess_of(self.model, self.specification, x, self.at_once)).amin(dim=1)
-        box = self.specification.box(self.model.dtype)
-        return descend(self.model, self.specification, box, x[worst_first(values, self.settings.starts)], self.at_once)
+    def _attack_minimisers(self, x: Tensor) -> Counterexample | None:
+        """Attack from the best of the inputs ``(n, *input shape)`` at which bounds are attained."""
+        x, model, specification = x.flatten(1), self.model, self.specification
+        distances = specification.distance_to_nearest(excess_at(model, specification, x, self.attack_batch_size))
+        starts, box = x[worst_first(distances, self.settings.starts)], specification.box(model.dtype)
+        return descend_to_nearest_disjunct(model, specification, box, starts, self.attack_batch_size)
 
     def _report(self, everyone: SearchStatus) -> None:
         self.bound = max(self.bound, everyone.bound)

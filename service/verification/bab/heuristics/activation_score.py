@@ -39,13 +39,13 @@ class ActivationScore(ABC):
 class ActivationView:
     """A batch of ``n`` bounded subproblems, as a score sees them.
 
-    ``split_points`` ``(n, entries)`` is the value at which each entry would be split; ``relaxed`` are the non-linear
-    nodes between the preactivations and the bounded rows.
+    ``split_points`` ``(n, entries)`` is the value at which each entry would be split; ``relaxed_nodes`` are the
+    non-linear nodes between the preactivations and the bounded rows.
     """
 
     network: Network
     preactivations: Preactivations
-    relaxed: Sequence[Node]
+    relaxed_nodes: Sequence[Node]
     inspection: DomainInspection
     split_points: Tensor
 
@@ -84,7 +84,7 @@ class ActivationView:
         """
         points = self.preactivations.unflattened(values.flatten(0, 1))
         losses = {value: torch.zeros_like(point) for value, point in points.items()}
-        for node in self.relaxed:
+        for node in self.relaxed_nodes:
             if node.name not in self.inspection.coefficients:
                 continue
             for name, loss in zip(node.inputs, self._losses_of(node, points, len(values)), strict=True):
