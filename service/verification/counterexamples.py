@@ -1,4 +1,8 @@
-"""Counterexamples that a single forward pass shows, checked again in float64 before they count."""
+"""Counterexamples among the witnesses, checked again in float64 before they count.
+
+What an attack or a search finds is confirmed by
+:meth:`service.verification.bab.model.ModelUnderVerification.first_confirmed`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of a search, on the way and at its end."""
+"""Defines what a search is to the driver, and what both report: :class:`SearchStrategy`, progress, result, decision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.verification.certify import Verdict
 
 
 class Technique(Enum):
-    """The technique that decided, or that was still at work when the time was over."""
+    """The technique that decided, or that was still at work when the time was over; its value is shown in results."""
 
     ATTACK = "attack"
     INPUTS = "input splitting"

@@ -1,4 +1,9 @@
-"""The model under verification: a network to bound, a module to attack, and what confirms a counterexample."""
+"""The model under verification: a network to bound, a module to attack, and what confirms a counterexample.
+
+Every counterexample of an attack, a search or a linear program counts only by
+:meth:`ModelUnderVerification.first_confirmed`. Witnesses, which are evaluated before any bound, are judged by
+:mod:`service.verification.counterexamples`.
+"""
 
 from __future__ import annotations
 

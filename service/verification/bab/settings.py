@@ -1,4 +1,8 @@
-"""Settings of a decision: a frozen dataclass for each algorithm. None of them decides what is true."""
+"""Settings of a decision: a frozen dataclass for each algorithm. None of them decides what is true.
+
+Shares of the time are in :mod:`.time_plan`. What a job may say of a search is its ``budget``
+(``service/jobs/spec/verify.py``), which :mod:`service.verification.search_runner` hands on.
+"""
 
 from __future__ import annotations
 
@@ -260,7 +264,9 @@ class InputSearchSettings:
 class SearchSettings:
     """All of a decision's settings.
 
-    Half of a box of more than ``several_inputs`` inputs is hardly easier than the box: activations are split first.
+    Where inputs are split, which is so up to ``most_inputs`` of :class:`InputSearchSettings`, but more than
+    ``several_inputs`` vary, half of a box is hardly easier than the box: activations are split first, for a share of
+    the time.
     """
 
     time: TimePlan = field(default_factory=TimePlan)

@@ -2,6 +2,9 @@
 
 Every score of :mod:`service.verification.bab.heuristics` nominates the best few entries of each domain. Both halves of
 each nominated entry are bounded for real, and the entry whose halves gain most wins.
+
+Halves go on from the slopes, row weights and multipliers of the domain that was split, and the new multiplier from the
+best of a few values. A search then optimises all of these by its ``warm_start``.
 """
 
 from __future__ import annotations
