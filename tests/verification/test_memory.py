@@ -350,7 +350,7 @@ def test_leaf_programs_without_memory_leave_their_domains_open(monkeypatch: pyte
     def refuse(*given: Any) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 1.00 MiB.")
 
-    monkeypatch.setattr(LinearPrograms, "solved", refuse)
+    monkeypatch.setattr(LinearPrograms, "solve", refuse)
     monkeypatch.setattr(activations._ActivationSearch, "_optimise_from_scratch", lambda search, domains: domains)
     net = mlp([3, 7, 6, 2], nn.ReLU(), 1).double().requires_grad_(False)
     lower, upper = -torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)

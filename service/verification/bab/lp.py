@@ -76,7 +76,7 @@ class LinearPrograms:
         piecewise_linear = all(network.operator_of(node).pieces(node) is not None for node in network.nonlinear)
         return piecewise_linear and self.model.engine.has_all_layers
 
-    def solved(self, domain: Domains, bounds: Interval) -> LpResult:
+    def solve(self, domain: Domains, bounds: Interval) -> LpResult:
         """Solve one domain whose splits leave only affine operators, given the root's bounds of all preactivations."""
         rows = self.specification.disjunct == domain.disjunct
         values = self._values(domain, bounds)
@@ -84,24 +84,24 @@ class LinearPrograms:
             values[self.network.graph.output.name] @ self.specification.rows[rows].T
             - self.specification.thresholds[rows]
         )
-        held = domain.sign[0] != 0
-        number, sign = domain.index[:, held], domain.sign[:, held]
+        is_split = domain.sign[0] != 0
+        number, sign = domain.index[:, is_split], domain.sign[:, is_split]
         splits = self._neuron_index.localised(number, sign)
-        if bool(self._neuron_index.anywhere(self._open(bounds, splits.index[splits.here]))):
+        if bool(self._neuron_index.anywhere(self._has_unstable(bounds, splits.index[splits.here]))):
             return LpResult(-inf)
         hidden = torch.cat(
             [values[preactivation.value] for preactivation in Preactivations.of(self.network).each], dim=1
         )
         sides = -sign.double() * self._neuron_index.total(number, hidden[:, splits.index[0]])
         agree = self.network.tp_group.agree
-        return self._told(*_solution(_affine(agree(output)), _affine(agree(sides))))
+        return self._confirmed(*_solve(_affine(agree(output)), _affine(agree(sides))))
 
-    def _told(self, margin: float, t: Array | None) -> LpResult:
+    def _confirmed(self, margin: float, t: Array | None) -> LpResult:
         """Return what the first rank's solver says, on all ranks; its point counts if the model confirms it."""
-        tp_group, count = self.network.tp_group, len(self._free)
-        said = np.concatenate([[margin, t is not None], np.zeros(count) if t is None else t])
-        margin, is_there, *point = tp_group.agree(torch.from_numpy(said).to(self.model.device)).tolist()
-        if not is_there:
+        tp_group, count = self.network.tp_group, len(self._varying)
+        solution = np.concatenate([[margin, t is not None], np.zeros(count) if t is None else t])
+        margin, has_point, *point = tp_group.agree(torch.from_numpy(solution).to(self.model.device)).tolist()
+        if not has_point:
             return LpResult(margin)
         return LpResult(margin, self.model.first_confirmed(self.specification, self._inputs(np.array([point]))))
 
@@ -110,26 +110,27 @@ class LinearPrograms:
         return NeuronIndex.of(self.network, Preactivations.of(self.network), self.model.device)
 
     @cached_property
-    def _free(self) -> Tensor:
+    def _varying(self) -> Tensor:
+        """Return the inputs that vary, ``(varying inputs,)``."""
         return (self.specification.upper > self.specification.lower).nonzero().squeeze(1)
 
     def _inputs(self, t: Array) -> Tensor:
-        """Return points ``(n, free inputs)`` of [−1, 1] as inputs ``(n, features)``."""
+        """Return points ``(n, varying inputs)`` of [−1, 1] as inputs ``(n, features)``."""
         centre, radius = (
             (self.specification.lower + self.specification.upper) / 2,
             (self.specification.upper - self.specification.lower) / 2,
         )
         x = centre.expand(len(t), -1).clone()
-        x[:, self._free] += torch.from_numpy(np.ascontiguousarray(t)).to(x.device) * radius[self._free]
+        x[:, self._varying] += torch.from_numpy(np.ascontiguousarray(t)).to(x.device) * radius[self._varying]
         return x
 
     def _values(self, domain: Domains, bounds: Interval) -> Mapping[str, Tensor]:
-        """Return every node's value ``(1 + free inputs, size)``: at the centre, and one unit along each input."""
-        count = len(self._free)
+        """Return every node's value ``(1 + varying inputs, size)``: at the centre, and one unit along each input."""
+        count = len(self._varying)
         t = np.concatenate([np.zeros((1, count)), np.eye(count)])
         x = self._inputs(t).reshape(len(t), *self.network.graph.input.shape)
         known = {self.network.graph.input.name: Interval.point(x)}
-        slopes = self._rising(domain, bounds)
+        slopes = self._slopes(domain, bounds)
         for node in self.network.graph.nodes[1:]:
             if node.name in slopes:
                 known[node.name] = Interval.point(known[node.inputs[0]].lower * slopes[node.name])
@@ -138,12 +139,12 @@ class LinearPrograms:
         return {name: each.lower.flatten(1) for name, each in known.items()}
 
     @staticmethod
-    def _open(bounds: Interval, settled: Tensor) -> Tensor:
-        """Return whether an operator still bends, ``(1,)``: a sign settles no entry without finite bounds."""
-        bends = (bounds.lower < 0) & (bounds.upper > 0)
-        return bends.index_fill(1, settled, False).any(dim=1)
+    def _has_unstable(bounds: Interval, split: Tensor) -> Tensor:
+        """Return whether an entry is unstable that is not ``split``, ``(1,)``."""
+        unstable = (bounds.lower < 0) & (bounds.upper > 0)
+        return unstable.index_fill(1, split, False).any(dim=1)
 
-    def _rising(self, domain: Domains, bounds: Interval) -> dict[str, Tensor]:
+    def _slopes(self, domain: Domains, bounds: Interval) -> dict[str, Tensor]:
         """Return each operator's slopes ``(1, *shape)`` in a domain."""
         preactivations = Preactivations.of(self.network)
         splits = self._neuron_index.localised(domain.index, domain.sign)
@@ -157,7 +158,7 @@ class LinearPrograms:
         return slopes
 
 
-def _solution(objectives: _AffineMap, constraints: _AffineMap) -> tuple[float, Array | None]:
+def _solve(objectives: _AffineMap, constraints: _AffineMap) -> tuple[float, Array | None]:
     """Return what is proved, −inf if nothing is, and otherwise the point where the solver sees the least."""
     result = _program(objectives, constraints)
     if result.status == 0:

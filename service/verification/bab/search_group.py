@@ -52,7 +52,7 @@ class GroupState:
     """The state that all ranks know after a round: all statuses, a counterexample if there is one, who hands over."""
 
     all: SearchStatus
-    found: Counterexample | None
+    counterexample: Counterexample | None
     moves: tuple[Move, ...] = ()
 
 
@@ -87,36 +87,36 @@ class SearchGroup:
     def _ranks(self) -> RankGroup:
         return RankGroup(self.axis)
 
-    def first(self, found: Counterexample | None, device: torch.device) -> Counterexample | None:
-        """Return the counterexample of the lowest rank that has one."""
+    def first(self, counterexample: Counterexample | None, device: torch.device) -> Counterexample | None:
+        """Return the counterexample of the lowest rank that has one; each rank passes its own."""
         if self.axis.size == 1:
-            return found
-        lengths = self._gathered([0 if found is None else len(found)], device)[:, 0].tolist()
+            return counterexample
+        lengths = self._gathered([0 if counterexample is None else len(counterexample)], device)[:, 0].tolist()
         finder = next((rank for rank, length in enumerate(lengths) if length), None)
         if finder is None:
             return None
-        own = torch.zeros(int(lengths[finder]), dtype=torch.float64, device=device)
-        if finder == self.axis.rank and found is not None:
-            own = torch.tensor(found, dtype=torch.float64, device=device)
-        return tuple(self._ranks.sum(own).tolist())
+        x = torch.zeros(int(lengths[finder]), dtype=torch.float64, device=device)
+        if finder == self.axis.rank and counterexample is not None:
+            x = torch.tensor(counterexample, dtype=torch.float64, device=device)
+        return tuple(self._ranks.sum(x).tolist())
 
     def anywhere(self, flag: bool, device: torch.device) -> bool:
         """Return whether any rank has the flag set."""
         return bool(self._ranks.largest(int(flag), device))
 
-    def synchronise(self, own: SearchStatus, found: Counterexample | None, device: torch.device) -> GroupState:
+    def synchronise(
+        self, status: SearchStatus, counterexample: Counterexample | None, device: torch.device
+    ) -> GroupState:
         """Exchange the status of all ranks, and plan who hands over to whom."""
         if self.axis.size == 1:
-            return GroupState(own, found)
-        each = self._gathered(
-            [own.open, own.domains, own.bound, own.stuck, own.late, own.is_slow, own.width], device
-        ).T.tolist()
-        opens, domains, bounds, stuck, late, is_slow, widths = each
+            return GroupState(status, counterexample)
+        numbers = status.open, status.domains, status.bound, status.stuck, status.late, status.is_slow, status.width
+        opens, domains, bounds, stuck, late, is_slow, widths = self._gathered(numbers, device).T.tolist()
         everyone = SearchStatus(
             int(sum(opens)), int(sum(domains)), min(bounds), any(stuck), any(late), any(is_slow), int(max(widths))
         )
         moves = plan_moves([int(count) for count in opens], self.most_moved)
-        return GroupState(everyone, self.first(found, device), moves)
+        return GroupState(everyone, self.first(counterexample, device), moves)
 
     def rebalance(self, state: GroupState, transfer: WorkTransfer, device: torch.device) -> list[Tensor]:
         """Carry out the moves that were planned, and return the rows that this rank is to receive.
@@ -156,7 +156,7 @@ def plan_moves(opens: Sequence[int], most: int) -> tuple[Move, ...]:
     The rank that has the most hands over.
     """
     left = list(opens)
-    found = []
+    moves = []
     for receiver in (rank for rank, count in enumerate(opens) if not count):
         sender = max(range(len(left)), key=lambda rank: left[rank])
         count = min(left[sender] // 2, most)
@@ -164,5 +164,5 @@ def plan_moves(opens: Sequence[int], most: int) -> tuple[Move, ...]:
             break
         left[sender] -= count
         left[receiver] += count
-        found.append(Move(sender, receiver, count))
-    return tuple(found)
+        moves.append(Move(sender, receiver, count))
+    return tuple(moves)

@@ -1,7 +1,8 @@
 """Settings of a decision: a frozen dataclass for each algorithm. None of them decides what is true.
 
 Shares of the time are in :mod:`.time_plan`. What a job may say of a search is its ``budget``
-(``service/jobs/spec/verify.py``), which :mod:`service.verification.search_runner` hands on.
+(``service/jobs/spec/verify.py``), which :mod:`service.verification.task` and
+:mod:`service.verification.search_runner` hand on.
 """
 
 from __future__ import annotations

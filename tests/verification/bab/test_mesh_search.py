@@ -84,7 +84,7 @@ def program_margin(model: ModelUnderVerification, specification: Specification) 
     sign = torch.where(again, 0, neuron_index.everywhere(signs))[None]
     nothing = torch.zeros_like(sign)
     domain = domain_bounds.roots(root.margins).with_(index=number[None], sign=sign, at=nothing, beta=nothing)
-    return LinearPrograms(model, specification).solved(domain, root.bounds).margin
+    return LinearPrograms(model, specification).solve(domain, root.bounds).margin
 
 
 def compared(name: str, split: Callable[..., SearchResult], pair: Pair, above: float, radius: float) -> Iterator[Any]:

@@ -390,4 +390,4 @@ def test_no_program_for_operators_that_still_bend() -> None:
         DualObjective(subject.network, goal.box(torch.float64), Interval(-nothing, nothing), specification_rows)
     )
     domain = domain_bounds.roots(-one[None])
-    assert LinearPrograms(subject, goal).solved(domain, domain_bounds.bounds).margin == -torch.inf
+    assert LinearPrograms(subject, goal).solve(domain, domain_bounds.bounds).margin == -torch.inf

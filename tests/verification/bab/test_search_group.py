@@ -50,7 +50,7 @@ def test_those_without_domains_get_half_of_what_the_most_have(opens: list[int]) 
 
 def test_a_group_of_one_rank_waits_for_nobody() -> None:
     state = SINGLE_RANK.synchronise(SearchStatus(3, 4, -1.0), (0.5,), torch.device("cpu"))
-    assert (state.all, state.found, state.moves) == (SearchStatus(3, 4, -1.0), (0.5,), ())
+    assert (state.all, state.counterexample, state.moves) == (SearchStatus(3, 4, -1.0), (0.5,), ())
 
 
 def test_boxes_are_handed_over_as_they_were() -> None:

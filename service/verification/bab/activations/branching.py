@@ -46,7 +46,7 @@ class _Candidates:
 
     def rows(self, which: slice) -> _Candidates:
         columns = (self.index, self.at, self.upper, self.lower, self.prior)
-        return _Candidates(*(each[which] for each in columns))
+        return _Candidates(*(column[which] for column in columns))
 
 
 class ActivationBranching:
@@ -65,41 +65,41 @@ class ActivationBranching:
     @torch.no_grad()
     def split(self, domains: Domains, inspection: DomainInspection) -> Branched:
         """Split every domain in two, with the margins of a first pass, or their parents' where these are better."""
-        points = self._points(inspection)
+        points = self._split_points(inspection)
         scores = self._scores(inspection, points)
         fields = [points, *self._multipliers(inspection), scores[0]]
-        chosen = [self.domain_bounds.neuron_index.best(each, self.settings.candidates, fields) for each in scores]
-        nominated, index, *found = (torch.cat(each, dim=1) for each in zip(*chosen, strict=True))
-        possible = nominated > -torch.inf
-        able = possible.any(dim=1)
-        unsplit = domains.rows(~able)
-        domains, possible = domains.rows(able), possible[able]
+        nominated = [self.domain_bounds.neuron_index.best(score, self.settings.candidates, fields) for score in scores]
+        values, index, *of_candidates = (torch.cat(column, dim=1) for column in zip(*nominated, strict=True))
+        possible = values > -torch.inf
+        splittable = possible.any(dim=1)
+        unsplit = domains.rows(~splittable)
+        domains, possible = domains.rows(splittable), possible[splittable]
         if not len(domains):
             return Branched(domains, unsplit)
         # Repeating a domain's best candidate is harmless where it has fewer.
         index, at, upper, lower, prior = (
-            torch.where(possible, each[able], each[able][:, :1]) for each in (index, *found)
+            torch.where(possible, column[splittable], column[splittable][:, :1]) for column in (index, *of_candidates)
         )
         return Branched(
             self._in_parts(domains, _Candidates(index, at, upper, lower, self.settings.prior_weight * prior)), unsplit
         )
 
-    def _in_parts(self, domains: Domains, tried: _Candidates) -> Domains:
+    def _in_parts(self, domains: Domains, candidates: _Candidates) -> Domains:
         """Split part by part as memory allows; return first all of one side and then all of the other."""
-        at_once = max(1, self.domain_bounds.capacity // (2 * tried.index.shape[1]))
+        at_once = max(1, self.domain_bounds.capacity // (2 * candidates.index.shape[1]))
         halves = self.domain_bounds.in_parts(
-            len(domains), at_once, lambda part: self._best_of(domains.rows(part), tried.rows(part))
+            len(domains), at_once, lambda part: self._best_of(domains.rows(part), candidates.rows(part))
         )
         return Domains.joined([upper for upper, _ in halves] + [lower for _, lower in halves])
 
-    def _best_of(self, domains: Domains, tried: _Candidates) -> tuple[Domains, Domains]:
-        """Return both halves, by the candidate whose halves gain most."""
-        count, each = tried.index.shape
-        repeated = domains.repeated(2 * each)
-        index, at = (torch.cat([places, places], dim=1).reshape(-1) for places in (tried.index, tried.at))
-        sign = torch.cat([torch.ones_like(tried.at), -torch.ones_like(tried.at)], dim=1).reshape(-1)
-        # With all of the start the half has the bound of its whole; with less, perhaps a better one.
-        starts = torch.cat([tried.upper, tried.lower], dim=1).reshape(-1)
+    def _best_of(self, domains: Domains, candidates: _Candidates) -> tuple[Domains, Domains]:
+        """Return the upper and the lower half of each domain, by the candidate whose halves gain most."""
+        count, per_domain = candidates.index.shape
+        repeated = domains.repeated(2 * per_domain)
+        index, at = (torch.cat([column, column], dim=1).reshape(-1) for column in (candidates.index, candidates.at))
+        sign = torch.cat([torch.ones_like(candidates.at), -torch.ones_like(candidates.at)], dim=1).reshape(-1)
+        # With all of the start the half has the bound of its domain; with less, perhaps a better one.
+        starts = torch.cat([candidates.upper, candidates.lower], dim=1).reshape(-1)
         halves = repeated.split_further(index, sign, at, starts)
         best = self.domain_bounds.best_of(
             halves,
@@ -107,14 +107,13 @@ class ActivationBranching:
         )
         # What is proved needs no more.
         gains = torch.minimum(best.margin - repeated.margin, -repeated.margin).nan_to_num(nan=0.0)
-        above, below = gains.view(count, 2, each).unbind(dim=1)
-        score = (
-            torch.minimum(above, below) + self.settings.better_half_weight * torch.maximum(above, below) + tried.prior
-        )
-        chosen = score.argmax(dim=1) + torch.arange(count, device=index.device) * 2 * each
-        return best.rows(chosen), best.rows(chosen + each)
+        above, below = gains.view(count, 2, per_domain).unbind(dim=1)
+        worse, better = torch.minimum(above, below), torch.maximum(above, below)
+        score = worse + self.settings.better_half_weight * better + candidates.prior
+        chosen = score.argmax(dim=1) + torch.arange(count, device=index.device) * 2 * per_domain
+        return best.rows(chosen), best.rows(chosen + per_domain)
 
-    def _points(self, inspection: DomainInspection) -> Tensor:
+    def _split_points(self, inspection: DomainInspection) -> Tensor:
         """Return where each entry would be split, ``(n, entries)``."""
         middles = {
             preactivation.value: inspection.bounds[preactivation.value].centre
@@ -133,15 +132,16 @@ class ActivationBranching:
         return [torch.where(useful, score.scores(view).nan_to_num(), -torch.inf) for score in self.scores]
 
     def _useful(self, inspection: DomainInspection, lower: Tensor, upper: Tensor) -> Tensor:
-        wanted = {
+        """Return at which entries ``(n, entries)`` a split tightens a relaxation, and gains more than rounding."""
+        unstable = {
             preactivation.value: torch.zeros_like(inspection.bounds[preactivation.value].lower, dtype=torch.bool)
             for preactivation in self.preactivations.each
         }
         for node in self.domain_bounds.objective.relaxed_nodes:
             masks = self.network.operator_of(node).unstable_on(node, [inspection.bounds[name] for name in node.inputs])
             for name, mask in zip(node.inputs, masks, strict=True):
-                wanted[name] = wanted[name] | mask
-        kinked = torch.cat(
+                unstable[name] = unstable[name] | mask
+        has_breakpoint = torch.cat(
             [
                 torch.full(
                     (preactivation.size,), breakpoint_of(self.network, preactivation) is not None, device=lower.device
@@ -149,14 +149,14 @@ class ActivationBranching:
                 for preactivation in self.preactivations.each
             ]
         )
-        wide = kinked | (upper - lower > self.settings.narrowest * self._root_width)
-        return self.preactivations.flattened(wanted) & wide & lower.isfinite() & upper.isfinite()
+        wide = has_breakpoint | (upper - lower > self.settings.narrowest * self._root_width)
+        return self.preactivations.flattened(unstable) & wide & lower.isfinite() & upper.isfinite()
 
     def _multipliers(self, inspection: DomainInspection) -> list[Tensor]:
         """Return where the multipliers of a split begin, ``(n, entries)``: of the upper and of the lower half.
 
         In a half the function's slope k takes the place of the relaxation's λ. With δ = a·(k − λ) for the
-        coefficient a that arrives, the half begins with the bound of the whole.
+        coefficient a that arrives, the half begins with the bound of the domain that was split.
         """
         upper = {
             preactivation.value: torch.zeros_like(inspection.bounds[preactivation.value].lower)

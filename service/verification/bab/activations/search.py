@@ -110,8 +110,8 @@ class _ActivationSearch:
             state = search_group.synchronise(self._status(transfer.width), counterexample, device)
             everyone = state.all
             self._report(everyone)
-            if state.found is not None:
-                return SearchResult(Verdict.FALSIFIED, state.found, everyone.domains, self.bound)
+            if state.counterexample is not None:
+                return SearchResult(Verdict.FALSIFIED, state.counterexample, everyone.domains, self.bound)
             if not everyone.open or everyone.late:
                 decided = not everyone.open and not everyone.stuck
                 verdict = Verdict.VERIFIED if decided else Verdict.UNKNOWN
@@ -177,7 +177,7 @@ class _ActivationSearch:
         return None
 
     def _branch_and_bound(self, parents: Domains, started: float) -> Counterexample | None:
-        """Attack where the parents' bounds are attained, split them, and bound the halves."""
+        """Attack where the parents' bounds are attained, split the parents, and bound the halves."""
         inspection = self.domain_bounds.inspected(parents)
         counterexample = self._if_memory_allows(lambda: self._attack_minimisers(inspection.minimiser))
         if counterexample is not None:
@@ -265,14 +265,10 @@ class _ActivationSearch:
 
     def _tighten_disjunct(self, disjunct: Tensor, deadline: float) -> None:
         """Tighten one disjunct as long as that brings the whole box nearer to a proof."""
-        self.least_proved = min(
-            self.least_proved, 0.0
-        )  # of inputs that satisfy the property no more is known from here on
-        margin, before, preactivations = (
-            float(self._bound_roots_again(disjunct[None]).margin),
-            -inf,
-            self.invprop.preactivations,
-        )
+        # Of inputs that satisfy the property no more is known from here on.
+        self.least_proved = min(self.least_proved, 0.0)
+        margin, before = float(self._bound_roots_again(disjunct[None]).margin), -inf
+        preactivations = self.invprop.preactivations
         gain = self.settings.invprop.least_margin_gain
         while before * (1 - gain) < margin <= 0 and preactivations and time.monotonic() < deadline:
             left = self.invprop.tighten(int(disjunct), margin, preactivations, deadline)
@@ -334,7 +330,7 @@ class _ActivationSearch:
     def _solve(self, domain: Domains) -> LpResult:
         """Solve a domain as a linear program; nothing is proved without the memory for it."""
         try:
-            return self.linear_programs.solved(domain, self.domain_bounds.objective.known(domain.disjunct))
+            return self.linear_programs.solve(domain, self.domain_bounds.objective.known(domain.disjunct))
         except Exception as error:
             if not self.model.engine.survives(error):
                 raise

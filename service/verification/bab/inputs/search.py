@@ -120,7 +120,7 @@ class _InputSearch:
         counterexample: Counterexample | None = None
         while True:
             state = self.model.search_group.synchronise(self._status(), counterexample, self.model.device)
-            if state.found is not None:
+            if state.counterexample is not None:
                 return self._end(state, Verdict.FALSIFIED)
             self._report(state.all)
             if not state.all.open:
@@ -146,7 +146,7 @@ class _InputSearch:
         self.listener(SearchProgress(everyone.domains, everyone.open, self.bound))
 
     def _end(self, state: GroupState, verdict: Verdict) -> SearchResult:
-        return SearchResult(verdict, state.found, state.all.domains, self.bound, self.shortage)
+        return SearchResult(verdict, state.counterexample, state.all.domains, self.bound, self.shortage)
 
     def _round(self) -> Counterexample | None:
         count, boxes, before = self.largest_batch, None, self.domains
