@@ -21,6 +21,7 @@ from verify_jobs import context
 
 from service.bounds.methods import CROWN
 from service.formats.vnnlib import Query, parse, rounded_down, rounded_up
+from service.formats.vnnlib.terms import MOST_DIGITS
 from service.jobs.layout import DataLayout
 from service.jobs.spec.verify import VerifySpec
 from service.verification import job
@@ -33,12 +34,19 @@ DECLARED = "(declare-const X_0 Real)(declare-const Y_0 Real)"
 
 
 def text_of(value: Fraction) -> str:
-    """A decimal that says just this number, whose denominator has no other factors than 2 and 5."""
+    """Return a decimal that says just this number, whose denominator has no other factors than 2 and 5."""
     places = 0
     while (value * 10**places).denominator != 1:
         places += 1
-    digits = int(value * 10**places)
-    return f"{digits}e-{places}" if places else str(digits)
+    return _decimal(int(value * 10**places), -places)
+
+
+def _decimal(digits: int, exponent: int) -> str:
+    """Return ``digits · 10^exponent``, as a sum where it has more digits than one number of a property may have."""
+    if abs(digits) >= 10**MOST_DIGITS:
+        high, low = divmod(digits, 10 ** (MOST_DIGITS - 1))
+        return f"(+ {_decimal(high, exponent + MOST_DIGITS - 1)} {_decimal(low, exponent)})"
+    return f"{digits}e{exponent}" if exponent else str(digits)
 
 
 decimals = st.builds(
